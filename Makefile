@@ -1,0 +1,51 @@
+# The two commands of the README are `make train` and `make test`; both set up what they need.
+# Extra arguments go through ARGS, e.g. `make train ARGS="--steps 20"`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+# One shared cache of compiled kernels, and no probe of the vector ISA at every cold compile.
+export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
+export TORCHINDUCTOR_VEC_ISA_OK ?= 1
+
+.PHONY: help train test check bench setup setup-dev clean
+
+help:
+	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
+	@echo "make test    every check and every test                    (ARGS=... go to pytest)"
+	@echo "make check   ruff, import-linter, type checker"
+	@echo "make bench   torchloom beside its peers                    (ARGS=... go to bench/train.py)"
+
+setup: $(VENV)/.run-ready
+setup-dev: $(VENV)/.dev-ready
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-ready: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev-ready: $(VENV)/.run-ready
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hf,tensorboard]'
+	@touch $@
+
+train: setup
+	$(BIN)/torchloom train $(ARGS)
+
+test: setup-dev check
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyrefly check
+
+bench: setup-dev
+	$(BIN)/python bench/train.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .cache build dist runs

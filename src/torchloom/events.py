@@ -1,0 +1,100 @@
+"""Typed events: what happened, for whoever listens.
+
+Any room may emit; nobody below knows who listens. An event is a frozen record with a `kind`; a
+`Recorder` collects those emitted while it is open. With no recorder open, `emit` costs one check.
+Events carry plain data only (numbers, strings, tuples), so a recording never keeps a tensor alive
+and can be written as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of all events; `at_s` is the wall clock in seconds since the epoch."""
+
+    at_s: float = field(default_factory=time.time)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the event as plain data, with its kind."""
+        return {"kind": type(self).__name__, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassRan(Event):
+    """A graph pass ran over one graph."""
+
+    name: str
+    stage: str
+    graph: str
+    num_edits: int
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassesSkipped(Event):
+    """A weave failed and the model runs as it was, eagerly sharded."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileStarted(Event):
+    """Dynamo handed a graph over for compilation."""
+
+    graph: str
+    num_nodes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileFinished(Event):
+    """A graph was compiled; `from_cache` when no pass had to run."""
+
+    graph: str
+    duration_s: float
+    from_cache: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSkipped(Event):
+    """An optimizer step was left out because gradients were not finite."""
+
+    step: int
+    loss_scale: float
+    num_skipped: int
+
+
+_listeners: ContextVar[tuple[Callable[[Event], None], ...]] = ContextVar("listeners", default=())
+
+
+def emit(event: Event) -> None:
+    """Hand an event to every open recorder of this context."""
+    for listen in _listeners.get():
+        listen(event)
+
+
+class Recorder:
+    """Collect the events emitted inside a `with` block.
+
+    Example:
+        >>> with Recorder() as rec:
+        ...     emit(PassesSkipped(reason="demo"))
+        >>> [e.to_dict()["kind"] for e in rec.events]
+        ['PassesSkipped']
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __enter__(self) -> Recorder:
+        self._token = _listeners.set((*_listeners.get(), self.events.append))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _listeners.reset(self._token)
