@@ -1,0 +1,1 @@
+"""What a run looked like, drawn from plain records; opens without torch."""

@@ -1,0 +1,106 @@
+"""Charts: valid SVG, nothing left out, bad input refused by name."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from torchloom.report.axes import linear_axis, log_axis, tick_text, tight_axis, value_text
+from torchloom.report.charts import Bar, BarGroup, Series, bar_chart, line_chart
+from torchloom.report.svg import PALETTE
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def draw(*series, **options):
+    labels = {"title": "Loss", "x_label": "step", "y_label": "nats"}
+    return ElementTree.fromstring(line_chart(series, **labels, **options))
+
+
+def texts(root):
+    return [node.text for node in root.iter(f"{SVG}text")]
+
+
+def test_line_chart_names_everything_once():
+    root = draw(Series("a & <b>", [1, 2], [3, 4]), Series("c", [1], [2], True), note="two ranks")
+    assert {"Loss", "step", "nats", "a & <b>", "c", "two ranks"} <= set(texts(root))
+    assert root.find(f"{SVG}rect").get("fill") == "#FFFFFF"
+
+
+def test_a_value_that_is_not_finite_leaves_a_gap():
+    root = draw(Series("a", [1, 2, 3, 4], [1.0, math.nan, 2.0, 3.0]))
+    path = root.find(f"{SVG}path").get("d")
+    assert path.count("M") == 2 and path.count("L") == 1 and "nan" not in path
+
+
+def test_a_single_point_and_equal_values_are_drawn():
+    assert draw(Series("a", [5], [0.0])) is not None
+    assert draw(Series("a", [1, 2], [2.0, 2.0])) is not None
+    assert draw(Series("a", [1], [7.0]), log_y=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("series", "options", "message"),
+    [
+        ([Series("a", [], [])], {}, "no finite point"),
+        ([Series("a", [1], [0.0])], {"log_y": True}, "above 0"),
+        ([], {}, "got 0"),
+        ([Series("a", [1], [1])] * (len(PALETTE) + 1), {}, "draw several"),
+    ],
+)
+def test_line_chart_refuses(series, options, message):
+    with pytest.raises(ValueError, match=message):
+        draw(*series, **options)
+
+
+def test_bar_chart_shows_values_and_error_bars():
+    groups = [BarGroup("ours", [Bar(1.234, 1.1, 1.4), None]), BarGroup("theirs", [Bar(2), Bar(3)])]
+    root = ElementTree.fromstring(bar_chart(["x", "y"], groups, title="T", y_label="ms"))
+    assert {"1.23", "2.00", "3.00", "ours", "theirs", "x", "y", "T", "ms"} <= set(texts(root))
+    bars = [r for r in root.findall(f"{SVG}rect") if r.get("fill") in PALETTE]
+    assert len(bars) == 3
+    assert all(float(r.get("height")) > 0 for r in bars)
+
+
+def test_bar_chart_refuses_groups_of_another_length_and_nothing():
+    with pytest.raises(ValueError, match="needs 2 bars"):
+        bar_chart(["x", "y"], [BarGroup("a", [Bar(1)])], title="T", y_label="ms")
+    with pytest.raises(ValueError, match="no bar above zero"):
+        bar_chart(["x"], [BarGroup("a", [None])], title="T", y_label="ms")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (2.3, 7.7), (-3, 3), (1e-6, 2e-6), (5, 5)])
+def test_linear_axis_encloses_its_values_with_round_ticks(low, high):
+    axis = linear_axis(low, high, 400, 50)
+    assert axis.ticks[0] <= low and high <= axis.ticks[-1]
+    assert 2 <= len(axis.ticks) <= 12
+    assert axis.px(axis.low) == 400 and axis.px(axis.high) == 50
+
+
+def test_tight_axis_keeps_its_ends():
+    axis = tight_axis(1, 137, 0, 100)
+    assert (axis.low, axis.high) == (1, 137)
+    assert all(1 <= tick <= 137 for tick in axis.ticks)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 31), (1, 1), (3e-4, 9e5)])
+def test_log_axis_encloses_its_values(low, high):
+    axis = log_axis(low, high, 0, 100)
+    assert axis.low <= low and high <= axis.high
+    assert 2 <= len(axis.ticks) <= 12
+    assert axis.px(axis.low) == pytest.approx(0) and axis.px(axis.high) == pytest.approx(100)
+
+
+def test_numbers_as_text():
+    assert tick_text(20_000, (0, 20_000)) == "20k"
+    assert tick_text(2_500, (0, 2_500)) == "2500"
+    assert tick_text(0.30000000000000004, (0, 0.3)) == "0.3"
+    assert [value_text(v) for v in (0, 0.01234, 1.5, 42.25, 1234.5)] == [
+        "0",
+        "0.0123",
+        "1.50",
+        "42.2",
+        "1234",
+    ]
