@@ -1,0 +1,23 @@
+"""The operator library `torchloom::` and the one way to define an operator in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# The dispatcher keeps a definition only as long as the Library object that made it lives.
+LIBRARY = torch.library.Library("torchloom", "DEF")
+
+
+def define(schema: str, fake: Callable[..., Any]) -> Any:
+    """Define `torchloom::<schema>` with its fake and return the operator overload.
+
+    Args:
+        schema: an ATen schema without namespace, e.g. `"gather(Tensor shard) -> Tensor"`.
+        fake: computes outputs of the right shape, dtype and device without data.
+    """
+    name = LIBRARY.define(schema)
+    torch.library.register_fake(f"torchloom::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.torchloom, name).default

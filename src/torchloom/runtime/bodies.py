@@ -1,0 +1,95 @@
+"""Binds the operators of `torchloom.ops` to communicators.
+
+Traced operators run when a graph is not woven: eager code, graph breaks, a backend without passes.
+They communicate at once, one parameter at a time: correct, slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchloom.ops.library import LIBRARY
+from torchloom.runtime.communicator import lookup
+from torchloom.shard.regather import LIVE, GatherCall
+
+
+def bind() -> None:
+    """Register the bodies with the dispatcher; autograd sits above them."""
+    for body in (_gather, _reduce, _replicate, _sync, _gather_start, _reduce_start, _sync_start):
+        LIBRARY.impl(body.__name__[1:], body, "CompositeExplicitAutograd")
+    LIBRARY.impl("wait_", _wait, "CompositeExplicitAutograd")
+
+
+def _gather(
+    shard: Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    wire_dtype: torch.dtype,
+    handle: str,
+    param: str,
+) -> Tensor:
+    comm = lookup(handle)
+    fulls = comm.begin_gather([shard], dtype)
+    comm.wait(fulls)
+    weight = fulls[0][: math.prod(shape)].view(list(shape))
+    LIVE.note(weight, GatherCall(shard, tuple(shape), dtype, wire_dtype, handle, param))
+    return weight
+
+
+def _reduce(
+    grad: Tensor,
+    shard_numel: int,
+    dtype: torch.dtype,
+    wire_dtype: torch.dtype,
+    handle: str,
+    param: str,
+) -> Tensor:
+    comm = lookup(handle)
+    shards = comm.begin_reduce([grad], [shard_numel], dtype, wire_dtype)
+    comm.wait(shards)
+    return shards[0]
+
+
+def _replicate(
+    whole: Tensor, dtype: torch.dtype, wire_dtype: torch.dtype, handle: str, param: str
+) -> Tensor:
+    return whole.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _sync(
+    grad: Tensor, dtype: torch.dtype, wire_dtype: torch.dtype, handle: str, param: str
+) -> Tensor:
+    comm = lookup(handle)
+    means = comm.begin_sync([grad], dtype, wire_dtype)
+    comm.wait(means)
+    return means[0]
+
+
+def _gather_start(
+    shards: Sequence[Tensor], dtype: torch.dtype, world_size: int, handle: str
+) -> list[Tensor]:
+    return lookup(handle).begin_gather(shards, dtype)
+
+
+def _reduce_start(
+    grads: Sequence[Tensor],
+    shard_numels: Sequence[int],
+    dtype: torch.dtype,
+    wire_dtype: torch.dtype,
+    handle: str,
+) -> list[Tensor]:
+    return lookup(handle).begin_reduce(grads, shard_numels, dtype, wire_dtype)
+
+
+def _sync_start(
+    grads: Sequence[Tensor], dtype: torch.dtype, wire_dtype: torch.dtype, handle: str
+) -> list[Tensor]:
+    return lookup(handle).begin_sync(grads, dtype, wire_dtype)
+
+
+def _wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:
+    lookup(handle).wait(results)

@@ -1,0 +1,220 @@
+"""Communicators: a group of ranks, an implementation, and a count of what went over it.
+
+A communicator may span two axes of a mesh: gradients and weights are sharded over the *shard*
+group, and gradients are averaged over the *replicate* group as well (hybrid sharding).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchloom.errors import ShardError
+from torchloom.runtime.base import Collectives, Pending
+from torchloom.runtime.c10d import C10dCollectives
+from torchloom.runtime.gloo import GlooCollectives
+
+
+class CommStats(NamedTuple):
+    """Running totals of one rank: collectives begun, and bytes of their full tensors."""
+
+    num_collectives: int
+    num_bytes: int
+
+
+@dataclass
+class Communicator:
+    """Gathers and averages tensors over one or two process groups."""
+
+    handle: str
+    shard_group: dist.ProcessGroup
+    replicate_group: dist.ProcessGroup | None
+    shard: Collectives
+    replicate: Collectives | None
+    _num_collectives: int = 0
+    _num_bytes: int = 0
+    _in_flight: dict[int, Pending] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that share one copy of the weights."""
+        return self.shard_group.size()
+
+    @property
+    def rank(self) -> int:
+        """This process's place among the ranks that share one copy of the weights."""
+        return self.shard_group.rank()
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of copies of the weights."""
+        return 1 if self.replicate_group is None else self.replicate_group.size()
+
+    def stats(self) -> CommStats:
+        """Return the running totals of this rank."""
+        return CommStats(self._num_collectives, self._num_bytes)
+
+    def begin_gather(self, shards: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """Begin to gather flat shards, cast to `dtype`; `wait` makes the results valid."""
+        sources = [shard.detach().to(dtype).contiguous() for shard in shards]
+        fulls = [source.new_empty(source.numel() * self.world_size) for source in sources]
+        self._begin(fulls, fulls, self.shard.all_gather(sources, fulls))
+        return fulls
+
+    def begin_reduce(
+        self,
+        grads: Sequence[Tensor],
+        shard_numels: Sequence[int],
+        dtype: torch.dtype,
+        wire_dtype: torch.dtype,
+    ) -> list[Tensor]:
+        """Begin to average full gradients into flat shards; `wait` makes the results valid."""
+        sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
+        shards = [
+            source.new_empty(numel, dtype=dtype)
+            for source, numel in zip(sources, shard_numels, strict=True)
+        ]
+        scale = 1.0 / (self.world_size * self.num_replicas)
+        pending = self.shard.reduce_scatter(sources, shards, scale)
+        self._begin(shards, sources, self._then_replicate(pending, shards))
+        return shards
+
+    def begin_sync(
+        self, grads: Sequence[Tensor], dtype: torch.dtype, wire_dtype: torch.dtype
+    ) -> list[Tensor]:
+        """Begin to average whole gradients over all ranks; `wait` makes the results valid."""
+        wires = [grad.detach().to(wire_dtype, copy=True).contiguous() for grad in grads]
+        results = wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
+        scale = 1.0 / (self.world_size * self.num_replicas)
+        pending = self._then_replicate(self.shard.all_reduce(wires, scale), wires)
+        if results is not wires:
+            pending = _then_copy(pending, wires, results)
+        self._begin(results, wires, pending)
+        return results
+
+    def wait(self, results: Sequence[Tensor]) -> None:
+        """Block until the results of one `begin_*` call hold their values.
+
+        Raises:
+            ShardError: the results did not come from a `begin_*` call, or were waited for before.
+        """
+        key = _key(results)
+        if key is None:
+            return
+        pending = self._in_flight.pop(key, None)
+        if pending is None:
+            raise ShardError(
+                f"communicator {self.handle!r} was asked to wait for {len(results)} tensors that "
+                "are not on their way: a pass placed two waits for one start, or none"
+            )
+        pending.finish()
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by those of the first rank of all groups, in place."""
+        for group in (self.shard_group, self.replicate_group):
+            if group is None or group.size() == 1:
+                continue
+            for tensor in tensors:
+                if tensor.numel():
+                    dist.broadcast(tensor, group=group, group_src=0)
+
+    def _begin(self, results: list[Tensor], payload: Sequence[Tensor], pending: Pending) -> None:
+        self._num_collectives += 1
+        self._num_bytes += sum(t.numel() * t.element_size() for t in payload)
+        key = _key(results)
+        if key is not None:
+            self._in_flight[key] = pending
+
+    def _then_replicate(self, pending: Pending, tensors: Sequence[Tensor]) -> Pending:
+        """Sum over the replicate group once the shard group has delivered."""
+        replicate = self.replicate
+        if replicate is None:
+            return pending
+
+        def finish() -> None:
+            pending.finish()
+            replicate.all_reduce(list(tensors), 1.0).finish()
+
+        return Pending(finish)
+
+
+def _then_copy(pending: Pending, sources: list[Tensor], results: list[Tensor]) -> Pending:
+    def finish() -> None:
+        pending.finish()
+        for source, result in zip(sources, results, strict=True):
+            result.copy_(source)
+
+    return Pending(finish)
+
+
+def _key(results: Sequence[Tensor]) -> int | None:
+    """Address of the first tensor that has one; empty tensors need no communication."""
+    return next((t.data_ptr() for t in results if t.numel()), None)
+
+
+_COMMUNICATORS: dict[str, Communicator] = {}
+
+
+def get_communicator(
+    shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None = None
+) -> Communicator:
+    """Return the communicator of these groups, made at the first call.
+
+    All ranks must call in the same order: the handle counts calls, so that it is equal on all
+    ranks although the groups of a mesh differ from rank to rank.
+
+    Args:
+        shard_group: ranks that share one copy of the weights.
+        replicate_group: ranks that hold the same shard of different copies, or None.
+    """
+    for known in _COMMUNICATORS.values():
+        if known.shard_group is shard_group and known.replicate_group is replicate_group:
+            return known
+    if replicate_group is not None and replicate_group.size() == 1:
+        replicate_group = None
+    num_replicas = 1 if replicate_group is None else replicate_group.size()
+    handle = f"{shard_group.size()}x{num_replicas}#{len(_COMMUNICATORS)}"
+    _COMMUNICATORS[handle] = communicator = Communicator(
+        handle,
+        shard_group,
+        replicate_group,
+        _implementation(shard_group),
+        None if replicate_group is None else _implementation(replicate_group),
+    )
+    return communicator
+
+
+def lookup(handle: str) -> Communicator:
+    """Return the communicator that a graph names.
+
+    Raises:
+        ShardError: no such communicator in this process.
+    """
+    try:
+        return _COMMUNICATORS[handle]
+    except KeyError:
+        raise ShardError(
+            f"a graph names communicator {handle!r}, this process has "
+            f"{sorted(_COMMUNICATORS) or 'none'}: shard the model before running the graph"
+        ) from None
+
+
+def forget_all() -> None:
+    """Drop every communicator; call when the process groups are destroyed."""
+    _COMMUNICATORS.clear()
+
+
+def padded_shard_numel(numel: int, world_size: int) -> int:
+    """Number of elements of one rank's shard, with padding: all ranks' shards are equal."""
+    return math.ceil(numel / world_size)
+
+
+def _implementation(group: dist.ProcessGroup) -> Collectives:
+    backend = dist.get_backend(group)
+    return GlooCollectives(group) if "gloo" in str(backend) else C10dCollectives(group)

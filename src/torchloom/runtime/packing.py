@@ -1,0 +1,51 @@
+"""Small tensors travel together, large ones travel alone and uncopied.
+
+A message has a fixed cost (about 0.1-0.3 ms over gloo on one host), a copy has a cost per byte.
+Below `DIRECT_BYTES` the first outweighs the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Measured on gloo, 2 ranks of one host: a 256 KiB message costs about what its two copies cost.
+DIRECT_BYTES = 256 << 10
+
+
+class Split(NamedTuple):
+    """Indices of the tensors that travel alone and of those that are packed."""
+
+    direct: tuple[int, ...]
+    packed: tuple[int, ...]
+
+
+def split_by_size(tensors: Sequence[Tensor], direct_bytes: int = DIRECT_BYTES) -> Split:
+    """Divide tensors into those worth a message of their own and the rest.
+
+    A single small tensor travels alone as well: packing it would only add copies.
+    """
+    packed = [
+        i for i, t in enumerate(tensors) if 0 < t.numel() * t.element_size() < direct_bytes
+    ]
+    if len(packed) == 1:
+        packed = []
+    chosen = set(packed)
+    direct = tuple(i for i, t in enumerate(tensors) if i not in chosen and t.numel())
+    return Split(direct, tuple(packed))
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """Copy tensors of one dtype, end to end, into one flat tensor."""
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def unpack(flat: Tensor, into: Sequence[Tensor]) -> None:
+    """Copy a flat tensor back out into tensors with the same numbers of elements in all."""
+    offset = 0
+    for tensor in into:
+        tensor.view(-1).copy_(flat[offset : offset + tensor.numel()])
+        offset += tensor.numel()

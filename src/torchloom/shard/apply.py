@@ -1,0 +1,199 @@
+"""Turning a model into its shards, in place, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torchloom import ops
+from torchloom.errors import ShardError
+from torchloom.log import get_logger
+from torchloom.shard import meta
+from torchloom.shard.classes import ORIGINAL, sharded_class
+from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.pieces import cut
+from torchloom.shard.regather import attach
+
+logger = get_logger(__name__)
+
+Broadcast = Callable[[list[Tensor]], None]
+
+
+@dataclass(frozen=True)
+class _Root:
+    layout: Layout
+    hooks: tuple[RemovableHandle, ...]
+
+
+_ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """Return the layout of a sharded model.
+
+    Raises:
+        ShardError: the model is not sharded.
+    """
+    root = _ROOTS.get(model)
+    if root is None:
+        raise ShardError(
+            f"this {type(model).__name__} is not sharded: call torchloom.initialize or "
+            "torchloom.shard_model first, and hand over the same module"
+        )
+    return root.layout
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Say whether `model`, or a part of it, has been sharded."""
+    return any(hasattr(type(module), ORIGINAL) for module in model.modules()) or model in _ROOTS
+
+
+def shard_module(
+    model: nn.Module,
+    layout: Layout,
+    *,
+    broadcast: Broadcast | None = None,
+    init: Callable[[nn.Module], object] | None = None,
+    device: torch.device | None = None,
+) -> nn.Module:
+    """Keep this rank's pieces of the parameters and give the modules gathering properties.
+
+    Parameters stay the same objects under the same names (parameters on the meta device are
+    replaced); only their data changes. Memory never exceeds the model as it was plus one whole
+    parameter; for a model on meta, the pieces plus one module.
+
+    Args:
+        model: the model that `layout` was planned for.
+        layout: from `plan_layout`.
+        broadcast: makes whole tensors equal on all ranks before they are cut, e.g. to those of
+            rank 0; None trusts the ranks to have equal models.
+        init: fills one module's own parameters, for models on meta; default: its
+            `reset_parameters`.
+        device: where the pieces of parameters on meta are made; default: the CPU.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ShardError: the model is sharded already, or is on meta and cannot be initialised.
+    """
+    if is_sharded(model):
+        raise ShardError(
+            f"this {type(model).__name__} is already sharded: initialize it once, or call "
+            "torchloom.shard.unshard(model) before sharding it again"
+        )
+    keep = _Keeper(layout, broadcast)
+    if meta.has_meta(model):
+        meta.materialize(
+            model, keep.whole, layout=layout, init=init, device=device or torch.device("cpu")
+        )
+    modules = dict(model.named_modules())
+    for spec in layout:
+        first, *others = spec.owners
+        param = modules[first.module]._parameters[first.attr]
+        assert param is not None, spec.name
+        if param.numel() == spec.numel and tuple(param.shape) == spec.shape:
+            keep.whole(param, spec)
+        for owner in others:
+            modules[owner.module]._parameters[owner.attr] = param
+    if broadcast is not None:
+        broadcast([buffer for buffer in model.buffers() if buffer.numel()])
+    _swap_classes(modules, layout)
+    hooks = attach(model, layout.handle, regather=layout.stage == 3)
+    _ROOTS[model] = _Root(layout, hooks)
+    _say_what_happened(layout)
+    return model
+
+
+def unshard(model: nn.Module) -> nn.Module:
+    """Gather every parameter and give the modules their own classes back. All ranks must call it.
+
+    Raises:
+        ShardError: the model is not sharded.
+    """
+    layout = layout_of(model)
+    modules = dict(model.named_modules())
+    for spec in layout.sharded:
+        param = modules[spec.owners[0].module]._parameters[spec.owners[0].attr]
+        assert param is not None, spec.name
+        with torch.no_grad():
+            whole = ops.gather(
+                param.detach(),
+                list(spec.shape),
+                spec.dtype,
+                spec.wire_dtype,
+                layout.handle,
+                spec.name,
+            )
+        param.grad = None
+        param.data = whole
+    for module in modules.values():
+        original = getattr(type(module), ORIGINAL, None)
+        if original is not None:
+            module.__class__ = original
+            del module.__dict__["_loom_names"], module.__dict__["_loom_layout"]
+    for hook in _ROOTS.pop(model).hooks:
+        hook.remove()
+    return model
+
+
+class _Keeper:
+    """Replaces a parameter's whole data by what this rank keeps of it."""
+
+    def __init__(self, layout: Layout, broadcast: Broadcast | None) -> None:
+        self._layout, self._broadcast = layout, broadcast
+
+    def whole(self, param: nn.Parameter, spec: ParamSpec) -> None:
+        """Keep this rank's part of `param`, which holds the whole weight."""
+        data = param.detach()
+        if self._broadcast is not None:
+            data = data.contiguous()
+            self._broadcast([data])
+        if spec.mode == "sharded":
+            data = cut(data, self._layout.rank, spec.shard_numel)
+        param.grad = None
+        param.data = data.to(spec.dtype)
+
+
+def _swap_classes(modules: dict[str, nn.Module], layout: Layout) -> None:
+    by_module: dict[str, dict[str, ParamSpec]] = {}
+    for spec in layout:
+        is_plain = spec.mode == "whole" and spec.compute_dtype == spec.dtype
+        for owner in spec.owners:
+            if not is_plain:
+                by_module.setdefault(owner.module, {})[owner.attr] = spec
+    for path, specs in by_module.items():
+        module = modules[path]
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ShardError(
+                f"module {path!r} is a ScriptModule, whose class cannot be extended: hand over "
+                "the Python module that it was scripted from"
+            )
+        module.__dict__["_loom_names"] = {attr: spec.name for attr, spec in specs.items()}
+        module.__dict__["_loom_layout"] = layout
+        module.__class__ = sharded_class(type(module), specs, layout.handle)
+
+
+def _say_what_happened(layout: Layout) -> None:
+    total = sum(spec.numel for spec in layout)
+    logger.info(
+        "stage %d over %d ranks: %d of %d parameters sharded, %.1f of %.1f M elements kept here",
+        layout.stage,
+        layout.world_size,
+        len(layout.sharded),
+        len(layout.params),
+        layout.local_numel / 1e6,
+        total / 1e6,
+    )
+    if layout.stage >= 2 and layout.world_size > 1 and not layout.sharded:
+        logger.warning(
+            "stage %d shards nothing: all %d parameters are below the persistence threshold; "
+            "lower zero_optimization.stage3_param_persistence_threshold",
+            layout.stage,
+            len(layout.params),
+        )

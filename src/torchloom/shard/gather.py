@@ -1,0 +1,124 @@
+"""Whole weights for user code: initialisation, surgery, export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torchloom import ops
+from torchloom.errors import ShardError
+from torchloom.shard.apply import layout_of
+from torchloom.shard.classes import ORIGINAL
+from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.pieces import cut
+
+
+@contextmanager
+def gathered(
+    model: nn.Module,
+    params: Iterable[nn.Parameter | str] | None = None,
+    *,
+    modifier_rank: int | None = None,
+) -> Iterator[None]:
+    """Make parameters of a sharded model whole for the length of a `with` block.
+
+    Inside, the chosen parameters hold their full weights and attribute access returns the
+    parameter itself, so `nn.init` functions and in-place surgery work. All ranks must enter.
+
+    Args:
+        model: the sharded root module.
+        params: parameters, or their full names; None means all of them.
+        modifier_rank: on exit, keep what this rank made of the weights, on every rank; None
+            throws changes away.
+
+    Raises:
+        ShardError: the model is not sharded, or a parameter is not one of its own.
+
+    Example:
+        >>> with gathered(model, ["head.weight"], modifier_rank=0):  # doctest: +SKIP
+        ...     nn.init.zeros_(model.head.weight)
+    """
+    layout = layout_of(model)
+    modules = dict(model.named_modules())
+    chosen = _choose(layout, modules, params)
+    pieces: dict[str, Tensor] = {}
+    classes = {path: type(module) for path, module in modules.items()}
+    for spec in chosen:
+        param = _param(modules, spec)
+        pieces[spec.name] = param.data
+        if spec.mode == "sharded":
+            with torch.no_grad():
+                param.data = ops.gather(
+                    param.detach(),
+                    list(spec.shape),
+                    spec.dtype,
+                    spec.wire_dtype,
+                    layout.handle,
+                    spec.name,
+                )
+    for owner in {owner.module for spec in chosen for owner in spec.owners}:
+        module = modules[owner]
+        module.__class__ = getattr(type(module), ORIGINAL, type(module))
+    try:
+        yield
+    finally:
+        for spec in chosen:
+            param = _param(modules, spec)
+            whole, param.data = param.data, pieces[spec.name]
+            if modifier_rank is not None:
+                _write_back(param, whole, spec, layout, modifier_rank)
+        for path, module in modules.items():
+            module.__class__ = classes[path]
+
+
+def _choose(
+    layout: Layout, modules: dict[str, nn.Module], params: Iterable[nn.Parameter | str] | None
+) -> list[ParamSpec]:
+    if params is None:
+        return list(layout)
+    by_id = {id(_param(modules, spec)): spec for spec in layout}
+    by_name = {spec.name: spec for spec in layout}
+    chosen: dict[str, ParamSpec] = {}
+    for param in params:
+        spec = by_name.get(param) if isinstance(param, str) else by_id.get(id(param))
+        if spec is None:
+            what = repr(param) if isinstance(param, str) else f"of shape {tuple(param.shape)}"
+            raise ShardError(
+                f"gathered() was given a parameter {what} that this model does not own: pass "
+                "parameters of the sharded model or their full names"
+            )
+        chosen[spec.name] = spec
+    # A module whose class is swapped back shows all of its parameters: gather its others, too.
+    touched = {owner.module for spec in chosen.values() for owner in spec.owners}
+    for spec in layout:
+        if any(owner.module in touched for owner in spec.owners):
+            chosen.setdefault(spec.name, spec)
+    return list(chosen.values())
+
+
+def _param(modules: dict[str, nn.Module], spec: ParamSpec) -> nn.Parameter:
+    param = modules[spec.owners[0].module]._parameters[spec.owners[0].attr]
+    assert param is not None, spec.name
+    return param
+
+
+def _write_back(
+    param: nn.Parameter, whole: Tensor, spec: ParamSpec, layout: Layout, modifier_rank: int
+) -> None:
+    if tuple(whole.shape) != spec.shape:
+        raise ShardError(
+            f"parameter {spec.name!r} left gathered() with shape {tuple(whole.shape)}, it had "
+            f"{spec.shape}: change values, not shapes"
+        )
+    whole = whole.to(spec.dtype).contiguous()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast(whole, src=modifier_rank)
+    with torch.no_grad():
+        if spec.mode == "sharded":
+            param.data.copy_(cut(whole, layout.rank, spec.shard_numel))
+        else:
+            param.data.copy_(whole)

@@ -1,0 +1,194 @@
+"""Which parameter is sharded, whole or synced, and how: facts only, the same on every rank.
+
+`plan_layout` looks at a model and decides; `torchloom.shard.apply` acts. A layout holds no tensors:
+it can be printed, hashed and compared between ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from torchloom.errors import ShardError
+
+Mode = Literal["sharded", "synced", "whole"]
+"""sharded: a piece per rank, gathered at use. synced: whole, its gradient averaged at use.
+whole: whole, its gradient left local until the accumulation boundary."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """In which dtypes weights are kept, computed with and reduced."""
+
+    master: torch.dtype | None = torch.float32
+    """Floating-point shards are kept in this dtype; None keeps each parameter's own."""
+    compute: torch.dtype | None = None
+    """Weights are cast to this dtype before they travel; None computes in the kept dtype."""
+    reduce: torch.dtype | None = None
+    """Gradients travel in this dtype; None means the dtype of the kept shard."""
+
+
+class Owner(NamedTuple):
+    """One place where a parameter hangs: tied parameters have several."""
+
+    module: str
+    attr: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """All facts about one parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    mode: Mode
+    shard_numel: int
+    """Elements of one rank's shard with padding; 0 unless sharded."""
+    dtype: torch.dtype
+    compute_dtype: torch.dtype
+    wire_dtype: torch.dtype
+    requires_grad: bool
+    owners: tuple[Owner, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the whole weight."""
+        return math.prod(self.shape)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether several modules share this parameter."""
+        return len(self.owners) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one model is spread over one communicator."""
+
+    stage: int
+    world_size: int
+    rank: int
+    handle: str
+    params: tuple[ParamSpec, ...]
+    _by_name: dict[str, ParamSpec] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {spec.name: spec for spec in self.params})
+
+    def __iter__(self) -> Iterator[ParamSpec]:
+        return iter(self.params)
+
+    def __getitem__(self, name: str) -> ParamSpec:
+        return self._by_name[name]
+
+    @property
+    def sharded(self) -> tuple[ParamSpec, ...]:
+        """The parameters of which this rank holds a piece."""
+        return tuple(spec for spec in self.params if spec.mode == "sharded")
+
+    @property
+    def local_numel(self) -> int:
+        """Elements that this rank holds at rest, padding included."""
+        return sum(s.shard_numel if s.mode == "sharded" else s.numel for s in self.params)
+
+    def digest(self) -> str:
+        """Return a short hash that is equal on ranks that agree on everything but their rank."""
+        text = repr((self.stage, self.world_size, self.handle, self.params))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def plan_layout(
+    model: nn.Module,
+    *,
+    stage: int,
+    world_size: int,
+    rank: int,
+    handle: str,
+    persistence_threshold: int = 0,
+    precision: Precision | None = None,
+    sync_in_backward: bool = True,
+) -> Layout:
+    """Decide for each parameter of `model` how it is kept.
+
+    Args:
+        model: the model, on any device, not sharded yet.
+        stage: ZeRO stage; stages 2 and 3 shard parameters, 0 and 1 keep them whole.
+        world_size: number of ranks that share one copy of the weights.
+        rank: this rank among them.
+        handle: name of the communicator that the graphs will use.
+        persistence_threshold: parameters with fewer elements stay whole at every stage.
+        precision: dtypes to keep, compute and reduce in.
+        sync_in_backward: average gradients of whole parameters inside the backward pass; otherwise
+            they stay local until the accumulation boundary.
+
+    Raises:
+        ShardError: the stage does not exist, or a rank would hold an empty shard.
+    """
+    if stage not in (0, 1, 2, 3):
+        raise ShardError(f"ZeRO stage {stage!r} does not exist: use 0, 1, 2 or 3")
+    precision = precision or Precision()
+    owners: dict[nn.Parameter, list[Owner]] = {}
+    for path, module in model.named_modules():
+        for attr, param in module.named_parameters(recurse=False):
+            owners.setdefault(param, []).append(Owner(path, attr))
+    specs: list[ParamSpec] = []
+    for param, places in owners.items():
+        name = ".".join(filter(None, places[0]))
+        _check_plain(name, param)
+        is_large = param.numel() > 0 and param.numel() >= persistence_threshold
+        is_sharded = stage >= 2 and world_size > 1 and is_large
+        shard_numel = math.ceil(param.numel() / world_size) if is_sharded else 0
+        if is_sharded and shard_numel * (world_size - 1) >= param.numel():
+            raise ShardError(
+                f"parameter {name!r} has {param.numel()} elements: divided among {world_size} "
+                f"ranks it leaves rank {world_size - 1} with an empty shard. Set "
+                f"stage3_param_persistence_threshold above {param.numel()} to keep it whole, or "
+                "use fewer ranks per shard group"
+            )
+        kept, compute, wire = _dtypes(param, precision)
+        specs.append(
+            ParamSpec(
+                name=name,
+                shape=tuple(param.shape),
+                mode=_mode(is_sharded, world_size, stage, sync_in_backward),
+                shard_numel=shard_numel,
+                dtype=kept,
+                compute_dtype=compute,
+                wire_dtype=wire,
+                requires_grad=param.requires_grad,
+                owners=tuple(places),
+            )
+        )
+    return Layout(stage, world_size, rank, handle, tuple(specs))
+
+
+def _mode(is_sharded: bool, world_size: int, stage: int, sync_in_backward: bool) -> Mode:
+    if is_sharded:
+        return "sharded"
+    # A whole parameter of stages 2 and 3 is averaged with its sharded neighbours, every micro-step.
+    return "synced" if stage >= 2 or sync_in_backward else "whole"
+
+
+def _dtypes(
+    param: nn.Parameter, precision: Precision
+) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    if not param.is_floating_point():
+        return param.dtype, param.dtype, param.dtype
+    kept = precision.master or param.dtype
+    return kept, precision.compute or param.dtype, precision.reduce or kept
+
+
+def _check_plain(name: str, param: nn.Parameter) -> None:
+    if type(param.data) is not torch.Tensor:
+        raise ShardError(
+            f"parameter {name!r} is a {type(param.data).__name__}, not a plain tensor: it is "
+            "already sharded or quantized by another library; hand over the original model"
+        )
+    if param.is_sparse:
+        raise ShardError(f"parameter {name!r} is sparse; only dense parameters can be sharded")

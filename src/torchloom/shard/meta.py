@@ -1,0 +1,81 @@
+"""Models that are never whole on any rank: built on meta, filled module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from torchloom.errors import ShardError
+from torchloom.shard.layout import Layout, ParamSpec
+
+Keep = Callable[[nn.Parameter, ParamSpec], None]
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Build models whose parameters and buffers take no memory.
+
+    Example:
+        >>> with on_meta():
+        ...     model = nn.Linear(1 << 14, 1 << 14)
+        >>> model.weight.device
+        device(type='meta')
+    """
+    with torch.device("meta"):
+        yield
+
+
+def has_meta(model: nn.Module) -> bool:
+    """Say whether any parameter or buffer of `model` is on the meta device."""
+    return any(p.is_meta for p in model.parameters()) or any(b.is_meta for b in model.buffers())
+
+
+def materialize(
+    model: nn.Module,
+    keep: Keep,
+    *,
+    layout: Layout,
+    init: Callable[[nn.Module], object] | None,
+    device: torch.device,
+) -> None:
+    """Give every parameter on meta real data, one module at a time, and keep a part of it.
+
+    A module's own parameters and buffers are made whole, `init(module)` fills them (default: the
+    module's `reset_parameters`), and `keep` cuts them before the next module is touched.
+
+    Raises:
+        ShardError: a module has data on meta and neither `init` nor `reset_parameters`.
+    """
+    specs = {owner: spec for spec in layout for owner in spec.owners}
+    done: dict[str, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        own = [(attr, p) for attr, p in module.named_parameters(recurse=False) if p.is_meta]
+        buffers = [(k, b) for k, b in module.named_buffers(recurse=False) if b.is_meta]
+        if not own and not buffers:
+            continue
+        fill = init or getattr(module, "reset_parameters", None)
+        if fill is None:
+            raise ShardError(
+                f"module {path!r} ({type(module).__name__}) is on the meta device and has no "
+                "reset_parameters(): pass init=, a function that fills one module's own "
+                "parameters and buffers"
+            )
+        for attr, param in own:
+            empty = torch.empty(param.shape, dtype=param.dtype, device=device)
+            module._parameters[attr] = nn.Parameter(empty, requires_grad=param.requires_grad)
+        for key, buffer in buffers:
+            module._buffers[key] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+        with torch.no_grad():
+            fill(module) if init else fill()
+        for attr, _ in own:
+            spec = specs[(path, attr)]
+            fresh = module._parameters[attr]
+            assert fresh is not None
+            if spec.name in done:
+                module._parameters[attr] = done[spec.name]
+            else:
+                keep(fresh, spec)
+                done[spec.name] = fresh

@@ -1,0 +1,42 @@
+"""Cutting a weight into equal padded pieces and putting it together again: pure tensor functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def cut(whole: Tensor, rank: int, shard_numel: int) -> Tensor:
+    """Return rank's flat piece of `whole`: `shard_numel` elements, zero-padded at the end.
+
+    Example:
+        >>> cut(torch.arange(5), rank=1, shard_numel=3)
+        tensor([3, 4, 0])
+    """
+    piece = whole.new_zeros(shard_numel)
+    part = whole.reshape(-1)[rank * shard_numel : (rank + 1) * shard_numel]
+    piece[: part.numel()].copy_(part)
+    return piece
+
+
+def valid_numel(numel: int, rank: int, shard_numel: int) -> int:
+    """Return how many elements of rank's piece are not padding."""
+    return max(0, min(shard_numel, numel - rank * shard_numel))
+
+
+def join(flat: Tensor, shape: Sequence[int]) -> Tensor:
+    """View the front of a flat, padded tensor as a weight of `shape`."""
+    numel = 1
+    for size in shape:
+        numel *= size
+    return flat[:numel].view(list(shape))
+
+
+def pad_storage(whole: Tensor, world_size: int) -> Tensor:
+    """Return a flat copy of `whole`, zero-padded to a multiple of `world_size` elements."""
+    shard_numel = -(-whole.numel() // world_size)
+    flat = torch.zeros(shard_numel * world_size, dtype=whole.dtype, device=whole.device)
+    flat[: whole.numel()].copy_(whole.reshape(-1))
+    return flat

@@ -1,0 +1,122 @@
+"""State dicts of sharded modules: whole weights by default, pieces on request.
+
+`model.state_dict()` of a sharded model has the names and shapes of the model before sharding. It
+gathers, so all ranks must call it. Inside `state_dict_mode("local")` it returns this rank's pieces
+and communicates nothing. `load_state_dict` takes either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from torchloom import ops
+from torchloom.shard.layout import Layout
+from torchloom.shard.pieces import cut
+
+StateDictMode = Literal["full", "local"]
+
+_mode: ContextVar[StateDictMode] = ContextVar("state_dict_mode", default="full")
+
+
+@contextmanager
+def state_dict_mode(mode: StateDictMode) -> Iterator[None]:
+    """Choose what `state_dict()` returns in a `with` block: "full" weights or "local" pieces."""
+    token = _mode.set(mode)
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+def full_state_dict(
+    model: nn.Module, *, rank0_only: bool = False, cpu: bool = False
+) -> dict[str, Tensor]:
+    """Gather the whole state dict, one parameter at a time. All ranks must call it.
+
+    Args:
+        model: a sharded model, or a submodule of one.
+        rank0_only: keep the weights on rank 0 alone; the other ranks get an empty dict.
+        cpu: move each weight to the CPU before the next one is gathered.
+    """
+    layout = _first_layout(model)
+    keep = not (rank0_only and layout is not None and layout.rank != 0)
+    found: dict[str, Tensor] = {}
+    with state_dict_mode("local"):
+        entries = model.state_dict()
+    specs = {} if layout is None else _specs_by_key(model)
+    for key, value in entries.items():
+        if key in specs:
+            value = _gather_piece(value, *specs[key])
+        if keep:
+            found[key] = value.cpu() if cpu and isinstance(value, Tensor) else value
+    return found
+
+
+def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Return this rank's pieces under the model's names; communicates nothing."""
+    with state_dict_mode("local"):
+        return dict(model.state_dict())
+
+
+def save_to_state_dict(
+    self: nn.Module, destination: dict[str, Any], prefix: str, keep_vars: bool
+) -> None:
+    """Stand in for `nn.Module._save_to_state_dict` in generated classes."""
+    nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
+    if _mode.get() == "local":
+        return
+    for attr, name in self._loom_names.items():
+        if self._loom_layout[name].mode == "sharded":
+            destination[prefix + attr] = _gather_piece(
+                self._parameters[attr], self._loom_layout, name
+            )
+
+
+def load_from_state_dict(
+    self: nn.Module,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    *args: Any,
+) -> None:
+    """Stand in for `nn.Module._load_from_state_dict` in generated classes: cuts whole weights."""
+    layout = self._loom_layout
+    cut_dict = dict(state_dict)
+    for attr, name in self._loom_names.items():
+        value, spec = state_dict.get(prefix + attr), layout[name]
+        if spec.mode == "sharded" and value is not None and tuple(value.shape) == spec.shape:
+            cut_dict[prefix + attr] = cut(value, layout.rank, spec.shard_numel)
+    # Assigning would put new Parameter objects in place of those that the optimizer holds.
+    local_metadata = {**local_metadata, "assign_to_params_buffers": False}
+    nn.Module._load_from_state_dict(self, cut_dict, prefix, local_metadata, *args)
+
+
+def _gather_piece(piece: Tensor, layout: Layout, name: str) -> Tensor:
+    spec = layout[name]
+    with torch.no_grad():
+        return ops.gather(
+            piece.detach(), list(spec.shape), spec.dtype, spec.wire_dtype, layout.handle, name
+        )
+
+
+def _specs_by_key(model: nn.Module) -> dict[str, tuple[Layout, str]]:
+    found: dict[str, tuple[Layout, str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        layout: Layout | None = module.__dict__.get("_loom_layout")
+        if layout is None:
+            continue
+        for attr, name in module.__dict__["_loom_names"].items():
+            if layout[name].mode == "sharded":
+                found[f"{path}.{attr}" if path else attr] = (layout, name)
+    return found
+
+
+def _first_layout(model: nn.Module) -> Layout | None:
+    layouts = (module.__dict__.get("_loom_layout") for module in model.modules())
+    return next((layout for layout in layouts if layout is not None), None)
