@@ -1,0 +1,36 @@
+"""What may be asked for, checked: DeepSpeed-shaped JSON in, one frozen `Config` out."""
+
+from __future__ import annotations
+
+from torchloom.config.findings import Hint, Note, Problem
+from torchloom.config.frozen import FrozenMap, thaw
+from torchloom.config.load import Checked, check_config, load_config
+from torchloom.config.model import (
+    BatchConfig,
+    CompileOptions,
+    Config,
+    LossScaleConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    SchedulerConfig,
+    ZeroConfig,
+)
+
+__all__ = [
+    "BatchConfig",
+    "Checked",
+    "CompileOptions",
+    "Config",
+    "FrozenMap",
+    "Hint",
+    "LossScaleConfig",
+    "Note",
+    "OptimizerConfig",
+    "PrecisionConfig",
+    "Problem",
+    "SchedulerConfig",
+    "ZeroConfig",
+    "check_config",
+    "load_config",
+    "thaw",
+]

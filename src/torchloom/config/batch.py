@@ -1,0 +1,139 @@
+"""The batch triple: any part of it that follows from the others is derived.
+
+    train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size
+
+The world size is that of the data-parallel group. While it is not known, the triple is resolved
+for as many ranks as it allows, one if it does not say.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torchloom.config.findings import Findings
+from torchloom.config.keys import Written
+from torchloom.config.model import BatchConfig
+from torchloom.config.schema import ConfigSchema
+
+TRAIN = "train_batch_size"
+MICRO = "train_micro_batch_size_per_gpu"
+ACCUM = "gradient_accumulation_steps"
+
+
+class Triple(NamedTuple):
+    """The three values as given; None is not given."""
+
+    train: int | None
+    micro: int | None
+    accum: int | None
+
+
+def resolve_batch(
+    schema: ConfigSchema, world_size: int | None, written: Written, findings: Findings
+) -> BatchConfig:
+    """Return the resolved triple; contradictions become errors."""
+    given = Triple(
+        schema.train_batch_size,
+        schema.train_micro_batch_size_per_gpu,
+        schema.gradient_accumulation_steps,
+    )
+    if findings.has_error_at(TRAIN, MICRO, ACCUM):
+        return BatchConfig()
+    if ACCUM in written.null and {TRAIN, MICRO} <= written.auto:
+        findings.error(
+            ACCUM,
+            'null, while both batch sizes are "auto" and nobody gave their values',
+            f'write 1, or pass auto={{"{MICRO}": ...}} to load_config',
+        )
+        return BatchConfig()
+    return _solve(given, _ranks(given, world_size, findings), written, findings)
+
+
+def _ranks(given: Triple, world_size: int | None, findings: Findings) -> int:
+    """Return the world size to resolve for."""
+    if world_size is not None:
+        return world_size
+    train, micro, accum = given
+    if train and micro and accum and train % (micro * accum) == 0:
+        ranks = train // (micro * accum)
+        if ranks > 1:
+            findings.warn(
+                TRAIN,
+                f"{train} fits {MICRO} {micro} x {ACCUM} {accum} on {ranks} ranks only; "
+                f"start {ranks}, or drop one of the three values",
+            )
+        return ranks
+    return 1
+
+
+def _solve(given: Triple, ranks: int, written: Written, findings: Findings) -> BatchConfig:
+    train, micro, accum = given
+    if train is None:
+        if micro is None:
+            _say_assumed(accum, written, findings)
+        micro, accum = micro or 1, accum or 1
+        train = micro * accum * ranks
+    elif micro is None:
+        accum = accum or 1
+        micro = train // (accum * ranks)
+    elif accum is None:
+        accum = train // (micro * ranks)
+    solved = BatchConfig(train_batch_size=train, micro_batch_size=micro, accumulation_steps=accum)
+    if train != micro * accum * ranks:
+        findings.error(TRAIN, _contradiction(given, ranks), corrections(given, ranks))
+        return BatchConfig()
+    return solved
+
+
+def _say_assumed(accum: int | None, written: Written, findings: Findings) -> None:
+    if MICRO in written.auto:
+        findings.warn(MICRO, '"auto" has no value: 1; nobody resolved any batch size')
+    elif accum is None:
+        findings.info(MICRO, f"no batch size is given: {MICRO} 1, {ACCUM} 1")
+    else:
+        findings.info(MICRO, "not given: 1")
+
+
+def _contradiction(given: Triple, ranks: int) -> str:
+    train, micro, accum = given
+    if micro is None or accum is None:
+        name, value = (MICRO, micro) if accum is None else (ACCUM, accum)
+        shown = f"{name} {value} x world size {ranks}"
+        per_step = (value or 1) * ranks
+        return f"{train} is not a multiple of {shown} = {per_step}"
+    return f"{train} is not {MICRO} {micro} x {ACCUM} {accum} x world size {ranks} = " + str(
+        micro * accum * ranks
+    )
+
+
+def corrections(given: Triple, ranks: int) -> str:
+    """Return one correction per value of the triple, each with the others as they are.
+
+    Example:
+        >>> corrections(Triple(64, 4, 2), 4).count("=")
+        3
+    """
+    train, micro, accum = given
+    known = (micro or 1) * (accum or 1) * ranks
+    if train is None or micro is None or accum is None:
+        below = max(train or 0, known) // known * known
+        either = f"{below} or {below + known}"
+        if train is not None and train < known:
+            either = str(known)
+        return f"set {TRAIN} to {either}, or drop it"
+    return (
+        f"set one of {TRAIN}={known}, {_exact(MICRO, train, accum * ranks)}, "
+        f"{_exact(ACCUM, train, micro * ranks)}{_other_world(train, micro * accum)}"
+    )
+
+
+def _exact(name: str, train: int, rest: int) -> str:
+    if train % rest == 0:
+        return f"{name}={train // rest}"
+    return f"{name} (no whole number fits: {train} / {rest})"
+
+
+def _other_world(train: int, per_rank: int) -> str:
+    if train % per_rank:
+        return ""
+    return f"; as written it fits a world size of {train // per_rank}"

@@ -1,0 +1,158 @@
+"""How one key of the schema is declared, and how it is read back.
+
+Each key says what torchloom does with it:
+
+    used        the value takes effect
+    hint        taken as advice; something better informed decides
+    no effect   accepted, changes nothing; a warning when it asks for something
+    refused     an error when it asks for something, silent when it is off
+
+The declaration is plain data in the field's JSON schema, so that checks, messages and the
+reference page all read the same words.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+Treatment = Literal["used", "hint", "no effect", "refused"]
+OnAuto = Literal["default", "derive", "refuse"]
+
+
+class Section(BaseModel):
+    """A JSON object with known keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """What the schema says of one key."""
+
+    name: str
+    doc: str
+    default: object
+    treatment: Treatment
+    auto: OnAuto = "default"
+    """What an "auto" that nobody resolved means."""
+    aliases: tuple[str, ...] = ()
+    old: tuple[str, ...] = ()
+    """Deprecated names; accepted with a warning."""
+    instead: str = ""
+    """What happens instead, or what to do instead."""
+    gated: bool = False
+    """Whether the feature is off until an `enabled: true` inside it."""
+    idle: tuple[object, ...] = ()
+    """More values that ask for nothing."""
+    free_form: bool = False
+    section: type[Section] | None = None
+
+
+def used(
+    default: object,
+    doc: str,
+    *,
+    auto: OnAuto = "default",
+    aliases: tuple[str, ...] = (),
+    old: tuple[str, ...] = (),
+) -> Any:
+    """Declare a key that takes effect."""
+    return _field(default, doc, treatment="used", auto=auto, aliases=aliases, old=old)
+
+
+def section(of: type[Section], doc: str, *, aliases: tuple[str, ...] = ()) -> Any:
+    """Declare a nested object that is all defaults when it is not given."""
+    extra: dict[str, Any] = {"treatment": "used", "aliases": list(aliases)}
+    return Field(default_factory=of, description=doc, json_schema_extra=extra)
+
+
+def free_form(doc: str) -> Any:
+    """Declare an object whose keys are checked elsewhere."""
+    extra: dict[str, Any] = {"treatment": "used", "free_form": True}
+    return Field(default_factory=dict, description=doc, json_schema_extra=extra)
+
+
+def hint(doc: str, instead: str, *, aliases: tuple[str, ...] = ()) -> Any:
+    """Declare a key that is taken as advice; an empty `instead` is reported by its user."""
+    return _field(None, doc, treatment="hint", aliases=aliases, instead=instead)
+
+
+def no_effect(default: object, doc: str, instead: str, *, gated: bool = False) -> Any:
+    """Declare a key that changes nothing."""
+    return _field(default, doc, treatment="no effect", instead=instead, gated=gated)
+
+
+def refused(
+    doc: str,
+    instead: str,
+    *,
+    idle: tuple[object, ...] = (),
+    gated: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """Declare a key that is an error when it asks for something."""
+    return _field(
+        None, doc, treatment="refused", instead=instead, idle=idle, gated=gated, aliases=aliases
+    )
+
+
+@functools.cache
+def keys_of(of: type[Section]) -> Mapping[str, Key]:
+    """Return the keys of a section by name, in the order of their declaration."""
+    return {name: _key(name, info) for name, info in of.model_fields.items()}
+
+
+def asks(value: object, key: Key) -> bool:
+    """Return whether a value asks for the feature, rather than leaving it off.
+
+    Example:
+        >>> asks({"enabled": False, "ratio": 0.5}, Key(name="x", doc="", default=None,
+        ...      treatment="refused"))
+        False
+    """
+    if isinstance(value, Mapping):
+        if "enabled" in value:
+            return value["enabled"] not in (False, None, 0, "auto")
+        inner = value.values()
+        if key.gated:
+            return any(isinstance(item, Mapping) and asks(item, key) for item in inner)
+        return any(asks(item, key) for item in inner)
+    if value in (None, False, 0, "", "none", "auto") or value == []:
+        return False
+    return value != key.default and value not in key.idle
+
+
+def _field(default: object, doc: str, **extra: Any) -> Any:
+    filled = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in extra.items()
+    }
+    return Field(default=default, description=doc, json_schema_extra=filled)
+
+
+def _key(name: str, info: FieldInfo) -> Key:
+    extra: dict[str, Any] = {}
+    if isinstance(info.json_schema_extra, dict):
+        extra = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in info.json_schema_extra.items()
+        }
+    return Key(
+        name=name,
+        doc=info.description or "",
+        default=info.get_default(call_default_factory=False),
+        section=_section_in(info.annotation),
+        **extra,
+    )
+
+
+def _section_in(annotation: object) -> type[Section] | None:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            return candidate
+    return None

@@ -1,0 +1,93 @@
+"""What checking a configuration finds: errors, notes and hints, collected before any is raised."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """An error: where it is, what is wrong, what to do."""
+
+    path: str
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}; {self.fix}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """Something translated, assumed or ignored that the user may want to know."""
+
+    level: Literal["info", "warning"]
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hint:
+    """A key taken as advice: what was asked, what is used (None: nothing), and why."""
+
+    path: str
+    asked: object
+    used: object
+    why: str
+
+    def __str__(self) -> str:
+        used = "none" if self.used is None else self.used
+        return f"{self.path}: asked {self.asked}, used {used} ({self.why})"
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects what one check finds, so that all errors can be told at once."""
+
+    errors: list[Problem] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    hints: list[Hint] = field(default_factory=list)
+
+    def error(self, path: str, what: str, fix: str) -> None:
+        """Add an error, unless this path already has the same one."""
+        problem = Problem(path=path, what=what, fix=fix)
+        if problem not in self.errors:
+            self.errors.append(problem)
+
+    def warn(self, path: str, message: str) -> None:
+        """Add a warning."""
+        self.notes.append(Note(level="warning", path=path, message=message))
+
+    def info(self, path: str, message: str) -> None:
+        """Add a note that asks for nothing."""
+        self.notes.append(Note(level="info", path=path, message=message))
+
+    def hint(self, path: str, *, asked: object, used: object, why: str) -> None:
+        """Add a key that is taken as advice."""
+        self.hints.append(Hint(path=path, asked=asked, used=used, why=why))
+
+    def has_error_at(self, *paths: str) -> bool:
+        """Return whether one of these paths, or a part of it, has an error."""
+        return any(
+            error.path == path or error.path.startswith((f"{path}.", f"{path}["))
+            for error in self.errors
+            for path in paths
+        )
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word closest to `word`, or None when nothing is close.
+
+    Example:
+        >>> nearest("stagee", ["stage", "overlap_comm"])
+        'stage'
+    """
+    by_lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None

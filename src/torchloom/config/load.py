@@ -1,0 +1,149 @@
+"""Load and check a configuration: read, clean, validate, resolve; then tell all at once.
+
+    source -> plain dict -> schema's keys only -> validated schema -> frozen Config
+
+Each step adds to the same findings and goes on with defaults where something was wrong, so that
+one run of the check shows every problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchloom.config import source as reading
+from torchloom.config.batch import resolve_batch
+from torchloom.config.compiling import resolve_compile
+from torchloom.config.findings import Findings, Hint, Note, Problem, nearest
+from torchloom.config.frozen import frozen_map
+from torchloom.config.keys import Cleaner, Written, known_paths
+from torchloom.config.model import Config
+from torchloom.config.notices import tell_treatments
+from torchloom.config.optimizer import resolve_optimizer
+from torchloom.config.precision import resolve_precision
+from torchloom.config.scheduler import resolve_scheduler
+from torchloom.config.schema import ConfigSchema
+from torchloom.config.validate import validated
+from torchloom.config.zero import resolve_zero
+from torchloom.errors import ConfigError
+
+_FREE_FORM = ("optimizer.params.", "scheduler.params.", "compile.kwargs.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """What a check found; `config` is None when there are errors."""
+
+    name: str
+    config: Config | None
+    errors: tuple[Problem, ...]
+    notes: tuple[Note, ...]
+    hints: tuple[Hint, ...]
+
+
+def load_config(
+    source: Mapping[str, object] | str | Path | None,
+    *,
+    world_size: int | None = None,
+    auto: Mapping[str, object] | None = None,
+) -> Config:
+    """Read a DeepSpeed-shaped configuration and return it validated and resolved.
+
+    Args:
+        source: a dict (never changed), the path of a JSON file, base64 of JSON text, or None for
+            the defaults.
+        world_size: ranks of the data-parallel group; None when it is not known yet.
+        auto: values for keys written as "auto", by dotted path.
+
+    Raises:
+        ConfigError: the source cannot be read, or something in it is wrong; all errors are told,
+            one per line, each with its path and what to do.
+
+    Example:
+        >>> load_config({"train_micro_batch_size_per_gpu": 4}, world_size=8).batch.train_batch_size
+        32
+    """
+    checked = check_config(source, world_size=world_size, auto=auto)
+    if checked.config is None:
+        count = len(checked.errors)
+        lines = "".join(f"\n  {error}" for error in checked.errors)
+        raise ConfigError(
+            f"{count} {'error' if count == 1 else 'errors'} in {checked.name}:{lines}"
+        )
+    return checked.config
+
+
+def check_config(
+    source: Mapping[str, object] | str | Path | None,
+    *,
+    world_size: int | None = None,
+    auto: Mapping[str, object] | None = None,
+) -> Checked:
+    """Check a configuration and return what was found, instead of raising.
+
+    Takes the arguments of `load_config`.
+
+    Raises:
+        ConfigError: the source cannot be read, or `world_size` is not a positive number.
+
+    Example:
+        >>> [error.path for error in check_config({"fp16": {"hysteresis": 0}}).errors]
+        ['fp16.hysteresis']
+    """
+    if world_size is not None and world_size < 1:
+        raise ConfigError(f"world_size is {world_size}: pass the number of ranks, at least 1")
+    findings, written = Findings(), Written()
+    document = reading.read(source, findings)
+    values = dict(auto or {})
+    tree = Cleaner(values, findings, written).clean(document.tree)
+    _tell_unknown_values(values, findings)
+    schema = validated(tree, findings)
+    tell_treatments(schema, findings)
+    config = _resolve(schema, world_size, written, findings)
+    notes = tuple(replace(note, path=written.path(note.path)) for note in findings.notes)
+    hints = tuple(replace(hint, path=written.path(hint.path)) for hint in findings.hints)
+    errors = tuple(replace(error, path=written.path(error.path)) for error in findings.errors)
+    kept = replace(config, notes=notes, hints=hints, source=frozen_map(document.tree))
+    return Checked(
+        name=document.name,
+        config=None if errors else kept,
+        errors=errors,
+        notes=notes,
+        hints=hints,
+    )
+
+
+def _resolve(
+    schema: ConfigSchema, world_size: int | None, written: Written, findings: Findings
+) -> Config:
+    precision = resolve_precision(schema, written, findings)
+    optimizer = resolve_optimizer(schema.optimizer, findings)
+    return Config(
+        batch=resolve_batch(schema, world_size, written, findings),
+        zero=resolve_zero(schema.zero_optimization, precision, world_size, findings),
+        precision=precision,
+        gradient_clipping=_clipping(schema, written, findings),
+        optimizer=optimizer,
+        scheduler=resolve_scheduler(schema.scheduler, optimizer, findings),
+        compile=resolve_compile(schema.compile, schema.zero_optimization.stage, findings),
+        steps_per_print=schema.steps_per_print,
+        wall_clock_breakdown=schema.wall_clock_breakdown,
+        dataloader_drop_last=schema.dataloader_drop_last,
+        seed=schema.seed,
+    )
+
+
+def _clipping(schema: ConfigSchema, written: Written, findings: Findings) -> float:
+    if "gradient_clipping" in written.auto:
+        findings.info("gradient_clipping", '"auto" became 1.0, what most trainers pass')
+        return 1.0
+    return schema.gradient_clipping
+
+
+def _tell_unknown_values(values: Mapping[str, object], findings: Findings) -> None:
+    for path in values:
+        if path not in known_paths() and not path.startswith(_FREE_FORM):
+            close = nearest(path, known_paths())
+            ending = f": did you mean {close}?" if close else ""
+            findings.warn(path, f'a value for "auto" is given for an unknown key{ending}')

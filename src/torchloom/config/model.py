@@ -1,0 +1,202 @@
+"""The settings that the rest of torchloom reads: frozen, resolved, free of "auto".
+
+A component receives its own part (`config.zero`, `config.precision`, ...), never the whole. These
+records are made by `load_config`; nothing here parses or forgives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Literal
+
+from torchloom.config.findings import Hint, Note
+from torchloom.config.frozen import FrozenMap, thaw
+
+MIB = 1 << 20
+DType = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchConfig:
+    """The batch triple; train = micro x accumulation steps x data-parallel world size."""
+
+    train_batch_size: int = 1
+    """Samples per optimizer step over all ranks."""
+    micro_batch_size: int = 1
+    """Samples per forward pass of one rank."""
+    accumulation_steps: int = 1
+    """Micro-steps per optimizer step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZeroConfig:
+    """How training state is divided between ranks."""
+
+    stage: Literal[0, 1, 2, 3] = 0
+    """0 divides nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
+    param_persistence_threshold: int = 100_000
+    """Elements; smaller parameters stay whole on every rank (stage 3)."""
+    gather_bucket_bytes: int = 16 * MIB
+    """Size up to which all-gathers are merged; 0 merges none."""
+    reduce_bucket_bytes: int = 16 * MIB
+    """Size up to which gradient reductions are merged; 0 merges none."""
+    prefetch_bytes: int = 32 * MIB
+    """Gathered weights that may be in flight ahead of their use; 0 prefetches none."""
+    shard_size: int | None = None
+    """Ranks per shard group (hybrid sharding); None is all ranks."""
+    gather_16bit_weights_on_model_save: bool = False
+    """Whether a 16-bit model export gathers the full weights (stage 3)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossScaleConfig:
+    """How an fp16 loss is scaled, and when skipped steps become an error."""
+
+    static_scale: float = 0.0
+    """The constant scale; 0 scales dynamically."""
+    initial_scale_power: int = 16
+    """Dynamic scaling starts at 2 to this power."""
+    window: int = 1000
+    """Good steps before the scale doubles."""
+    hysteresis: int = 2
+    """Overflows that are forgiven before the scale halves."""
+    min_scale: float = 1.0
+    """The scale never falls below this."""
+    consecutive_hysteresis: bool = False
+    """Whether a good step restores the forgiveness."""
+    max_consecutive_skips: int = 50
+    """Steps skipped in a row before training stops with an error."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrecisionConfig:
+    """In which types the model computes and the ranks communicate."""
+
+    dtype: DType = "fp32"
+    """Compute type of parameters and activations; master shards stay fp32."""
+    reduce_dtype: DType = "fp32"
+    """Type in which gradients are reduced over ranks."""
+    check_grad_overflow: bool = True
+    """Whether a bf16 step with non-finite gradients is skipped (fp16 always checks)."""
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """Which torch optimizer, with keyword arguments ready for its constructor."""
+
+    name: Literal["adamw", "adam", "sgd"]
+    params: Mapping[str, object] = field(default_factory=FrozenMap)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Which learning-rate schedule, with its keyword arguments.
+
+    `name` is WarmupLR, WarmupDecayLR, WarmupCosineLR or a class of torch.optim.lr_scheduler.
+    """
+
+    name: str
+    params: Mapping[str, object] = field(default_factory=FrozenMap)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileOptions:
+    """What `engine.compile()` does with the captured graphs."""
+
+    enabled: bool = False
+    """Whether sharding and communication are woven into the graphs (compile.deepcompile)."""
+    backend: str = "inductor"
+    """Compiler of the woven graphs."""
+    kwargs: Mapping[str, object] = field(default_factory=FrozenMap)
+    """More keyword arguments for torch.compile."""
+    passes: tuple[str, ...] | None = None
+    """Passes to run, in order; None is the preset of the ZeRO stage."""
+    disable_passes: tuple[str, ...] = ()
+    """Passes left out of the preset."""
+    strict: bool = False
+    """Whether a failed weave is an error instead of an eager fallback."""
+    dump_graphs: bool | str = False
+    """Whether graphs are written before and after each pass; a string names the folder."""
+    debug_log: bool = False
+    """Whether each pass logs what it did."""
+    free_activation: bool = False
+    """Whether large saved activations are freed right after their last use in backward."""
+    free_activation_threshold_bytes: int = 10 * MIB
+    """Activations of at least this size are freed early."""
+    double_buffer: bool = True
+    """Whether transfers and reductions alternate between two buffers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Every setting of one run, validated; made by `load_config`."""
+
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    gradient_clipping: float = 0.0
+    """Largest global gradient norm; 0 is off."""
+    optimizer: OptimizerConfig | None = None
+    """None: the caller brings the optimizer."""
+    scheduler: SchedulerConfig | None = None
+    """None: the caller brings the schedule, or there is none."""
+    compile: CompileOptions = field(default_factory=CompileOptions)
+    steps_per_print: float = 10.0
+    """Steps between progress lines; infinity prints none."""
+    wall_clock_breakdown: bool = False
+    """Whether forward, backward and step are timed."""
+    dataloader_drop_last: bool = False
+    """Whether the engine's data loader drops an incomplete last batch."""
+    seed: int | None = None
+    """Seed of the engine's own random choices; None leaves the generators alone."""
+    notes: tuple[Note, ...] = field(default=(), compare=False)
+    """What was translated, assumed or ignored."""
+    hints: tuple[Hint, ...] = field(default=(), compare=False)
+    """Keys that torchloom takes as advice, with what it uses instead."""
+    source: Mapping[str, object] = field(default_factory=FrozenMap, compare=False)
+    """What the user wrote, as a frozen copy."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the effective values as plain dicts, lists and numbers.
+
+        Notes, hints and the source are left out.
+
+        Example:
+            >>> Config().to_dict()["batch"]["micro_batch_size"]
+            1
+        """
+        skipped = ("notes", "hints", "source")
+        return {
+            f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in skipped
+        }
+
+    def digest(self) -> str:
+        """Return a short hash of all that must agree between ranks.
+
+        What a rank prints, dumps or times may differ, so it does not enter the hash.
+
+        Example:
+            >>> Config().digest() == Config(steps_per_print=100.0).digest()
+            True
+        """
+        values = self.to_dict()
+        for name in ("steps_per_print", "wall_clock_breakdown"):
+            del values[name]
+        options = {f.name: _plain(getattr(self.compile, f.name)) for f in fields(self.compile)}
+        values["compile"] = {
+            name: value
+            for name, value in options.items()
+            if name not in ("dump_graphs", "debug_log")
+        }
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return thaw(value)

@@ -1,0 +1,155 @@
+"""From the `optimizer` section to a torch optimizer's name and keyword arguments.
+
+DeepSpeed's "Adam" means AdamW unless `adam_w_mode` is false, and its Adam family starts with no
+weight decay; both are kept, and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from torchloom.config import kinds
+from torchloom.config.findings import Findings, nearest
+from torchloom.config.frozen import frozen_map
+from torchloom.config.kinds import Kind, show
+from torchloom.config.model import OptimizerConfig
+from torchloom.config.params import check_params
+from torchloom.config.schema import OptimizerSection
+
+Name = Literal["adamw", "adam", "sgd"]
+
+_PATH = "optimizer.params"
+_BELOW_1 = kinds.number(0.0, 1.0 - 2.0**-53)
+_SHARED: Mapping[str, Kind] = {
+    "lr": kinds.number(),
+    "weight_decay": kinds.number(),
+    "maximize": kinds.flag,
+    "foreach": kinds.flag,
+    "fused": kinds.flag,
+    "differentiable": kinds.flag,
+}
+_ADAM: Mapping[str, Kind] = {
+    **_SHARED,
+    "betas": kinds.numbers(_BELOW_1, 2),
+    "eps": kinds.number(),
+    "amsgrad": kinds.flag,
+    "capturable": kinds.flag,
+    "torch_adam": kinds.flag,
+    "adam_w_mode": kinds.flag,
+    "bias_correction": kinds.flag,
+    "set_grad_none": kinds.flag,
+}
+_SGD: Mapping[str, Kind] = {
+    **_SHARED,
+    "momentum": kinds.number(),
+    "dampening": kinds.number(),
+    "nesterov": kinds.flag,
+}
+TABLES: Mapping[Name, Mapping[str, Kind]] = {"adamw": _ADAM, "adam": _ADAM, "sgd": _SGD}
+DEEPSPEED_ONLY = ("torch_adam", "adam_w_mode", "bias_correction", "set_grad_none")
+_AUTO = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum": None}
+
+
+def resolve_optimizer(
+    section: OptimizerSection | None, findings: Findings
+) -> OptimizerConfig | None:
+    """Return the optimizer to build, or None when the caller brings one."""
+    if section is None or findings.has_error_at("optimizer.type"):
+        return None
+    name = _name(section.type, findings)
+    if name is None:
+        return None
+    given = _without_clipping(section.params, findings)
+    params = check_params(given, TABLES[name], _PATH, findings, auto=_AUTO)
+    if name != "sgd":
+        name = _adam(name, params, findings)
+    _check_sgd(params, findings)
+    _fill(name, params, findings)
+    return OptimizerConfig(name=name, params=frozen_map(params))
+
+
+def _name(given: str, findings: Findings) -> Name | None:
+    for name in TABLES:
+        if given.lower() == name:
+            return name
+    if not given:
+        findings.error("optimizer.type", "not given", 'write "AdamW", "Adam" or "SGD"')
+        return None
+    close = nearest(given, ("AdamW", "Adam", "SGD"))
+    findings.error(
+        "optimizer.type",
+        f"{show(given)} is not built here",
+        f'use "AdamW", "Adam" or "SGD"; nearest: {close or "AdamW"}',
+    )
+    return None
+
+
+def _without_clipping(given: Mapping[str, object], findings: Findings) -> dict[str, object]:
+    """Refuse the key that people put here and that belongs at the top."""
+    if "max_grad_norm" in given:
+        value = show(given["max_grad_norm"])
+        findings.error(
+            f"{_PATH}.max_grad_norm",
+            "clipping is not a parameter of the optimizer",
+            f"write gradient_clipping: {value} at the top level",
+        )
+    return {name: value for name, value in given.items() if name != "max_grad_norm"}
+
+
+def _adam(name: Name, params: dict[str, object], findings: Findings) -> Name:
+    """Translate DeepSpeed's own parameters and return which Adam is meant."""
+    asked = {key: params.pop(key) for key in DEEPSPEED_ONLY if key in params}
+    if asked.get("bias_correction") is False:
+        findings.error(
+            f"{_PATH}.bias_correction", "false: torch's Adam always corrects", "remove it"
+        )
+    if name == "adam" and asked.get("adam_w_mode", True):
+        findings.info(
+            "optimizer.type",
+            '"Adam" is AdamW, as in DeepSpeed; for plain Adam set params.adam_w_mode to false',
+        )
+        name = "adamw"
+    if "weight_decay" not in params:
+        params["weight_decay"] = _weight_decay(name, bool(asked.get("torch_adam")), findings)
+    return name
+
+
+def _weight_decay(name: Name, is_torch: bool, findings: Findings) -> float:
+    """Return the default of the optimizer that the user's section means in DeepSpeed."""
+    if name != "adamw":
+        return 0.0
+    if is_torch:
+        return 0.01
+    findings.info(
+        f"{_PATH}.weight_decay", "not given: 0.0, as in DeepSpeed (torch.optim.AdamW: 0.01)"
+    )
+    return 0.0
+
+
+def _check_sgd(params: dict[str, object], findings: Findings) -> None:
+    if params.get("nesterov") and (not params.get("momentum") or params.get("dampening")):
+        findings.error(
+            f"{_PATH}.nesterov",
+            "true needs a momentum and no dampening",
+            "set momentum above 0 and remove dampening, or set nesterov to false",
+        )
+
+
+def _fill(name: Name, params: dict[str, object], findings: Findings) -> None:
+    """Write out the defaults that matter, and choose torch's fused kernel."""
+    if "lr" not in params and not findings.has_error_at(f"{_PATH}.lr"):
+        findings.info(f"{_PATH}.lr", "not given: 0.001")
+    params.setdefault("lr", 1e-3)
+    if name != "sgd":
+        params.setdefault("betas", (0.9, 0.999))
+        params.setdefault("eps", 1e-8)
+    if params.get("fused"):
+        clash = [other for other in ("foreach", "differentiable") if params.get(other)]
+        if clash:
+            findings.error(
+                f"{_PATH}.fused", f"true excludes {' and '.join(clash)}", "keep one of them"
+            )
+    others = ("foreach", "differentiable", "fused")
+    if not any(params.get(other) is not None for other in others):
+        params["fused"] = True

@@ -1,0 +1,55 @@
+"""From the fp16, bf16 and communication keys to one `PrecisionConfig`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torchloom.config.findings import Findings
+from torchloom.config.keys import Written
+from torchloom.config.model import DType, LossScaleConfig, PrecisionConfig
+from torchloom.config.schema import ConfigSchema, Fp16Section
+
+_HALF = {"fp16.enabled", "bf16.enabled"}
+
+
+def resolve_precision(
+    schema: ConfigSchema, written: Written, findings: Findings
+) -> PrecisionConfig:
+    """Return in which types the run computes and communicates."""
+    return PrecisionConfig(
+        dtype=_dtype(schema, written, findings),
+        reduce_dtype=cast("DType", schema.communication_data_type or "fp32"),
+        check_grad_overflow=schema.bf16.check_grad_overflow,
+        loss_scale=_loss_scale(schema.fp16, findings),
+    )
+
+
+def _dtype(schema: ConfigSchema, written: Written, findings: Findings) -> DType:
+    if schema.fp16.enabled and schema.bf16.enabled:
+        findings.error("bf16.enabled", "fp16 and bf16 are both enabled", "set one of them to false")
+    if schema.fp16.enabled:
+        return "fp16"
+    if schema.bf16.enabled:
+        return "bf16"
+    for path in sorted(_HALF & written.auto):
+        findings.warn(path, '"auto" has no value: false, so the run is fp32; write true for speed')
+    return "fp32"
+
+
+def _loss_scale(fp16: Fp16Section, findings: Findings) -> LossScaleConfig:
+    scale = LossScaleConfig(
+        static_scale=fp16.loss_scale,
+        initial_scale_power=fp16.initial_scale_power,
+        window=fp16.loss_scale_window,
+        hysteresis=fp16.hysteresis,
+        min_scale=fp16.min_loss_scale,
+        consecutive_hysteresis=fp16.consecutive_hysteresis,
+        max_consecutive_skips=fp16.max_consecutive_skips,
+    )
+    if not scale.static_scale and scale.min_scale > 2.0**scale.initial_scale_power:
+        findings.error(
+            "fp16.min_loss_scale",
+            f"{scale.min_scale:g} is above the first scale, 2^{scale.initial_scale_power}",
+            "lower it or raise fp16.initial_scale_power",
+        )
+    return scale

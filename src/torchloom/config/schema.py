@@ -1,0 +1,120 @@
+"""What users write: the top level of the configuration, DeepSpeed's names and shapes.
+
+The larger sections have their own files: `schema_zero`, `schema_compile`; keys of DeepSpeed that
+torchloom does not build are in `schema_others`.
+"""
+
+from __future__ import annotations
+
+from torchloom.config.fields import Section, free_form, hint, no_effect, refused, section, used
+from torchloom.config.schema_compile import CompileSection
+from torchloom.config.schema_others import OtherKeys
+from torchloom.config.schema_types import (
+    AnyValue,
+    Clip,
+    DTypeName,
+    Flag,
+    Items,
+    MaybeCount,
+    MaybeFlag,
+    Name,
+    Positive,
+    PrintEvery,
+    Scale,
+    ScalePower,
+    Seed,
+)
+from torchloom.config.schema_zero import ZeroSection
+
+MASTER_FP32 = "remove it; torchloom keeps fp32 master shards and optimizer states"
+
+
+class Fp16Section(Section):
+    """Mixed precision with fp16 and a scaled loss."""
+
+    enabled: Flag = used(False, "compute in fp16 with a scaled loss", auto="derive")
+    loss_scale: Scale = used(0.0, "constant loss scale; 0 scales dynamically")
+    initial_scale_power: ScalePower = used(16, "dynamic scaling starts at 2 to this power")
+    loss_scale_window: Positive = used(1000, "good steps before the scale doubles")
+    hysteresis: Positive = used(2, "overflows forgiven before the scale halves")
+    consecutive_hysteresis: Flag = used(False, "whether a good step restores the forgiveness")
+    min_loss_scale: Scale = used(1.0, "the dynamic scale never falls below this")
+    max_consecutive_skips: Positive = used(
+        50, "torchloom's own: steps skipped in a row before training stops with an error"
+    )
+    auto_cast: MaybeFlag = no_effect(
+        False, "cast inputs to fp16", "cast floating inputs in the data loader or the model"
+    )
+    fp16_master_weights_and_grads: AnyValue = refused("fp16 master weights", MASTER_FP32)
+
+
+class Bf16Section(Section):
+    """Mixed precision with bf16."""
+
+    enabled: Flag = used(False, "compute in bf16", auto="derive")
+    check_grad_overflow: Flag = used(True, "skip a step whose gradients are not finite")
+    immediate_grad_update: MaybeFlag = hint(
+        "add gradients as they are made", "gradients are reduced as they are made"
+    )
+    bf16_master_weights_and_grads: AnyValue = refused("bf16 master weights", MASTER_FP32)
+    bf16_optimizer_states: AnyValue = refused("bf16 optimizer states", MASTER_FP32)
+
+
+class DataTypesSection(Section):
+    """Types of the training state."""
+
+    grad_accum_dtype: DTypeName = hint(
+        "type in which gradients accumulate", "gradients accumulate in fp32 on the shards"
+    )
+
+
+class OptimizerSection(Section):
+    """The optimizer that the engine builds."""
+
+    type: Name = used("", "`AdamW`, `Adam` or `SGD`, in any case", auto="refuse")
+    params: Items = free_form("keyword arguments; see the table of optimizers")
+    legacy_fusion: MaybeFlag = no_effect(False, "an old fused layout", "remove it")
+
+
+class SchedulerSection(Section):
+    """The learning-rate schedule that the engine builds."""
+
+    type: Name = used("", "name of a schedule; see the table of schedules", auto="refuse")
+    params: Items = free_form("keyword arguments; see the table of schedules")
+
+
+class ConfigSchema(OtherKeys):
+    """The whole document."""
+
+    train_batch_size: MaybeCount = used(
+        None, "samples per optimizer step over all ranks", auto="derive"
+    )
+    train_micro_batch_size_per_gpu: MaybeCount = used(
+        None, "samples per forward pass of one rank", auto="derive"
+    )
+    gradient_accumulation_steps: MaybeCount = used(
+        None, "micro-steps per optimizer step", auto="derive"
+    )
+    gradient_clipping: Clip = used(
+        0.0,
+        'largest global gradient norm; 0 is off (DeepSpeed: 1.0 since 2026-06); "auto" is 1.0',
+        auto="derive",
+    )
+    zero_optimization: ZeroSection = section(ZeroSection, "how training state is divided")
+    bf16: Bf16Section = section(Bf16Section, "mixed precision with bf16", aliases=("bfloat16",))
+    fp16: Fp16Section = section(Fp16Section, "mixed precision with fp16")
+    communication_data_type: DTypeName = used(
+        None, "type in which gradients are reduced; fp32 when not given"
+    )
+    data_types: DataTypesSection = section(DataTypesSection, "types of the training state")
+    optimizer: OptimizerSection | None = used(
+        None, "the optimizer that the engine builds; not given: the caller brings one"
+    )
+    scheduler: SchedulerSection | None = used(
+        None, "the schedule that the engine builds; not given: the caller brings one, or none"
+    )
+    compile: CompileSection = section(CompileSection, "what `engine.compile()` does")
+    steps_per_print: PrintEvery = used(10.0, "steps between progress lines; `Infinity` prints none")
+    wall_clock_breakdown: Flag = used(False, "time forward, backward and step")
+    dataloader_drop_last: Flag = used(False, "the engine's data loader drops an incomplete batch")
+    seed: Seed = used(None, "torchloom's own: seed of the engine's random choices")

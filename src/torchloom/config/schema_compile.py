@@ -1,0 +1,69 @@
+"""What users write under `compile`."""
+
+from __future__ import annotations
+
+from torchloom.config.fields import Section, free_form, no_effect, refused, used
+from torchloom.config.schema_types import (
+    AnyValue,
+    Count,
+    Flag,
+    FlagOrText,
+    Items,
+    MaybeFlag,
+    MaybeList,
+    MaybeNames,
+    Name,
+    Names,
+)
+
+NOT_YET = "remove it; this release does not have it"
+BARRIER = "remove it; ordering comes from data dependencies in the graph"
+NO_REPLAY = "graphs are not replayed, so no inputs are kept"
+
+
+class CompileSection(Section):
+    """What `engine.compile()` does with the captured graphs."""
+
+    deepcompile: Flag = used(False, "weave sharding and communication into the graphs")
+    backend: Name = used("inductor", "compiler of the graphs")
+    kwargs: Items = free_form("more keyword arguments for torch.compile")
+    passes: MaybeNames = used(
+        None, 'passes to run, in order; `"z1"`, `"z2"`, `"z3"` mean the preset of that stage'
+    )
+    disable_passes: Names = used((), "passes left out of the preset")
+    schedule: MaybeList = used(None, "`[[0, [names]]]`; later steps are refused in this release")
+    strict: Flag = used(False, "a failed weave is an error instead of an eager fallback")
+    dump_graphs: FlagOrText = used(False, "write graphs around each pass; a string is the folder")
+    debug_log: Flag = used(False, "each pass logs what it did")
+    free_activation: Flag = used(False, "free large saved activations right after their last use")
+    free_activation_threshold: Count = used(10 << 20, "bytes; smaller activations are left alone")
+    double_buffer: Flag = used(True, "transfers and reductions alternate between two buffers")
+    enabled: MaybeFlag = no_effect(
+        False, "old switch of torch.compile", "call engine.compile(); to weave, set deepcompile"
+    )
+    offload_activation: AnyValue = refused(
+        "offload activations to the host",
+        f"{NOT_YET}: lower train_micro_batch_size_per_gpu or checkpoint activations in the model",
+    )
+    offload_opt_states: AnyValue = refused(
+        "offload optimizer states to the host", f"{NOT_YET}: shard over more ranks"
+    )
+    offload_parameters: AnyValue = refused(
+        "offload parameters to the host", f"{NOT_YET}: shard over more ranks"
+    )
+    offload_activation_pin_memory: MaybeFlag = no_effect(
+        True, "pin host buffers of activations", "activations stay on the device"
+    )
+    symmetric_memory: AnyValue = refused(
+        "collectives over symmetric memory", f"{NOT_YET}: collectives use the process group"
+    )
+    memory_budget: AnyValue = refused(
+        "bytes the step may use at its peak", f"{NOT_YET}: lower train_micro_batch_size_per_gpu"
+    )
+    autoep_non_moe: AnyValue = refused("expert parallelism", f"{NOT_YET}: use ZeRO stage 3")
+    sync_before_reduce: MaybeFlag = no_effect(False, "wait before a reduction", BARRIER)
+    sync_after_reduce: MaybeFlag = no_effect(False, "wait after a reduction", BARRIER)
+    sync_before_allgather: MaybeFlag = no_effect(False, "wait before an all-gather", BARRIER)
+    sync_after_allgather: MaybeFlag = no_effect(False, "wait after an all-gather", BARRIER)
+    keep_int_input_tensors: MaybeFlag = no_effect(True, "keep integer inputs", NO_REPLAY)
+    keep_all_input_tensors: MaybeFlag = no_effect(False, "keep all inputs", NO_REPLAY)

@@ -1,0 +1,124 @@
+"""What users write under `zero_optimization`."""
+
+from __future__ import annotations
+
+from torchloom.config.fields import Section, hint, no_effect, refused, section, used
+from torchloom.config.schema_types import (
+    AnyValue,
+    Count,
+    Device,
+    Flag,
+    MaybeCount,
+    MaybeFlag,
+    Number,
+    Size,
+    Stage,
+)
+
+PINNED = "offloading is not in this release, so no host buffers are pinned"
+PLANNED = "the order and overlap of collectives are decided per graph"
+ALWAYS = "always so: shards and gradients are contiguous and evenly split"
+LIVENESS = "each gathered weight is released after its last use in the graph"
+WHOLE_SHARDS = "the optimizer steps on all shards at once"
+NO_OFFLOAD = (
+    "remove it; offloading is not in this release: raise zero_optimization.stage or lower "
+    "train_micro_batch_size_per_gpu"
+)
+NO_QUANTIZING = "remove it; weights and gradients travel in bf16, fp16 or fp32 only"
+HYBRID = "set zero_optimization.shard_size to the number of ranks per shard group"
+
+
+class OffloadSection(Section):
+    """Where a part of the training state lives."""
+
+    device: Device = used("none", '`"none"`; `"cpu"` and `"nvme"` are refused in this release')
+    pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
+    nvme_path: AnyValue = hint("folder on NVMe", PINNED)
+    buffer_count: Size = hint("number of host buffers", PINNED)
+    buffer_size: Size = hint("elements per host buffer", PINNED)
+    max_in_cpu: Size = hint("elements kept on the host", PINNED)
+    fast_init: MaybeFlag = hint("faster start with NVMe", PINNED)
+    pipeline: MaybeFlag = hint("pipelined transfers", PINNED)
+    pipeline_read: MaybeFlag = hint("pipelined reads", PINNED)
+    pipeline_write: MaybeFlag = hint("pipelined writes", PINNED)
+    ratio: Number = hint("share of parameters updated on the host", PINNED)
+
+
+class ZeroSection(Section):
+    """How training state is divided between ranks."""
+
+    stage: Stage = used(0, "0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters")
+    stage3_param_persistence_threshold: Count = used(
+        100_000,
+        "elements; smaller parameters stay whole on every rank",
+        aliases=("param_persistence_threshold",),
+    )
+    stage3_gather_16bit_weights_on_model_save: Flag = used(
+        False,
+        "a 16-bit export gathers the full weights",
+        aliases=("gather_16bit_weights_on_model_save",),
+        old=("stage3_gather_fp16_weights_on_model_save", "gather_fp16_weights_on_model_save"),
+    )
+    shard_size: MaybeCount = used(
+        None, "torchloom's own: ranks per shard group (hybrid sharding); not given: all ranks"
+    )
+    reduce_bucket_size: Size = hint("elements per merged reduction", "")
+    allgather_bucket_size: Size = hint("elements per merged all-gather", "")
+    stage3_prefetch_bucket_size: Size = hint(
+        "elements gathered ahead of their use", "", aliases=("prefetch_bucket_size",)
+    )
+    sub_group_size: Size = hint("elements per optimizer sub-group", WHOLE_SHARDS)
+    stage3_max_live_parameters: Size = hint(
+        "elements gathered at a time", LIVENESS, aliases=("max_live_parameters",)
+    )
+    stage3_max_reuse_distance: Size = hint(
+        "elements before a weight is gathered again", LIVENESS, aliases=("max_reuse_distance",)
+    )
+    stage3_model_persistence_threshold: Size = hint(
+        "elements kept whole in total",
+        "stage3_param_persistence_threshold alone decides",
+        aliases=("model_persistence_threshold",),
+    )
+    stage3_module_granularity_threshold: Size = hint(
+        "elements per module fetched as one", PLANNED, aliases=("module_granularity_threshold",)
+    )
+    stage3_use_all_reduce_for_fetch_params: MaybeFlag = hint(
+        "fetch by all-reduce", PLANNED, aliases=("use_all_reduce_for_fetch_params",)
+    )
+    overlap_comm: MaybeFlag = hint("overlap reduction and backward", PLANNED)
+    contiguous_gradients: MaybeFlag = hint("copy gradients to one buffer", ALWAYS)
+    reduce_scatter: MaybeFlag = hint("reduce-scatter instead of all-reduce", ALWAYS)
+    allgather_partitions: MaybeFlag = hint("all-gather instead of broadcasts", ALWAYS)
+    round_robin_gradients: MaybeFlag = hint("spread gradients over ranks", ALWAYS)
+    use_multi_rank_bucket_allreduce: MaybeFlag = hint("merge reductions of ranks", ALWAYS)
+    memory_efficient_linear: MaybeFlag = hint("save no gathered weight of Linear", LIVENESS)
+    ignore_unused_parameters: MaybeFlag = hint(
+        "allow parameters without gradient", "always allowed"
+    )
+    load_from_fp32_weights: MaybeFlag = hint(
+        "restore fp32 master weights", "checkpoints hold fp32 master shards"
+    )
+    elastic_checkpoint: MaybeFlag = no_effect(False, "old elastic checkpoints", "remove it")
+    pipeline_loading_checkpoint: MaybeFlag = no_effect(False, "pipelined loading", "remove it")
+    override_module_apply: MaybeFlag = no_effect(True, "patch Module.apply", "nothing is patched")
+    log_trace_cache_warnings: MaybeFlag = no_effect(
+        False, "log cache misses of the tracer", "there is no trace to miss"
+    )
+    enable_sanity_checks: MaybeFlag = no_effect(False, "extra checks", "checks are always on")
+    offload_optimizer: OffloadSection = section(OffloadSection, "where optimizer state lives")
+    offload_param: OffloadSection = section(OffloadSection, "where parameters live")
+    cpu_offload: AnyValue = refused("old name of offload_optimizer", NO_OFFLOAD)
+    cpu_offload_param: AnyValue = refused("old name of offload_param", NO_OFFLOAD)
+    cpu_offload_use_pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
+    legacy_stage1: AnyValue = refused("the old stage 1", "remove it; stage 1 has one form here")
+    zero_quantized_weights: AnyValue = refused("quantized all-gathers (ZeRO++)", NO_QUANTIZING)
+    zero_quantized_nontrainable_weights: AnyValue = refused(
+        "quantized frozen weights (ZeRO++)", NO_QUANTIZING
+    )
+    zero_quantized_gradients: AnyValue = refused(
+        "quantized gradient reduction (ZeRO++)", NO_QUANTIZING
+    )
+    zeropp_loco_param: AnyValue = refused("quantization error feedback (ZeRO++)", NO_QUANTIZING)
+    zero_hpz_partition_size: AnyValue = refused("secondary partitions (ZeRO++)", HYBRID, idle=(1,))
+    mics_shard_size: AnyValue = refused("shard groups (MiCS)", HYBRID, idle=(-1,))
+    mics_hierarchical_params_gather: AnyValue = refused("two-level gathers (MiCS)", HYBRID)

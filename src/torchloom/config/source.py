@@ -1,0 +1,129 @@
+"""From whatever the caller hands over to one plain dict that belongs to us alone.
+
+A source is a mapping, a path, URL-safe base64 of JSON text (as launchers pass it), or nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from torchloom.config.findings import Findings
+from torchloom.config.jsonc import JsonSyntaxError, join, parse
+from torchloom.errors import ConfigError
+
+Source: TypeAlias = "Mapping[str, object] | str | Path | None"
+MAX_DEPTH = 32
+
+
+class Document(NamedTuple):
+    """The settings as written, and a name for messages."""
+
+    name: str
+    tree: dict[str, object]
+
+
+def read(source: Source, findings: Findings) -> Document:
+    """Read a source into a private dict; the caller's object is never changed.
+
+    Raises:
+        ConfigError: there is no such file, or it does not hold a JSON object.
+    """
+    if source is None:
+        return Document("the defaults", {})
+    if isinstance(source, Mapping):
+        return Document("the configuration", _copy_mapping(source, findings))
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            f"a configuration is a dict, a path or a base64 string, not {type(source).__name__}: "
+            "pass one of these"
+        )
+    name, text = _read_text(source)
+    try:
+        parsed = parse(text)
+    except JsonSyntaxError as problem:
+        where = f"{name}:{problem.line}:{problem.column}" if problem.line else name
+        raise ConfigError(
+            f"{where}: not valid JSON: {problem.message} "
+            f"(line {problem.line} column {problem.column}); correct the file there"
+        ) from None
+    if not isinstance(parsed.tree, dict):
+        raise ConfigError(f"{name}: the outermost value must be an object: write {{ ... }}")
+    for path in parsed.duplicates:
+        findings.error(path, "this key is given more than once", "keep one of them")
+    return Document(name, _copy_mapping(parsed.tree, findings))
+
+
+def _read_text(source: str | Path) -> tuple[str, str]:
+    path = Path(source)
+    if isinstance(source, Path) or _is_there(path):
+        return str(path), _read_file(path)
+    if source.lstrip().startswith("{"):
+        raise ConfigError(
+            "the configuration is JSON text: pass json.loads(text), or the path of a file"
+        )
+    return "the base64 configuration", _decode(source)
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; correct the path") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not UTF-8 text (byte {error.start}); save the file as UTF-8"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; correct the path") from None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a file name, or holds a NUL
+        return False
+
+
+def _decode(text: str) -> str:
+    padded = text.strip() + "=" * (-len(text.strip()) % 4)
+    try:
+        decoded = base64.b64decode(padded, altchars=b"-_", validate=True).decode("utf-8")
+    except (binascii.Error, ValueError):
+        decoded = ""
+    if "{" not in decoded:
+        shown = text if len(text) <= 80 else f"{text[:77]}..."
+        raise ConfigError(
+            f"{shown}: no such file, and not base64 of JSON text either; correct the path"
+        )
+    return decoded
+
+
+def _copy_mapping(
+    given: Mapping[str, object], findings: Findings, path: str = "", depth: int = 0
+) -> dict[str, object]:
+    copied: dict[str, object] = {}
+    for key, value in given.items():
+        if not isinstance(key, str):
+            findings.error(join(path, str(key)), f"the key {key!r} is not a string", "quote it")
+            continue
+        copied[key] = _copy(value, findings, join(path, key), depth + 1)
+    return copied
+
+
+def _copy(value: object, findings: Findings, path: str, depth: int) -> object:
+    if depth > MAX_DEPTH:
+        findings.error(
+            path.split(".")[0], f"nested deeper than {MAX_DEPTH} levels", "flatten this section"
+        )
+        return None
+    if isinstance(value, Mapping):
+        return _copy_mapping(value, findings, path, depth)
+    if isinstance(value, list | tuple):
+        return [
+            _copy(item, findings, join(path, index), depth + 1) for index, item in enumerate(value)
+        ]
+    return value

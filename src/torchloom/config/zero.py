@@ -1,0 +1,96 @@
+"""From `zero_optimization` to one `ZeroConfig`; bucket sizes are hints."""
+
+from __future__ import annotations
+
+from torchloom.config.findings import Findings
+from torchloom.config.model import MIB, DType, PrecisionConfig, ZeroConfig
+from torchloom.config.schema_zero import ZeroSection
+
+MAX_BUCKET_BYTES = 64 * MIB  # a guess: beyond it, larger messages gain little and hold memory
+_ITEM_BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def resolve_zero(
+    section: ZeroSection, precision: PrecisionConfig, world_size: int | None, findings: Findings
+) -> ZeroConfig:
+    """Return how training state is divided; what cannot be offered becomes errors."""
+    _check_offload(section, findings)
+    _check_stage(section, findings)
+    _check_shard_size(section, world_size, findings)
+    compute = _ITEM_BYTES[precision.dtype]
+    reduction = _ITEM_BYTES[precision.reduce_dtype]
+    default = ZeroConfig()
+    return ZeroConfig(
+        stage=section.stage,
+        param_persistence_threshold=section.stage3_param_persistence_threshold,
+        gather_bucket_bytes=_bucket(
+            section, "allgather_bucket_size", compute, default.gather_bucket_bytes, findings
+        ),
+        reduce_bucket_bytes=_bucket(
+            section, "reduce_bucket_size", reduction, default.reduce_bucket_bytes, findings
+        ),
+        prefetch_bytes=_bucket(
+            section, "stage3_prefetch_bucket_size", compute, default.prefetch_bytes, findings
+        ),
+        shard_size=section.shard_size,
+        gather_16bit_weights_on_model_save=section.stage3_gather_16bit_weights_on_model_save,
+    )
+
+
+def _bucket(
+    section: ZeroSection, name: str, item_bytes: int, default: int, findings: Findings
+) -> int:
+    """Return a bucket size in bytes from the elements asked for."""
+    elements: int | None = getattr(section, name)
+    if elements is None:
+        return default
+    asked = elements * item_bytes
+    used = min(asked, MAX_BUCKET_BYTES)
+    if used == asked:
+        why = f"elements of {item_bytes} bytes"
+    else:
+        why = f"elements of {item_bytes} bytes, at most {MAX_BUCKET_BYTES // MIB} MiB"
+    findings.hint(f"zero_optimization.{name}", asked=elements, used=f"{used} bytes", why=why)
+    return used
+
+
+def _check_offload(section: ZeroSection, findings: Findings) -> None:
+    for name in ("offload_optimizer", "offload_param"):
+        device = getattr(section, name).device
+        path = f"zero_optimization.{name}.device"
+        if device == "cpu":
+            findings.error(
+                path,
+                '"cpu": offloading to the host is not in this release, it is planned for a later one',
+                'write "none", and raise zero_optimization.stage or lower '
+                "train_micro_batch_size_per_gpu if memory is short",
+            )
+        elif device == "nvme":
+            findings.error(
+                path,
+                '"nvme": offloading to NVMe is not supported',
+                'write "none", and divide over more ranks with zero_optimization.stage 3',
+            )
+
+
+def _check_stage(section: ZeroSection, findings: Findings) -> None:
+    given = section.model_fields_set
+    if given and "stage" not in given and not findings.has_error_at("zero_optimization.stage"):
+        findings.warn(
+            "zero_optimization.stage", "not given: 0, nothing is divided; write 1, 2 or 3"
+        )
+
+
+def _check_shard_size(section: ZeroSection, world_size: int | None, findings: Findings) -> None:
+    size, path = section.shard_size, "zero_optimization.shard_size"
+    if size is None:
+        return
+    if section.stage == 0:
+        findings.error(path, f"{size}, but stage 0 divides nothing", "set stage or remove it")
+    elif world_size is not None and world_size % size:
+        divisors = [str(n) for n in range(1, world_size + 1) if world_size % n == 0]
+        findings.error(
+            path,
+            f"{size} ranks per shard group do not divide a world size of {world_size}",
+            f"use one of {', '.join(divisors)}",
+        )
