@@ -82,6 +82,9 @@ def _solve(given: Triple, ranks: int, written: Written, findings: Findings) -> B
     if train != micro * accum * ranks:
         findings.error(TRAIN, _contradiction(given, ranks), corrections(given, ranks))
         return BatchConfig()
+    for name, value in zip((TRAIN, MICRO, ACCUM), (train, micro, accum), strict=True):
+        if name in written.auto and not _is_assumed(name, given):
+            findings.info(name, f'"auto" became {value}, which follows from the others')
     return solved
 
 
@@ -94,13 +97,17 @@ def _say_assumed(accum: int | None, written: Written, findings: Findings) -> Non
         findings.info(MICRO, "not given: 1")
 
 
+def _is_assumed(name: str, given: Triple) -> bool:
+    return name == MICRO and given.train is None
+
+
 def _contradiction(given: Triple, ranks: int) -> str:
     train, micro, accum = given
     if micro is None or accum is None:
-        name, value = (MICRO, micro) if accum is None else (ACCUM, accum)
-        shown = f"{name} {value} x world size {ranks}"
-        per_step = (value or 1) * ranks
-        return f"{train} is not a multiple of {shown} = {per_step}"
+        parts = [f"{name} {value} x " for name, value in ((MICRO, micro), (ACCUM, accum)) if value]
+        per_step = (micro or 1) * (accum or 1) * ranks
+        product = f" = {per_step}" if parts else ""
+        return f"{train} is not a multiple of {''.join(parts)}world size {ranks}{product}"
     return f"{train} is not {MICRO} {micro} x {ACCUM} {accum} x world size {ranks} = " + str(
         micro * accum * ranks
     )

@@ -71,25 +71,30 @@ def _kwargs(given: Mapping[str, object], findings: Findings) -> Mapping[str, obj
 
 
 def _passes(section: CompileSection, stage: int, findings: Findings) -> tuple[str, ...] | None:
-    listed = section.passes
+    names, path = section.passes, _PASSES
     scheduled = _first_step(section.schedule, findings)
-    if listed is not None and scheduled is not None:
+    if names is None:
+        names, path = scheduled, f"{_SCHEDULE}[0][1]"
+    elif scheduled is not None:
         findings.error(_SCHEDULE, f"{_PASSES} is given too", "keep one of the two")
-    names = scheduled if listed is None else listed
-    path = _PASSES if scheduled is None else f"{_SCHEDULE}[0][1]"
     if names is None:
         return None
     known = _translated(names, path, findings)
     for name in known:
-        if _STAGE_OF.get(name, stage) != stage:
-            findings.error(
-                path,
-                f"{name} contradicts zero_optimization.stage {stage}",
-                f"write zero{stage} or set zero_optimization.stage to {_STAGE_OF[name]}",
-            )
-    if set(names) <= set(_STAGE_MARKS):
-        return None
-    return known
+        _check_stage(name, stage, path, findings)
+    return None if set(names) <= set(_STAGE_MARKS) else known
+
+
+def _check_stage(name: str, stage: int, path: str, findings: Findings) -> None:
+    asked = _STAGE_OF.get(name, stage)
+    if asked == stage or findings.has_error_at("zero_optimization.stage", "zero_optimization"):
+        return
+    own = f"write zero{stage}" if stage else "remove it"
+    findings.error(
+        path,
+        f"{name} contradicts zero_optimization.stage {stage}",
+        f"{own}, or set zero_optimization.stage to {asked}",
+    )
 
 
 def _translated(names: tuple[str, ...], path: str, findings: Findings) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torchloom.config.kinds import show
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
@@ -42,8 +44,8 @@ class Hint:
     why: str
 
     def __str__(self) -> str:
-        used = "none" if self.used is None else self.used
-        return f"{self.path}: asked {self.asked}, used {used} ({self.why})"
+        used = "nothing" if self.used is None else show(self.used)
+        return f"{self.path}: asked {show(self.asked)}, used {used} ({self.why})"
 
 
 @dataclass(slots=True)

@@ -24,16 +24,16 @@ def tell_treatments(section: Section, findings: Findings, path: str = "") -> Non
 
 def _tell(key: Key, value: object, path: str, findings: Findings) -> None:
     if key.treatment == "hint" and key.instead:
-        if name_is_alarming(key.name, value):
+        if _is_alarming(key.name, value):
             findings.warn(path, f"{show(value)} has no effect: {key.instead}")
         else:
             findings.hint(path, asked=value, used=None, why=key.instead)
     elif key.treatment == "no effect" and asks(value, key):
         findings.warn(path, f"no effect ({key.doc}): {key.instead}")
     elif key.treatment == "refused" and asks(value, key):
-        findings.error(path, f"{show(value)}: {key.doc} is not supported", key.instead)
+        findings.error(path, f"asks for {key.doc}, which this release does not have", key.instead)
 
 
-def name_is_alarming(name: str, value: object) -> bool:
+def _is_alarming(name: str, value: object) -> bool:
     """Return whether a hint asks for the opposite of what happens, which deserves a warning."""
     return name == "overlap_comm" and value is False

@@ -84,7 +84,7 @@ class SchedulerSection(Section):
 
 
 class ConfigSchema(OtherKeys):
-    """The whole document."""
+    """The keys of the outermost object."""
 
     train_batch_size: MaybeCount = used(
         None, "samples per optimizer step over all ranks", auto="derive"

@@ -16,7 +16,6 @@ from torchloom.config.schema_types import (
     Names,
 )
 
-NOT_YET = "remove it; this release does not have it"
 BARRIER = "remove it; ordering comes from data dependencies in the graph"
 NO_REPLAY = "graphs are not replayed, so no inputs are kept"
 
@@ -42,25 +41,25 @@ class CompileSection(Section):
         False, "old switch of torch.compile", "call engine.compile(); to weave, set deepcompile"
     )
     offload_activation: AnyValue = refused(
-        "offload activations to the host",
-        f"{NOT_YET}: lower train_micro_batch_size_per_gpu or checkpoint activations in the model",
+        "activations on the host",
+        "remove it; lower train_micro_batch_size_per_gpu or checkpoint activations in the model",
     )
     offload_opt_states: AnyValue = refused(
-        "offload optimizer states to the host", f"{NOT_YET}: shard over more ranks"
+        "optimizer states on the host", "remove it; use zero_optimization.stage 3 and more ranks"
     )
     offload_parameters: AnyValue = refused(
-        "offload parameters to the host", f"{NOT_YET}: shard over more ranks"
+        "parameters on the host", "remove it; use zero_optimization.stage 3 and more ranks"
     )
     offload_activation_pin_memory: MaybeFlag = no_effect(
         True, "pin host buffers of activations", "activations stay on the device"
     )
     symmetric_memory: AnyValue = refused(
-        "collectives over symmetric memory", f"{NOT_YET}: collectives use the process group"
+        "collectives over symmetric memory", "remove it; collectives use the process group"
     )
     memory_budget: AnyValue = refused(
-        "bytes the step may use at its peak", f"{NOT_YET}: lower train_micro_batch_size_per_gpu"
+        "a bound on the memory of a step", "remove it; lower train_micro_batch_size_per_gpu"
     )
-    autoep_non_moe: AnyValue = refused("expert parallelism", f"{NOT_YET}: use ZeRO stage 3")
+    autoep_non_moe: AnyValue = refused("expert parallelism", "remove it; use ZeRO stage 3")
     sync_before_reduce: MaybeFlag = no_effect(False, "wait before a reduction", BARRIER)
     sync_after_reduce: MaybeFlag = no_effect(False, "wait after a reduction", BARRIER)
     sync_before_allgather: MaybeFlag = no_effect(False, "wait before an all-gather", BARRIER)

@@ -26,6 +26,14 @@ def _stage(value: object) -> int:
     return stage
 
 
+def _print_every(value: object) -> float:
+    try:
+        return kinds.above(0)(value)
+    except kinds.RefusedError as refusal:
+        fix = "write a number above 0, or Infinity to print nothing"
+        raise kinds.RefusedError(refusal.what, fix) from None
+
+
 Flag: TypeAlias = Annotated[bool, PlainValidator(kinds.flag)]
 MaybeFlag: TypeAlias = Annotated[bool | None, PlainValidator(kinds.flag)]
 Count: TypeAlias = Annotated[int, PlainValidator(kinds.whole())]
@@ -37,7 +45,7 @@ ScalePower: TypeAlias = Annotated[int, PlainValidator(kinds.whole(0, 127))]
 Number: TypeAlias = Annotated[float | None, PlainValidator(kinds.number())]
 Clip: TypeAlias = Annotated[float, PlainValidator(kinds.number())]
 Scale: TypeAlias = Annotated[float, PlainValidator(kinds.number())]
-PrintEvery: TypeAlias = Annotated[float, PlainValidator(kinds.above(0))]
+PrintEvery: TypeAlias = Annotated[float, PlainValidator(_print_every)]
 DTypeName: TypeAlias = Annotated[str | None, PlainValidator(kinds.dtype)]
 Name: TypeAlias = Annotated[str, PlainValidator(kinds.text)]
 Names: TypeAlias = Annotated[tuple[str, ...], PlainValidator(kinds.names)]

@@ -62,10 +62,12 @@ class ZeroSection(Section):
     shard_size: MaybeCount = used(
         None, "torchloom's own: ranks per shard group (hybrid sharding); not given: all ranks"
     )
-    reduce_bucket_size: Size = hint("elements per merged reduction", "")
-    allgather_bucket_size: Size = hint("elements per merged all-gather", "")
+    reduce_bucket_size: Size = hint("elements per merged reduction, 16 MiB when not given", "")
+    allgather_bucket_size: Size = hint("elements per merged all-gather, 16 MiB when not given", "")
     stage3_prefetch_bucket_size: Size = hint(
-        "elements gathered ahead of their use", "", aliases=("prefetch_bucket_size",)
+        "elements gathered ahead of their use, 32 MiB when not given",
+        "",
+        aliases=("prefetch_bucket_size",),
     )
     sub_group_size: Size = hint("elements per optimizer sub-group", WHOLE_SHARDS)
     stage3_max_live_parameters: Size = hint(

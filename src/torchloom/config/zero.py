@@ -46,11 +46,10 @@ def _bucket(
         return default
     asked = elements * item_bytes
     used = min(asked, MAX_BUCKET_BYTES)
-    if used == asked:
-        why = f"elements of {item_bytes} bytes"
-    else:
-        why = f"elements of {item_bytes} bytes, at most {MAX_BUCKET_BYTES // MIB} MiB"
-    findings.hint(f"zero_optimization.{name}", asked=elements, used=f"{used} bytes", why=why)
+    size = f"elements of {item_bytes} bytes, {used / MIB:.4g} MiB"
+    why = size if used == asked else f"{size}, the most that torchloom merges"
+    path = f"zero_optimization.{name}"
+    findings.hint(path, asked=elements, used=used // item_bytes, why=why)
     return used
 
 
@@ -62,15 +61,20 @@ def _check_offload(section: ZeroSection, findings: Findings) -> None:
             findings.error(
                 path,
                 '"cpu": offloading to the host is not in this release, it is planned for a later one',
-                'write "none", and raise zero_optimization.stage or lower '
-                "train_micro_batch_size_per_gpu if memory is short",
+                f'write "none"; if memory is short, {_save_memory(section.stage)}',
             )
         elif device == "nvme":
             findings.error(
                 path,
                 '"nvme": offloading to NVMe is not supported',
-                'write "none", and divide over more ranks with zero_optimization.stage 3',
+                f'write "none"; if memory is short, {_save_memory(section.stage)}',
             )
+
+
+def _save_memory(stage: int) -> str:
+    if stage < 3:
+        return "set zero_optimization.stage to 3 or lower train_micro_batch_size_per_gpu"
+    return "lower train_micro_batch_size_per_gpu or use more ranks"
 
 
 def _check_stage(section: ZeroSection, findings: Findings) -> None:
