@@ -37,7 +37,11 @@ def _fake_reduce_start(
 
 
 def _fake_sync_start(
-    grads: Sequence[Tensor], dtype: torch.dtype, wire_dtype: torch.dtype, handle: str
+    grads: Sequence[Tensor],
+    dtype: torch.dtype,
+    wire_dtype: torch.dtype,
+    own_slice: bool,
+    handle: str,
 ) -> list[Tensor]:
     return [
         torch.empty_like(g, dtype=dtype, memory_format=torch.contiguous_format) for g in grads
@@ -62,7 +66,8 @@ reduce_start = define(
 """Begin to average full gradients, keeping this rank's flat shard of each."""
 
 sync_start = define(
-    "sync_start(Tensor[] grads, ScalarType dtype, ScalarType wire_dtype, str handle) -> Tensor[]",
+    "sync_start(Tensor[] grads, ScalarType dtype, ScalarType wire_dtype, bool own_slice, "
+    "str handle) -> Tensor[]",
     _fake_sync_start,
 )
 """Begin to average whole gradients over the ranks."""

@@ -50,7 +50,12 @@ def _fake_replicate(
 
 
 def _fake_sync(
-    grad: Tensor, dtype: torch.dtype, wire_dtype: torch.dtype, handle: str, param: str
+    grad: Tensor,
+    dtype: torch.dtype,
+    wire_dtype: torch.dtype,
+    own_slice: bool,
+    handle: str,
+    param: str,
 ) -> Tensor:
     return torch.empty_like(grad, dtype=dtype, memory_format=torch.contiguous_format)
 
@@ -79,10 +84,14 @@ replicate = define(
 """Return a copy of a whole parameter in `dtype`; its gradient is averaged over the ranks."""
 
 sync = define(
-    "sync(Tensor grad, ScalarType dtype, ScalarType wire_dtype, str handle, str param) -> Tensor",
+    "sync(Tensor grad, ScalarType dtype, ScalarType wire_dtype, bool own_slice, str handle, "
+    "str param) -> Tensor",
     _fake_sync,
 )
-"""Average a whole gradient over the ranks."""
+"""Average a whole gradient over the ranks.
+
+With `own_slice` only this rank's slice of the flat gradient is averaged and the rest stays local:
+half the traffic, and all that an optimizer sharded by slices reads (ZeRO-1)."""
 
 
 def _keep_gather(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -103,7 +112,7 @@ def _keep_replicate(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _replicate_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    mean = sync(grad, ctx.whole_dtype, ctx.wire_dtype, ctx.handle, ctx.param)
+    mean = sync(grad, ctx.whole_dtype, ctx.wire_dtype, False, ctx.handle, ctx.param)
     return mean, None, None, None, None
 
 

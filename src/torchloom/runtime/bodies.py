@@ -61,10 +61,15 @@ def _replicate(
 
 
 def _sync(
-    grad: Tensor, dtype: torch.dtype, wire_dtype: torch.dtype, handle: str, param: str
+    grad: Tensor,
+    dtype: torch.dtype,
+    wire_dtype: torch.dtype,
+    own_slice: bool,
+    handle: str,
+    param: str,
 ) -> Tensor:
     comm = lookup(handle)
-    means = comm.begin_sync([grad], dtype, wire_dtype)
+    means = comm.begin_sync([grad], dtype, wire_dtype, own_slice=own_slice)
     comm.wait(means)
     return means[0]
 
@@ -86,9 +91,13 @@ def _reduce_start(
 
 
 def _sync_start(
-    grads: Sequence[Tensor], dtype: torch.dtype, wire_dtype: torch.dtype, handle: str
+    grads: Sequence[Tensor],
+    dtype: torch.dtype,
+    wire_dtype: torch.dtype,
+    own_slice: bool,
+    handle: str,
 ) -> list[Tensor]:
-    return lookup(handle).begin_sync(grads, dtype, wire_dtype)
+    return lookup(handle).begin_sync(grads, dtype, wire_dtype, own_slice=own_slice)
 
 
 def _wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:

@@ -86,9 +86,19 @@ class Communicator:
         return shards
 
     def begin_sync(
-        self, grads: Sequence[Tensor], dtype: torch.dtype, wire_dtype: torch.dtype
+        self,
+        grads: Sequence[Tensor],
+        dtype: torch.dtype,
+        wire_dtype: torch.dtype,
+        *,
+        own_slice: bool = False,
     ) -> list[Tensor]:
-        """Begin to average whole gradients over all ranks; `wait` makes the results valid."""
+        """Begin to average whole gradients over all ranks; `wait` makes the results valid.
+
+        With `own_slice` only this rank's slice of each flat gradient is averaged.
+        """
+        if own_slice:
+            return self._begin_sync_slices(grads, dtype, wire_dtype)
         wires = [grad.detach().to(wire_dtype, copy=True).contiguous() for grad in grads]
         results = wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
         scale = 1.0 / (self.world_size * self.num_replicas)
@@ -96,6 +106,26 @@ class Communicator:
         if results is not wires:
             pending = _then_copy(pending, wires, results)
         self._begin(results, wires, pending)
+        return results
+
+    def _begin_sync_slices(
+        self, grads: Sequence[Tensor], dtype: torch.dtype, wire_dtype: torch.dtype
+    ) -> list[Tensor]:
+        sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
+        results = [source.to(dtype, copy=True) for source in sources]
+        numels = [padded_shard_numel(source.numel(), self.world_size) for source in sources]
+        shards = [source.new_empty(n, dtype=dtype) for source, n in zip(sources, numels, strict=True)]
+        scale = 1.0 / (self.world_size * self.num_replicas)
+        reduced = self._then_replicate(self.shard.reduce_scatter(sources, shards, scale), shards)
+
+        def finish() -> None:
+            reduced.finish()
+            for result, shard in zip(results, shards, strict=True):
+                start = self.rank * shard.numel()
+                own = result.view(-1)[start : start + shard.numel()]
+                own.copy_(shard[: own.numel()])
+
+        self._begin(results, sources, Pending(finish))
         return results
 
     def wait(self, results: Sequence[Tensor]) -> None:

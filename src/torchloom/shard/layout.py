@@ -55,6 +55,8 @@ class ParamSpec:
     wire_dtype: torch.dtype
     requires_grad: bool
     owners: tuple[Owner, ...]
+    is_sliced: bool = False
+    """Whole, but each rank's optimizer steps only its own slice (stage 1)."""
 
     @property
     def numel(self) -> int:
@@ -73,6 +75,9 @@ class Layout:
 
     stage: int
     world_size: int
+    """Ranks that share one copy of the weights."""
+    num_replicas: int
+    """Copies of the weights (1 unless sharding is hybrid)."""
     rank: int
     handle: str
     params: tuple[ParamSpec, ...]
@@ -99,7 +104,7 @@ class Layout:
 
     def digest(self) -> str:
         """Return a short hash that is equal on ranks that agree on everything but their rank."""
-        text = repr((self.stage, self.world_size, self.handle, self.params))
+        text = repr((self.stage, self.world_size, self.num_replicas, self.handle, self.params))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -110,6 +115,7 @@ def plan_layout(
     world_size: int,
     rank: int,
     handle: str,
+    num_replicas: int = 1,
     persistence_threshold: int = 0,
     precision: Precision | None = None,
     sync_in_backward: bool = True,
@@ -122,6 +128,7 @@ def plan_layout(
         world_size: number of ranks that share one copy of the weights.
         rank: this rank among them.
         handle: name of the communicator that the graphs will use.
+        num_replicas: number of copies of the weights (hybrid sharding).
         persistence_threshold: parameters with fewer elements stay whole at every stage.
         precision: dtypes to keep, compute and reduce in.
         sync_in_backward: average gradients of whole parameters inside the backward pass; otherwise
@@ -141,7 +148,7 @@ def plan_layout(
     for param, places in owners.items():
         name = ".".join(filter(None, places[0]))
         _check_plain(name, param)
-        is_large = param.numel() > 0 and param.numel() >= persistence_threshold
+        is_large = not is_small(param, persistence_threshold)
         is_sharded = stage >= 2 and world_size > 1 and is_large
         shard_numel = math.ceil(param.numel() / world_size) if is_sharded else 0
         if is_sharded and shard_numel * (world_size - 1) >= param.numel():
@@ -156,21 +163,29 @@ def plan_layout(
             ParamSpec(
                 name=name,
                 shape=tuple(param.shape),
-                mode=_mode(is_sharded, world_size, stage, sync_in_backward),
+                mode=_mode(is_sharded, world_size * num_replicas, stage, sync_in_backward),
                 shard_numel=shard_numel,
                 dtype=kept,
                 compute_dtype=compute,
                 wire_dtype=wire,
                 requires_grad=param.requires_grad,
                 owners=tuple(places),
+                is_sliced=stage == 1 and world_size > 1 and is_large,
             )
         )
-    return Layout(stage, world_size, rank, handle, tuple(specs))
+    return Layout(stage, world_size, num_replicas, rank, handle, tuple(specs))
 
 
-def _mode(is_sharded: bool, world_size: int, stage: int, sync_in_backward: bool) -> Mode:
+def is_small(param: nn.Parameter, persistence_threshold: int) -> bool:
+    """Say whether a parameter stays whole because of its size alone."""
+    return param.numel() == 0 or param.numel() < persistence_threshold
+
+
+def _mode(is_sharded: bool, num_ranks: int, stage: int, sync_in_backward: bool) -> Mode:
     if is_sharded:
         return "sharded"
+    if num_ranks == 1:
+        return "whole"
     # A whole parameter of stages 2 and 3 is averaged with its sharded neighbours, every micro-step.
     return "synced" if stage >= 2 or sync_in_backward else "whole"
 

@@ -1,0 +1,101 @@
+"""The only door to private torch: one name per internal, with the versions it is known for.
+
+Everything here was read in torch 2.11, 2.12 and 2.13. When upstream moves, this file changes and
+no other. Compiler internals are imported inside the functions that need them, because importing
+them costs seconds that eager users should not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass  # 2.11-2.13
+from torch._ops import OpOverload as OpOverload  # 2.11-2.13
+from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen  # 2.11-2.13
+
+
+def inductor_compile(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor under config patches (2.11-2.13).
+
+    The patches also hold for the backward graph, which is compiled later.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, list(example_inputs), config_patches=dict(patches))
+
+
+def aot_compile(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    partition: Callable[..., Any],
+    inference: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Run AOTAutograd over a Dynamo graph with own compilers and partitioner (2.11-2.13)."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        partition_fn=partition,
+        inference_compiler=inference,
+    )
+    return backend(gm, list(example_inputs))
+
+
+def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
+    """Split a joint graph by min-cut, obeying the recompute tags of its nodes (2.11-2.13)."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
+
+
+def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:
+    """Hash the contents of source files with a salt (2.11-2.13; cached for the last call only)."""
+    from torch._inductor.custom_graph_pass import get_hash_for_files
+
+    return get_hash_for_files(paths, extra)
+
+
+def compile_counters() -> Mapping[str, Mapping[str, int]]:
+    """Return Dynamo's, Inductor's and AOTAutograd's running counters (2.11-2.13)."""
+    from torch._dynamo.utils import counters
+
+    return counters
+
+
+def fake_mode_of(gm: fx.GraphModule) -> Any:
+    """Return the fake-tensor mode of a traced graph's values, or None (2.11-2.13)."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return None
+
+
+def lookup_backend(name: str) -> Callable[..., Any]:
+    """Return the function of a registered torch.compile backend (2.11-2.13)."""
+    from torch._dynamo import lookup_backend as lookup
+
+    return lookup(name)
+
+
+def backend_names() -> list[str]:
+    """Return the names of all registered torch.compile backends (2.11-2.13)."""
+    from torch._dynamo import list_backends
+
+    return list_backends(exclude_tags=())
+
+
+def reset_compiler_cache() -> None:
+    """Forget every compiled entry of this process (2.11-2.13)."""
+    torch._dynamo.reset()

@@ -1,0 +1,14 @@
+"""From a module to graphs that passes can rewrite, and on to executable code.
+
+`torch.compile` captures (guards, recompiles and dynamic shapes are Dynamo's); the two routes here
+take over from there: Inductor with our hooks, or AOTAutograd with our own partitioner and a boxed
+runner for any other backend.
+"""
+
+from __future__ import annotations
+
+from torchloom.capture.aot import compile_with_aot
+from torchloom.capture.hooks import GraphHook, WeaveHooks
+from torchloom.capture.inductor import compile_with_inductor
+
+__all__ = ["GraphHook", "WeaveHooks", "compile_with_aot", "compile_with_inductor"]

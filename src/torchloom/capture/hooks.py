@@ -1,0 +1,58 @@
+"""The hooks through which passes reach a compiler, each with a key that caches can use.
+
+Inductor and AOTAutograd look a graph up before they compile it; a hook without a key would make
+them bypass their caches. The key is a hash of the source of every pass, of the pass list and of
+everything that a pass may know. On a cache hit no hook runs at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import fx
+
+from torchloom._torch import CustomGraphPass
+
+GraphKind = Literal["joint", "forward", "backward", "inference"]
+WeaveFn = Callable[[fx.GraphModule, GraphKind], None]
+
+
+class GraphHook(CustomGraphPass):
+    """A rewrite of one kind of graph, as Inductor wants it."""
+
+    def __init__(self, weave: Callable[[fx.GraphModule], None], key: str) -> None:
+        self._weave, self._key = weave, key
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the graph in place."""
+        self._weave(graph.owning_module)
+
+    def uuid(self) -> Any:
+        """Return the key of the rewrite; equal keys promise equal results."""
+        return self._key
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Caches and compile workers may pickle the configuration; the key stands for the rewrite.
+        return {"_weave": None, "_key": self._key}
+
+
+@dataclass(frozen=True)
+class WeaveHooks:
+    """What to do with a captured graph before and after the forward/backward split."""
+
+    joint: WeaveFn
+    lowered: WeaveFn
+    key: str
+    """Hash of everything that the two may depend on."""
+
+
+def kind_of(gm: fx.GraphModule) -> GraphKind:
+    """Tell a lowered graph's kind from its inputs: only backward graphs take tangents."""
+    names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+    if any(name.startswith("tangents") for name in names):
+        return "backward"
+    if any(name.startswith("primals") for name in names):
+        return "forward"
+    return "inference"

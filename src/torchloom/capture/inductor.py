@@ -1,0 +1,39 @@
+"""The Inductor route: an unmodified Inductor, reached through its own hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from torchloom import _torch
+from torchloom.capture.hooks import GraphHook, WeaveHooks, kind_of
+
+
+def compile_with_inductor(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    hooks: WeaveHooks,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor, woven by `hooks`.
+
+    Args:
+        gm: the graph that Dynamo captured.
+        example_inputs: its inputs.
+        hooks: the rewrites and their key.
+        options: more Inductor settings, which win over ours except for the hooks.
+    """
+    patches = {
+        # The order of the woven graph is the plan; this pass would move transfers to other places.
+        "reorder_for_peak_memory": False,
+        **(options or {}),
+        "joint_custom_pre_pass": GraphHook(
+            lambda joint: hooks.joint(joint, "joint"), f"joint-{hooks.key}"
+        ),
+        "post_grad_custom_post_pass": GraphHook(
+            lambda lowered: hooks.lowered(lowered, kind_of(lowered)), f"lowered-{hooks.key}"
+        ),
+    }
+    return _torch.inductor_compile(gm, example_inputs, patches)

@@ -1,0 +1,28 @@
+"""FX vocabulary: pass contract, questions about nodes, edits, printing.
+
+With matching and surgery in one place, a pass is a screen of decisions.
+"""
+
+from __future__ import annotations
+
+from torchloom.graph.contract import GraphPass, PassContext, PassFn, Stage
+from torchloom.graph.edit import call, move_before, replace
+from torchloom.graph.nodes import find, first_user, nbytes, positions, value_of
+from torchloom.graph.text import graph_text, op_counts
+
+__all__ = [
+    "GraphPass",
+    "PassContext",
+    "PassFn",
+    "Stage",
+    "call",
+    "find",
+    "first_user",
+    "graph_text",
+    "move_before",
+    "nbytes",
+    "op_counts",
+    "positions",
+    "replace",
+    "value_of",
+]

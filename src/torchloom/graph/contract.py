@@ -1,0 +1,54 @@
+"""What a pass is: one function, one signature, declared needs.
+
+A pass edits `gm.graph` in place and returns how many edits it made. Lint, recompilation, timing,
+text dumps and error context belong to the pass manager. A pass is a pure function of the graph
+and the context: no clock, no environment, no rank, so that all ranks build the same graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import fx
+
+Stage = Literal["joint", "lowered"]
+"""joint: before the forward/backward split. lowered: each of the two graphs after it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassContext:
+    """Read-only facts shared by all passes of one compile."""
+
+    world_size: int
+    """Ranks that share one copy of the weights."""
+    gather_bucket_bytes: int = 16 << 20
+    """Gathers are merged until their results reach this size."""
+    reduce_bucket_bytes: int = 16 << 20
+    """Reductions are merged until their inputs reach this size."""
+    prefetch_bytes: int = 32 << 20
+    """Weights gathered ahead of their use may hold this much memory."""
+    sliced: frozenset[str] = frozenset()
+    """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
+    is_backward: bool = False
+    """Whether the lowered graph is the backward one."""
+
+    def key(self) -> str:
+        """Return everything a pass may depend on, as text for cache keys."""
+        return repr((self, sorted(self.sliced)))
+
+
+PassFn = Callable[[fx.GraphModule, PassContext], int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphPass:
+    """A pass and what it needs and gives."""
+
+    name: str
+    fn: PassFn
+    stage: Stage
+    provides: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
+    conflicts_with: frozenset[str] = frozenset()

@@ -1,0 +1,64 @@
+"""Edits that keep a graph's recorded values true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchloom.graph.nodes import value_of
+
+
+def call(graph: fx.Graph, target: Any, args: Sequence[Any], name: str | None = None) -> fx.Node:
+    """Insert a call at the graph's insertion point and record the value that it would have.
+
+    Args:
+        graph: the graph, with its insertion point set (`with graph.inserting_before(node)`).
+        target: an operator or function.
+        args: its positional arguments; nodes may be nested in lists.
+        name: a readable name for the node; made unique.
+    """
+    node = graph.create_node("call_function", target, tuple(args), {}, name=name)
+    values = fx.node.map_arg(node.args, value_of)
+    node.meta["val"] = _run_fake(target, values)
+    return node
+
+
+def replace(old: fx.Node, new: fx.Node) -> None:
+    """Let the users of `old` read `new`, and erase `old`."""
+    old.replace_all_uses_with(new, propagate_meta=False)
+    if value_of(new) is None:
+        new.meta["val"] = value_of(old)
+    old.graph.erase_node(old)
+
+
+def move_before(nodes: Sequence[fx.Node], anchor: fx.Node) -> None:
+    """Move nodes, in their order, to just before `anchor`."""
+    for node in nodes:
+        anchor.prepend(node)
+
+
+def _run_fake(target: Any, args: Any) -> Any:
+    mode = next((m for m in map(_mode, _leaves(args)) if m is not None), None)
+    if mode is None:
+        # Tests trace with real tensors; operators without a body cannot run on them.
+        with torch.device("meta"):
+            return target(*fx.node.map_aggregate(args, _to_meta))
+    with mode:
+        return target(*args)
+
+
+def _mode(value: Any) -> Any:
+    return getattr(value, "fake_mode", None)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def _to_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,60 @@
+"""Questions about nodes: which op, how many bytes, where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def find(graph: fx.Graph, op: Any) -> list[fx.Node]:
+    """Return the calls of `op` in graph order."""
+    return list(graph.find_nodes(op="call_function", target=op))
+
+
+def value_of(node: fx.Node) -> Any:
+    """Return the fake value that tracing recorded for a node, or None."""
+    return node.meta.get("val")
+
+
+def nbytes(node: fx.Node) -> int:
+    """Return the bytes of a node's tensors; unknown sizes count as what the trace saw.
+
+    Example:
+        >>> graph = fx.Graph()
+        >>> x = graph.placeholder("x")
+        >>> x.meta["val"] = torch.empty(2, 3)
+        >>> nbytes(x)
+        24
+    """
+    return sum(_tensor_bytes(value) for value in _flatten(value_of(node)))
+
+
+def positions(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Return each node's index in execution order; stale after an edit."""
+    return {node: index for index, node in enumerate(graph.nodes)}
+
+
+def first_user(nodes: Iterable[fx.Node], where: dict[fx.Node, int]) -> fx.Node | None:
+    """Return the earliest node that reads any of `nodes`."""
+    users = [user for node in nodes for user in node.users]
+    return min(users, key=where.__getitem__, default=None)
+
+
+def _flatten(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flatten(item)
+    else:
+        yield value
+
+
+def _tensor_bytes(value: Any) -> int:
+    if not isinstance(value, torch.Tensor):
+        return 0
+    numel = 1
+    for size in value.shape:
+        numel *= size if isinstance(size, int) else int(size)
+    return numel * value.element_size()

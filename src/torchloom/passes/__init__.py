@@ -1,0 +1,53 @@
+"""One file per rewrite; passes do not know each other.
+
+`PASSES` lists them by name; presets in `torchloom.pipeline.presets` order them. Adding a pass is
+one file here, one line below and one line in a preset.
+"""
+
+from __future__ import annotations
+
+from torchloom.graph.contract import GraphPass
+from torchloom.passes.bucket import bucket
+from torchloom.passes.dedupe_gathers import dedupe_gathers
+from torchloom.passes.elide_copies import elide_copies
+from torchloom.passes.place import place
+from torchloom.passes.prefetch import prefetch
+from torchloom.passes.zero1 import zero1
+from torchloom.passes.zero2 import zero2
+from torchloom.passes.zero3 import zero3
+
+PASSES: dict[str, GraphPass] = {
+    each.name: each
+    for each in (
+        GraphPass(name="dedupe_gathers", fn=dedupe_gathers, stage="joint"),
+        GraphPass(name="elide_copies", fn=elide_copies, stage="joint"),
+        GraphPass(
+            name="zero1",
+            fn=zero1,
+            stage="joint",
+            provides=frozenset({"zero"}),
+            conflicts_with=frozenset({"zero2", "zero3"}),
+        ),
+        GraphPass(
+            name="zero2",
+            fn=zero2,
+            stage="joint",
+            provides=frozenset({"zero"}),
+            conflicts_with=frozenset({"zero1", "zero3"}),
+        ),
+        GraphPass(
+            name="zero3",
+            fn=zero3,
+            stage="joint",
+            provides=frozenset({"zero"}),
+            conflicts_with=frozenset({"zero1", "zero2"}),
+        ),
+        GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),
+        GraphPass(name="bucket", fn=bucket, stage="lowered", requires=frozenset({"transfers"})),
+        GraphPass(
+            name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})
+        ),
+    )
+}
+
+__all__ = ["PASSES"]

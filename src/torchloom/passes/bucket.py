@@ -1,0 +1,100 @@
+"""Merge neighbouring transfers into buckets.
+
+    before   [a] = gather_start([x]) .. wait_([a])    [b] = gather_start([y]) .. wait_([b])
+    after    [a, b] = gather_start([x, y]) .. wait_([a, b])
+
+A bucket of gathers stands where its first member stood, a bucket of reductions where its last did:
+results are never late and inputs never missing. A bucket closes when it reaches the size cap of
+the context, so the memory that merging costs is bounded by it. Needs: transfers. Changes no values.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+from torch import fx
+
+from torchloom import ops
+from torchloom.graph import PassContext, call, positions
+from torchloom.ops.match import Transfer, gathers, reductions
+
+
+def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Merge transfers up to the size caps; return how many starts went away."""
+    graph = gm.graph
+    num_merged = 0
+    where = positions(graph)
+    for group in _group(
+        gathers(graph),
+        cap_bytes=ctx.gather_bucket_bytes,
+        size=lambda transfer: transfer.result_bytes,
+        fits=lambda group, new: _inputs_ready(new, group[0], where),
+    ):
+        _merge(graph, group, before=group[0].start)
+        num_merged += len(group) - 1
+    where = positions(graph)
+    for group in _group(
+        reductions(graph),
+        cap_bytes=ctx.reduce_bucket_bytes,
+        size=lambda transfer: transfer.input_bytes,
+        fits=lambda group, new: _not_yet_read(group, new, where),
+    ):
+        _merge(graph, group, before=group[-1].start)
+        num_merged += len(group) - 1
+    return num_merged
+
+
+def _group(
+    transfers: Sequence[Transfer],
+    *,
+    cap_bytes: int,
+    size: Callable[[Transfer], int],
+    fits: Callable[[list[Transfer], Transfer], bool],
+) -> list[list[Transfer]]:
+    """Group transfers of one family greedily, in order; return groups of two and more."""
+    groups: list[list[Transfer]] = []
+    open_groups: dict[tuple[object, ...], tuple[list[Transfer], int]] = {}
+    for transfer in transfers:
+        members, used = open_groups.get(transfer.family, ([], 0))
+        needed = used + size(transfer)
+        if members and (needed > cap_bytes or not fits(members, transfer)):
+            members, needed = [], size(transfer)
+        if not members:
+            groups.append(members)
+        members.append(transfer)
+        open_groups[transfer.family] = (members, needed)
+    return [group for group in groups if len(group) > 1]
+
+
+def _inputs_ready(new: Transfer, first: Transfer, where: dict[fx.Node, int]) -> bool:
+    return all(where[node] < where[first.start] for node in new.inputs)
+
+
+def _not_yet_read(group: list[Transfer], new: Transfer, where: dict[fx.Node, int]) -> bool:
+    readers = (user for old in group for pick in old.results for user in pick.users)
+    waits = {old.wait for old in group}
+    return all(where[user] > where[new.start] for user in readers if user not in waits)
+
+
+def _merge(graph: fx.Graph, group: list[Transfer], before: fx.Node) -> None:
+    head = group[0].start
+    inputs = [node for transfer in group for node in transfer.inputs]
+    rest: list[object] = list(head.args[1:])
+    if head.target is ops.reduce_start:
+        rest[0] = [numel for transfer in group for numel in transfer.start.args[1]]
+    picks = [pick for transfer in group for pick in transfer.results]
+    with graph.inserting_before(before):
+        start = call(graph, head.target, (inputs, *rest))
+        merged = [
+            call(graph, operator.getitem, (start, i), name=pick.name)
+            for i, pick in enumerate(picks)
+        ]
+        call(graph, ops.wait_, (merged, inputs, head.args[-1]))
+    for transfer in group:
+        graph.erase_node(transfer.wait)
+    for old, new in zip(picks, merged, strict=True):
+        old.replace_all_uses_with(new)
+        graph.erase_node(old)
+    for transfer in group:
+        graph.erase_node(transfer.start)

@@ -1,0 +1,77 @@
+"""Split each gather and reduction into a start and a wait.
+
+    before   w = gather(shard)                 s = reduce(grad)
+    after    [f] = gather_start([shard])       [s] = reduce_start([grad])
+             wait_([f], [shard])               wait_([s], [grad])
+             w = view(slice(f))
+
+Start and wait stand together; `bucket` and `prefetch` move them. Needs traced operators after the
+forward/backward split. Changes no values.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from torchloom import ops
+from torchloom.graph import PassContext, call, find, replace, value_of
+
+aten = torch.ops.aten
+
+
+def place(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Expand every traced operator; return how many."""
+    graph = gm.graph
+    num_placed = 0
+    for node in find(graph, ops.gather):
+        _place_gather(graph, node, ctx.world_size)
+        num_placed += 1
+    for node in find(graph, ops.reduce):
+        grad, shard_numel, dtype, wire_dtype, handle, _param = node.args
+        args = ([grad], [shard_numel], dtype, wire_dtype, handle)
+        _place_reduction(graph, node, ops.reduce_start, args)
+        num_placed += 1
+    for node in find(graph, ops.sync):
+        grad, dtype, wire_dtype, own_slice, handle, _param = node.args
+        args = ([grad], dtype, wire_dtype, own_slice, handle)
+        _place_reduction(graph, node, ops.sync_start, args)
+        num_placed += 1
+    return num_placed
+
+
+def _place_gather(graph: fx.Graph, node: fx.Node, world_size: int) -> None:
+    shard, shape, dtype, _wire_dtype, handle, param = node.args
+    with graph.inserting_before(node):
+        args = ([shard], dtype, world_size, handle)
+        flat = _start_and_wait(graph, ops.gather_start, args, param)
+        numel = value_of(node).numel()
+        if value_of(flat).numel() != numel:
+            flat = call(graph, aten.slice.Tensor, (flat, 0, 0, numel))
+        weight = call(graph, aten.view.default, (flat, list(shape)), name=_name(param))
+    weight.meta["recompute"] = node.meta.get("recompute")
+    replace(node, weight)
+
+
+def _place_reduction(
+    graph: fx.Graph, node: fx.Node, start: object, args: Sequence[object]
+) -> None:
+    with graph.inserting_before(node):
+        result = _start_and_wait(graph, start, args, f"{node.args[-1]}_grad")
+    replace(node, result)
+
+
+def _start_and_wait(
+    graph: fx.Graph, start: object, args: Sequence[object], param: str
+) -> fx.Node:
+    issued = call(graph, start, args)
+    result = call(graph, operator.getitem, (issued, 0), name=f"{_name(param)}_flat")
+    call(graph, ops.wait_, ([result], args[0], args[-1]))
+    return result
+
+
+def _name(param: str) -> str:
+    return param.replace(".", "_")

@@ -1,0 +1,105 @@
+"""Issue gathers ahead of their use, wait at the first use; let reductions run behind.
+
+    before   start a, wait a, use a, start b, wait b, use b
+    after    start a, start b, wait a, use a, wait b, use b
+
+A gather starts as early as the context's `prefetch_bytes` allow: before the first use of an earlier
+weight, such that all weights started but not yet used fit. A reduction's wait sinks to its first
+reader, or to where the gradients in flight would exceed the same bound. Needs: transfers. Changes
+no values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from torchloom.graph import PassContext, move_before, positions
+from torchloom.ops.match import Transfer, gathers, reductions
+
+aten = torch.ops.aten
+_VIEWS = frozenset({aten.slice.Tensor, aten.view.default})
+
+
+class _Need(NamedTuple):
+    """A gather, the views of its results, and the first node that reads its data."""
+
+    transfer: Transfer
+    views: list[fx.Node]
+    use: fx.Node
+
+
+def prefetch(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Move starts up and waits down; return how many transfers moved."""
+    num_hoisted = _hoist_gathers(gm.graph, ctx.prefetch_bytes)
+    return num_hoisted + _sink_waits(gm.graph, ctx.prefetch_bytes)
+
+
+def _hoist_gathers(graph: fx.Graph, limit_bytes: int) -> int:
+    where = positions(graph)
+    needs = [_need(transfer, where) for transfer in gathers(graph)]
+    needs.sort(key=lambda need: where[need.use])
+    for need in needs:
+        move_before([need.transfer.wait, *need.views], need.use)
+    num_moved = 0
+    for index, need in enumerate(needs):
+        anchor = needs[_anchor(needs, index, limit_bytes)]
+        is_ready = all(where[node] < where[anchor.use] for node in need.transfer.inputs)
+        if anchor is not need and is_ready:
+            # Before the anchor's wait, so that this transfer runs while that one is waited for.
+            move_before([need.transfer.start, *need.transfer.results], anchor.transfer.wait)
+            num_moved += 1
+    return num_moved
+
+
+def _need(transfer: Transfer, where: dict[fx.Node, int]) -> _Need:
+    views: list[fx.Node] = []
+    readers: list[fx.Node] = []
+    chain = list(transfer.results)
+    for node in chain:  # grows while it is walked
+        for user in node.users:
+            if user.target in _VIEWS:
+                views.append(user)
+                chain.append(user)
+            elif user is not transfer.wait:
+                readers.append(user)
+    use = min(readers, key=where.__getitem__, default=transfer.wait)
+    return _Need(transfer, sorted(views, key=where.__getitem__), use)
+
+
+def _anchor(needs: list[_Need], index: int, limit_bytes: int) -> int:
+    """Return the earliest gather at whose use gather `index` may already be under way."""
+    ahead_bytes = 0
+    for earlier in range(index, 0, -1):
+        ahead_bytes += needs[earlier].transfer.result_bytes
+        if ahead_bytes > limit_bytes:
+            return earlier
+    return 0
+
+
+def _sink_waits(graph: fx.Graph, limit_bytes: int) -> int:
+    where = positions(graph)
+    in_flight: list[Transfer] = []
+    num_moved = 0
+    for transfer in reductions(graph):
+        used_bytes = transfer.input_bytes + sum(other.input_bytes for other in in_flight)
+        while in_flight and used_bytes > limit_bytes:
+            used_bytes -= in_flight[0].input_bytes
+            num_moved += _move_wait(in_flight.pop(0), transfer.start, where)
+        in_flight.append(transfer)
+    output = graph.output_node()
+    return num_moved + sum(_move_wait(transfer, output, where) for transfer in in_flight)
+
+
+def _move_wait(transfer: Transfer, latest: fx.Node, where: dict[fx.Node, int]) -> int:
+    """Move a wait down to its first reader, but not beyond `latest`; return 1 if it moved."""
+    readers = (user for pick in transfer.results for user in pick.users)
+    anchor = min((r for r in readers if r is not transfer.wait), key=where.__getitem__)
+    if where[latest] < where[anchor]:
+        anchor = latest
+    if where[anchor] <= where[transfer.wait] + 1:
+        return 0
+    move_before([transfer.wait], anchor)
+    return 1

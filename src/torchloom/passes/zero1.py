@@ -1,0 +1,25 @@
+"""ZeRO-1: average only the slice of a gradient that this rank's optimizer steps.
+
+    before   sync(grad, own_slice=False)     an all-reduce
+    after    sync(grad, own_slice=True)      half its traffic: a reduce-scatter in place
+
+Weights stay whole. Needs nothing. The slices keep their values.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from torchloom import ops
+from torchloom.graph import PassContext, find
+
+
+def zero1(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Narrow the synchronisation of sliced parameters; return how many."""
+    num_narrowed = 0
+    for node in find(gm.graph, ops.sync):
+        grad, dtype, wire_dtype, own_slice, handle, param = node.args
+        if param in ctx.sliced and not own_slice:
+            node.args = (grad, dtype, wire_dtype, True, handle, param)
+            num_narrowed += 1
+    return num_narrowed

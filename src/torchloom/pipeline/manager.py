@@ -1,0 +1,95 @@
+"""The pass manager: runs passes, and owns everything that is the same for all of them.
+
+Lint, timing, before/after text, events and the error that names pass and node live here; a pass
+holds its rewrite alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import fx
+
+from torchloom import events
+from torchloom.errors import PassError
+from torchloom.graph import GraphPass, PassContext, graph_text, op_counts
+from torchloom.pipeline.report import GraphReport, PassReport
+
+
+@dataclass
+class PassManager:
+    """Runs the passes of one stage over graphs."""
+
+    passes: Sequence[GraphPass]
+    context: PassContext
+    dump_dir: Path | None = None
+
+    def run(self, gm: fx.GraphModule, context: PassContext, name: str, into: GraphReport) -> None:
+        """Run every pass over `gm` in place.
+
+        Args:
+            gm: the graph; recompiled when all passes have run.
+            context: what the passes may know.
+            name: the graph's name in reports and dumps, e.g. `"graph0.forward"`.
+            into: receives one record per pass.
+
+        Raises:
+            PassError: a pass raised or broke the graph; the text holds pass, node and both graphs.
+        """
+        self._dump(gm, name, 0, "captured")
+        for index, each in enumerate(self.passes, start=1):
+            before = graph_text(gm.graph)
+            started = time.perf_counter()
+            num_edits = _run_one(each, gm, context, name, before)
+            duration = time.perf_counter() - started
+            into.passes.append(PassReport(each.name, name, num_edits, duration))
+            events.emit(
+                events.PassRan(
+                    name=each.name,
+                    stage=each.stage,
+                    graph=name,
+                    num_edits=num_edits,
+                    duration_s=duration,
+                )
+            )
+            if num_edits:
+                self._dump(gm, name, index, each.name)
+        gm.recompile()
+        kind = name.rsplit(".", 1)[-1]
+        for op, count in op_counts(gm.graph).items():
+            if op.startswith("torchloom."):
+                into.collectives[f"{kind} {op}"] = count
+
+    def _dump(self, gm: fx.GraphModule, name: str, index: int, label: str) -> None:
+        if self.dump_dir is not None:
+            self.dump_dir.mkdir(parents=True, exist_ok=True)
+            path = self.dump_dir / f"{name}.{index:02d}.{label}.txt"
+            path.write_text(graph_text(gm.graph))
+
+
+def _run_one(
+    each: GraphPass, gm: fx.GraphModule, context: PassContext, name: str, before: str
+) -> int:
+    try:
+        num_edits = each.fn(gm, context)
+        gm.graph.lint()
+    except Exception as error:  # noqa: BLE001  whatever a pass raises is reported as that pass's
+        after = graph_text(gm.graph)
+        raise PassError(
+            f"pass {each.name!r} broke graph {name!r} ({_culprit(error, gm)}): {error}\n"
+            "Disable it with compile.disable_passes, or fix it.\n"
+            f"--- before\n{before}--- after\n{after}"
+        ) from error
+    return num_edits
+
+
+def _culprit(error: Exception, gm: fx.GraphModule) -> str:
+    """Name the first node that the error's text mentions."""
+    text = str(error)
+    for node in gm.graph.nodes:
+        if node.name in text:
+            return f"at node %{node.name}"
+    return f"{type(error).__name__}"

@@ -1,0 +1,52 @@
+"""What one compile session did: plain records for people, tests and reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """One pass over one graph."""
+
+    name: str
+    graph: str
+    num_edits: int
+    duration_s: float
+
+
+@dataclass
+class GraphReport:
+    """One captured graph, compiled or fallen back."""
+
+    name: str
+    num_nodes: int
+    backend: str
+    duration_s: float = 0.0
+    passes: list[PassReport] = field(default_factory=list)
+    collectives: dict[str, int] = field(default_factory=dict)
+    """Calls of torchloom operators in the final graphs: "forward torchloom.gather_start" -> 3."""
+    fallback: str | None = None
+    """Why this graph runs eagerly sharded, or None."""
+
+    @property
+    def from_cache(self) -> bool:
+        """Whether the compiler's caches held the woven graphs, so that no pass had to run."""
+        return not self.passes and self.fallback is None
+
+
+@dataclass
+class CompileReport:
+    """All graphs of one compile session, in the order in which Dynamo handed them over."""
+
+    graphs: list[GraphReport] = field(default_factory=list)
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """Why graphs run eagerly, one text each; empty when everything is woven."""
+        return [graph.fallback for graph in self.graphs if graph.fallback is not None]
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds spent in the compiler, backward graphs included where known."""
+        return sum(graph.duration_s for graph in self.graphs)

@@ -1,0 +1,145 @@
+"""A compile session: everything that one compiled module owns.
+
+The session is the backend that `torch.compile` calls with each captured graph. It runs the passes
+through whichever route the wanted backend needs, and falls back to the eager sharded model, once
+announced, when weaving fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+import torchloom.graph
+import torchloom.ops
+import torchloom.passes
+from torchloom import _torch, events
+from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
+from torchloom.capture.hooks import GraphKind
+from torchloom.errors import PassError
+from torchloom.graph import GraphPass, PassContext
+from torchloom.log import get_logger
+from torchloom.pipeline.manager import PassManager
+from torchloom.pipeline.report import CompileReport, GraphReport
+
+logger = get_logger(__name__)
+
+
+@dataclass
+class CompileSession:
+    """Compiles the graphs of one module.
+
+    Example:
+        >>> session = CompileSession(passes=(), context=PassContext(world_size=1), backend="eager")
+        >>> model.compile(backend=session)  # doctest: +SKIP
+    """
+
+    passes: Sequence[GraphPass]
+    context: PassContext
+    backend: str | Callable[..., Any] = "inductor"
+    """"inductor", "aot_eager", "eager", or any registered name or callable."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Inductor settings."""
+    strict: bool = False
+    """Raise when weaving fails, instead of running eagerly."""
+    dump_dir: Path | None = None
+    """Folder for the text of each graph before and after each pass."""
+    report: CompileReport = field(default_factory=CompileReport)
+
+    def __call__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
+    ) -> Callable[..., Any]:
+        """Compile one captured graph: the signature of a torch.compile backend."""
+        name = f"graph{len(self.report.graphs)}"
+        report = GraphReport(name, len(gm.graph.nodes), _name_of(self.backend))
+        self.report.graphs.append(report)
+        events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
+        started = time.perf_counter()
+        try:
+            compiled = self._compile(gm, example_inputs, report)
+        except Exception as error:
+            if self.strict or _pass_error(error) is None:
+                raise
+            compiled = self._fall_back(gm, report, error)
+        report.duration_s += time.perf_counter() - started
+        events.emit(
+            events.CompileFinished(
+                graph=name, duration_s=report.duration_s, from_cache=report.from_cache
+            )
+        )
+        return compiled
+
+    def _compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
+    ) -> Callable[..., Any]:
+        hooks = WeaveHooks(
+            joint=lambda joint, kind: self._weave("joint", joint, kind, report),
+            lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report),
+            key=self.key(),
+        )
+        if self.backend == "eager":
+            return gm.forward
+        if self.backend == "inductor":
+            return compile_with_inductor(gm, example_inputs, hooks, self.options)
+        if self.backend in ("aot_eager", "torchloom_aot"):
+            return compile_with_aot(gm, example_inputs, hooks)
+        lower = self.backend
+        if isinstance(lower, str):
+            lower = _torch.lookup_backend(lower)
+        return compile_with_aot(gm, example_inputs, hooks, lower)
+
+    def key(self) -> str:
+        """Return a hash of all that woven graphs depend on besides the captured graph."""
+        names = ",".join(each.name for each in self.passes)
+        custom = [each for each in self.passes if each.name not in torchloom.passes.PASSES]
+        sources = _sources() + tuple(sorted({each.fn.__code__.co_filename for each in custom}))
+        return _torch.hash_files(sources, f"{names}|{self.context.key()}").hex()
+
+    def _weave(
+        self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport
+    ) -> None:
+        context = dataclasses.replace(self.context, is_backward=kind == "backward")
+        passes = [each for each in self.passes if each.stage == stage]
+        manager = PassManager(passes, context, self.dump_dir)
+        manager.run(gm, context, f"{report.name}.{kind}", report)
+
+    def _fall_back(
+        self, gm: fx.GraphModule, report: GraphReport, error: Exception
+    ) -> Callable[..., Any]:
+        cause = _pass_error(error) or error
+        report.fallback = f"{type(cause).__name__}: {cause}"
+        first_line = str(cause).splitlines()[0]
+        if len(self.report.fallbacks) == 1:
+            logger.warning(
+                "weaving failed, the model runs eagerly sharded (correct, slower): %s. "
+                "Set compile.strict to make this an error",
+                first_line,
+            )
+        events.emit(events.PassesSkipped(reason=first_line))
+        return gm.forward
+
+
+def _pass_error(error: BaseException | None) -> PassError | None:
+    """Find our error in the chain: compilers wrap what their hooks raise."""
+    while error is not None:
+        if isinstance(error, PassError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _name_of(backend: str | Callable[..., Any]) -> str:
+    return backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
+
+
+def _sources() -> tuple[str, ...]:
+    """Source files of everything that shapes a woven graph."""
+    packages = (torchloom.passes, torchloom.graph, torchloom.ops)
+    folders = [Path(package.__path__[0]) for package in packages]
+    return tuple(sorted(str(path) for folder in folders for path in folder.glob("*.py")))
