@@ -103,10 +103,11 @@ class Cleaner:
     def _entry(
         self, cleaned: dict[str, object], key: Key, value: object, path: str, given: str
     ) -> None:
-        if value == AUTO and key.section is None:
-            value = self._auto(key, path, given)
         if value is None:
             self.written.null.add(path)
+        elif value == AUTO and key.section is None:
+            if (resolved := self._auto(key, path, given)) is not None:
+                cleaned[key.name] = resolved
         elif key.section is not None and isinstance(value, Mapping):
             cleaned[key.name] = self._section(key.section, value, path, given)
         elif key.free_form and isinstance(value, Mapping):

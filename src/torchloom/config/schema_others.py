@@ -56,9 +56,9 @@ class OtherKeys(Section):
         "sparse embedding gradients", "remove it; build embeddings with sparse=False"
     )
     pipeline: AnyValue = refused("pipeline parallelism", ZERO3)
-    tensor_parallel: AnyValue = refused("tensor parallelism", ZERO3)
+    tensor_parallel: AnyValue = refused("tensor parallelism", ZERO3, idle=(1,))
     sequence_parallel_size: AnyValue = refused("sequence parallelism", ZERO3, idle=(1,))
-    expert_parallel: AnyValue = refused("expert parallelism", ZERO3)
+    expert_parallel: AnyValue = refused("expert parallelism", ZERO3, idle=(1,))
     hybrid_engine: AnyValue = refused(
         "one engine for training and generation",
         "remove it; generate with a separate copy of the model",

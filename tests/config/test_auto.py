@@ -1,0 +1,91 @@
+"""What "auto" becomes: the caller's value, a documented default, or an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchloom.config import check_config, load_config
+
+
+def message(config, path: str) -> str:
+    return next(note.message for note in config.notes if note.path == path)
+
+
+def test_the_callers_value_comes_first_and_is_noted():
+    config = load_config({"gradient_clipping": "auto"}, auto={"gradient_clipping": 0.5})
+
+    assert config.gradient_clipping == 0.5
+    assert "given by the caller" in message(config, "gradient_clipping")
+
+
+def test_the_callers_value_is_checked_too():
+    checked = check_config({"gradient_clipping": "auto"}, auto={"gradient_clipping": "high"})
+
+    assert checked.errors[0].path == "gradient_clipping"
+
+
+def test_a_value_does_not_replace_what_is_written():
+    config = load_config({"gradient_clipping": 2.0}, auto={"gradient_clipping": 0.5})
+
+    assert config.gradient_clipping == 2.0
+
+
+def test_aliases_take_the_value_of_either_name():
+    document = {"zero_optimization": {"stage": 3, "prefetch_bucket_size": "auto"}}
+    for name in ("prefetch_bucket_size", "stage3_prefetch_bucket_size"):
+        config = load_config(document, auto={f"zero_optimization.{name}": 1000})
+        assert config.zero.prefetch_bytes == 4000
+
+
+def test_documented_defaults():
+    config = load_config(
+        {
+            "gradient_clipping": "auto",
+            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto"},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": "auto"}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}},
+        }
+    )
+
+    assert config.gradient_clipping == 1.0
+    assert config.zero.param_persistence_threshold == 100_000
+    assert "100000" in message(config, "zero_optimization.stage3_param_persistence_threshold")
+    assert config.optimizer.params["weight_decay"] == 0.0
+    assert config.scheduler.params["warmup_max_lr"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ({"optimizer": {"type": "SGD", "params": {"lr": "auto"}}}, "optimizer.params.lr"),
+        (
+            {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}},
+            "scheduler.params.warmup_max_lr",
+        ),
+        (
+            {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}},
+            "scheduler.params.total_num_steps",
+        ),
+    ],
+)
+def test_no_sensible_default_is_an_error_that_says_what_to_pass(document, path):
+    (error,) = check_config(document).errors
+
+    assert error.path == path
+    assert f'auto={{"{path}": ...}}' in error.fix
+
+
+@pytest.mark.parametrize(
+    ("fp16", "bf16", "dtype"), [(0, 1, "bf16"), (1, 0, "fp16"), (0, 0, "fp32")]
+)
+def test_both_precisions_auto_take_the_callers_choice(fp16, bf16, dtype):
+    document = {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
+    auto = {"fp16.enabled": bool(fp16), "bf16.enabled": bool(bf16)}
+
+    assert load_config(document, auto=auto).precision.dtype == dtype
+
+
+def test_a_value_for_an_unknown_path_warns():
+    config = load_config({}, auto={"train_batch_sise": 8})
+
+    assert "train_batch_size?" in message(config, "train_batch_sise")

@@ -1,0 +1,174 @@
+"""One mistake each: the error names the path, what is wrong and what to do."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+
+from torchloom.config import check_config, load_config
+from torchloom.errors import ConfigError
+
+BASE = {
+    "train_micro_batch_size_per_gpu": 2,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-4}},
+    "compile": {"deepcompile": True},
+}
+ZERO = "zero_optimization"
+
+# path in the document, value put there, path of the error (None: the same), words of the message
+BAD = [
+    (f"{ZERO}.stage", 4, None, "use 0"),
+    (f"{ZERO}.stage", "3", None, "write 0, 1, 2 or 3"),
+    (f"{ZERO}.stage", 1.5, None, "not a whole number"),
+    (f"{ZERO}.stage", True, None, "not a number"),
+    (ZERO, True, None, "not an object"),
+    (f"{ZERO}.reduce_bucket_size", -1, None, "at least 0"),
+    (f"{ZERO}.reduce_bucket_size", 1.5e0, None, "not a whole number"),
+    (f"{ZERO}.overlap_comm", "true", None, "without quotes"),
+    (f"{ZERO}.offload_optimizer", {"device": "cpu"}, f"{ZERO}.offload_optimizer.device", "none"),
+    (f"{ZERO}.offload_param", {"device": "nvme"}, f"{ZERO}.offload_param.device", "NVMe"),
+    (f"{ZERO}.offload_param", {"device": "disk"}, f"{ZERO}.offload_param.device", '"nvme"'),
+    (f"{ZERO}.mics_shard_size", 8, None, "shard_size"),
+    (f"{ZERO}.zero_hpz_partition_size", 8, None, "shard_size"),
+    (f"{ZERO}.zero_quantized_weights", True, None, "ZeRO++"),
+    (f"{ZERO}.shard_size", 3, None, "use one of 1, 2, 4"),
+    (f"{ZERO}.shard_size", 0, None, "at least 1"),
+    (f"{ZERO}.param_persistence_threshold", "1e5", None, "without quotes"),
+    ("train_batch_size", 0, None, "at least 1"),
+    ("train_batch_size", 7, None, "set train_batch_size to 8"),
+    ("gradient_accumulation_steps", -1, None, "at least 1"),
+    ("gradient_clipping", "1.0", None, "without quotes"),
+    ("gradient_clipping", -1.0, None, "at least 0"),
+    ("gradient_clipping", math.nan, None, "finite"),
+    ("steps_per_print", 0, None, "Infinity"),
+    ("seed", -1, None, "from 0"),
+    ("fp16", {"enabled": True}, "bf16.enabled", "set one of them to false"),
+    ("fp16", {"enabled": False, "hysteresis": 0}, "fp16.hysteresis", "at least 1"),
+    ("fp16", {"initial_scale_power": 200}, "fp16.initial_scale_power", "from 0 to 127"),
+    ("fp16", {"min_loss_scale": 1e9}, "fp16.min_loss_scale", "initial_scale_power"),
+    ("fp16", {"fp16_master_weights_and_grads": True}, "fp16.fp16_master_weights_and_grads", "fp32"),
+    ("bf16", "auto", None, "not an object"),
+    ("communication_data_type", "int8", None, '"bf16"'),
+    ("optimizer.type", "Lamb", None, '"AdamW"'),
+    ("optimizer.type", "AdamX", None, "nearest: Adam"),
+    ("optimizer.type", "auto", None, "nobody resolved it"),
+    ("optimizer", {"params": {}}, "optimizer.type", '"SGD"'),
+    ("optimizer.params.lr", "auto", None, 'auto={"optimizer.params.lr"'),
+    ("optimizer.params.lr", "5e-5", None, "without quotes"),
+    ("optimizer.params.lr", -1, None, "at least 0"),
+    ("optimizer.params.betas", [0.9], None, "2 numbers"),
+    ("optimizer.params.betas", [0.9, 1.0], None, "out of range"),
+    ("optimizer.params.weight_deacy", 0.1, None, "weight_decay?"),
+    ("optimizer.params.max_grad_norm", 1.0, None, "gradient_clipping: 1.0"),
+    ("optimizer.params.bias_correction", False, None, "always corrects"),
+    ("optimizer.params.fused", "yes", None, "true or false"),
+    ("scheduler.type", "WarmupLr2", None, "WarmupLR?"),
+    ("scheduler.type", "OneCycle", None, "OneCycleLR"),
+    ("scheduler.type", "LambdaLR", None, "lr_scheduler"),
+    ("scheduler.type", "WarmupDecayLR", "scheduler.params.total_num_steps", "needs it"),
+    ("scheduler.params.warmup_steps", 10, None, "warmup_num_steps?"),
+    ("scheduler.params.warmup_type", "cubic", None, '"linear"'),
+    ("scheduler.params.warmup_num_steps", "auto", None, "auto={"),
+    ("compile.passes", ["z1"], None, "stage to 1"),
+    ("compile.passes", ["autotp"], None, "tensor parallelism"),
+    ("compile.passes", ["offload_activation"], None, "not in this release"),
+    ("compile.passes", ["prefetch", "prefetch"], None, "twice"),
+    ("compile.passes", 3, None, "list of names"),
+    ("compile.schedule", [[5, ["zero3"]]], "compile.schedule[0][0]", "step 0"),
+    ("compile.schedule", [[0, "zero3"]], "compile.schedule[0][1]", '["name", ...]'),
+    ("compile.schedule", [[0]], "compile.schedule[0]", "[step, [names]]"),
+    ("compile.schedule", [[0, [None]]], "compile.schedule[0][1][0]", "write a string"),
+    ("compile.schedule", [[0, []], [0, []]], "compile.schedule[1][0]", "merge"),
+    ("compile.offload_activation", True, None, "micro_batch"),
+    ("compile.offload_opt_states", True, None, "remove it"),
+    ("compile.offload_parameters", True, None, "remove it"),
+    ("compile.symmetric_memory", True, None, "process group"),
+    ("compile.memory_budget", 1e9, None, "remove it"),
+    ("compile.autoep_non_moe", True, None, "remove it"),
+    ("compile.kwargs", {"fulgraph": True}, "compile.kwargs.fulgraph", "fullgraph?"),
+    ("compile.kwargs", {"backend": "eager"}, "compile.kwargs.backend", "compile.backend"),
+    ("compile.dump_graphs", 3, None, "folder"),
+    ("compile.backend", "", None, "write a string"),
+    ("compile", "inductor", None, "not an object"),
+    ("amp", {"enabled": True}, None, "bf16.enabled"),
+    ("torch_autocast", {"enabled": True}, None, "bf16.enabled"),
+    ("elasticity", {"enabled": True}, None, "batch sizes"),
+    ("sequence_parallel_size", 2, None, "stage 3"),
+    ("sparse_gradients", True, None, "sparse=False"),
+    (
+        "compression_training",
+        {"weight_quantization": {"shared_parameters": {"enabled": True}}},
+        None,
+        "compression",
+    ),
+]
+
+
+def put(path: str, value: object) -> dict:
+    document = copy.deepcopy(BASE)
+    *parents, last = path.split(".")
+    place = document
+    for part in parents:
+        place = place[part]
+    place[last] = value
+    return document
+
+
+@pytest.mark.parametrize(("path", "value", "where", "words"), BAD)
+def test_each_mistake_is_one_clear_error(path, value, where, words):
+    checked = check_config(put(path, value), world_size=4)
+
+    assert [error.path for error in checked.errors] == [where or path]
+    assert words in str(checked.errors[0])
+    assert checked.config is None
+
+
+def test_the_base_is_good():
+    assert check_config(BASE, world_size=4).errors == ()
+
+
+def test_all_errors_are_raised_at_once_one_line_each():
+    with pytest.raises(ConfigError) as caught:
+        load_config({"zero_optimization": {"stage": 4}, "seed": "x", "optimizer": {"type": "Lion"}})
+
+    first, *lines = str(caught.value).splitlines()
+    assert first == "3 errors in the configuration:"
+    assert {line.split(":")[0].strip() for line in lines} == {
+        "zero_optimization.stage",
+        "seed",
+        "optimizer.type",
+    }
+
+
+def test_errors_carry_the_name_that_was_written():
+    checked = check_config({"bfloat16": {"enabled": "yes"}})
+
+    assert checked.errors[0].path == "bfloat16.enabled"
+
+
+def test_two_names_for_one_setting_must_agree():
+    zero = {"stage": 3, "prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 2}
+
+    assert "two names" in check_config({"zero_optimization": zero}).errors[0].what
+
+
+def test_passes_and_schedule_exclude_each_other():
+    section = {"passes": ["prefetch"], "schedule": [[0, ["prefetch"]]]}
+
+    assert check_config({"compile": section}).errors[0].path == "compile.schedule"
+
+
+def test_nesterov_needs_momentum():
+    optimizer = {"type": "SGD", "params": {"lr": 1, "nesterov": True}}
+
+    assert check_config({"optimizer": optimizer}).errors[0].path == "optimizer.params.nesterov"
+
+
+def test_a_world_without_ranks_is_refused():
+    with pytest.raises(ConfigError, match="at least 1"):
+        load_config({}, world_size=0)

@@ -1,0 +1,155 @@
+"""Configurations in the shapes that people use: the good load, the refused name what they ask."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchloom.config import check_config, load_config
+
+CORPUS = Path(__file__).parent / "corpus"
+GOOD = sorted((CORPUS / "good").glob("*.json"))
+REFUSED = sorted((CORPUS / "refused").glob("*.json"))
+
+# What a trainer with a model of hidden size 64 fills in for "auto".
+FROM_TRAINER = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 1.0,
+    "bf16.enabled": True,
+    "fp16.enabled": False,
+    "optimizer.params.lr": 5e-5,
+    "optimizer.params.betas": [0.9, 0.999],
+    "optimizer.params.eps": 1e-8,
+    "optimizer.params.weight_decay": 0.0,
+    "scheduler.params.warmup_min_lr": 0,
+    "scheduler.params.warmup_max_lr": 5e-5,
+    "scheduler.params.warmup_num_steps": 10,
+    "scheduler.params.total_num_steps": 1000,
+    "zero_optimization.reduce_bucket_size": 64 * 64,
+    "zero_optimization.stage3_prefetch_bucket_size": int(0.9 * 64 * 64),
+    "zero_optimization.stage3_param_persistence_threshold": 640,
+}
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+@pytest.mark.parametrize("path", GOOD, ids=name)
+def test_good_configurations_load(path):
+    config = load_config(path, world_size=8, auto=FROM_TRAINER)
+
+    batch = config.batch
+    assert batch.train_batch_size == batch.micro_batch_size * batch.accumulation_steps * 8
+    assert json.loads(json.dumps(config.to_dict())) == config.to_dict()
+
+
+@pytest.mark.parametrize("path", REFUSED, ids=name)
+def test_refused_configurations_name_each_path(path):
+    expected = path.read_text().splitlines()[0].removeprefix("// errors: ").split()
+
+    checked = check_config(path, world_size=8)
+
+    assert sorted(error.path for error in checked.errors) == expected
+    assert all(error.what and error.fix for error in checked.errors)
+
+
+def test_the_corpus_is_there():
+    assert len(GOOD) >= 30
+    assert len(REFUSED) >= 8
+
+
+def good(stem: str, **kwargs):
+    kwargs.setdefault("auto", FROM_TRAINER)
+    return load_config(CORPUS / "good" / f"{stem}.json", world_size=8, **kwargs)
+
+
+def warnings(config) -> dict[str, str]:
+    return {note.path: note.message for note in config.notes if note.level == "warning"}
+
+
+def test_an_auto_file_takes_the_trainers_values():
+    config = good("hf_auto_zero3")
+
+    assert (config.batch.train_batch_size, config.batch.micro_batch_size) == (64, 4)
+    assert config.precision.dtype == "bf16"
+    assert config.optimizer.params["lr"] == 5e-5
+    assert config.scheduler.params["warmup_num_steps"] == 10
+    assert config.zero.param_persistence_threshold == 640
+    assert config.zero.gather_16bit_weights_on_model_save
+
+
+def test_offload_to_nowhere_is_accepted_quietly():
+    assert not warnings(good("hf_auto_offload_none"))
+
+
+def test_disabled_features_are_silent():
+    assert not warnings(good("disabled_features"))
+
+
+def test_features_without_effect_warn_once_each():
+    assert set(warnings(good("monitors_on"))) == {
+        "tensorboard",
+        "wandb",
+        "flops_profiler",
+        "activation_checkpointing",
+    }
+
+
+def test_typos_warn_with_the_nearest_key():
+    told = warnings(good("typos_are_ignored"))
+
+    assert "gradient_clipping?" in told["gradient_cliping"]
+    assert "zero_optimization.overlap_comm?" in told["zero_optimization.overlap_com"]
+    assert "fp16.initial_scale_power?" in told["fp16.initial_scale_pwoer"]
+    assert "spelling" in told["my_own_notes"]
+
+
+def test_dotted_keys_warn_with_the_nested_form():
+    config = good("dotted_keys")
+
+    told = warnings(config)["zero_optimization.reduce_bucket_size"]
+    assert '{"zero_optimization": {"reduce_bucket_size": 1048576}}' in told
+    assert config.zero.param_persistence_threshold == 100_000
+
+
+def test_deprecated_names_warn_and_plain_aliases_do_not():
+    config = good("old_names")
+
+    assert list(warnings(config)) == ["zero_optimization.stage3_gather_fp16_weights_on_model_save"]
+    assert config.zero.param_persistence_threshold == 100_000
+    assert config.zero.gather_16bit_weights_on_model_save
+
+
+def test_hints_say_asked_and_used():
+    hints = {hint.path: hint for hint in good("huge_knobs").hints}
+
+    reduce = hints["zero_optimization.reduce_bucket_size"]
+    assert (reduce.asked, reduce.used) == (1_000_000_000, 16 * 2**20)
+    assert "64 MiB" in reduce.why
+    assert hints["zero_optimization.sub_group_size"].used is None
+
+
+def test_schedule_of_step_0_becomes_the_list_of_passes():
+    assert good("compile_schedule").compile.passes == ("zero3", "prefetch", "selective_gather")
+
+
+def test_stage_marks_mean_the_preset_of_the_stage():
+    options = good("deepcompile_full").compile
+
+    assert options.enabled
+    assert options.passes is None
+    assert options.strict
+    assert options.dump_graphs == "graphs"
+    assert options.free_activation_threshold_bytes == 1048576
+
+
+def test_one_auto_precision_without_value_is_fp32_with_a_warning():
+    config = good("hf_auto_offload_none", auto={})
+
+    assert config.precision.dtype == "fp32"
+    assert "fp32" in warnings(config)["bf16.enabled"]

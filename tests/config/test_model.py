@@ -1,0 +1,126 @@
+"""The records: frozen, plain to print, hashed alike on every rank, free of torch."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import json
+import pickle
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import torchloom.config
+from torchloom.config import Config, FrozenMap, load_config, thaw
+
+FULL = {
+    "train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}},
+    "scheduler": {"type": "MultiStepLR", "params": {"milestones": [1, 2]}},
+    "compile": {"kwargs": {"options": {"a": [1, {"b": 2}]}}},
+    "zero_optimization": {"stage": 3, "overlap_comm": True},
+}
+
+
+def records(value: object):
+    if dataclasses.is_dataclass(value):
+        yield value
+        for field in dataclasses.fields(value):
+            yield from records(getattr(value, field.name))
+
+
+def test_every_record_is_frozen():
+    for record in records(load_config(FULL)):
+        name = dataclasses.fields(record)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, name, None)
+
+
+def test_mappings_inside_are_frozen_all_the_way_down():
+    config = load_config(FULL)
+
+    with pytest.raises(TypeError):
+        config.optimizer.params["lr"] = 1
+    with pytest.raises(TypeError):
+        config.compile.kwargs["options"]["a"] = 1
+    with pytest.raises(TypeError):
+        config.source["zero_optimization"]["stage"] = 1
+    assert config.compile.kwargs["options"]["a"] == (1, FrozenMap({"b": 2}))
+    assert dict(**config.optimizer.params)["betas"] == (0.9, 0.95)
+
+
+def test_configs_pickle_copy_and_hash():
+    config = load_config(FULL)
+
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert copy.deepcopy(config) == config
+    assert hash(config) == hash(load_config(FULL))
+
+
+def test_to_dict_is_plain_json():
+    config = load_config(FULL)
+
+    assert json.loads(json.dumps(config.to_dict())) == config.to_dict()
+    assert config.to_dict()["optimizer"]["params"]["betas"] == [0.9, 0.95]
+    assert thaw(config.source) == FULL
+
+
+def test_the_digest_is_that_of_the_meaning():
+    digest = load_config(FULL).digest()
+
+    assert digest == load_config(dict(reversed(FULL.items()))).digest()
+    assert digest == load_config({**FULL, "steps_per_print": float("inf"), "typo": 1}).digest()
+    assert digest == load_config({**FULL, "wall_clock_breakdown": True}).digest()
+    assert digest != load_config({**FULL, "gradient_clipping": 1.0}).digest()
+    assert digest != load_config(FULL, world_size=2).digest()
+    assert len(digest) == 16
+
+
+def test_debugging_switches_do_not_enter_the_digest():
+    with_dump = Config(compile=dataclasses.replace(Config().compile, dump_graphs="x"))
+
+    assert with_dump.digest() == Config().digest()
+
+
+def test_the_names_of_all_fields():
+    """A new option is added here by hand."""
+    names = {
+        type(record).__name__: " ".join(field.name for field in dataclasses.fields(record))
+        for record in records(load_config(FULL))
+    }
+    assert names == {
+        "Config": "batch zero precision gradient_clipping optimizer scheduler compile "
+        "steps_per_print wall_clock_breakdown dataloader_drop_last seed notes hints source",
+        "BatchConfig": "train_batch_size micro_batch_size accumulation_steps",
+        "ZeroConfig": "stage param_persistence_threshold gather_bucket_bytes reduce_bucket_bytes "
+        "prefetch_bytes shard_size gather_16bit_weights_on_model_save",
+        "PrecisionConfig": "dtype reduce_dtype check_grad_overflow loss_scale",
+        "LossScaleConfig": "static_scale initial_scale_power window hysteresis min_scale "
+        "consecutive_hysteresis max_consecutive_skips",
+        "OptimizerConfig": "name params",
+        "SchedulerConfig": "name params",
+        "CompileOptions": "enabled backend kwargs passes disable_passes strict dump_graphs "
+        "debug_log free_activation free_activation_threshold_bytes double_buffer",
+    }
+
+
+def test_importing_config_does_not_import_torch():
+    code = "import sys, torchloom.config; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_public_names_are_those_of_all():
+    for name in torchloom.config.__all__:
+        assert getattr(torchloom.config, name).__doc__
+
+
+def test_examples_in_docstrings():
+    import doctest
+
+    for module in pkgutil.iter_modules(torchloom.config.__path__, "torchloom.config."):
+        result = doctest.testmod(importlib.import_module(module.name))
+        assert result.failed == 0, module.name

@@ -1,0 +1,174 @@
+"""Each section's translation to the record that the engine reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchloom.config import check_config, load_config
+
+MIB = 1 << 20
+
+
+def optimizer(kind: str, **params):
+    return load_config({"optimizer": {"type": kind, "params": params}})
+
+
+def scheduler(kind: str, **params):
+    return load_config({"scheduler": {"type": kind, "params": params}})
+
+
+def warned(config) -> list[str]:
+    return [note.path for note in config.notes if note.level == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "name"),
+    [
+        ("Adam", {}, "adamw"),
+        ("adam", {"adam_w_mode": True}, "adamw"),
+        ("Adam", {"adam_w_mode": False}, "adam"),
+        ("Adam", {"torch_adam": True, "adam_w_mode": False}, "adam"),
+        ("AdamW", {"adam_w_mode": False}, "adamw"),
+        ("sgd", {}, "sgd"),
+    ],
+)
+def test_which_optimizer_is_meant(kind, params, name):
+    config = optimizer(kind, lr=0.1, **params)
+
+    assert config.optimizer.name == name
+    assert not {"torch_adam", "adam_w_mode"} & set(config.optimizer.params)
+
+
+def test_adam_that_means_adamw_is_noted():
+    assert "AdamW" in str(optimizer("Adam", lr=1).notes)
+
+
+@pytest.mark.parametrize(
+    ("params", "decay"), [({}, 0.0), ({"torch_adam": True}, 0.01), ({"weight_decay": 0.2}, 0.2)]
+)
+def test_weight_decay_is_what_the_section_means_in_deepspeed(params, decay):
+    assert optimizer("AdamW", lr=1, **params).optimizer.params["weight_decay"] == decay
+
+
+@pytest.mark.parametrize(
+    ("params", "fused"), [({}, True), ({"foreach": True}, None), ({"fused": False}, False)]
+)
+def test_fused_kernels_unless_something_else_is_asked(params, fused):
+    assert optimizer("SGD", lr=1, **params).optimizer.params.get("fused") == fused
+
+
+def test_fused_excludes_foreach():
+    section = {"type": "SGD", "params": {"lr": 1, "fused": True, "foreach": True}}
+
+    assert check_config({"optimizer": section}).errors[0].path == "optimizer.params.fused"
+
+
+def test_warmup_defaults_are_written_out():
+    assert dict(scheduler("WarmupLR").scheduler.params) == {
+        "warmup_min_lr": 0.0,
+        "warmup_max_lr": 0.001,
+        "warmup_num_steps": 1000,
+        "warmup_type": "log",
+    }
+
+
+def test_a_warmup_that_overrules_the_optimizer_warns():
+    document = {
+        "optimizer": {"type": "AdamW", "params": {"lr": 5e-5}},
+        "scheduler": {"type": "WarmupLR", "params": {}},
+    }
+
+    assert warned(load_config(document)) == ["scheduler.params.warmup_max_lr"]
+
+
+def test_names_of_schedules_ignore_case():
+    assert scheduler("cosineannealinglr", T_max=5).scheduler.name == "CosineAnnealingLR"
+
+
+def test_a_position_in_the_schedule_has_no_effect():
+    config = scheduler("WarmupLR", last_batch_iteration=5)
+
+    assert warned(config) == ["scheduler.params.last_batch_iteration"]
+    assert "last_batch_iteration" not in config.scheduler.params
+    assert not warned(scheduler("WarmupLR", last_batch_iteration=-1))
+
+
+def test_a_warmup_longer_than_the_run_warns():
+    config = scheduler("WarmupDecayLR", total_num_steps=10, warmup_num_steps=20)
+
+    assert warned(config) == ["scheduler.params.total_num_steps"]
+
+
+def test_bucket_sizes_are_elements_of_the_type_that_travels():
+    zero = {"stage": 3, "reduce_bucket_size": 1e6, "allgather_bucket_size": 1e6}
+    config = load_config({"bf16": {"enabled": True}, "zero_optimization": zero})
+
+    assert config.zero.gather_bucket_bytes == 2_000_000
+    assert config.zero.reduce_bucket_bytes == 4_000_000
+    assert config.zero.prefetch_bytes == 32 * MIB
+
+
+def test_a_section_without_stage_warns():
+    assert warned(load_config({"zero_optimization": {"overlap_comm": True}})) == [
+        "zero_optimization.stage"
+    ]
+
+
+def test_refusing_overlap_warns_instead_of_hinting():
+    config = load_config({"zero_optimization": {"stage": 3, "overlap_comm": False}})
+
+    assert warned(config) == ["zero_optimization.overlap_comm"]
+    assert not config.hints
+
+
+def test_shard_groups_need_something_to_divide():
+    (error,) = check_config({"zero_optimization": {"stage": 0, "shard_size": 2}}).errors
+
+    assert error.path == "zero_optimization.shard_size"
+
+
+def test_loss_scaling():
+    fp16 = {"enabled": True, "loss_scale": 128, "loss_scale_window": 5e2, "hysteresis": 4}
+    scale = load_config({"fp16": fp16}).precision.loss_scale
+
+    assert (scale.static_scale, scale.window, scale.hysteresis) == (128.0, 500, 4)
+    assert scale.initial_scale_power == 16
+
+
+@pytest.mark.parametrize(
+    ("word", "dtype"), [("fp16", "fp16"), ("bfloat16", "bf16"), (None, "fp32")]
+)
+def test_reduction_type(word, dtype):
+    assert load_config({"communication_data_type": word}).precision.reduce_dtype == dtype
+
+
+def test_phases_of_offloading_are_left_out_with_a_note():
+    section = {"passes": ["offload_activation_floor", "zero2_compile", "prefetch"]}
+    config = load_config({"zero_optimization": {"stage": 2}, "compile": section})
+
+    assert config.compile.passes == ("zero2", "prefetch")
+    assert "offload_activation_floor" in str(config.notes)
+
+
+def test_budgets_of_single_passes_warn():
+    config = load_config({"compile": {"schedule": [[0, [["prefetch", 0.5]]]]}})
+
+    assert config.compile.passes == ("prefetch",)
+    assert warned(config) == ["compile.schedule[0][1][0][1]"]
+
+
+def test_barriers_warn():
+    config = load_config({"compile": {"sync_before_reduce": True, "sync_after_reduce": False}})
+
+    assert warned(config) == ["compile.sync_before_reduce"]
+
+
+def test_disabled_passes_use_our_names():
+    assert load_config({"compile": {"disable_passes": "z3"}}).compile.disable_passes == ("zero3",)
+
+
+def test_keys_in_the_wrong_place_are_shown_their_home():
+    told = {note.path: note.message for note in load_config({"lr": 1, "stage": 3}).notes}
+
+    assert "optimizer.params.lr?" in told["lr"]
+    assert "zero_optimization.stage?" in told["stage"]
