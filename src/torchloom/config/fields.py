@@ -28,7 +28,7 @@ OnAuto = Literal["default", "derive", "refuse"]
 class Section(BaseModel):
     """A JSON object with known keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
