@@ -99,3 +99,10 @@ def backend_names() -> list[str]:
 def reset_compiler_cache() -> None:
     """Forget every compiled entry of this process (2.11-2.13)."""
     torch._dynamo.reset()
+
+
+def default_store() -> Any:
+    """Return the key-value store that the default process group was built with (2.11-2.13)."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()

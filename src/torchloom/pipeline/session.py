@@ -8,6 +8,7 @@ announced, when weaving fails.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from torchloom import _torch, events
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
 from torchloom.errors import PassError
-from torchloom.graph import GraphPass, PassContext
+from torchloom.graph import GraphPass, PassContext, graph_text
 from torchloom.log import get_logger
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import CompileReport, GraphReport
@@ -50,6 +51,8 @@ class CompileSession:
     """Raise when weaving fails, instead of running eagerly."""
     dump_dir: Path | None = None
     """Folder for the text of each graph before and after each pass."""
+    agree: Callable[[str, str], None] | None = None
+    """Compares a text between all ranks and raises where they differ, before a graph runs."""
     report: CompileReport = field(default_factory=CompileReport)
 
     def __call__(
@@ -60,13 +63,16 @@ class CompileSession:
         report = GraphReport(name, len(gm.graph.nodes), _name_of(self.backend))
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
+        if self.agree is not None:
+            self.agree(f"the captured {name}", _digest(gm))
         started = time.perf_counter()
+        unwoven = fx.GraphModule(gm, _copy_graph(gm.graph))  # compilers may rewrite the original
         try:
             compiled = self._compile(gm, example_inputs, report)
         except Exception as error:
             if self.strict or _pass_error(error) is None:
                 raise
-            compiled = self._fall_back(gm, report, error)
+            compiled = self._fall_back(unwoven, report, error)
         report.duration_s += time.perf_counter() - started
         events.emit(
             events.CompileFinished(
@@ -123,6 +129,17 @@ class CompileSession:
             )
         events.emit(events.PassesSkipped(reason=first_line))
         return gm.forward
+
+
+def _copy_graph(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def _digest(gm: fx.GraphModule) -> str:
+    """Return a short hash of a captured graph that is equal on ranks that run the same program."""
+    return hashlib.blake2b(graph_text(gm.graph).encode(), digest_size=8).hexdigest()
 
 
 def _pass_error(error: BaseException | None) -> PassError | None:

@@ -67,6 +67,11 @@ class Communicator:
         self._begin(fulls, fulls, self.shard.all_gather(sources, fulls))
         return fulls
 
+    def gather_into(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> None:
+        """Gather flat shards into flat tensors that the caller owns, and wait."""
+        self._count(fulls)
+        self.shard.all_gather(shards, fulls).finish()
+
     def begin_reduce(
         self,
         grads: Sequence[Tensor],
@@ -155,11 +160,14 @@ class Communicator:
                     dist.broadcast(tensor, group=group, group_src=0)
 
     def _begin(self, results: list[Tensor], payload: Sequence[Tensor], pending: Pending) -> None:
-        self._num_collectives += 1
-        self._num_bytes += sum(t.numel() * t.element_size() for t in payload)
+        self._count(payload)
         key = _key(results)
         if key is not None:
             self._in_flight[key] = pending
+
+    def _count(self, payload: Sequence[Tensor]) -> None:
+        self._num_collectives += 1
+        self._num_bytes += sum(t.numel() * t.element_size() for t in payload)
 
     def _then_replicate(self, pending: Pending, tensors: Sequence[Tensor]) -> Pending:
         """Sum over the replicate group once the shard group has delivered."""

@@ -7,7 +7,14 @@ gathered weight, in eager and in compiled code alike.
 
 from __future__ import annotations
 
-from torchloom.shard.apply import layout_of, shard_module, unshard
+from torchloom.shard.apply import (
+    is_sharded,
+    layout_of,
+    owners_of,
+    shard_module,
+    sync_in_backward,
+    unshard,
+)
 from torchloom.shard.gather import gathered
 from torchloom.shard.layout import Layout, ParamSpec, Precision, plan_layout
 from torchloom.shard.meta import on_meta
@@ -19,11 +26,14 @@ __all__ = [
     "Precision",
     "full_state_dict",
     "gathered",
+    "is_sharded",
     "layout_of",
     "on_meta",
+    "owners_of",
     "plan_layout",
     "shard_module",
     "sharded_state_dict",
     "state_dict_mode",
+    "sync_in_backward",
     "unshard",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.shard import meta
 from torchloom.shard.classes import ORIGINAL, sharded_class
-from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.pieces import cut
+from torchloom.shard.layout import Layout, Mode, ParamSpec
+from torchloom.shard.pieces import cut, join, pad_storage
 from torchloom.shard.regather import attach
 
 logger = get_logger(__name__)
@@ -132,14 +132,52 @@ def unshard(model: nn.Module) -> nn.Module:
             )
         param.grad = None
         param.data = whole
-    for module in modules.values():
-        original = getattr(type(module), ORIGINAL, None)
-        if original is not None:
-            module.__class__ = original
-            del module.__dict__["_loom_names"], module.__dict__["_loom_layout"]
+    _restore_classes(modules)
     for hook in _ROOTS.pop(model).hooks:
         hook.remove()
     return model
+
+
+def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a sharded model by the names of its layout.
+
+    Raises:
+        ShardError: the model is not sharded, or its parameters are no longer those of the layout.
+    """
+    layout = layout_of(model)
+    found = dict(model.named_parameters())
+    expected = {spec.name for spec in layout}
+    added, gone = sorted(found.keys() - expected), sorted(expected - found.keys())
+    if added or gone:
+        what = f"added: {', '.join(added[:3])}" if added else f"removed: {', '.join(gone[:3])}"
+        raise ShardError(
+            f"the model's parameters changed after it was sharded ({what}): change the model "
+            "before torchloom.initialize, or unshard it, change it and initialize again"
+        )
+    return found
+
+
+def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
+    """Choose where whole parameters of stages 0 and 1 average their gradients.
+
+    Args:
+        model: a sharded model.
+        enabled: inside the backward pass, every micro-step; otherwise nowhere: the caller averages
+            what has accumulated.
+
+    Returns:
+        The new layout; parameters and their data are as they were.
+    """
+    layout = layout_of(model)
+    if layout.stage >= 2 or layout.num_ranks == 1:
+        return layout
+    mode: Mode = "synced" if enabled else "whole"
+    layout = replace(layout, params=tuple(replace(spec, mode=mode) for spec in layout))
+    modules = dict(model.named_modules())
+    _restore_classes(modules)
+    _swap_classes(modules, layout)
+    _ROOTS[model] = replace(_ROOTS[model], layout=layout)
+    return layout
 
 
 class _Keeper:
@@ -154,10 +192,22 @@ class _Keeper:
         if self._broadcast is not None:
             data = data.contiguous()
             self._broadcast([data])
+        data = data.to(spec.dtype)
         if spec.mode == "sharded":
             data = cut(data, self._layout.rank, spec.shard_numel)
+        elif spec.is_sliced:
+            # Padded, so that every rank's slice is equal and the slices gather in place.
+            data = join(pad_storage(data, self._layout.world_size), spec.shape)
         param.grad = None
-        param.data = data.to(spec.dtype)
+        param.data = data
+
+
+def _restore_classes(modules: dict[str, nn.Module]) -> None:
+    for module in modules.values():
+        original = getattr(type(module), ORIGINAL, None)
+        if original is not None:
+            module.__class__ = original
+            del module.__dict__["_loom_names"], module.__dict__["_loom_layout"]
 
 
 def _swap_classes(modules: dict[str, nn.Module], layout: Layout) -> None:

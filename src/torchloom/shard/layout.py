@@ -98,6 +98,11 @@ class Layout:
         return tuple(spec for spec in self.params if spec.mode == "sharded")
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks over which gradients are averaged."""
+        return self.world_size * self.num_replicas
+
+    @property
     def local_numel(self) -> int:
         """Elements that this rank holds at rest, padding included."""
         return sum(s.shard_numel if s.mode == "sharded" else s.numel for s in self.params)

@@ -40,3 +40,9 @@ def pad_storage(whole: Tensor, world_size: int) -> Tensor:
     flat = torch.zeros(shard_numel * world_size, dtype=whole.dtype, device=whole.device)
     flat[: whole.numel()].copy_(whole.reshape(-1))
     return flat
+
+
+def padded_flat(whole: Tensor, world_size: int) -> Tensor:
+    """View the flat padded storage that `pad_storage` made for a weight."""
+    shard_numel = -(-whole.numel() // world_size)
+    return whole.detach().as_strided((shard_numel * world_size,), (1,), 0)

@@ -1,0 +1,56 @@
+"""torchloom: sharding, communication and memory movement woven into the graph of torch.compile.
+
+Names load lazily: importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchloom import config, shard
+    from torchloom.engine import Engine, clip_grad_norm_, initialize, shard_model
+    from torchloom.engine import compile_model as compile
+    from torchloom.errors import TorchloomError
+    from torchloom.graph import GraphPass, PassContext
+
+__version__ = "0.1.0.dev0"
+
+_EXPORTS = {
+    "Engine": ("torchloom.engine", "Engine"),
+    "GraphPass": ("torchloom.graph", "GraphPass"),
+    "PassContext": ("torchloom.graph", "PassContext"),
+    "TorchloomError": ("torchloom.errors", "TorchloomError"),
+    "clip_grad_norm_": ("torchloom.engine", "clip_grad_norm_"),
+    "compile": ("torchloom.engine", "compile_model"),
+    "config": ("torchloom.config", None),
+    "initialize": ("torchloom.engine", "initialize"),
+    "shard": ("torchloom.shard", None),
+    "shard_model": ("torchloom.engine", "shard_model"),
+}
+
+__all__ = [
+    "Engine",
+    "GraphPass",
+    "PassContext",
+    "TorchloomError",
+    "clip_grad_norm_",
+    "compile",
+    "config",
+    "initialize",
+    "shard",
+    "shard_model",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'torchloom' has no attribute {name!r}")
+    module, attr = _EXPORTS[name]
+    loaded = import_module(module)
+    return loaded if attr is None else getattr(loaded, attr)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_EXPORTS])

@@ -1,0 +1,9 @@
+"""Driving training steps: `initialize`, the engine, and the native calls for one's own loop."""
+
+from __future__ import annotations
+
+from torchloom.engine.api import initialize
+from torchloom.engine.engine import Engine
+from torchloom.engine.native import clip_grad_norm_, compile_model, shard_model
+
+__all__ = ["Engine", "clip_grad_norm_", "compile_model", "initialize", "shard_model"]

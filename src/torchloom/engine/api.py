@@ -1,0 +1,170 @@
+"""`torchloom.initialize`: from a model and a config to an engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from torchloom import envs
+from torchloom.config import Config, load_config
+from torchloom.engine.agreement import Agreement, new_agreement
+from torchloom.engine.engine import Engine
+from torchloom.engine.groups import World, ensure_process_group, make_world
+from torchloom.engine.loader import make_loader
+from torchloom.engine.local import LocalParams
+from torchloom.engine.optim import make_lr_scheduler, make_optimizer
+from torchloom.engine.precision import shard_precision
+from torchloom.errors import ConfigError, ShardError
+from torchloom.log import get_logger
+from torchloom.shard import is_sharded, plan_layout, shard_module
+
+logger = get_logger(__name__)
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""How long a collective may take; DeepSpeed's default since 2026-08."""
+
+ConfigSource = Mapping[str, Any] | str | Path
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | Callable[..., Optimizer] | None = None,
+    model_parameters: Iterable[Any] | None = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[..., Any] | None = None,
+    config: ConfigSource | None = None,
+    mesh: DeviceMesh | None = None,
+    config_params: ConfigSource | None = None,
+    init: Callable[[nn.Module], object] | None = None,
+) -> tuple[Engine, Optimizer | None, Any, Any]:
+    """Shard a model and return `(engine, optimizer, dataloader, lr_scheduler)`.
+
+    The config is checked before a process group is made. The model is sharded in place: it stays
+    the caller's object, its parameters keep their names.
+
+    Args:
+        args: a namespace whose `deepspeed_config` names a config file, as launchers pass it.
+        model: a plain model, or one on the meta device.
+        optimizer: a fresh torch optimizer over the model's parameters, or a function that makes
+            one from parameters; default: the one that the config names.
+        model_parameters: parameters or groups to optimize; default: all trainable ones.
+        training_data: a dataset, for which a data loader is made.
+        lr_scheduler: a schedule, or a function from optimizer to schedule.
+        distributed_port: rendezvous port, if no launcher has chosen one.
+        mpu: not supported; tensor and pipeline parallelism are out of scope.
+        dist_init_required: False forbids making a process group here.
+        collate_fn: for the data loader.
+        config: a dict, a path, or a base64 string, shaped like DeepSpeed's.
+        mesh: the axis to shard over, or (replicate, shard); default: from the config.
+        config_params: another name of `config`.
+        init: fills one module's own parameters, for models on meta.
+
+    Raises:
+        ConfigError: the arguments or the config contradict each other.
+        ShardError: the model is sharded already or cannot be.
+        AgreementError: the ranks hold different models or configs.
+
+    Example:
+        >>> engine, optimizer, _, _ = initialize(  # doctest: +SKIP
+        ...     model=model, config={"train_micro_batch_size_per_gpu": 4}
+        ... )
+    """
+    if model is None:
+        raise ConfigError("torchloom.initialize needs a model: pass model=")
+    if mpu is not None:
+        raise ConfigError(
+            "mpu= describes tensor or pipeline parallelism, which torchloom does not do: drop it, "
+            "and pass mesh= to choose the ranks to shard over"
+        )
+    source = _one_source(args, config, config_params)
+    early = load_config(source, world_size=_launched_world_size(mesh))
+    if is_sharded(model):
+        raise ShardError(
+            f"this {type(model).__name__} is already sharded: torchloom.initialize takes a plain "
+            "model; call torchloom.shard.unshard(model) first to initialize it again"
+        )
+    if dist_init_required is False and not dist.is_initialized():
+        raise ConfigError(
+            "dist_init_required=False, but there is no process group: call "
+            "torch.distributed.init_process_group first, or drop the argument"
+        )
+    ensure_process_group(distributed_port, timeout=COLLECTIVE_TIMEOUT)
+    world = make_world(mesh, early.zero.shard_size)
+    settings = load_config(source, world_size=world.world_size)
+    if world.rank == 0:
+        _log_notes(settings)
+    local, agreement = _shard(model, settings, world, init)
+    made = make_optimizer(settings.optimizer, optimizer, model_parameters, local)
+    schedule = make_lr_scheduler(settings, lr_scheduler, made)
+    engine = Engine(model, settings, world, local, made, schedule, agreement)
+    engine.training_dataloader = make_loader(training_data, settings, world, collate_fn)
+    return engine, made, engine.training_dataloader, schedule
+
+
+def _shard(
+    model: nn.Module,
+    config: Config,
+    world: World,
+    init: Callable[[nn.Module], object] | None,
+) -> tuple[LocalParams, Agreement]:
+    comm = world.comm
+    layout = plan_layout(
+        model,
+        stage=config.zero.stage,
+        world_size=comm.world_size,
+        num_replicas=comm.num_replicas,
+        rank=comm.rank,
+        handle=comm.handle,
+        persistence_threshold=config.zero.param_persistence_threshold,
+        precision=shard_precision(config.precision),
+        sync_in_backward=False,
+    )
+    agreement = new_agreement(world.rank, world.world_size)
+    agreement.check("the config", config.digest())
+    agreement.check("the model's parameters", layout.digest())
+    if not any(tensor.is_meta for tensor in model.parameters()):
+        model.to(world.device)
+    shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
+    return LocalParams(model, layout, comm), agreement
+
+
+def _one_source(
+    args: Any, config: ConfigSource | None, config_params: ConfigSource | None
+) -> ConfigSource | None:
+    """Return the config that was given, under whichever of its three names."""
+    given = {
+        "config": config,
+        "config_params": config_params,
+        "args.deepspeed_config": getattr(args, "deepspeed_config", None),
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"the config was given {len(chosen)} times, as {' and '.join(chosen)}: give it once"
+        )
+    return next(iter(chosen.values()), None)
+
+
+def _launched_world_size(mesh: DeviceMesh | None) -> int:
+    if mesh is not None:
+        return mesh.size()
+    return dist.get_world_size() if dist.is_initialized() else envs.launch().world_size
+
+
+def _log_notes(config: Config) -> None:
+    for note in config.notes:
+        level = logging.WARNING if note.level == "warning" else logging.INFO
+        logger.log(level, "%s: %s", note.path, note.message)

@@ -1,0 +1,472 @@
+"""The engine: one training step after another over a sharded model.
+
+    loss = engine(batch)       forward, with inputs cast to the compute dtype
+    engine.backward(loss)      scaled by loss scale and accumulation; gradients are averaged
+    engine.step()              at the accumulation boundary: clip, step, publish, schedule, zero
+
+The calls and their names are DeepSpeed's. The engine holds no weights of its own: the model is the
+caller's, sharded in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchloom.config import Config
+from torchloom.engine import checkpoint, export
+from torchloom.engine.agreement import Agreement
+from torchloom.engine.clipping import clip_, global_norm, scale_
+from torchloom.engine.groups import World
+from torchloom.engine.local import LocalParams
+from torchloom.engine.precision import cast_inputs, dtype_of
+from torchloom.engine.scaling import LossScaler
+from torchloom.engine.weave import build_session
+from torchloom.errors import EngineError
+from torchloom.events import StepSkipped, emit
+from torchloom.graph import GraphPass
+from torchloom.log import get_logger
+from torchloom.pipeline import CompileReport, CompileSession
+from torchloom.runtime import CommStats
+from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
+
+logger = get_logger(__name__)
+
+
+class Engine:
+    """Drives forward, backward and step of one sharded model; made by `torchloom.initialize`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        world: World,
+        local: LocalParams,
+        optimizer: Optimizer | None,
+        lr_scheduler: Any,
+        agreement: Agreement,
+    ) -> None:
+        self.module = model
+        self.config = config
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.training_dataloader: Any = None
+        self.global_steps = 0
+        self.global_samples = 0
+        self.micro_steps = 0
+        self._world = world
+        self._local = local
+        self._agreement = agreement
+        self._scaler = LossScaler(
+            config.precision.loss_scale if config.precision.dtype == "fp16" else None
+        )
+        self._session: CompileSession | None = None
+        self._norm: Tensor | None = None
+        self._boundary: bool | None = None
+        self._num_backwards = 0
+        self._in_no_sync = False
+        self._step_applied = False
+        self._timer = time.perf_counter()
+
+    # -- the step ---------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; floating-point inputs are cast to the compute dtype."""
+        dtype = dtype_of(self.config.precision.dtype)
+        if dtype is not torch.float32:
+            args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
+        return self.module(*args, **kwargs)
+
+    forward = __call__
+
+    def backward(
+        self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
+    ) -> Tensor:
+        """Compute gradients of a scalar loss; they add up until the accumulation boundary.
+
+        Args:
+            loss: a tensor with one element, made by this engine's model.
+            retain_graph: keep the autograd graph for another backward.
+            scale_wrt_gas: divide by the accumulation steps, so that accumulated gradients are a
+                mean over micro-steps.
+
+        Returns:
+            The loss as it was handed in, divided by the accumulation steps if asked.
+
+        Raises:
+            EngineError: the loss is not a scalar, or does not depend on the model's parameters.
+        """
+        _check_loss(loss)
+        if scale_wrt_gas:
+            loss = loss / self.gradient_accumulation_steps()
+        scaled = loss * self._scaler.scale if self._scaler.scale != 1.0 else loss
+        scaled.backward(retain_graph=retain_graph)
+        self._num_backwards += 1
+        self.global_samples += self.config.batch.micro_batch_size * self._world.world_size
+        return loss
+
+    def step(self) -> None:
+        """Finish a micro-step; at the accumulation boundary, update the weights.
+
+        At the boundary gradients are clipped to `gradient_clipping`, the optimizer and the schedule
+        step, and gradients are dropped. A step whose gradients are not finite is skipped on all
+        ranks, counted (`skipped_steps`) and logged.
+
+        Raises:
+            EngineError: no backward pass since the last step, or there is no optimizer.
+        """
+        if self._num_backwards == 0:
+            raise EngineError(
+                "step() was called without backward(): call engine.backward(loss) first, then "
+                "engine.step(), once per micro-batch"
+            )
+        if self.optimizer is None:
+            raise EngineError(
+                "step() needs an optimizer: pass optimizer= to torchloom.initialize, or name one "
+                "in the config"
+            )
+        is_boundary = self.is_gradient_accumulation_boundary()
+        self.micro_steps += 1
+        self._step_applied = False
+        self._num_backwards = 0
+        if is_boundary:
+            owners_of(self.module)  # a parameter added since initialize would never be stepped
+            self._update(self.optimizer)
+
+    def _update(self, optimizer: Optimizer) -> None:
+        self._local.collect_gradients(
+            reduce=self._reduces_at_boundary(),
+            bucket_bytes=self.config.zero.reduce_bucket_bytes,
+        )
+        overflow = self._clip_and_check()
+        if overflow:
+            emit(
+                StepSkipped(
+                    step=self.global_steps,
+                    loss_scale=self._scaler.scale,
+                    num_skipped=self._scaler.num_skipped + 1,
+                )
+            )
+            logger.warning(
+                "step %d skipped: gradients are not finite (loss scale %g, %d skipped so far)",
+                self.global_steps,
+                self._scaler.scale,
+                self._scaler.num_skipped + 1,
+            )
+        else:
+            optimizer.step()
+            self._local.publish()
+            self._step_applied = True
+            if self.lr_scheduler is not None:
+                self.lr_scheduler.step()
+        self._local.zero_grad()
+        self._scaler.update(overflow)
+        self.global_steps += 1
+        self._print_progress()
+
+    def _clip_and_check(self) -> bool:
+        """Unscale and clip the gradients; return whether they are not finite."""
+        max_norm = self.config.gradient_clipping
+        checks = self.fp16_enabled() or (
+            self.bfloat16_enabled() and self.config.precision.check_grad_overflow
+        )
+        self._norm = None
+        divided, whole = self._local.gradients()
+        if max_norm > 0 or checks:
+            norm = global_norm(divided, whole, self._world.comm) / self._scaler.scale
+            if checks and not bool(torch.isfinite(norm)):
+                return True
+            self._norm = norm
+        if self._scaler.scale != 1.0:
+            scale_([*divided, *whole], 1.0 / self._scaler.scale)
+        if max_norm > 0 and self._norm is not None:
+            clip_([*divided, *whole], self._norm, max_norm)
+        return False
+
+    def _reduces_at_boundary(self) -> bool:
+        layout = layout_of(self.module)
+        return layout.stage < 2 and all(spec.mode != "synced" for spec in layout)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave the gradients of micro-steps inside unsynchronised; they add up locally.
+
+        Raises:
+            EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.
+        """
+        if not self._reduces_at_boundary():
+            raise EngineError(
+                "no_sync() needs whole local gradients: stages 2 and 3 shard them, and a compiled "
+                "stage 0 or 1 without accumulation averages them in its graph. Set "
+                "gradient_accumulation_steps in the config instead"
+            )
+        before, self._boundary = self._boundary, False
+        try:
+            yield
+        finally:
+            self._boundary = before
+
+    def zero_grad(self) -> None:
+        """Drop all gradients that have accumulated."""
+        self._local.zero_grad()
+
+    # -- compilation ------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        backend: str | Callable[..., Any] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        passes: Sequence[str | GraphPass] | None = None,
+        schedule: Sequence[tuple[int, Sequence[str | GraphPass]]] | None = None,
+    ) -> None:
+        """Compile the model in place, with sharding and communication woven into its graphs.
+
+        Args:
+            backend: "inductor" (default), "aot_eager", "eager", any registered torch.compile
+                backend, or a callable `(gm, example_inputs) -> callable`.
+            compile_kwargs: more arguments for `torch.compile`, e.g. `{"dynamic": True}`.
+            passes: names or passes to run instead of the stage's preset.
+            schedule: `[(0, passes)]`, another way to say `passes`.
+
+        Raises:
+            EngineError: the engine is compiled already.
+            PassOrderError: the passes are unknown, contradict each other, or lack what they need.
+            AgreementError: the ranks were given different passes or options.
+        """
+        if self._session is not None:
+            raise EngineError(
+                "this engine is compiled already: call engine.compile() once, with all options"
+            )
+        if self.gradient_accumulation_steps() == 1:
+            sync_in_backward(self.module, True)
+        session, kwargs = build_session(
+            self.config,
+            layout_of(self.module),
+            backend=backend,
+            compile_kwargs=compile_kwargs,
+            passes=passes,
+            schedule=schedule,
+        )
+        self._agreement.check("what engine.compile() weaves", session.key())
+        session.agree = self._agreement.check
+        self._session = session
+        self.module.compile(backend=session, **kwargs)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `compile()` has been called."""
+        return self._session is not None
+
+    def compile_report(self) -> CompileReport:
+        """Return what was captured, woven, taken from caches or left eager so far."""
+        return CompileReport() if self._session is None else self._session.report
+
+    # -- what users ask -----------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self._world.device
+
+    @property
+    def rank(self) -> int:
+        """This process's rank among all."""
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of data-parallel ranks."""
+        return self._world.world_size
+
+    @property
+    def skipped_steps(self) -> int:
+        """Optimizer steps left out because gradients were not finite."""
+        return self._scaler.num_skipped
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor on the loss (1.0 unless fp16)."""
+        return self._scaler.scale
+
+    def train(self, mode: bool = True) -> Engine:
+        """Put the model into training mode."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Engine:
+        """Put the model into evaluation mode."""
+        return self.train(False)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Iterate over the model's parameters (shards, where sharded)."""
+        return self.module.parameters()
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next `step()` updates the weights."""
+        if self._boundary is not None:
+            return self._boundary
+        return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Say whether the next `step()` updates the weights, instead of counting micro-steps."""
+        self._boundary = is_boundary
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the norm before clipping of the last step; None if nothing asked for it.
+
+        It is computed when `gradient_clipping` is on or a 16-bit dtype checks for overflow.
+        """
+        return None if self._norm is None else float(self._norm)
+
+    def get_lr(self) -> list[float]:
+        """Return the learning rate of each parameter group."""
+        return [] if self.optimizer is None else [g["lr"] for g in self.optimizer.param_groups]
+
+    def was_step_applied(self) -> bool:
+        """Whether the last `step()` changed the weights."""
+        return self._step_applied
+
+    def train_batch_size(self) -> int:
+        """Samples per optimizer step over all ranks."""
+        return self.config.batch.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Samples per forward pass of one rank."""
+        return self.config.batch.micro_batch_size
+
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-steps per optimizer step."""
+        return self.config.batch.accumulation_steps
+
+    def zero_optimization_stage(self) -> int:
+        """The ZeRO stage."""
+        return self.config.zero.stage
+
+    def fp16_enabled(self) -> bool:
+        """Whether the model computes in fp16."""
+        return self.config.precision.dtype == "fp16"
+
+    def bfloat16_enabled(self) -> bool:
+        """Whether the model computes in bf16."""
+        return self.config.precision.dtype == "bf16"
+
+    def comm_stats(self) -> CommStats:
+        """Return how many collectives this rank has begun, and the bytes of their full tensors."""
+        return self._world.comm.stats()
+
+    # -- persistence --------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        exclude_frozen_parameters: bool = False,
+    ) -> str:
+        """Write weights, optimizer, schedule, counters and RNG; all ranks must call.
+
+        Args:
+            save_dir: folder of all checkpoints of the run.
+            tag: the checkpoint's own folder name; default `global_step<N>`.
+            client_state: JSON-able values of the caller's, given back by `load_checkpoint`.
+            exclude_frozen_parameters: leave parameters that need no gradient out.
+
+        Returns:
+            The path of the checkpoint, which appears under this name only when complete.
+        """
+        return checkpoint.save(
+            self,
+            Path(save_dir),
+            tag or f"global_step{self.global_steps}",
+            dict(client_state or {}),
+            exclude_frozen=exclude_frozen_parameters,
+        )
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+    ) -> tuple[str, dict[str, Any]]:
+        """Continue from a checkpoint, also one saved by another number of ranks or another stage.
+
+        Args:
+            load_dir: folder of all checkpoints of the run.
+            tag: which one; default: the newest complete one.
+            load_module_strict: the checkpoint must hold exactly this model's parameters.
+            load_optimizer_states: load the optimizer's states as well.
+            load_lr_scheduler_states: load the schedule's position as well.
+
+        Returns:
+            The checkpoint's path and the caller's `client_state`.
+
+        Raises:
+            CheckpointError: nothing to load, or it belongs to another model; on every rank.
+        """
+        return checkpoint.load(
+            self,
+            Path(load_dir),
+            tag,
+            strict=load_module_strict,
+            optimizer_states=load_optimizer_states,
+            scheduler_states=load_lr_scheduler_states,
+        )
+
+    def save_16bit_model(
+        self, save_dir: str | Path, save_filename: str = "model.safetensors"
+    ) -> str:
+        """Write the whole weights in 16 bit to one file, from rank 0; all ranks must call.
+
+        Args:
+            save_dir: target folder.
+            save_filename: `*.safetensors`, or any other suffix for `torch.save`.
+        """
+        dtype = torch.float16 if self.fp16_enabled() else torch.bfloat16
+        return export.save_weights(self.module, Path(save_dir) / save_filename, dtype)
+
+    def destroy(self) -> None:
+        """Let go of compiled code and gradients. The model stays sharded and usable."""
+        self._local.zero_grad()
+        self._session = None
+        self.module._compiled_call_impl = None
+
+    def unshard(self) -> nn.Module:
+        """Give the model back whole; all ranks must call. The engine is of no use afterwards."""
+        self.destroy()
+        return unshard(self.module)
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _print_progress(self) -> None:
+        every = self.config.steps_per_print
+        if every and every != float("inf") and self.global_steps % int(every) == 0:
+            rates = ", ".join(f"{lr:.3g}" for lr in self.get_lr())
+            logger.info(
+                "step %d, skipped %d, lr %s", self.global_steps, self.skipped_steps, rates
+            )
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise EngineError(
+            f"backward() needs the loss tensor, got {type(loss).__name__}: pass the model's loss"
+        )
+    if loss.numel() != 1:
+        raise EngineError(
+            f"the loss has shape {tuple(loss.shape)}, it must be one number: reduce it, e.g. "
+            "loss.mean()"
+        )
+    if not loss.requires_grad:
+        raise EngineError(
+            "the loss does not depend on any trainable parameter: it was computed under no_grad, "
+            "detached, or every parameter is frozen"
+        )

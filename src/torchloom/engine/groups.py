@@ -1,0 +1,103 @@
+"""Process groups: who takes part, on which device, over which axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from torchloom import envs
+from torchloom.errors import ConfigError
+from torchloom.runtime import Communicator, get_communicator
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among its peers."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    comm: Communicator
+    mesh: DeviceMesh
+
+
+def ensure_process_group(port: int = 29500, timeout: timedelta | None = None) -> bool:
+    """Make the default process group unless there is one; return whether it was made here.
+
+    NCCL when CUDA is there, else gloo. A process that no launcher started becomes a world of one.
+
+    Args:
+        port: rendezvous port on this host, for a world of one.
+        timeout: how long a collective may take.
+
+    Raises:
+        ConfigError: the launcher's variables are incomplete.
+    """
+    if dist.is_initialized():
+        return False
+    launch = envs.launch()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(launch.local_rank)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if launch.world_size == 1 and not envs.is_launched():
+        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        return True
+    if not envs.get_str("MASTER_ADDR", ""):
+        raise ConfigError(
+            f"this is rank {launch.rank} of {launch.world_size}, but MASTER_ADDR is not set: start "
+            "the processes with torchrun, or set MASTER_ADDR and MASTER_PORT on every rank"
+        )
+    envs.set_default("MASTER_PORT", str(port))
+    envs.set_default("RANK", str(launch.rank))
+    envs.set_default("WORLD_SIZE", str(launch.world_size))
+    dist.init_process_group(backend, timeout=timeout)
+    return True
+
+
+def make_world(mesh: DeviceMesh | None, shard_size: int | None) -> World:
+    """Build the mesh and the communicator of a run.
+
+    Args:
+        mesh: one axis (shard), or two (replicate, shard); None makes one from `shard_size`.
+        shard_size: ranks that share one copy of the weights; None means all.
+
+    Raises:
+        ConfigError: the sizes do not divide, or the mesh has more than two axes.
+    """
+    world_size = dist.get_world_size()
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    if mesh is None:
+        size = shard_size or world_size
+        if world_size % size:
+            raise ConfigError(
+                f"zero_optimization.shard_size={size} does not divide the world size "
+                f"{world_size}: use one of {_divisors(world_size)}"
+            )
+        shape, names = ((size,), ("shard",))
+        if size != world_size:
+            shape, names = (world_size // size, size), ("replicate", "shard")
+        mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    if mesh.ndim > 2:
+        raise ConfigError(
+            f"the mesh has {mesh.ndim} axes: pass the one to shard over, or two, the first to "
+            "replicate over and the second to shard over"
+        )
+    shard_group = mesh.get_group(mesh.ndim - 1)
+    replicate_group = mesh.get_group(0) if mesh.ndim == 2 else None
+    device = torch.device(device_type, torch.cuda.current_device() if device_type == "cuda" else None)
+    return World(
+        rank=dist.get_rank(),
+        world_size=mesh.size(),
+        device=device,
+        comm=get_communicator(shard_group, replicate_group),
+        mesh=mesh,
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

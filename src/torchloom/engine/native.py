@@ -1,0 +1,133 @@
+"""For one's own training loop: shard, compile and clip without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from torchloom.config import load_config
+from torchloom.engine.agreement import new_agreement
+from torchloom.engine.clipping import clip_, global_norm
+from torchloom.engine.groups import ensure_process_group, make_world
+from torchloom.engine.weave import build_session
+from torchloom.errors import ShardError
+from torchloom.graph import GraphPass
+from torchloom.pipeline import CompileSession
+from torchloom.runtime import lookup
+from torchloom.shard import Precision, layout_of, owners_of, plan_layout, shard_module
+
+
+def shard_model(
+    model: nn.Module,
+    stage: int = 3,
+    mesh: DeviceMesh | None = None,
+    *,
+    persistence_threshold: int = 100_000,
+    precision: Precision | None = None,
+    init: Callable[[nn.Module], object] | None = None,
+) -> nn.Module:
+    """Shard a model in place; then use any torch optimizer over `model.parameters()`.
+
+    Weights of rank 0 are taken for all ranks. Gradients are averaged in the backward pass.
+
+    Args:
+        model: a plain model, or one on the meta device.
+        stage: 3 gathers again in backward, 2 keeps gathered weights for it, 0 keeps all whole.
+        mesh: the axis to shard over, or (replicate, shard); default: all ranks.
+        persistence_threshold: parameters with fewer elements stay whole.
+        precision: dtypes to keep, compute and reduce in; default: kept in fp32.
+        init: fills one module's own parameters, for models on meta.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ShardError: the stage has no meaning here, or the model cannot be sharded.
+
+    Example:
+        >>> model = shard_model(nn.Linear(512, 512), stage=3)  # doctest: +SKIP
+        >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # doctest: +SKIP
+    """
+    if stage == 1:
+        raise ShardError(
+            "stage 1 shards the optimizer alone, which a plain torch optimizer cannot see: use "
+            "stage 2 or 3 here, or torchloom.initialize for stage 1"
+        )
+    ensure_process_group()
+    world = make_world(mesh, None)
+    layout = plan_layout(
+        model,
+        stage=stage,
+        world_size=world.comm.world_size,
+        num_replicas=world.comm.num_replicas,
+        rank=world.comm.rank,
+        handle=world.comm.handle,
+        persistence_threshold=persistence_threshold,
+        precision=precision,
+    )
+    new_agreement(world.rank, world.world_size).check("the model's parameters", layout.digest())
+    return shard_module(
+        model, layout, broadcast=world.comm.broadcast, init=init, device=world.device
+    )
+
+
+def compile_model(
+    model: nn.Module,
+    *,
+    backend: str | Callable[..., Any] = "inductor",
+    passes: Sequence[str | GraphPass] | None = None,
+    strict: bool = False,
+    **compile_kwargs: Any,
+) -> CompileSession:
+    """Compile a sharded model in place with the passes of its stage.
+
+    Args:
+        model: a model that `shard_model` or `initialize` sharded.
+        backend: as for `Engine.compile`.
+        passes: names or passes instead of the stage's preset.
+        strict: raise when weaving fails instead of running eagerly.
+        compile_kwargs: more arguments for `torch.compile`.
+
+    Returns:
+        The session, whose `report` tells what was woven.
+
+    Raises:
+        ShardError: the model is not sharded.
+    """
+    layout = layout_of(model)
+    config = load_config({"compile": {"deepcompile": True, "strict": strict}}, world_size=1)
+    session, kwargs = build_session(
+        config,
+        layout,
+        backend=backend,
+        compile_kwargs=compile_kwargs,
+        passes=passes,
+        schedule=None,
+    )
+    model.compile(backend=session, **kwargs)
+    return session
+
+
+def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
+    """Clip the gradients of a sharded model by their global norm, with one collective.
+
+    Args:
+        model: a sharded model after backward; all ranks must call.
+        max_norm: the largest norm.
+
+    Returns:
+        The norm before clipping, equal on every rank.
+    """
+    layout, params = layout_of(model), owners_of(model)
+    divided = [s.name for s in layout if s.mode == "sharded"]
+    grads = {name: p.grad for name, p in params.items() if p.grad is not None}
+    sharded = [grads[name] for name in divided if name in grads]
+    whole = [grad for name, grad in grads.items() if layout[name].mode != "sharded"]
+    norm = global_norm(sharded, whole, lookup(layout.handle))
+    clip_(list(grads.values()), norm, max_norm)
+    return norm
+
+

@@ -1,0 +1,92 @@
+"""From config and layout to a compile session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchloom.config import Config, thaw
+from torchloom.errors import ConfigError
+from torchloom.graph import GraphPass, PassContext
+from torchloom.pipeline import CompileSession, resolve_passes
+from torchloom.shard import Layout
+
+_DUMP_DIR = "runs/graphs"
+
+
+def build_session(
+    config: Config,
+    layout: Layout,
+    *,
+    backend: str | Callable[..., Any] | None,
+    compile_kwargs: Mapping[str, Any] | None,
+    passes: Sequence[str | GraphPass] | None,
+    schedule: Sequence[tuple[int, Sequence[str | GraphPass]]] | None,
+) -> tuple[CompileSession, dict[str, Any]]:
+    """Return the session and the remaining arguments of `torch.compile`.
+
+    Raises:
+        ConfigError: both `passes` and `schedule` are given, or a schedule switches later.
+        PassOrderError: see `resolve_passes`.
+    """
+    options = config.compile
+    kwargs = {**_as_dict(options.kwargs), **(compile_kwargs or {})}
+    if "backend" in kwargs:
+        named = kwargs.pop("backend")
+        backend = backend or named
+    inductor_options = _as_dict(kwargs.pop("options", None) or {})
+    asked = _from_schedule(passes, schedule)
+    session = CompileSession(
+        passes=resolve_passes(
+            layout.stage,
+            asked if asked is not None else options.passes,
+            options.disable_passes,
+        ),
+        context=pass_context(config, layout),
+        backend=backend or options.backend,
+        options=inductor_options,
+        strict=options.strict,
+        dump_dir=_dump_dir(options.dump_graphs, layout.rank),
+    )
+    return session, kwargs
+
+
+def pass_context(config: Config, layout: Layout) -> PassContext:
+    """Return what passes may know."""
+    return PassContext(
+        world_size=layout.world_size,
+        gather_bucket_bytes=config.zero.gather_bucket_bytes,
+        reduce_bucket_bytes=config.zero.reduce_bucket_bytes,
+        prefetch_bytes=config.zero.prefetch_bytes,
+        sliced=tuple(sorted(spec.name for spec in layout if spec.is_sliced)),
+    )
+
+
+def _from_schedule(
+    passes: Sequence[str | GraphPass] | None,
+    schedule: Sequence[tuple[int, Sequence[str | GraphPass]]] | None,
+) -> Sequence[str | GraphPass] | None:
+    if schedule is None:
+        return passes
+    if passes is not None:
+        raise ConfigError("engine.compile() got both passes= and schedule=: give one of them")
+    if len(schedule) != 1 or schedule[0][0] != 0:
+        steps = [entry[0] for entry in schedule]
+        raise ConfigError(
+            f"schedule has entries at steps {steps}: only one entry, at step 0, is supported; "
+            "put all passes there"
+        )
+    return schedule[0][1]
+
+
+def _dump_dir(asked: bool | str, rank: int) -> Path | None:
+    """Rank 0 writes; the graphs of all ranks are equal."""
+    if not asked or rank != 0:
+        return None
+    return Path(asked if isinstance(asked, str) else _DUMP_DIR)
+
+
+def _as_dict(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    plain = thaw(mapping)
+    return dict(plain) if isinstance(plain, Mapping) else {}
