@@ -1,0 +1,110 @@
+"""Which steps count, and what they say: medians, quartiles, ratios paired within a round.
+
+A ratio compares two arms inside the same round only, a few seconds apart, so a machine that slowly
+changes its speed moves both sides alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+from typing import Any, NamedTuple
+
+MAX_WAIT_SHARE = 0.05
+MAX_FOREIGN_SHARE = 0.06
+MAX_STEAL_SHARE = 0.05
+
+
+class Quartiles(NamedTuple):
+    """Median and quartiles of `num` values."""
+
+    low: float
+    median: float
+    high: float
+    num: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSample:
+    """One step of one arm, its ranks taken together."""
+
+    arm: str
+    round: int
+    wall_s: float
+    """Mean over the ranks."""
+    wait_share: float
+    """Run-queue wait as a share of the step, of the rank that waited most."""
+    foreign_share: float
+    """Share of the machine that processes outside this arm used."""
+    steal_share: float
+    """Share of the machine that the hypervisor took."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the step had its cores.
+
+        Ranks may wait for their own communication threads, so waiting alone does not condemn a
+        step: other processes must have been busy too.
+        """
+        waited = self.wait_share > MAX_WAIT_SHARE and self.foreign_share >= MAX_FOREIGN_SHARE
+        return not waited and self.steal_share < MAX_STEAL_SHARE
+
+
+def merge_ranks(
+    arm: str, round_index: int, ranks: Sequence[Mapping[str, Any]], num_cores: int
+) -> StepSample:
+    """Merge the clock differences of one step, one mapping per rank."""
+    cpu_s = sum(rank["cpu_s"] for rank in ranks)
+    machine_s = [num_cores * rank["wall_s"] for rank in ranks]
+    foreign = [
+        max(0.0, rank["machine_busy_s"] - cpu_s) / total
+        for rank, total in zip(ranks, machine_s, strict=True)
+    ]
+    steal = [rank["machine_steal_s"] / total for rank, total in zip(ranks, machine_s, strict=True)]
+    return StepSample(
+        arm=arm,
+        round=round_index,
+        wall_s=fmean(rank["wall_s"] for rank in ranks),
+        wait_share=max(rank["wait_s"] / rank["wall_s"] for rank in ranks),
+        foreign_share=fmean(foreign),
+        steal_share=fmean(steal),
+    )
+
+
+def clean(samples: Sequence[StepSample], arm: str) -> list[StepSample]:
+    """Return the steps of `arm` that count."""
+    return [sample for sample in samples if sample.arm == arm and sample.is_clean]
+
+
+def summarize(values: Sequence[float]) -> Quartiles | None:
+    """Return median and quartiles, or None when there is nothing to summarize."""
+    if not values:
+        return None
+    if len(values) == 1:
+        return Quartiles(values[0], values[0], values[0], 1)
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return Quartiles(low, middle, high, len(values))
+
+
+def paired_ratios(samples: Sequence[StepSample], arm: str, base: str) -> list[float]:
+    """Return one ratio of `arm` to `base` for each round in which both have clean steps."""
+    above, below = _round_medians(samples, arm), _round_medians(samples, base)
+    return [above[index] / below[index] for index in sorted(above.keys() & below.keys())]
+
+
+def fastest(samples: Sequence[StepSample], arms: Sequence[str]) -> str | None:
+    """Return the arm with the lowest median step among `arms`, or None when none has steps."""
+    medians = {
+        arm: median(sample.wall_s for sample in steps)
+        for arm in arms
+        if (steps := clean(samples, arm))
+    }
+    return min(medians, key=medians.__getitem__, default=None)
+
+
+def _round_medians(samples: Sequence[StepSample], arm: str) -> dict[int, float]:
+    rounds: dict[int, list[float]] = {}
+    for sample in clean(samples, arm):
+        rounds.setdefault(sample.round, []).append(sample.wall_s)
+    return {index: median(walls) for index, walls in rounds.items()}

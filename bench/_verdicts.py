@@ -1,0 +1,89 @@
+"""The promises that a run must show, each judged from the run alone.
+
+speed     stage 3 is faster than the fastest FSDP2, in the same rounds
+memory    stage 3 peaks no higher than the leanest compiled FSDP2
+compile   stage 3 compiles in at most 1.3x the time of plain torch.compile, cold and warm
+losses    arms that exchange gradients agree; the first step agrees for all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from _compile_times import FirstStep, compile_ratios
+from _report import common_step, rows
+from _rounds import PassResult
+from _stats import fastest, paired_ratios, summarize
+from peers import ARMS
+
+OURS = "loom-3"
+PLAIN = "limit-compiled"
+MAX_COMPILE_RATIO = 1.3
+MAX_LOSS_DIFFERENCE = 1e-4
+
+_FSDP2 = ("fsdp2-eager", "fsdp2-block", "fsdp2-whole")
+_FSDP2_COMPILED = _FSDP2[1:]
+
+
+def judge_pass(result: PassResult) -> list[str]:
+    """Return a line for each promise that this pass can judge."""
+    lines = [_speed(result), _memory(result), *_losses(result)]
+    return [f"batch {result.batch}: {line}" for line in lines if line]
+
+
+def judge_compile(steps: Sequence[FirstStep]) -> list[str]:
+    """Return a line for the cold and the warm compile."""
+    lines = []
+    for cache in ("cold", "warm"):
+        ratio = summarize(compile_ratios(steps, OURS, PLAIN, cache))
+        if ratio:
+            lines.append(
+                f"{_mark(ratio.median <= MAX_COMPILE_RATIO)} compile {cache}: stage 3 takes "
+                f"{ratio.median:.2f}x [{ratio.low:.2f}-{ratio.high:.2f}] of plain torch.compile, "
+                f"{ratio.num} repeats (at most {MAX_COMPILE_RATIO})"
+            )
+    return lines
+
+
+def _speed(result: PassResult) -> str | None:
+    rival = fastest(result.samples, _FSDP2)
+    ratio = summarize(paired_ratios(result.samples, OURS, rival)) if rival else None
+    if ratio is None:
+        return None
+    return (
+        f"{_mark(ratio.high < 1)} speed: stage 3 takes {ratio.median:.3f} "
+        f"[{ratio.low:.3f}-{ratio.high:.3f}] of {ARMS[rival].label}, {ratio.num} rounds"
+    )
+
+
+def _memory(result: PassResult) -> str | None:
+    names = [arm for arm in (OURS, *_FSDP2_COMPILED) if arm in result.facts]
+    totals = {row.arm: row.total_mib for row in rows(result, names, 1) if row.total_mib}
+    if OURS not in totals or len(totals) < 2:
+        return None
+    ours = totals.pop(OURS)
+    rival = min(totals, key=totals.__getitem__)
+    return (
+        f"{_mark(ours <= totals[rival])} memory: stage 3 peaks at {ours:.0f} MiB, "
+        f"{ARMS[rival].label} at {totals[rival]:.0f} MiB"
+    )
+
+
+def _losses(result: PassResult) -> list[str]:
+    step = common_step(result)
+    talking = [arm for arm in result.losses if ARMS[arm].communicates]
+    lines = []
+    for arms, at in ((list(result.losses), 1), (talking, step)):
+        if len(arms) < 2:
+            continue
+        values = [result.losses[arm][at - 1] for arm in arms]
+        difference = max(values) - min(values)
+        lines.append(
+            f"{_mark(difference <= MAX_LOSS_DIFFERENCE)} losses: {len(arms)} arms within "
+            f"{difference:.1e} of each other at step {at}"
+        )
+    return lines
+
+
+def _mark(is_kept: bool) -> str:
+    return "kept  " if is_kept else "BROKEN"

@@ -1,0 +1,107 @@
+"""Every configuration that the benchmark can run, by name.
+
+An arm names a module of this package whose `build(job, **options)` returns a `Trainee`. Opens without
+torch, so that the driver stays small; a worker imports the one module that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One way to train the model."""
+
+    name: str
+    module: str
+    family: str
+    """What the charts name on their axis."""
+    variant: Literal["eager", "compiled", "compiled per block"]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the module's `build`."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.family}, {self.variant}"
+
+    @property
+    def communicates(self) -> bool:
+        """False for the limit, whose replicas drift apart after their first step."""
+        return self.module != "peers.limit"
+
+
+def _pair(family: str, module: str) -> tuple[Arm, Arm]:
+    """Return the eager and the compiled arm of a module whose `build` takes `compiled`."""
+    stem = family.lower()
+    return (
+        Arm(
+            name=f"{stem}-eager",
+            module=module,
+            family=family,
+            variant="eager",
+            options={"compiled": False},
+        ),
+        Arm(
+            name=f"{stem}-compiled",
+            module=module,
+            family=family,
+            variant="compiled",
+            options={"compiled": True},
+        ),
+    )
+
+
+_ALL = (
+    *_pair("limit", "peers.limit"),
+    *_pair("DDP", "peers.ddp"),
+    Arm(
+        name="fsdp2-eager",
+        module="peers.fsdp2",
+        family="FSDP2",
+        variant="eager",
+        options={"compiled": "none"},
+    ),
+    Arm(
+        name="fsdp2-block",
+        module="peers.fsdp2",
+        family="FSDP2",
+        variant="compiled per block",
+        options={"compiled": "block"},
+    ),
+    Arm(
+        name="fsdp2-whole",
+        module="peers.fsdp2",
+        family="FSDP2",
+        variant="compiled",
+        options={"compiled": "whole"},
+    ),
+    *_pair("DeepSpeed", "peers.zero3"),
+    *(
+        Arm(
+            name=f"loom-{stage}",
+            module="peers.loom",
+            family=f"torchloom {stage}",
+            variant="compiled",
+            options={"stage": stage},
+        )
+        for stage in (1, 2, 3)
+    ),
+)
+
+ARMS: Mapping[str, Arm] = MappingProxyType({arm.name: arm for arm in _ALL})
+
+
+def pick_arms(names: Sequence[str]) -> list[Arm]:
+    """Return the arms called `names`, in that order.
+
+    Raises:
+        SystemExit: a name is unknown; the message lists the known ones.
+    """
+    unknown = [name for name in names if name not in ARMS]
+    if unknown:
+        raise SystemExit(f"no such arm: {', '.join(unknown)}; known arms: {', '.join(ARMS)}")
+    return [ARMS[name] for name in names]

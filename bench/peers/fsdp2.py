@@ -1,0 +1,27 @@
+"""FSDP2: `fully_shard` around each block and around the model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from peers.base import Job, Trainee, join_group, make_optimizer, make_step
+
+
+def build(job: Job, *, compiled: Literal["none", "block", "whole"]) -> Trainee:
+    """Build one rank: eager, each block compiled, or the model compiled after sharding."""
+    join_group()
+    mesh = init_device_mesh("cpu", (job.world_size,))
+    model = job.model()
+    for block in model.blocks:
+        if compiled == "block":
+            block.compile()
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = make_optimizer(model)
+    return Trainee(
+        step=make_step(torch.compile(model) if compiled == "whole" else model, optimizer)
+    )

@@ -1,0 +1,14 @@
+"""The no-communication limit: independent replicas that run at the same time and never talk."""
+
+from __future__ import annotations
+
+import torch
+
+from peers.base import Job, Trainee, make_optimizer, make_step
+
+
+def build(job: Job, *, compiled: bool) -> Trainee:
+    """Build one replica."""
+    model = job.model()
+    optimizer = make_optimizer(model)
+    return Trainee(step=make_step(torch.compile(model) if compiled else model, optimizer))

@@ -1,0 +1,261 @@
+"""The benchmark's own arithmetic: clocks, what counts as a step, ratios, memory, verdicts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+from _clock import parse_machine_stat, parse_schedstat, read_clocks
+from _compile_times import FirstStep, compile_ratios
+from _environment import snapshot, worker_environment
+from _memory import integrate, parse_rollup
+from _report import Report, common_step, rows, table, write_chart, write_json
+from _rounds import ArmFacts, PassResult
+from _stats import StepSample, clean, fastest, merge_ranks, paired_ratios, summarize
+from _verdicts import judge_compile, judge_pass
+from peers import ARMS, pick_arms
+
+sys.path.remove(str(BENCH))
+
+
+def sample(arm, wall_s, *, round=0, wait=0.0, foreign=0.0, steal=0.0):
+    return StepSample(
+        arm=arm,
+        round=round,
+        wall_s=wall_s,
+        wait_share=wait,
+        foreign_share=foreign,
+        steal_share=steal,
+    )
+
+
+def facts(live_mib, peak_mib, shared_mib=0):
+    return ArmFacts(
+        build_s=1.0,
+        first_step_s=2.0,
+        live_bytes=live_mib << 20,
+        peak_bytes=peak_mib << 20,
+        shared_bytes=shared_mib << 20,
+        anonymous_bytes=0,
+    )
+
+
+@pytest.fixture
+def result():
+    """Two rounds: the limit, FSDP2 20 % slower, stage 3 5 % slower, DeepSpeed missing."""
+    steps = {"limit-compiled": 1.0, "fsdp2-whole": 1.2, "loom-3": 1.05}
+    return PassResult(
+        batch=4,
+        facts={
+            "limit-compiled": facts(390, 312),
+            "fsdp2-whole": facts(195, 405),
+            "loom-3": facts(195, 350, 40),
+        },
+        samples=[
+            sample(arm, wall * (1 + 0.1 * index), round=index)
+            for index in range(2)
+            for arm, wall in steps.items()
+        ],
+        losses={
+            "limit-compiled": [9.0, 7.5, 7.0],
+            "fsdp2-whole": [9.0, 7.4, 6.9],
+            "loom-3": [9.0, 7.4, 6.9, 6.5],
+        },
+        missing={"deepspeed-eager": "DeepSpeed is not installed"},
+    )
+
+
+class TestClock:
+    def test_schedstat_gives_the_waiting_time(self):
+        assert parse_schedstat("525566463 35497000000 4\n") == pytest.approx(35.497)
+
+    def test_machine_stat_adds_busy_time_and_keeps_steal_apart(self):
+        text = "cpu  100 20 30 9000 50 5 15 40 7 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
+        busy_s, steal_s = parse_machine_stat(text)
+        assert steal_s / busy_s == pytest.approx(40 / 170)
+
+    def test_readings_only_grow(self):
+        start = read_clocks()
+        sum(range(200_000))
+        passed = read_clocks().since(start)
+        assert passed.wall_s > 0
+        assert passed.cpu_s > 0
+        assert min(passed.wait_s, passed.machine_busy_s, passed.machine_steal_s) >= 0
+
+
+class TestDiscardRule:
+    @pytest.mark.parametrize(
+        ("shares", "is_clean"),
+        [
+            ({}, True),
+            ({"wait": 0.5}, True),  # its own threads wanted its cores
+            ({"foreign": 0.5}, True),  # others used cores that it left idle
+            ({"wait": 0.06, "foreign": 0.06}, False),
+            ({"wait": 0.05, "foreign": 0.5}, True),
+            ({"steal": 0.05}, False),
+        ],
+    )
+    def test_a_step_counts_unless_others_took_its_cores(self, shares, is_clean):
+        assert sample("loom-3", 1.0, **shares).is_clean is is_clean
+
+    def test_ranks_merge_into_one_step(self):
+        ranks = [
+            {"wall_s": 2.0, "cpu_s": 1.9, "wait_s": 0.1, "machine_busy_s": 4.0},
+            {"wall_s": 2.2, "cpu_s": 1.7, "wait_s": 0.0, "machine_busy_s": 4.0},
+        ]
+        ranks = [{**rank, "machine_steal_s": 0.04} for rank in ranks]
+        step = merge_ranks("loom-3", 3, ranks, num_cores=2)
+        assert step.wall_s == pytest.approx(2.1)
+        assert step.wait_share == pytest.approx(0.05)
+        assert step.foreign_share == pytest.approx((0.4 / 4.0 + 0.4 / 4.4) / 2)
+        assert step.steal_share == pytest.approx((0.01 + 0.04 / 4.4) / 2)
+        assert step.round == 3
+
+    def test_rounding_of_ticks_never_makes_foreign_time_negative(self):
+        rank = {"wall_s": 1.0, "cpu_s": 1.0, "wait_s": 0.0, "machine_busy_s": 0.99}
+        step = merge_ranks("loom-3", 0, [{**rank, "machine_steal_s": 0.0}], num_cores=2)
+        assert step.foreign_share == 0.0
+
+
+class TestRatios:
+    def test_are_paired_within_rounds(self):
+        steps = [
+            *(sample("a", wall, round=0) for wall in (1.0, 1.2, 1.1)),
+            sample("b", 2.2, round=0),
+            sample("a", 10.0, round=1),
+            sample("b", 30.0, round=1),
+            sample("b", 99.0, round=2),
+        ]
+        assert paired_ratios(steps, "b", "a") == pytest.approx([2.0, 3.0])
+
+    def test_leave_out_discarded_steps(self):
+        bad = {"wait": 0.5, "foreign": 0.5}
+        steps = [sample("a", 1.0), sample("b", 9.0, **bad), sample("b", 1.5)]
+        assert paired_ratios(steps, "b", "a") == [1.5]
+        assert len(clean(steps, "b")) == 1
+
+    def test_an_arm_without_clean_steps_has_none(self):
+        steps = [sample("a", 1.0), sample("b", 1.0, steal=0.5)]
+        assert paired_ratios(steps, "b", "a") == []
+        assert summarize([]) is None
+        assert fastest(steps, ["b"]) is None
+
+    def test_quartiles(self):
+        assert summarize([4.0, 1.0, 2.0, 3.0, 5.0]) == (2.0, 3.0, 4.0, 5)
+        assert summarize([7.0]) == (7.0, 7.0, 7.0, 1)
+
+    def test_fastest_goes_by_the_median(self):
+        steps = [sample("a", wall) for wall in (1.0, 3.0, 3.0)]
+        steps += [sample("b", wall) for wall in (2.0, 2.0, 9.0)]
+        assert fastest(steps, ["a", "b"]) == "b"
+
+
+class TestMemory:
+    def test_peak_is_counted_from_what_was_alive(self):
+        events = [100, 50, -50, 0, 30, 20, -20, 10, -10, -30, 0]
+        assert integrate(events) == [(100, 50)]
+
+    def test_freeing_an_old_block_makes_room(self):
+        events = [100, 40, 0, -40, 60, -60, 40, 0]
+        assert integrate(events) == [(140, 20)]
+
+    def test_each_interval_starts_from_its_own_live_state(self):
+        events = [0, 8, 8, -8, 0, 4, -4, 0]
+        assert integrate(events) == [(0, 16), (8, 4)]
+
+    def test_a_step_without_events_has_no_peak(self):
+        assert integrate([64, 0, 0]) == [(64, 0)]
+
+    def test_rollup_is_in_bytes(self):
+        text = (
+            "55d0-7ffd ---p 0 00:00 0 [rollup]\nRss:  884 kB\nPss_Anon:  96 kB\nPss_Shmem:  2 kB\n"
+        )
+        assert parse_rollup(text) == {"Rss": 884 << 10, "Pss_Anon": 96 << 10, "Pss_Shmem": 2 << 10}
+
+
+class TestCompileTimes:
+    @staticmethod
+    def step(arm, repeat, cache, compile_s):
+        return FirstStep(
+            arm=arm,
+            repeat=repeat,
+            cache=cache,
+            first_step_s=compile_s + 1,
+            compile_s=compile_s,
+            cpu_s=compile_s,
+        )
+
+    def test_ratios_are_paired_by_repeat_and_cache(self):
+        steps = [
+            self.step("limit-compiled", 0, "cold", 20.0),
+            self.step("loom-3", 0, "cold", 24.0),
+            self.step("limit-compiled", 0, "warm", 4.0),
+            self.step("loom-3", 0, "warm", 6.0),
+            self.step("limit-compiled", 1, "cold", 20.0),
+        ]
+        assert compile_ratios(steps, "loom-3", "limit-compiled", "cold") == pytest.approx([1.2])
+        cold, warm = judge_compile(steps)
+        assert cold.startswith("kept")
+        assert warm.startswith("BROKEN")
+
+
+class TestReport:
+    def test_rows_hold_ratio_memory_and_reason(self, result):
+        limit, ours, missing = rows(result, ["limit-compiled", "loom-3", "deepspeed-eager"], 3)
+        assert limit.ratio.median == 1.0
+        assert ours.ratio.median == pytest.approx(1.05)
+        assert ours.total_mib == 195 + 350 + 40
+        assert missing.note == "DeepSpeed is not installed"
+
+    def test_losses_are_compared_at_a_step_that_all_reached(self, result):
+        assert common_step(result) == 3
+
+    def test_table_names_every_arm_and_stars_the_thin_ones(self, result):
+        text = table(result, ["limit-compiled", "loom-3", "deepspeed-eager"], min_clean=8)
+        assert "torchloom 3, compiled" in text
+        assert "not run: DeepSpeed is not installed" in text
+        assert "1.050 [1.050-1.050]*" in text
+
+    def test_verdicts_keep_and_break(self, result):
+        kept = judge_pass(result)
+        assert all("kept" in line for line in kept), kept
+        assert len(kept) == 4
+        result.facts["loom-3"] = facts(300, 405)
+        result.losses["loom-3"] = [9.0, 7.4, 6.8]
+        broken = [line for line in judge_pass(result) if "BROKEN" in line]
+        assert [("memory" in line, "losses" in line) for line in broken] == [
+            (True, False),
+            (False, True),
+        ]
+
+    def test_json_holds_every_sample_with_its_verdict(self, result, tmp_path, monkeypatch):
+        monkeypatch.delenv("TORCHINDUCTOR_VEC_ISA_OK", raising=False)
+        environment = snapshot({"quick": True}, worker_environment(tmp_path))
+        write_json(Report(environment=environment, passes=[result]), tmp_path / "train.json")
+        text = (tmp_path / "train.json").read_text()
+        record = json.loads(text)
+        assert [one["is_clean"] for one in record["passes"][0]["samples"]] == [True] * 6
+        assert record["environment"]["variables"]["TORCHINDUCTOR_VEC_ISA_OK"] == "1"
+        assert str(tmp_path) not in text
+
+    def test_chart_is_drawn_by_torchloom(self, result, tmp_path):
+        pytest.importorskip("torchloom.report.charts")
+        path = tmp_path / "chart.svg"
+        assert write_chart(result, ["limit-compiled", "fsdp2-whole", "loom-3"], path) is None
+        assert "FSDP2" in path.read_text()
+
+
+def test_arms_are_picked_by_name_and_unknown_ones_refused():
+    assert [arm.name for arm in pick_arms(["loom-3", "ddp-eager"])] == ["loom-3", "ddp-eager"]
+    with pytest.raises(SystemExit, match=r"no such arm: ddp; known arms: limit-eager"):
+        pick_arms(["ddp"])
+    assert {name for name, arm in ARMS.items() if not arm.communicates} == {
+        "limit-eager",
+        "limit-compiled",
+    }
