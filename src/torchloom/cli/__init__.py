@@ -1,0 +1,58 @@
+"""The command `torchloom`: only the subcommand that was asked for is imported.
+
+The others are known by name and one line of help, so that `torchloom --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import typer
+
+from torchloom import envs
+from torchloom.errors import TorchloomError
+
+_COMMANDS = {
+    "train": ("torchloom.cli.train.command", "Train a decoder on text, on this host or many."),
+    "check": ("torchloom.cli.check", "Show what a configuration means, and all that is wrong."),
+}
+
+
+def main() -> None:
+    """Run the command line; an error of the user's making is one message, not a traceback."""
+    asked = next((arg for arg in sys.argv[1:] if not arg.startswith("-")), None)
+    try:
+        make_app(asked)()
+    except TorchloomError as err:
+        rank = f"[rank {envs.launch().rank}] " if envs.is_launched() else ""
+        print(f"{rank}{type(err).__name__}: {err}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def make_app(asked: str | None) -> typer.Typer:
+    """Return the command line with the command `asked` in full and the others by name.
+
+    Args:
+        asked: the name of a command; unknown ones and `None` import none.
+    """
+    app = typer.Typer(
+        name="torchloom",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_torchloom)
+    for name, (module, summary) in _COMMANDS.items():
+        function = getattr(import_module(module), name) if name == asked else _unused
+        app.command(name, short_help=summary)(function)
+    return app
+
+
+def _torchloom() -> None:
+    """Weave sharding and communication into the graph that torch.compile captured."""
+
+
+def _unused() -> None:
+    """Stand for a command that is not the one asked for."""

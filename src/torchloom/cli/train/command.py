@@ -1,0 +1,109 @@
+"""The command `torchloom train`: check what was asked, then start workers or become one."""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated
+
+import typer
+
+from torchloom import envs
+from torchloom.cli.train.options import TrainOptions, to_argv
+
+_DEFAULT = TrainOptions()
+
+
+def train(  # noqa: PLR0913 - one parameter per option of the command
+    model: Annotated[
+        str, typer.Option(help="llama-tiny, llama-34m, or a local Hugging Face folder.")
+    ] = _DEFAULT.model,
+    config: Annotated[
+        str | None, typer.Option(help="DeepSpeed-shaped JSON file.", show_default="ZeRO-3, AdamW")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Text file or folder; any bytes.", show_default="Python's standard library"
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="Folder for metrics, charts, checkpoints.", show_default="runs/..."),
+    ] = None,
+    nproc: Annotated[
+        int, typer.Option(min=1, help="Workers to start; under torchrun or Slurm: theirs.")
+    ] = _DEFAULT.nproc,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Optimizer steps of the whole run.")
+    ] = _DEFAULT.steps,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")
+    ] = False,
+    compile_: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Weave and compile the step.")
+    ] = True,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**20, help="Weights, order of samples, dropout.")
+    ] = _DEFAULT.seed,
+    seq_len: Annotated[int, typer.Option(min=2, help="Tokens per sample.")] = _DEFAULT.seq_len,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples per rank and micro-step.", show_default="4"),
+    ] = None,
+    eval_every: Annotated[
+        int, typer.Option(min=1, help="Steps between held-out evaluations.")
+    ] = _DEFAULT.eval_every,
+    log_every: Annotated[
+        int, typer.Option(min=1, help="Steps between printed lines without a terminal.")
+    ] = _DEFAULT.log_every,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
+    ] = False,
+) -> None:
+    """Train a decoder on text: starts workers on this host, or is one under torchrun or Slurm.
+
+    Ctrl-C saves a checkpoint and exits with 0; --resume continues from it.
+    """
+    options = TrainOptions(
+        model=model,
+        config=config,
+        data=data,
+        out=out,
+        nproc=nproc,
+        steps=steps,
+        resume=resume,
+        compile=compile_,
+        seed=seed,
+        seq_len=seq_len,
+        micro_batch=micro_batch,
+        eval_every=eval_every,
+        log_every=log_every,
+        tensorboard=tensorboard,
+    )
+    if envs.is_launched():
+        _become_worker(options)
+    else:
+        raise typer.Exit(_start_workers(options))
+
+
+def _become_worker(options: TrainOptions) -> None:
+    """Run this rank. Until the loop listens, a signal ends the process at once and quietly."""
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, signal.SIG_DFL)
+    from torchloom.cli.train.preflight import check_options
+
+    check_options(options, envs.launch().world_size)
+    from torchloom.cli.train.worker import run_worker  # imports torch
+
+    run_worker(options)
+
+
+def _start_workers(options: TrainOptions) -> int:
+    """Refuse a bad request in this process, in one line; then start the workers."""
+    from torchloom.cli.train.preflight import check_options, settle_out
+
+    check_options(options, options.nproc)
+    settled = settle_out(options)
+    from torchloom.cli.train.launcher import launch  # imports torch
+
+    return launch(["train", *to_argv(settled)], options.nproc)

@@ -1,0 +1,253 @@
+"""The training loop: steps, agreement between ranks, evaluation, saving.
+
+    evaluate once
+    until the last step:  micro-steps -> optimizer step -> ranks agree on loss and stop -> record
+                          every so often: evaluate, save
+    evaluate and save at the end, or save alone when a signal asked to stop
+
+The engine is an argument, so tests run the loop on a small stand-in. One small all-reduce per
+step carries the loss and the stop flag: all ranks leave after the same step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchloom.cli.train.metrics import EvalRow, Sink, StepRow, memory_gib
+from torchloom.cli.train.stop import StopRequest
+from torchloom.cli.train.stream import SampleStream
+from torchloom.cli.train.task import Task
+from torchloom.errors import EngineError
+
+
+class TrainingEngine(Protocol):
+    """What the loop needs of an engine."""
+
+    device: Any
+    global_steps: int
+    rank: int
+    world_size: int
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def backward(self, loss: Tensor) -> Any: ...
+    def step(self) -> Any: ...
+    def train(self) -> Any: ...
+    def eval(self) -> Any: ...
+    def get_lr(self) -> list[float]: ...
+    def get_global_grad_norm(self) -> float | None: ...
+    def comm_stats(self) -> Any: ...
+    def save_checkpoint(self, save_dir: Any, /, *, client_state: Any) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopPlan:
+    """How long to run and when to look."""
+
+    steps: int
+    eval_every: int
+    accumulation_steps: int
+    checkpoint_dir: Path
+    seed: int = 0
+    peak_tflops: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How the run ended."""
+
+    step: int
+    checkpoint: str
+    stopped_by: str | None
+    """The signal that ended it early."""
+
+
+class _Work(NamedTuple):
+    """What the micro-steps of one step did: mean loss of this rank, tokens of all ranks."""
+
+    loss: Tensor
+    data_time_s: float
+    num_tokens: int
+
+
+class Loop:
+    """One run over one engine.
+
+    Args:
+        engine: does the steps.
+        task: the model's loss and its cost per token.
+        stream: this rank's training batches.
+        heldout: this rank's evaluation batches, equally many on every rank.
+        plan: how long to run.
+        sinks: where rows go; only rank 0 has any.
+    """
+
+    def __init__(
+        self,
+        engine: TrainingEngine,
+        task: Task,
+        *,
+        stream: SampleStream,
+        heldout: Sequence[Tensor],
+        plan: LoopPlan,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        self._engine = engine
+        self._task = task
+        self._stream = stream
+        self._heldout = heldout
+        self._plan = plan
+        self._sinks = sinks
+        self._tokens = 0
+
+    def run(self) -> Outcome:
+        """Train until the last step or until a signal asks to stop; save either way.
+
+        Raises:
+            EngineError: the loss is not finite, or a signal broke off a step.
+        """
+        engine, plan = self._engine, self._plan
+        should_stop = False
+        engine.train()
+        with StopRequest() as request:
+            self._evaluate()
+            while engine.global_steps < plan.steps and not should_stop:
+                with _explaining_stops(request, engine.global_steps):
+                    should_stop = self._step(request)
+                is_last = engine.global_steps >= plan.steps
+                if not should_stop and (is_last or engine.global_steps % plan.eval_every == 0):
+                    self._evaluate()
+            checkpoint = self.save()
+        return Outcome(
+            step=engine.global_steps,
+            checkpoint=checkpoint,
+            stopped_by=(request.signal_name or "another rank") if should_stop else None,
+        )
+
+    def save(self) -> str:
+        """Write a checkpoint that `--resume` continues from exactly."""
+        state = {"stream": self._stream.state_dict(), "tokens": self._tokens}
+        path = self._engine.save_checkpoint(str(self._plan.checkpoint_dir), client_state=state)
+        return str(path)
+
+    def restore(self, client_state: dict[str, Any]) -> None:
+        """Continue the data where the checkpoint left it."""
+        self._stream.load_state_dict(client_state["stream"])
+        self._tokens = client_state["tokens"]
+
+    def _step(self, request: StopRequest) -> bool:
+        """Run one optimizer step and record it; return whether any rank was asked to stop."""
+        engine, plan = self._engine, self._plan
+        # A seed per step and rank makes dropout the same after a resume, with no state to save.
+        torch.manual_seed(((plan.seed << 32) + engine.global_steps) * 65_537 + engine.rank)
+        lr, comm_before = engine.get_lr()[0], engine.comm_stats()
+        started = time.perf_counter()
+        work = self._micro_steps()
+        loss, should_stop = self._agree(work.loss, request.is_set)
+        step_time_s = time.perf_counter() - started
+        comm = engine.comm_stats()
+        self._tokens += work.num_tokens
+        tokens_per_s = work.num_tokens / step_time_s
+        tflops = tokens_per_s / engine.world_size * self._task.flops_per_token / 1e12
+        in_use_gib, peak_gib = memory_gib(engine.device)
+        row = StepRow(
+            step=engine.global_steps,
+            loss=loss,
+            lr=lr,
+            grad_norm=_finite_or_none(engine.get_global_grad_norm()),
+            tokens=self._tokens,
+            step_time_s=step_time_s,
+            data_time_s=work.data_time_s,
+            tokens_per_s=tokens_per_s,
+            tflops_per_s=tflops,
+            mfu=tflops / plan.peak_tflops if plan.peak_tflops else None,
+            memory_gib=in_use_gib,
+            peak_memory_gib=peak_gib,
+            collectives=comm.num_collectives - comm_before.num_collectives,
+            collective_bytes=comm.num_bytes - comm_before.num_bytes,
+        )
+        self._record(row)
+        return should_stop
+
+    def _micro_steps(self) -> _Work:
+        engine = self._engine
+        data_time_s, num_tokens = 0.0, 0
+        loss_sum = torch.zeros((), device=engine.device)
+        for _ in range(self._plan.accumulation_steps):
+            waited = time.perf_counter()
+            batch = next(self._stream).to(engine.device)
+            data_time_s += time.perf_counter() - waited
+            loss = self._task.loss(engine, batch)
+            engine.backward(loss)
+            engine.step()
+            loss_sum += loss.detach()
+            num_tokens += batch[:, 1:].numel() * engine.world_size
+        return _Work(loss_sum / self._plan.accumulation_steps, data_time_s, num_tokens)
+
+    def _agree(self, loss: Tensor, stop: bool) -> tuple[float, bool]:
+        """Return the mean loss over ranks, and whether any of them wants to stop."""
+        both = torch.stack((loss.float(), torch.full_like(loss, float(stop), dtype=torch.float32)))
+        mean_loss, num_stops = _mean_over_ranks(both).tolist()
+        if not math.isfinite(mean_loss):
+            raise EngineError(
+                f"the loss is {mean_loss} at step {self._engine.global_steps}: training cannot go "
+                "on; lower the learning rate, or resume from an earlier checkpoint"
+            )
+        return mean_loss, num_stops > 0
+
+    def _evaluate(self) -> None:
+        """Record the mean loss over the held-out batches of all ranks."""
+        engine = self._engine
+        total = torch.zeros((), device=engine.device)
+        engine.eval()
+        with torch.no_grad(), _eagerly():
+            for batch in self._heldout:
+                total += self._task.loss(engine, batch.to(engine.device)).float()
+        engine.train()
+        mean = _mean_over_ranks(total / len(self._heldout))
+        self._record(EvalRow(step=engine.global_steps, heldout_loss=float(mean)))
+
+    def _record(self, row: StepRow | EvalRow) -> None:
+        for sink in self._sinks:
+            sink.log(row)
+
+
+@contextmanager
+def _eagerly() -> Iterator[None]:
+    """Run without the compiler: a second compile costs more than a few forwards gain."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def _explaining_stops(request: StopRequest, step: int) -> Iterator[None]:
+    """Name the signal when it broke the step, for instance by killing a C++ compiler."""
+    try:
+        yield
+    except RuntimeError as err:
+        if not request.is_set:
+            raise
+        raise EngineError(
+            f"{request.signal_name} broke off the step after step {step}, which is therefore not "
+            f"saved ({type(err).__name__}): resume from the last checkpoint, if there is one"
+        ) from err
+
+
+def _mean_over_ranks(value: Tensor) -> Tensor:
+    if dist.is_initialized():
+        dist.all_reduce(value)
+        value /= dist.get_world_size()
+    return value
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None

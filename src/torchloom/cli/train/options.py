@@ -1,0 +1,57 @@
+"""What the user asked `torchloom train` for, as one record that survives a process start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+PRESET_NAMES = ("llama-tiny", "llama-34m")
+"""What `--model` takes besides a folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions:
+    """The options of one run; `None` means "as the config or the default says"."""
+
+    model: str = "llama-tiny"
+    """A built-in preset or a local folder in Hugging Face format."""
+    config: str | None = None
+    """A DeepSpeed-shaped JSON file."""
+    data: str | None = None
+    """A text file or a folder of them; the standard library's sources by default."""
+    out: str | None = None
+    """Where metrics, charts and checkpoints go; a fresh folder under `runs/` by default."""
+    nproc: int = 2
+    """Workers started on this host; ignored when a launcher started this process."""
+    steps: int = 120
+    """Optimizer steps of the whole run, those before a resume included."""
+    resume: bool = False
+    """Continue from the newest checkpoint in `out`."""
+    compile: bool = True
+    """Weave and compile the step; without it the engine runs eagerly sharded."""
+    seed: int = 0
+    """Decides initial weights, order of samples and dropout."""
+    seq_len: int = 256
+    """Tokens per sample."""
+    micro_batch: int | None = None
+    """Samples per rank and micro-step."""
+    eval_every: int = 40
+    """Steps between two evaluations of the held-out text."""
+    log_every: int = 10
+    """Steps between two printed lines where there is no terminal for a progress bar."""
+    tensorboard: bool = False
+    """Also write TensorBoard events to `out/tensorboard`."""
+
+
+def to_argv(options: TrainOptions) -> list[str]:
+    """Return the command line that parses to `options`, for a worker process."""
+    argv = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        flag = "--" + field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            argv.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            argv += [flag, str(value)]
+    return argv

@@ -1,0 +1,71 @@
+"""Checks that need no process group and no torch: a bad request fails within a second."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+from torchloom.cli.train.corpus import load_corpus
+from torchloom.cli.train.options import PRESET_NAMES, TrainOptions
+from torchloom.cli.train.outdir import choose_out, make_out
+from torchloom.config import check_config
+from torchloom.errors import ConfigError
+
+
+def check_options(options: TrainOptions, world_size: int) -> None:
+    """Check model, config, extras and data.
+
+    Raises:
+        TorchloomError: something that was asked for is not there or has no meaning.
+    """
+    _check_model(options.model)
+    if options.config is not None:
+        _check_config(options.config, options.micro_batch, world_size)
+    if options.tensorboard:
+        _check_extra("tensorboard", "tensorboard", "--tensorboard")
+    load_corpus(options.data, seq_len=options.seq_len)
+
+
+def settle_out(options: TrainOptions) -> TrainOptions:
+    """Choose and create the run's folder, so that all workers are told the same one.
+
+    Raises:
+        ConfigError: the folder is taken or cannot be written.
+        CheckpointError: there is nothing to resume.
+    """
+    out = choose_out(options)
+    make_out(out)
+    return replace(options, out=str(out))
+
+
+def _check_model(name: str) -> None:
+    if name in PRESET_NAMES:
+        return
+    folder = Path(name).expanduser()
+    known = f"--model takes {', '.join(PRESET_NAMES)} or a local folder with a config.json"
+    if not folder.is_dir():
+        raise ConfigError(f"model {name!r} is neither a preset nor a folder: {known}")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model folder {name!r} holds no config.json: {known}")
+    _check_extra("transformers", "hf", "--model with a folder")
+
+
+def _check_config(path: str, micro_batch: int | None, world_size: int) -> None:
+    """Refuse errors, and unknown keys too: in a file written for this command they are typos."""
+    if micro_batch is not None:
+        raise ConfigError(
+            "--micro-batch and --config contradict each other: "
+            "set train_micro_batch_size_per_gpu in the file"
+        )
+    checked = check_config(Path(path), world_size=world_size)
+    unknown = [note for note in checked.notes if note.message.startswith("unknown key")]
+    problems = [str(found) for found in (*checked.errors, *unknown)]
+    if problems:
+        count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
+        raise ConfigError(f"{count} in {checked.name}:" + "".join(f"\n  {p}" for p in problems))
+
+
+def _check_extra(package: str, extra: str, asked: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{asked} needs the package {package}: pip install 'torchloom[{extra}]'")

@@ -1,0 +1,192 @@
+"""What each rank runs, however it was started: build, train, report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+import torchloom
+from torchloom import envs, log
+from torchloom.cli.train.corpus import Corpus, load_corpus
+from torchloom.cli.train.defaults import default_config
+from torchloom.cli.train.flops import peak_tflops
+from torchloom.cli.train.loop import Loop, LoopPlan, Outcome
+from torchloom.cli.train.metrics import JsonlSink, Sink, TensorBoardSink, memory_gib, read_rows
+from torchloom.cli.train.options import TrainOptions
+from torchloom.cli.train.outdir import checkpoint_dir, choose_out, make_out
+from torchloom.cli.train.progress import make_progress
+from torchloom.cli.train.stream import SampleStream, heldout_batches
+from torchloom.cli.train.summary import print_summary, summarize, write_charts, write_summary
+from torchloom.cli.train.task import Task, build_task
+from torchloom.errors import ConfigError, TorchloomError
+
+_LOGGER = log.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """All parts of a run on this rank."""
+
+    options: TrainOptions
+    task: Task
+    engine: Any
+    loop: Loop
+    sinks: list[Sink]
+    out: Path
+    console: Console
+
+
+def run_worker(options: TrainOptions) -> None:
+    """Train as one of the ranks that a launcher started.
+
+    Raises:
+        TorchloomError: the input is wrong or the run cannot go on; the same on every rank.
+    """
+    log.setup(envs.launch().rank)
+    console = Console()
+    corpus = load_corpus(options.data, seq_len=options.seq_len)
+    task = build_task(options)
+    config = options.config or default_config(steps=options.steps, micro_batch=options.micro_batch)
+    engine, _, _, _ = torchloom.initialize(model=task.module, config=config)
+    try:
+        run = _prepare(options, corpus, task, engine, console)
+        try:
+            outcome = run.loop.run()
+        finally:
+            for sink in run.sinks:
+                sink.close()
+        _report(run, outcome)
+    finally:
+        engine.destroy()
+
+
+def _prepare(
+    options: TrainOptions, corpus: Corpus, task: Task, engine: Any, console: Console
+) -> _Run:
+    """Put the parts together, and continue where a checkpoint left off."""
+    out = _agree_on_out(options, engine.rank)
+    micro_batch = engine.config.batch.micro_batch_size
+    place = {"rank": engine.rank, "world_size": engine.world_size, "micro_batch": micro_batch}
+    stream = SampleStream(
+        task.encode(corpus.train), seq_len=options.seq_len, seed=options.seed, **place
+    )
+    sinks: list[Sink] = []
+    loop = Loop(
+        engine,
+        task,
+        stream=stream,
+        heldout=heldout_batches(task.encode(corpus.heldout), seq_len=options.seq_len, **place),
+        plan=LoopPlan(
+            steps=options.steps,
+            eval_every=options.eval_every,
+            accumulation_steps=engine.config.batch.accumulation_steps,
+            checkpoint_dir=checkpoint_dir(out),
+            seed=options.seed,
+            peak_tflops=peak_tflops(device_name(engine.device)),
+        ),
+        sinks=sinks,
+    )
+    if options.resume:
+        _restore(engine, loop, out, options.steps)
+    if options.compile:
+        engine.compile()
+    if engine.rank == 0:
+        sinks += _open_sinks(options, out, engine.global_steps, task, console)
+        console.print(str(corpus), soft_wrap=True, highlight=False)
+        console.print(
+            f"{task.name}: {task.num_params / 1e6:.2f} M parameters, "
+            f"ZeRO-{engine.config.zero.stage}, {engine.world_size} ranks, output in {out}",
+            soft_wrap=True,
+            highlight=False,
+        )
+    return _Run(
+        options=options,
+        task=task,
+        engine=engine,
+        loop=loop,
+        sinks=sinks,
+        out=out,
+        console=console,
+    )
+
+
+def _agree_on_out(options: TrainOptions, rank: int) -> Path:
+    """Let rank 0 choose and create the folder; every rank gets its path, or its error."""
+    chosen: list[Any] = [None]
+    if rank == 0:
+        try:
+            out = choose_out(options)
+            make_out(out)
+            chosen = [out]
+        except TorchloomError as err:
+            chosen = [err]
+    if dist.is_initialized():
+        dist.broadcast_object_list(chosen, src=0)
+    if isinstance(chosen[0], TorchloomError):
+        raise chosen[0]
+    return chosen[0]
+
+
+def _restore(engine: Any, loop: Loop, out: Path, steps: int) -> None:
+    path, client_state = engine.load_checkpoint(str(checkpoint_dir(out)))
+    loop.restore(client_state)
+    if engine.global_steps >= steps:
+        raise ConfigError(
+            f"the run in {str(out)!r} has already done {engine.global_steps} of {steps} steps: "
+            "ask for more with --steps"
+        )
+    _LOGGER.info("resumed from %s after step %d", path, engine.global_steps)
+
+
+def _open_sinks(
+    options: TrainOptions, out: Path, done: int, task: Task, console: Console
+) -> list[Sink]:
+    sinks: list[Sink] = [JsonlSink(out / "metrics.jsonl", after_step=done)]
+    if options.tensorboard:
+        sinks.append(TensorBoardSink(out / "tensorboard"))
+    progress = make_progress(
+        console,
+        steps=options.steps,
+        done=done,
+        log_every=options.log_every,
+        compiles=options.compile,
+        unit=task.unit,
+    )
+    return [*sinks, progress]
+
+
+def _report(run: _Run, outcome: Outcome) -> None:
+    """Write and show what the run came to, on rank 0."""
+    peak_gib = torch.tensor(memory_gib(run.engine.device)[1], device=run.engine.device)
+    if dist.is_initialized():
+        dist.all_reduce(peak_gib, op=dist.ReduceOp.MAX)
+    if run.engine.rank != 0:
+        return
+    rows = read_rows(run.out / "metrics.jsonl")
+    summary = summarize(
+        rows,
+        model=run.task.name,
+        num_params=run.task.num_params,
+        unit=run.task.unit,
+        world_size=run.engine.world_size,
+        device=device_name(run.engine.device),
+        zero_stage=run.engine.config.zero.stage,
+        steps=outcome.step,
+        peak_memory_gib=float(peak_gib),
+        stopped_by=outcome.stopped_by,
+        checkpoint=outcome.checkpoint,
+    )
+    charts = write_charts(run.out, rows, summary)
+    write_summary(run.out / "summary.json", summary)
+    files = {"metrics": run.out / "metrics.jsonl", **{path.stem: path for path in charts}}
+    print_summary(run.console, summary, {**files, "checkpoint": Path(outcome.checkpoint)})
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of an accelerator, or "CPU"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
