@@ -54,6 +54,23 @@ def read_clocks() -> Reading:
     )
 
 
+def wait_until_quiet(patience_s: float, *, look_s: float = 0.25, max_busy: float = 0.1) -> bool:
+    """Sleep until the machine is nearly idle for `look_s`, or `patience_s` are over.
+
+    Returns:
+        Whether it became quiet.
+    """
+    deadline = time.monotonic() + patience_s
+    num_cores = os.cpu_count() or 1
+    while time.monotonic() < deadline:
+        before = parse_machine_stat(_STAT.read_text())[0]
+        time.sleep(look_s)
+        busy_s = parse_machine_stat(_STAT.read_text())[0] - before
+        if busy_s <= max_busy * num_cores * look_s:
+            return True
+    return False
+
+
 def parse_schedstat(text: str) -> float:
     """Return the run-queue wait in seconds: "<running ns> <waiting ns> <slices>"."""
     return int(text.split()[1]) * 1e-9

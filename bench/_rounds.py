@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from _clock import wait_until_quiet
 from _group import ArmError, Group
 from _stats import StepSample, clean, merge_ranks
 from peers import Arm
@@ -34,7 +35,11 @@ class Pace:
     warmup: int = 3
     """Steps after building, the compiling one included; one step with a memory log follows."""
     burst: int = 2
-    """Recorded steps of an arm per round; one settling step comes before them."""
+    """Recorded steps of an arm in a burst; one settling step comes before them."""
+    tries: int = 2
+    """Bursts that an arm may take in a round until one holds a clean step."""
+    patience_s: float = 10.0
+    """How long a burst may wait for other processes to leave the cores."""
     min_rounds: int = 5
     min_clean: int = 8
     """Clean steps that each arm should have; more rounds are run until then."""
@@ -129,9 +134,19 @@ def _run_rounds(groups: dict[str, Group], result: PassResult, pace: Pace, say: S
             if time.monotonic() >= deadline:
                 break
             with _or_out(group, groups, result, say):
-                _run_burst(group, result, pace, index)
+                _run_turn(group, result, pace, index)
         say(f"batch {result.batch}: round {index + 1}, {_progress(groups, result)}")
         index += 1
+
+
+def _run_turn(group: Group, result: PassResult, pace: Pace, index: int) -> None:
+    """Run bursts until one holds a clean step, so that the round has a pair to compare."""
+    for _ in range(pace.tries):
+        wait_until_quiet(pace.patience_s)
+        before = len(clean(result.samples, group.arm.name))
+        _run_burst(group, result, pace, index)
+        if len(clean(result.samples, group.arm.name)) > before:
+            break
 
 
 def _run_burst(group: Group, result: PassResult, pace: Pace, index: int) -> None:

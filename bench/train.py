@@ -42,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     report = Report(environment=snapshot(_recorded(options), environment))
     pace = Pace(
         burst=options.burst,
+        tries=options.tries,
+        patience_s=options.patience,
         min_rounds=options.rounds,
         min_clean=options.min_clean,
         max_minutes=options.max_minutes,
@@ -100,7 +102,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--arms", type=_names, help=f"comma-separated, of: {', '.join(ARMS)} (default: all)")
     add("--batch", type=_numbers, help="sequences per rank, comma-separated (default: 4,1)")
     add("--rounds", type=int, help="rounds at least (default: 5)")
-    add("--burst", type=int, default=2, help="recorded steps of an arm per round")
+    add("--burst", type=int, default=2, help="recorded steps of an arm in a burst")
+    add("--tries", type=int, default=2, help="bursts per round until one has a clean step")
+    add("--patience", type=float, default=10.0, help="seconds to wait for quiet before a burst")
     add("--min-clean", type=int, default=8, help="clean steps wanted of each arm")
     add("--max-minutes", type=float, default=15.0, help="time for the rounds of a batch size")
     add("--ranks", type=int, default=2, help="processes of an arm, one thread each")

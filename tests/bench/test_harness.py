@@ -11,7 +11,7 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from _clock import parse_machine_stat, parse_schedstat, read_clocks
+from _clock import parse_machine_stat, parse_schedstat, read_clocks, wait_until_quiet
 from _compile_times import FirstStep, compile_ratios
 from _environment import snapshot, worker_environment
 from _memory import integrate, parse_rollup
@@ -87,6 +87,10 @@ class TestClock:
         assert passed.wall_s > 0
         assert passed.cpu_s > 0
         assert min(passed.wait_s, passed.machine_busy_s, passed.machine_steal_s) >= 0
+
+    def test_waiting_for_quiet_gives_up(self):
+        assert not wait_until_quiet(0.05, look_s=0.02, max_busy=-1.0)
+        assert wait_until_quiet(0.05, look_s=0.02, max_busy=2.0)
 
 
 class TestDiscardRule:
