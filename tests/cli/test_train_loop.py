@@ -168,6 +168,17 @@ def test_a_signal_that_breaks_a_step_is_named(tmp_path):
         loop.run()
 
 
+def test_a_lost_rank_is_told_in_one_line(tmp_path):
+    loop, engine = make_loop(tmp_path)
+
+    def lost(loss):
+        raise RuntimeError("[pair.cc:537] Read error: Connection reset by peer.")
+
+    engine.backward = lost
+    with pytest.raises(EngineError, match="another rank was lost in the step after step 0"):
+        loop.run()
+
+
 def test_a_run_in_two_parts_equals_one(tmp_path):
     whole, first, second = Rows(), Rows(), Rows()
     make_loop(tmp_path, sinks=[whole])[0].run()

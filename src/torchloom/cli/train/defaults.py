@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 DEFAULT_MICRO_BATCH = 4
@@ -17,9 +18,10 @@ def default_config(*, steps: int, micro_batch: int | None) -> dict[str, Any]:
         # The usual threshold of 100 000 elements would leave a small model whole on every rank.
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 10_000},
         "gradient_clipping": 1.0,
+        "steps_per_print": math.inf,  # the command shows its own progress
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": 4e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+            "params": {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
         },
         "scheduler": {
             "type": "WarmupCosineLR",

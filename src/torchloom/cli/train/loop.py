@@ -29,6 +29,9 @@ from torchloom.cli.train.stream import SampleStream
 from torchloom.cli.train.task import Task
 from torchloom.errors import EngineError
 
+# Gloo has no exception type of its own for this.
+_PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer")
+
 
 class TrainingEngine(Protocol):
     """What the loop needs of an engine."""
@@ -113,7 +116,7 @@ class Loop:
         """Train until the last step or until a signal asks to stop; save either way.
 
         Raises:
-            EngineError: the loss is not finite, or a signal broke off a step.
+            EngineError: the loss is not finite, a signal broke off a step, or a rank was lost.
         """
         engine, plan = self._engine, self._plan
         should_stop = False
@@ -121,7 +124,7 @@ class Loop:
         with StopRequest() as request:
             self._evaluate()
             while engine.global_steps < plan.steps and not should_stop:
-                with _explaining_stops(request, engine.global_steps):
+                with _explaining_failures(request, engine.global_steps):
                     should_stop = self._step(request)
                 is_last = engine.global_steps >= plan.steps
                 if not should_stop and (is_last or engine.global_steps % plan.eval_every == 0):
@@ -229,17 +232,21 @@ def _eagerly() -> Iterator[None]:
 
 
 @contextmanager
-def _explaining_stops(request: StopRequest, step: int) -> Iterator[None]:
-    """Name the signal when it broke the step, for instance by killing a C++ compiler."""
+def _explaining_failures(request: StopRequest, step: int) -> Iterator[None]:
+    """Say in one line that a signal broke the step, or that another rank is gone."""
     try:
         yield
     except RuntimeError as err:
-        if not request.is_set:
-            raise
-        raise EngineError(
-            f"{request.signal_name} broke off the step after step {step}, which is therefore not "
-            f"saved ({type(err).__name__}): resume from the last checkpoint, if there is one"
-        ) from err
+        if request.is_set:
+            raise EngineError(
+                f"{request.signal_name} broke off the step after step {step}, which is therefore "
+                f"not saved ({type(err).__name__}): resume from the last checkpoint, if there is one"
+            ) from err
+        if isinstance(err, dist.DistError) or any(text in str(err) for text in _PEER_IS_GONE):
+            raise EngineError(
+                f"another rank was lost in the step after step {step}: its own message says why"
+            ) from err
+        raise
 
 
 def _mean_over_ranks(value: Tensor) -> Tensor:

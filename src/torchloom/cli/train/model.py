@@ -179,13 +179,21 @@ class Llama(nn.Module):
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels.flatten())
 
     def _init_weights(self) -> None:
-        """Draw normal weights; those that write to the residual stream shrink with depth."""
+        """Draw normal weights that keep the size of what passes through a layer.
+
+        Those that write to the residual stream start small and shrink with depth; so does the
+        head, so that the first loss is that of a uniform guess.
+        """
         depth_scale = (2 * self.config.num_layers) ** -0.5
         for name, param in self.named_parameters():
-            if param.dim() < 2:
-                continue
-            is_residual = name.endswith(("attention.wo.weight", "feed_forward.w2.weight"))
-            nn.init.normal_(param, std=0.02 * (depth_scale if is_residual else 1.0))
+            if name == "embedding.weight":
+                nn.init.normal_(param, std=0.02 if self.config.tie_embeddings else 0.5)
+            elif name == "head.weight":
+                nn.init.normal_(param, std=0.02)
+            elif name.endswith(("attention.wo.weight", "feed_forward.w2.weight")):
+                nn.init.normal_(param, std=0.02 * depth_scale)
+            elif param.dim() == 2:
+                nn.init.normal_(param, std=param.shape[1] ** -0.5)
 
 
 def rope_tables(config: LlamaConfig) -> tuple[Tensor, Tensor]:

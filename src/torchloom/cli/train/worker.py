@@ -63,6 +63,8 @@ def run_worker(options: TrainOptions) -> None:
         _report(run, outcome)
     finally:
         engine.destroy()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _prepare(
