@@ -70,12 +70,12 @@ def _need(transfer: Transfer, where: dict[fx.Node, int]) -> _Need:
 
 
 def _anchor(needs: list[_Need], index: int, limit_bytes: int) -> int:
-    """Return the earliest gather at whose use gather `index` may already be under way."""
-    ahead_bytes = 0
-    for earlier in range(index, 0, -1):
-        ahead_bytes += needs[earlier].transfer.result_bytes
-        if ahead_bytes > limit_bytes:
-            return earlier
+    """Return the earliest gather before whose use gather `index` may already be under way."""
+    pending_bytes = needs[index].transfer.result_bytes
+    for earlier in range(index - 1, -1, -1):
+        pending_bytes += needs[earlier].transfer.result_bytes
+        if pending_bytes > limit_bytes:
+            return earlier + 1
     return 0
 
 

@@ -1,0 +1,103 @@
+"""place, bucket, prefetch: where communication stands in the split graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
+from torch import fx, nn
+
+from torchloom import ops
+from torchloom.graph import find, graph_text, nbytes, positions
+from torchloom.ops.match import Transfer, gathers, reductions
+
+X = torch.randn(4, 6)
+LOWERED = ["place", "bucket", "prefetch"]
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> dict[str, fx.GraphModule]:
+    return captured(TwoLayers(), [X], ["dedupe_gathers", "elide_copies", "zero3"])
+
+
+@pytest.fixture(scope="module")
+def deep() -> dict[str, fx.GraphModule]:
+    layers = [part for _ in range(8) for part in (nn.Linear(16, 16), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(16, 1), nn.Flatten(0))
+    return captured(model, [torch.randn(3, 16)], ["dedupe_gathers", "elide_copies", "zero3"])
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_golden(two_layers, kind: str, count: int, golden) -> None:
+    gm = copy_of(two_layers[kind])
+    apply(gm, LOWERED[:count])
+    golden(f"{LOWERED[count - 1]}.{kind}", graph_text(gm.graph))
+
+
+def test_place_leaves_no_traced_operator(two_layers) -> None:
+    gm = copy_of(two_layers["backward"])
+    apply(gm, ["place"])
+    assert not any(find(gm.graph, op) for op in (ops.gather, ops.reduce, ops.sync))
+    assert apply(gm, ["place"]).passes[0].num_edits == 0
+
+
+@pytest.mark.parametrize("pass_name", ["bucket", "prefetch"])
+def test_nothing_to_do_without_transfers(pass_name: str) -> None:
+    gm = captured(TwoLayers(), [X], threshold=10_000)["forward"]
+    assert apply(gm, [pass_name]).passes[0].num_edits == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    gather=st.sampled_from([0, 1, 1100, 2500, 1 << 20]),
+    reduce=st.sampled_from([0, 1, 1100, 2500, 1 << 20]),
+    ahead=st.sampled_from([0, 1, 1100, 2500, 5000, 1 << 20]),
+    kind=st.sampled_from(["forward", "backward"]),
+)
+def test_every_schedule_is_legal_and_bounded(deep, gather, reduce, ahead, kind) -> None:
+    context = dataclasses.replace(
+        CONTEXT, gather_bucket_bytes=gather, reduce_bucket_bytes=reduce, prefetch_bytes=ahead
+    )
+    gm = copy_of(deep[kind])
+    apply(gm, LOWERED, context)
+    where = positions(gm.graph)
+    for transfer in (*gathers(gm.graph), *reductions(gm.graph)):
+        check_order(transfer, where)
+    for transfer in gathers(gm.graph):
+        assert len(transfer.results) == 1 or transfer.result_bytes <= gather
+    for transfer in reductions(gm.graph):
+        assert len(transfer.results) == 1 or transfer.input_bytes <= reduce
+    assert ahead_bytes(gm.graph) <= max(ahead, largest(gm.graph))
+
+
+def check_order(transfer: Transfer, where: dict[fx.Node, int]) -> None:
+    """Inputs before the start, start before the wait, the wait before every reader."""
+    assert all(where[node] < where[transfer.start] for node in transfer.inputs)
+    assert where[transfer.start] < where[transfer.wait]
+    readers = (user for pick in transfer.results for user in pick.users)
+    assert all(
+        where[user] > where[transfer.wait] for user in readers if user is not transfer.wait
+    )
+
+
+def largest(graph: fx.Graph) -> int:
+    return max((t.result_bytes for t in gathers(graph)), default=0)
+
+
+def ahead_bytes(graph: fx.Graph) -> int:
+    """The most bytes that are gathered, or on their way, before the wait that admits a use."""
+    most = current = 0
+    transfers = {t.start: t for t in gathers(graph)}
+    by_wait = {t.wait: t for t in transfers.values()}
+    for node in graph.nodes:
+        if node in transfers:
+            current += nbytes(node)
+            most = max(most, current)
+        elif node in by_wait:
+            current -= by_wait[node].result_bytes
+    return most

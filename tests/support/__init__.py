@@ -1,0 +1,1 @@
+"""Helpers of the tests: ranks as forked processes, small models, captured graphs."""
