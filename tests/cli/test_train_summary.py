@@ -60,6 +60,9 @@ def make_summary(rows, **changes):
         "zero_stage": 3,
         "steps": 5,
         "peak_memory_gib": 1.5,
+        "compile_time_s": 31.4,
+        "num_graphs": 2,
+        "num_fallbacks": 1,
         "stopped_by": None,
         "checkpoint": "out/checkpoints/global_step5",
     }
@@ -77,7 +80,14 @@ def test_the_summary_takes_medians_and_the_table_shows_them(rows, tmp_path):
     assert (summary.step_time_median_s, summary.tokens) == (0.5, 500)
     assert (summary.collectives_per_step, summary.collective_mib_per_step) == (12, 3.0)
     text = show(lambda c: print_summary(c, summary, {"loss": tmp_path / "loss.svg"}))
-    for part in ("5.500 -> 2.250 nats/byte", "500 ms", "200 tokens/s", "1.50 GiB", "12 per step"):
+    for part in (
+        "5.500 -> 2.250 nats/byte",
+        "500 ms",
+        "200 tokens/s",
+        "1.50 GiB",
+        "12 per step",
+        "2 graphs in 31 s, 1 ran eagerly",
+    ):
         assert part in text
     assert "n/a (no known peak)" in text
     assert str(tmp_path / "loss.svg") in text.replace("\n", "")
@@ -93,8 +103,9 @@ def test_a_stopped_run_says_so_and_when_it_was_last_evaluated(rows):
 
 
 def test_a_run_stopped_before_its_first_step_has_a_summary_too(tmp_path):
-    summary = make_summary([], steps=0)
-    assert "n/a" in show(lambda c: print_summary(c, summary, {}))
+    summary = make_summary([], steps=0, num_graphs=0)
+    text = show(lambda c: print_summary(c, summary, {}))
+    assert "n/a" in text and "nothing, ran eagerly" in text
     assert write_charts(tmp_path, [], summary) == []
 
 

@@ -34,7 +34,7 @@ class TrainOptions:
     """Tokens per sample."""
     micro_batch: int | None = None
     """Samples per rank and micro-step."""
-    eval_every: int = 40
+    eval_every: int = 20
     """Steps between two evaluations of the held-out text."""
     log_every: int = 10
     """Steps between two printed lines where there is no terminal for a progress bar."""

@@ -111,7 +111,7 @@ def heldout_batches(
     micro_batch: int,
     rank: int = 0,
     world_size: int = 1,
-    max_samples: int = 128,
+    max_samples: int = 64,
 ) -> list[Tensor]:
     """Return this rank's evaluation batches: windows spread evenly over the held-out text.
 

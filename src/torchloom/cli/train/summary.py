@@ -40,6 +40,11 @@ class Summary:
     """The largest of all ranks."""
     collectives_per_step: float | None
     collective_mib_per_step: float | None
+    compile_time_s: float
+    """Of this process's part of the run; 0 when it ran eagerly."""
+    num_graphs: int
+    num_fallbacks: int
+    """Graphs that the compiler could not weave and that ran eagerly."""
     stopped_by: str | None
     checkpoint: str
 
@@ -142,7 +147,20 @@ def _table_rows(summary: Summary) -> list[tuple[str, str]]:
     ]
     mib = _with_unit(summary.collective_mib_per_step, "MiB", 1, ".2f")
     count = _with_unit(summary.collectives_per_step, "per step", 1, ".0f")
-    return [*steps, *speed, ("collectives", f"{count}, {mib}")]
+    return [
+        *steps,
+        *speed,
+        ("collectives", f"{count}, {mib}"),
+        ("compiled", _compile_text(summary)),
+    ]
+
+
+def _compile_text(summary: Summary) -> str:
+    if not summary.num_graphs:
+        return "nothing, ran eagerly"
+    fallbacks = f", {summary.num_fallbacks} ran eagerly" if summary.num_fallbacks else ""
+    graphs = "1 graph" if summary.num_graphs == 1 else f"{summary.num_graphs} graphs"
+    return f"{graphs} in {summary.compile_time_s:.0f} s{fallbacks}"
 
 
 def _heldout_text(summary: Summary) -> str:

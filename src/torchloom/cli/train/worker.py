@@ -170,6 +170,7 @@ def _report(run: _Run, outcome: Outcome) -> None:
     if run.engine.rank != 0:
         return
     rows = read_rows(run.out / "metrics.jsonl")
+    compiled = run.engine.compile_report()
     summary = summarize(
         rows,
         model=run.task.name,
@@ -180,6 +181,9 @@ def _report(run: _Run, outcome: Outcome) -> None:
         zero_stage=run.engine.config.zero.stage,
         steps=outcome.step,
         peak_memory_gib=float(peak_gib),
+        compile_time_s=compiled.duration_s,
+        num_graphs=len(compiled.graphs),
+        num_fallbacks=len(compiled.fallbacks),
         stopped_by=outcome.stopped_by,
         checkpoint=outcome.checkpoint,
     )
