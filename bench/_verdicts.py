@@ -1,4 +1,4 @@
-"""The promises that a run must show, each judged from the run alone.
+"""The promises that a run must show, each judged from the run alone: kept, BROKEN, or UNSURE.
 
 speed     stage 3 is faster than the fastest FSDP2, in the same rounds
 memory    stage 3 peaks no higher than the leanest compiled FSDP2
@@ -20,6 +20,8 @@ OURS = "loom-3"
 PLAIN = "limit-compiled"
 MAX_COMPILE_RATIO = 1.3
 MAX_LOSS_DIFFERENCE = 1e-4
+MIN_ROUNDS = 3
+"""Paired rounds below which a speed is not judged."""
 
 _FSDP2 = ("fsdp2-eager", "fsdp2-block", "fsdp2-whole")
 _FSDP2_COMPILED = _FSDP2[1:]
@@ -50,8 +52,9 @@ def _speed(result: PassResult) -> str | None:
     ratio = summarize(paired_ratios(result.samples, OURS, rival)) if rival else None
     if ratio is None:
         return None
+    mark = _mark(ratio.high < 1) if ratio.num >= MIN_ROUNDS else "UNSURE"
     return (
-        f"{_mark(ratio.high < 1)} speed: stage 3 takes {ratio.median:.3f} "
+        f"{mark} speed: stage 3 takes {ratio.median:.3f} "
         f"[{ratio.low:.3f}-{ratio.high:.3f}] of {ARMS[rival].label}, {ratio.num} rounds"
     )
 

@@ -48,7 +48,7 @@ def facts(live_mib, peak_mib, shared_mib=0):
 
 @pytest.fixture
 def result():
-    """Two rounds: the limit, FSDP2 20 % slower, stage 3 5 % slower, DeepSpeed missing."""
+    """Three rounds: the limit, FSDP2 20 % slower, stage 3 5 % slower, DeepSpeed missing."""
     steps = {"limit-compiled": 1.0, "fsdp2-whole": 1.2, "loom-3": 1.05}
     return PassResult(
         batch=4,
@@ -59,7 +59,7 @@ def result():
         },
         samples=[
             sample(arm, wall * (1 + 0.1 * index), round=index)
-            for index in range(2)
+            for index in range(3)
             for arm, wall in steps.items()
         ],
         losses={
@@ -238,13 +238,17 @@ class TestReport:
             (False, True),
         ]
 
+    def test_speed_is_not_judged_from_few_rounds(self, result):
+        result.samples = result.samples[:3]
+        assert "UNSURE speed" in judge_pass(result)[0]
+
     def test_json_holds_every_sample_with_its_verdict(self, result, tmp_path, monkeypatch):
         monkeypatch.delenv("TORCHINDUCTOR_VEC_ISA_OK", raising=False)
         environment = snapshot({"quick": True}, worker_environment(tmp_path))
         write_json(Report(environment=environment, passes=[result]), tmp_path / "train.json")
         text = (tmp_path / "train.json").read_text()
         record = json.loads(text)
-        assert [one["is_clean"] for one in record["passes"][0]["samples"]] == [True] * 6
+        assert [one["is_clean"] for one in record["passes"][0]["samples"]] == [True] * 9
         assert record["environment"]["variables"]["TORCHINDUCTOR_VEC_ISA_OK"] == "1"
         assert str(tmp_path) not in text
 
