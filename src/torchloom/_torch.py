@@ -106,3 +106,22 @@ def default_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
+
+
+def compile_in_place(module: torch.nn.Module, backend: Any, **kwargs: Any) -> None:
+    """Let calls of `module` run compiled, as `Module.compile` does (2.11-2.13).
+
+    `Module.compile` hands `_call_impl` to Dynamo, which skips frames of torch.nn: a root such as
+    nn.Sequential would then not be captured at all. One frame of our own is always captured.
+    """
+    call = module._call_impl
+
+    def enter(*args: Any, **kwds: Any) -> Any:
+        return call(*args, **kwds)
+
+    module._compiled_call_impl = torch.compile(enter, backend=backend, **kwargs)
+
+
+def forget_compiled_call(module: torch.nn.Module) -> None:
+    """Let calls of `module` run eagerly again (2.11-2.13)."""
+    module._compiled_call_impl = None

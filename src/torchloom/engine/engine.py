@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchloom import _torch
 from torchloom.config import Config
 from torchloom.engine import checkpoint, export
 from torchloom.engine.agreement import Agreement
@@ -35,7 +36,7 @@ from torchloom.graph import GraphPass
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileReport, CompileSession
 from torchloom.runtime import CommStats
-from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
+from torchloom.shard import detach_hooks, layout_of, owners_of, sync_in_backward, unshard
 
 logger = get_logger(__name__)
 
@@ -257,7 +258,8 @@ class Engine:
         self._agreement.check("what engine.compile() weaves", session.key())
         session.agree = self._agreement.check
         self._session = session
-        self.module.compile(backend=session, **kwargs)
+        detach_hooks(self.module)
+        _torch.compile_in_place(self.module, session, **kwargs)
 
     @property
     def is_compiled(self) -> bool:
@@ -437,7 +439,7 @@ class Engine:
         """Let go of compiled code and gradients. The model stays sharded and usable."""
         self._local.zero_grad()
         self._session = None
-        self.module._compiled_call_impl = None
+        _torch.forget_compiled_call(self.module)
 
     def unshard(self) -> nn.Module:
         """Give the model back whole; all ranks must call. The engine is of no use afterwards."""

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from torchloom import _torch
 from torchloom.config import load_config
 from torchloom.engine.agreement import new_agreement
 from torchloom.engine.clipping import clip_, global_norm
@@ -17,7 +18,14 @@ from torchloom.errors import ShardError
 from torchloom.graph import GraphPass
 from torchloom.pipeline import CompileSession
 from torchloom.runtime import lookup
-from torchloom.shard import Precision, layout_of, owners_of, plan_layout, shard_module
+from torchloom.shard import (
+    Precision,
+    detach_hooks,
+    layout_of,
+    owners_of,
+    plan_layout,
+    shard_module,
+)
 
 
 def shard_model(
@@ -107,7 +115,8 @@ def compile_model(
         passes=passes,
         schedule=None,
     )
-    model.compile(backend=session, **kwargs)
+    detach_hooks(model)
+    _torch.compile_in_place(model, session, **kwargs)
     return session
 
 

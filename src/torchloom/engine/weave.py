@@ -47,6 +47,7 @@ def build_session(
         backend=backend or options.backend,
         options=inductor_options,
         strict=options.strict,
+        regather=layout.stage == 3,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
     return session, kwargs

@@ -28,6 +28,7 @@ from torchloom.graph import GraphPass, PassContext, graph_text
 from torchloom.log import get_logger
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import CompileReport, GraphReport
+from torchloom.shard.regather import LIVE
 
 logger = get_logger(__name__)
 
@@ -49,6 +50,8 @@ class CompileSession:
     """Inductor settings."""
     strict: bool = False
     """Raise when weaving fails, instead of running eagerly."""
+    regather: bool = False
+    """Whether a graph that fell back saves pieces for backward, not gathered weights (stage 3)."""
     dump_dir: Path | None = None
     """Folder for the text of each graph before and after each pass."""
     agree: Callable[[str, str], None] | None = None
@@ -128,7 +131,14 @@ class CompileSession:
                 first_line,
             )
         events.emit(events.PassesSkipped(reason=first_line))
-        return gm.forward
+        if not self.regather:
+            return gm.forward
+
+        def run(*args: Any) -> Any:
+            with LIVE.forward_pass():
+                return gm.forward(*args)
+
+        return run
 
 
 def _copy_graph(graph: fx.Graph) -> fx.Graph:

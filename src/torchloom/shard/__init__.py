@@ -8,6 +8,7 @@ gathered weight, in eager and in compiled code alike.
 from __future__ import annotations
 
 from torchloom.shard.apply import (
+    detach_hooks,
     is_sharded,
     layout_of,
     owners_of,
@@ -24,6 +25,7 @@ __all__ = [
     "Layout",
     "ParamSpec",
     "Precision",
+    "detach_hooks",
     "full_state_dict",
     "gathered",
     "is_sharded",

@@ -138,6 +138,12 @@ def unshard(model: nn.Module) -> nn.Module:
     return model
 
 
+def detach_hooks(model: nn.Module) -> None:
+    """Remove the brackets around eager forward passes, which compiled code does not need."""
+    for hook in _ROOTS[model].hooks if model in _ROOTS else ():
+        hook.remove()
+
+
 def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of a sharded model by the names of its layout.
 

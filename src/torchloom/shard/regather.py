@@ -9,6 +9,8 @@ Compiled code reaches the same by tags on the joint graph; this is for everythin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,6 +70,15 @@ class LiveGathers:
         self._enabled -= 1
         if not self._enabled:
             self._by_address.clear()
+
+    @contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        """Bracket a forward pass whose saved weights become pieces."""
+        hooks = self.open()
+        try:
+            yield
+        finally:
+            self.close(hooks)
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
         found = None

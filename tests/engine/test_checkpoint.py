@@ -1,0 +1,147 @@
+"""Checkpoints: exact continuation, other numbers of ranks, other stages, export."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.models import tokens, tricky
+from support.ranks import run_ranks
+from support.runs import make_engine, train
+
+SCHEDULE = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 10}}
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_continues_bitwise(stage: int, tmp_path) -> None:
+    def through(rank):
+        engine, model = make_engine(stage, scheduler=SCHEDULE)
+        losses = train(engine, rank, 6)
+        return losses, weights(model)
+
+    def first_half(rank):
+        engine, _ = make_engine(stage, scheduler=SCHEDULE)
+        losses = train(engine, rank, 3)
+        engine.save_checkpoint(tmp_path, client_state={"epoch": 7})
+        return losses
+
+    def second_half(rank):
+        engine, model = make_engine(stage, seed=5, scheduler=SCHEDULE)
+        path, client = engine.load_checkpoint(tmp_path)
+        assert client == {"epoch": 7}
+        assert engine.global_steps == 3
+        return train(engine, rank, 3, first=3), weights(model), path
+
+    whole = run_ranks(2, through)
+    start, end = run_ranks(2, first_half), run_ranks(2, second_half)
+    for rank in range(2):
+        assert whole[rank][0] == start[rank] + end[rank][0]
+        assert_equal(whole[rank][1], end[rank][1])
+    assert end[0][2].endswith("global_step3")
+
+
+@pytest.mark.parametrize(("before", "after"), [((3, 2), (3, 1)), ((3, 1), (3, 2)), ((3, 4), (1, 2)), ((1, 2), (2, 4))])
+def test_other_world_size_and_stage(before, after, tmp_path) -> None:
+    def save(rank):
+        engine, model = make_engine(before[0])
+        train(engine, rank, 2)
+        engine.save_checkpoint(tmp_path)
+        return weights(model), optimizer_state(engine)
+
+    def load(rank):
+        engine, model = make_engine(after[0], seed=9)
+        engine.load_checkpoint(tmp_path)
+        found = weights(model), optimizer_state(engine)
+        train(engine, rank, 1)
+        return found
+
+    saved, loaded = run_ranks(before[1], save)[0], run_ranks(after[1], load)[0]
+    assert_equal(saved[0], loaded[0])
+    assert_equal(saved[1], loaded[1])
+
+
+def optimizer_state(engine) -> dict[str, torch.Tensor]:
+    """Gather the optimizer's states to whole flat tensors."""
+    comm = engine._world.comm
+    found = {}
+    for each in engine._local:
+        for key, value in engine.optimizer.state[each.leaf].items():
+            if value.dim() and each.is_divided:
+                full = value.new_empty(value.numel() * comm.world_size)
+                comm.gather_into([value], [full])
+                value = full[: each.spec.numel]
+            found[f"{each.spec.name}.{key}"] = value.flatten().clone()
+    return found
+
+
+def test_save_then_load_on_one_engine(tmp_path) -> None:
+    def fn(rank):
+        engine, model = make_engine()
+        train(engine, rank, 2)
+        saved = weights(model)
+        engine.save_checkpoint(tmp_path, tag="mark")
+        train(engine, rank, 2, first=2)
+        engine.load_checkpoint(tmp_path, tag="mark")
+        return saved, weights(model)
+
+    for saved, loaded in run_ranks(2, fn):
+        assert_equal(saved, loaded)
+
+
+def test_incomplete_checkpoint_is_never_the_newest(tmp_path) -> None:
+    def save(rank):
+        engine, _ = make_engine()
+        train(engine, rank, 1)
+        engine.save_checkpoint(tmp_path)
+
+    run_ranks(2, save)
+    (tmp_path / "global_step2.partial").mkdir()
+    assert (tmp_path / "latest").read_text() == "global_step1\n"
+    facts = json.loads((tmp_path / "global_step1" / "engine.json").read_text())
+    assert facts["params"]["up.weight"] == [17, 12]
+
+
+def test_client_state_that_is_not_json(tmp_path) -> None:
+    def save(rank):
+        engine, _ = make_engine()
+        train(engine, rank, 1)
+        try:
+            engine.save_checkpoint(tmp_path, client_state={"bad": object()})
+        except Exception as error:  # noqa: BLE001
+            return type(error).__name__, str(error)
+        return "none", ""
+
+    for kind, text in run_ranks(2, save):
+        assert kind == "CheckpointError"
+        assert "JSON-able" in text
+
+
+def test_16bit_export_loads_into_the_plain_model(tmp_path) -> None:
+    def save(rank):
+        engine, model = make_engine()
+        train(engine, rank, 2)
+        engine.save_16bit_model(tmp_path)
+        return weights(model)
+
+    trained = run_ranks(2, save)[0]
+    exported = load_file(tmp_path / "model.safetensors")
+    assert "head.weight" not in exported  # tied to embed.weight
+    plain = tricky(3)
+    missing, unexpected = plain.load_state_dict(exported, strict=False)
+    assert (missing, unexpected) == (["head.weight"], [])
+    for name, value in exported.items():
+        assert value.dtype == torch.bfloat16
+        assert torch.equal(value, trained[name].to(torch.bfloat16)), name
+    assert plain(tokens(0, 0)).isfinite()
