@@ -92,7 +92,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Recorder:  # noqa: PYI034  Self needs Python 3.11
         self._token = _listeners.set((*_listeners.get(), self.events.append))
         return self
 

@@ -105,7 +105,7 @@ def test_bucket_sizes_are_elements_of_the_type_that_travels():
 
     assert config.zero.gather_bucket_bytes == 2_000_000
     assert config.zero.reduce_bucket_bytes == 4_000_000
-    assert config.zero.prefetch_bytes == 32 * MIB
+    assert config.zero.prefetch_bytes is None
 
 
 def test_a_section_without_stage_warns():

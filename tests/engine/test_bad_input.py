@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.models import tokens, tricky
-from support.ranks import run_ranks
-from support.runs import make_engine, settings, train
 from torch import nn
 
 import torchloom
+from support.models import tokens, tricky
+from support.ranks import run_ranks
+from support.runs import make_engine, settings, train
 from torchloom.errors import (
     AgreementError,
     CheckpointError,
@@ -98,7 +98,7 @@ def test_empty_shards() -> None:
 
 def test_loss_is_no_scalar() -> None:
     def fn(rank):
-        engine, model = make_engine()
+        engine, _model = make_engine()
         vector = engine(tokens(0, rank)) * torch.ones(2)
         return error_of(lambda: engine.backward(vector))
 

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+
 from support.models import tokens, tricky
 from support.ranks import run_ranks
 from support.runs import make_engine, train
@@ -52,7 +53,9 @@ def test_continues_bitwise(stage: int, tmp_path) -> None:
     assert end[0][2].endswith("global_step3")
 
 
-@pytest.mark.parametrize(("before", "after"), [((3, 2), (3, 1)), ((3, 1), (3, 2)), ((3, 4), (1, 2)), ((1, 2), (2, 4))])
+@pytest.mark.parametrize(
+    ("before", "after"), [((3, 2), (3, 1)), ((3, 1), (3, 2)), ((3, 4), (1, 2)), ((1, 2), (2, 4))]
+)
 def test_other_world_size_and_stage(before, after, tmp_path) -> None:
     def save(rank):
         engine, model = make_engine(before[0])
@@ -74,9 +77,9 @@ def test_other_world_size_and_stage(before, after, tmp_path) -> None:
 
 def optimizer_state(engine) -> dict[str, torch.Tensor]:
     """Gather the optimizer's states to whole flat tensors."""
-    comm = engine._world.comm
+    comm = engine.world.comm
     found = {}
-    for each in engine._local:
+    for each in engine.local:
         for key, value in engine.optimizer.state[each.leaf].items():
             if value.dim() and each.is_divided:
                 full = value.new_empty(value.numel() * comm.world_size)

@@ -7,12 +7,12 @@ import logging
 
 import pytest
 import torch
-from support.models import tokens, tricky
-from support.ranks import run_ranks
-from support.runs import make_engine, settings, train
 from torch import nn
 
 import torchloom
+from support.models import tokens, tricky
+from support.ranks import run_ranks
+from support.runs import make_engine, settings, train
 from torchloom.errors import PassError
 from torchloom.graph import GraphPass
 
@@ -43,7 +43,7 @@ def test_boundary_set_by_hand() -> None:
 
 def test_no_sync_adds_up_locally() -> None:
     def fn(rank):
-        engine, model = make_engine(0)
+        engine, _model = make_engine(0)
         with engine.no_sync():
             engine.backward(engine(tokens(0, rank)))
             engine.step()
@@ -110,7 +110,7 @@ def test_eager_stage3_saves_no_weight() -> None:
 
 def test_gradient_norm_is_that_of_the_whole_model() -> None:
     def fn(rank):
-        engine, model = make_engine(gradient_clipping=1e9)
+        engine, _model = make_engine(gradient_clipping=1e9)
         peer = nn.parallel.DistributedDataParallel(tricky())
         peer(tokens(0, rank)).backward()
         expected = torch.nn.utils.clip_grad_norm_(peer.parameters(), 1e9)
@@ -138,7 +138,9 @@ def test_bf16_stays_close_to_fp32(stage: int) -> None:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_fp16_skips_a_step_that_overflows(stage: int) -> None:
     def fn(rank):
-        engine, model = make_engine(stage, fp16={"enabled": True, "initial_scale_power": 8, "hysteresis": 1})
+        engine, model = make_engine(
+            stage, fp16={"enabled": True, "initial_scale_power": 8, "hysteresis": 1}
+        )
         train(engine, rank, 2)
         before = {k: v.clone() for k, v in model.state_dict().items()}
         loss = engine(tokens(9, rank))
@@ -156,7 +158,7 @@ def test_fp16_skips_a_step_that_overflows(stage: int) -> None:
 
 def test_static_loss_scale_changes_nothing_but_rounding() -> None:
     def fn(rank, scale):
-        engine, model = make_engine(fp16={"enabled": True, "loss_scale": scale})
+        engine, _model = make_engine(fp16={"enabled": True, "loss_scale": scale})
         return train(engine, rank, 5)
 
     # Powers of two scale exactly, away from the ends of fp16's range.
@@ -177,9 +179,7 @@ def test_users_optimizer_object_and_factory(stage: int) -> None:
             optimizer = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)  # noqa: E731
         config = settings(stage)
         del config["optimizer"]
-        engine, returned, *_ = torchloom.initialize(
-            model=model, optimizer=optimizer, config=config
-        )
+        engine, returned, *_ = torchloom.initialize(model=model, optimizer=optimizer, config=config)
         train(engine, rank, 3)
         assert returned is engine.optimizer
         assert how == "factory" or returned is optimizer
@@ -347,7 +347,7 @@ def test_dump_graphs(tmp_path) -> None:
 
 def test_state_dict_is_that_of_the_plain_model() -> None:
     def fn(rank):
-        engine, model = make_engine()
+        _engine, model = make_engine()
         found = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
         other = copy.deepcopy(tricky(4).state_dict())
         model.load_state_dict(other)

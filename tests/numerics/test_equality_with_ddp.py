@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import tokens, tricky
-from support.ranks import run_ranks
 from torch import nn
 
 import torchloom
+from support.models import tokens, tricky
+from support.ranks import run_ranks
 
 STEPS = 20
 LR = 1e-2

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
 from torch import fx, nn
 
+from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
 from torchloom import ops
 from torchloom.graph import find, graph_text, nbytes, positions
 from torchloom.ops.match import Transfer, gathers, reductions
@@ -80,9 +80,7 @@ def check_order(transfer: Transfer, where: dict[fx.Node, int]) -> None:
     assert all(where[node] < where[transfer.start] for node in transfer.inputs)
     assert where[transfer.start] < where[transfer.wait]
     readers = (user for pick in transfer.results for user in pick.users)
-    assert all(
-        where[user] > where[transfer.wait] for user in readers if user is not transfer.wait
-    )
+    assert all(where[user] > where[transfer.wait] for user in readers if user is not transfer.wait)
 
 
 def largest(graph: fx.Graph) -> int:

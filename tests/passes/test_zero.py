@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from support.graphs import CONTEXT, Tied, TwoLayers, apply, captured
 
+from support.graphs import CONTEXT, Tied, TwoLayers, apply, captured
 from torchloom import ops
 from torchloom.graph import find, graph_text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,16 +93,13 @@ def captured(
         )
 
     torch._dynamo.reset()
-    try:
+    # Running the graphs would need the ranks; capturing them does not.
+    with contextlib.suppress(ShardError):
         torch.compile(model, backend=backend, fullgraph=True)(*inputs)
-    except ShardError:
-        pass  # running the graphs would need the ranks; capturing them does not
     return found
 
 
-def apply(
-    gm: fx.GraphModule, names: Sequence[str], context: PassContext = CONTEXT
-) -> GraphReport:
+def apply(gm: fx.GraphModule, names: Sequence[str], context: PassContext = CONTEXT) -> GraphReport:
     """Run passes by name over a graph."""
     report = GraphReport("graph", len(gm.graph.nodes), "test")
     PassManager([PASSES[name] for name in names], context).run(gm, context, "graph.test", report)

@@ -102,9 +102,7 @@ def _collect(pipes: list[int], timeout_s: float) -> list[Any]:
             os.close(key.fd)
             if not chunks[key.fd]:
                 raise AssertionError(f"rank {pipes.index(key.fd)} died without a word")
-            kind, value = torch.load(
-                io.BytesIO(pickle.loads(chunks[key.fd])), weights_only=False
-            )
+            kind, value = torch.load(io.BytesIO(pickle.loads(chunks[key.fd])), weights_only=False)
             if kind == "error":
                 raise AssertionError(value)
             results[key.fd] = value

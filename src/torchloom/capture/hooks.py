@@ -27,7 +27,9 @@ class GraphHook(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
-        self._weave(graph.owning_module)
+        owner = graph.owning_module
+        assert owner is not None, "compilers hand over graphs that belong to a module"
+        self._weave(owner)
 
     def uuid(self) -> Any:
         """Return the key of the rewrite; equal keys promise equal results."""

@@ -43,8 +43,10 @@ class ZeroConfig:
     """Size up to which all-gathers are merged; 0 merges none."""
     reduce_bucket_bytes: int = 16 * MIB
     """Size up to which gradient reductions are merged; 0 merges none."""
-    prefetch_bytes: int = 32 * MIB
-    """Gathered weights that may be in flight ahead of their use; 0 prefetches none."""
+    prefetch_bytes: int | None = None
+    """Transfers that may be in flight ahead of their use; 0 prefetches none; None leaves it to the
+    engine: one bucket over gloo, where transport and compute share the cores and nothing overlaps,
+    four over other backends."""
     shard_size: int | None = None
     """Ranks per shard group (hybrid sharding); None is all ranks."""
     gather_16bit_weights_on_model_save: bool = False

@@ -65,7 +65,7 @@ class ZeroSection(Section):
     reduce_bucket_size: Size = hint("elements per merged reduction, 16 MiB when not given", "")
     allgather_bucket_size: Size = hint("elements per merged all-gather, 16 MiB when not given", "")
     stage3_prefetch_bucket_size: Size = hint(
-        "elements gathered ahead of their use, 32 MiB when not given",
+        "elements gathered ahead of their use, one bucket over gloo and four over other backends when not given",
         "",
         aliases=("prefetch_bucket_size",),
     )

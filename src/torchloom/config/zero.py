@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torchloom.config.findings import Findings
 from torchloom.config.model import MIB, DType, PrecisionConfig, ZeroConfig
 from torchloom.config.schema_zero import ZeroSection
 
 MAX_BUCKET_BYTES = 64 * MIB  # a guess: beyond it, larger messages gain little and hold memory
+DefaultT = TypeVar("DefaultT")
 _ITEM_BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -38,8 +41,8 @@ def resolve_zero(
 
 
 def _bucket(
-    section: ZeroSection, name: str, item_bytes: int, default: int, findings: Findings
-) -> int:
+    section: ZeroSection, name: str, item_bytes: int, default: DefaultT, findings: Findings
+) -> int | DefaultT:
     """Return a bucket size in bytes from the elements asked for."""
     elements: int | None = getattr(section, name)
     if elements is None:

@@ -34,7 +34,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 ConfigSource = Mapping[str, Any] | str | Path
 
 
-def initialize(
+def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     args: Any = None,
     model: nn.Module | None = None,
     optimizer: Optimizer | Callable[..., Optimizer] | None = None,

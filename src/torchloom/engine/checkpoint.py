@@ -17,30 +17,44 @@ import random
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
 
-from torchloom.engine.local import Leaf
+from torchloom.engine.groups import World
+from torchloom.engine.local import Leaf, LocalParams
+from torchloom.engine.scaling import LossScaler
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
 from torchloom.shard import Layout, ParamSpec, layout_of, owners_of
 from torchloom.shard.pieces import valid_numel
-
-if TYPE_CHECKING:
-    from torchloom.engine.engine import Engine
 
 logger = get_logger(__name__)
 
 FORMAT = 1
 
 
+class Trained(Protocol):
+    """What a checkpoint holds of an engine."""
+
+    module: nn.Module
+    optimizer: Optimizer | None
+    lr_scheduler: Any
+    world: World
+    local: LocalParams
+    scaler: LossScaler
+    global_steps: int
+    global_samples: int
+    micro_steps: int
+
+
 def save(
-    engine: Engine, root: Path, tag: str, client_state: dict[str, Any], *, exclude_frozen: bool
+    engine: Trained, root: Path, tag: str, client_state: dict[str, Any], *, exclude_frozen: bool
 ) -> str:
     """Write a checkpoint; see `Engine.save_checkpoint`."""
     facts = _facts(engine, client_state)
@@ -55,7 +69,7 @@ def save(
 
 
 def load(
-    engine: Engine,
+    engine: Trained,
     root: Path,
     tag: str | None,
     *,
@@ -73,13 +87,13 @@ def load(
     wanted = _tensors(engine, with_optimizer=has_optimizer)
     wanted = {key: value for key, value in wanted.items() if _param_of(key) in facts["stored"]}
     dcp.load(wanted, checkpoint_id=str(path))
-    engine._local.publish()
+    engine.local.publish()
     if has_optimizer:
         _restore_groups(engine, facts["groups"])
     engine.global_steps = facts["global_steps"]
     engine.global_samples = facts["global_samples"]
     engine.micro_steps = facts["micro_steps"]
-    engine._scaler.load_state_dict(facts["scaler"])
+    engine.scaler.load_state_dict(facts["scaler"])
     if scheduler_states and engine.lr_scheduler is not None and facts["scheduler"] is not None:
         engine.lr_scheduler.load_state_dict(facts["scheduler"])
     _restore_rng(path, facts["world_size"])
@@ -87,10 +101,10 @@ def load(
 
 
 def _tensors(
-    engine: Engine, *, with_optimizer: bool = True, exclude_frozen: bool = False
+    engine: Trained, *, with_optimizer: bool = True, exclude_frozen: bool = False
 ) -> dict[str, Any]:
     """Name every tensor of the run: `model.<param>`, `buffer.<name>`, `optim.<param>.<state>`."""
-    layout, mesh = layout_of(engine.module), engine._world.mesh
+    layout, mesh = layout_of(engine.module), engine.world.mesh
     params = owners_of(engine.module)
     found: dict[str, Any] = {}
     for spec in layout:
@@ -100,7 +114,7 @@ def _tensors(
         found[f"buffer/{name}"] = buffer
     if not with_optimizer or engine.optimizer is None:
         return found
-    for each in engine._local:
+    for each in engine.local:
         for key, value in engine.optimizer.state.get(each.leaf, {}).items():
             if not isinstance(value, Tensor):
                 continue
@@ -129,7 +143,9 @@ def _piece(local: Tensor, numel: int, shard_numel: int, layout: Layout, mesh: An
     """
     valid = local[: valid_numel(numel, layout.rank, shard_numel)]
     axis = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[-1]]
-    return DTensor.from_local(valid, axis, [Shard(0)], run_check=False, shape=(numel,), stride=(1,))
+    return DTensor.from_local(
+        valid, axis, [Shard(0)], run_check=False, shape=torch.Size([numel]), stride=(1,)
+    )
 
 
 def _persistent_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -146,9 +162,9 @@ def _param_of(key: str) -> str:
     return f"{kind}/{rest.rsplit('/', 1)[0]}" if kind == "optim" else key
 
 
-def _facts(engine: Engine, client_state: dict[str, Any]) -> dict[str, Any]:
+def _facts(engine: Trained, client_state: dict[str, Any]) -> dict[str, Any]:
     layout, optimizer = layout_of(engine.module), engine.optimizer
-    names = {id(each.leaf): each.spec.name for each in engine._local}
+    names = {id(each.leaf): each.spec.name for each in engine.local}
     groups = [] if optimizer is None else optimizer.param_groups
     return {
         "format": FORMAT,
@@ -158,7 +174,7 @@ def _facts(engine: Engine, client_state: dict[str, Any]) -> dict[str, Any]:
         "global_steps": engine.global_steps,
         "global_samples": engine.global_samples,
         "micro_steps": engine.micro_steps,
-        "scaler": engine._scaler.state_dict(),
+        "scaler": engine.scaler.state_dict(),
         "scheduler": _plain_state(engine.lr_scheduler),
         "has_optimizer": optimizer is not None and bool(optimizer.state),
         "groups": [
@@ -185,24 +201,24 @@ def _jsonable(state: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _make_optimizer_states(engine: Engine) -> None:
+def _make_optimizer_states(engine: Trained) -> None:
     """Let the optimizer create its states: a step with zero gradients and zero rates."""
     optimizer = engine.optimizer
     assert optimizer is not None
     if optimizer.state:
         return
     rates = [(group["lr"], group.get("weight_decay")) for group in optimizer.param_groups]
-    for each in engine._local:
+    for each in engine.local:
         each.leaf.grad = torch.zeros_like(each.leaf)
     for group in optimizer.param_groups:
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
     optimizer.step()
     for group, (rate, _) in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    engine._local.zero_grad()
+    engine.local.zero_grad()
 
 
-def _restore_groups(engine: Engine, saved: list[dict[str, Any]]) -> None:
+def _restore_groups(engine: Trained, saved: list[dict[str, Any]]) -> None:
     assert engine.optimizer is not None
     groups = engine.optimizer.param_groups
     if len(groups) != len(saved):
@@ -328,5 +344,3 @@ def _on_rank0(action: Callable[[], object], what: str) -> None:
     dist.broadcast_object_list(outcome, src=0)
     if outcome[0] is not None:
         raise CheckpointError(f"{what}: {outcome[0]}")
-
-

@@ -11,9 +11,7 @@ from torch import Tensor
 from torchloom.runtime import Communicator
 
 
-def global_norm(
-    sharded: Sequence[Tensor], whole: Sequence[Tensor], comm: Communicator
-) -> Tensor:
+def global_norm(sharded: Sequence[Tensor], whole: Sequence[Tensor], comm: Communicator) -> Tensor:
     """Return the L2 norm over all gradients, equal on every rank.
 
     Args:

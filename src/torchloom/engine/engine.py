@@ -29,14 +29,14 @@ from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
 from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.engine.scaling import LossScaler
-from torchloom.engine.weave import build_session
+from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import EngineError
 from torchloom.events import StepSkipped, emit
 from torchloom.graph import GraphPass
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileReport, CompileSession
 from torchloom.runtime import CommStats
-from torchloom.shard import detach_hooks, layout_of, owners_of, sync_in_backward, unshard
+from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
 
 logger = get_logger(__name__)
 
@@ -62,10 +62,10 @@ class Engine:
         self.global_steps = 0
         self.global_samples = 0
         self.micro_steps = 0
-        self._world = world
-        self._local = local
+        self.world = world
+        self.local = local
         self._agreement = agreement
-        self._scaler = LossScaler(
+        self.scaler = LossScaler(
             config.precision.loss_scale if config.precision.dtype == "fp16" else None
         )
         self._session: CompileSession | None = None
@@ -107,10 +107,10 @@ class Engine:
         _check_loss(loss)
         if scale_wrt_gas:
             loss = loss / self.gradient_accumulation_steps()
-        scaled = loss * self._scaler.scale if self._scaler.scale != 1.0 else loss
+        scaled = loss * self.scaler.scale if self.scaler.scale != 1.0 else loss
         scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
-        self.global_samples += self.config.batch.micro_batch_size * self._world.world_size
+        self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
         return loss
 
     def step(self) -> None:
@@ -142,7 +142,7 @@ class Engine:
             self._update(self.optimizer)
 
     def _update(self, optimizer: Optimizer) -> None:
-        self._local.collect_gradients(
+        self.local.collect_gradients(
             reduce=self._reduces_at_boundary(),
             bucket_bytes=self.config.zero.reduce_bucket_bytes,
         )
@@ -151,24 +151,24 @@ class Engine:
             emit(
                 StepSkipped(
                     step=self.global_steps,
-                    loss_scale=self._scaler.scale,
-                    num_skipped=self._scaler.num_skipped + 1,
+                    loss_scale=self.scaler.scale,
+                    num_skipped=self.scaler.num_skipped + 1,
                 )
             )
             logger.warning(
                 "step %d skipped: gradients are not finite (loss scale %g, %d skipped so far)",
                 self.global_steps,
-                self._scaler.scale,
-                self._scaler.num_skipped + 1,
+                self.scaler.scale,
+                self.scaler.num_skipped + 1,
             )
         else:
             optimizer.step()
-            self._local.publish()
+            self.local.publish()
             self._step_applied = True
             if self.lr_scheduler is not None:
                 self.lr_scheduler.step()
-        self._local.zero_grad()
-        self._scaler.update(overflow)
+        self.local.zero_grad()
+        self.scaler.update(overflow)
         self.global_steps += 1
         self._print_progress()
 
@@ -179,14 +179,14 @@ class Engine:
             self.bfloat16_enabled() and self.config.precision.check_grad_overflow
         )
         self._norm = None
-        divided, whole = self._local.gradients()
+        divided, whole = self.local.gradients()
         if max_norm > 0 or checks:
-            norm = global_norm(divided, whole, self._world.comm) / self._scaler.scale
+            norm = global_norm(divided, whole, self.world.comm) / self.scaler.scale
             if checks and not bool(torch.isfinite(norm)):
                 return True
             self._norm = norm
-        if self._scaler.scale != 1.0:
-            scale_([*divided, *whole], 1.0 / self._scaler.scale)
+        if self.scaler.scale != 1.0:
+            scale_([*divided, *whole], 1.0 / self.scaler.scale)
         if max_norm > 0 and self._norm is not None:
             clip_([*divided, *whole], self._norm, max_norm)
         return False
@@ -216,7 +216,7 @@ class Engine:
 
     def zero_grad(self) -> None:
         """Drop all gradients that have accumulated."""
-        self._local.zero_grad()
+        self.local.zero_grad()
 
     # -- compilation ------------------------------------------------------------------------------
 
@@ -258,8 +258,7 @@ class Engine:
         self._agreement.check("what engine.compile() weaves", session.key())
         session.agree = self._agreement.check
         self._session = session
-        detach_hooks(self.module)
-        _torch.compile_in_place(self.module, session, **kwargs)
+        start_compiled(self.module, session, **kwargs)
 
     @property
     def is_compiled(self) -> bool:
@@ -275,27 +274,27 @@ class Engine:
     @property
     def device(self) -> torch.device:
         """The device of this rank."""
-        return self._world.device
+        return self.world.device
 
     @property
     def rank(self) -> int:
         """This process's rank among all."""
-        return self._world.rank
+        return self.world.rank
 
     @property
     def world_size(self) -> int:
         """Number of data-parallel ranks."""
-        return self._world.world_size
+        return self.world.world_size
 
     @property
     def skipped_steps(self) -> int:
         """Optimizer steps left out because gradients were not finite."""
-        return self._scaler.num_skipped
+        return self.scaler.num_skipped
 
     @property
     def loss_scale(self) -> float:
         """The factor on the loss (1.0 unless fp16)."""
-        return self._scaler.scale
+        return self.scaler.scale
 
     def train(self, mode: bool = True) -> Engine:
         """Put the model into training mode."""
@@ -361,7 +360,7 @@ class Engine:
 
     def comm_stats(self) -> CommStats:
         """Return how many collectives this rank has begun, and the bytes of their full tensors."""
-        return self._world.comm.stats()
+        return self.world.comm.stats()
 
     # -- persistence --------------------------------------------------------------------------------
 
@@ -437,7 +436,7 @@ class Engine:
 
     def destroy(self) -> None:
         """Let go of compiled code and gradients. The model stays sharded and usable."""
-        self._local.zero_grad()
+        self.local.zero_grad()
         self._session = None
         _torch.forget_compiled_call(self.module)
 
@@ -452,9 +451,7 @@ class Engine:
         every = self.config.steps_per_print
         if every and every != float("inf") and self.global_steps % int(every) == 0:
             rates = ", ".join(f"{lr:.3g}" for lr in self.get_lr())
-            logger.info(
-                "step %d, skipped %d, lr %s", self.global_steps, self.skipped_steps, rates
-            )
+            logger.info("step %d, skipped %d, lr %s", self.global_steps, self.skipped_steps, rates)
 
 
 def _check_loss(loss: Any) -> None:

@@ -29,9 +29,7 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype) -> str:
     weights = full_state_dict(model, rank0_only=True, cpu=True)
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        tied = {
-            ".".join(filter(None, owner)) for spec in layout for owner in spec.owners[1:]
-        }
+        tied = {".".join(filter(None, owner)) for spec in layout for owner in spec.owners[1:]}
         chosen = {
             name: (value.to(dtype) if value.is_floating_point() else value).contiguous()
             for name, value in weights.items()

@@ -89,7 +89,9 @@ def make_world(mesh: DeviceMesh | None, shard_size: int | None) -> World:
         )
     shard_group = mesh.get_group(mesh.ndim - 1)
     replicate_group = mesh.get_group(0) if mesh.ndim == 2 else None
-    device = torch.device(device_type, torch.cuda.current_device() if device_type == "cuda" else None)
+    device = torch.device("cpu")
+    if device_type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
     return World(
         rank=dist.get_rank(),
         world_size=mesh.size(),

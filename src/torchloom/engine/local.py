@@ -1,8 +1,8 @@
 """What this rank's optimizer steps: shards, slices of whole parameters, or whole parameters.
 
-    sharded   the parameter itself, which holds this rank's piece     (stages 2 and 3)
-    sliced    a leaf that shares memory with its slice of the weight  (stage 1)
-    whole     the parameter itself, equal on all ranks                (stage 0, small parameters)
+sharded   the parameter itself, which holds this rank's piece     (stages 2 and 3)
+sliced    a leaf that shares memory with its slice of the weight  (stage 1)
+whole     the parameter itself, equal on all ranks                (stage 0, small parameters)
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class LocalParams:
         """Return the leaves that any rank has a gradient for; the others contribute zeros."""
         if self._layout.num_ranks == 1:
             return self._with_gradient()
-        used = torch.tensor([each.param.grad is not None for each in self._leaves], dtype=torch.int32)
+        used = torch.tensor(
+            [each.param.grad is not None for each in self._leaves], dtype=torch.int32
+        )
         if self._leaves:
             used = used.to(self._leaves[0].param.device)
         total = self._comm.begin_sync([used.float()], torch.float32, torch.float32)

@@ -8,19 +8,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchloom import _torch
 from torchloom.config import load_config
 from torchloom.engine.agreement import new_agreement
 from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.groups import ensure_process_group, make_world
-from torchloom.engine.weave import build_session
+from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import ShardError
 from torchloom.graph import GraphPass
 from torchloom.pipeline import CompileSession
 from torchloom.runtime import lookup
 from torchloom.shard import (
     Precision,
-    detach_hooks,
     layout_of,
     owners_of,
     plan_layout,
@@ -115,8 +113,7 @@ def compile_model(
         passes=passes,
         schedule=None,
     )
-    detach_hooks(model)
-    _torch.compile_in_place(model, session, **kwargs)
+    start_compiled(model, session, **kwargs)
     return session
 
 
@@ -138,5 +135,3 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     norm = global_norm(sharded, whole, lookup(layout.handle))
     clip_(list(grads.values()), norm, max_norm)
     return norm
-
-

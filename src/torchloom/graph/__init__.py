@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torchloom.graph.contract import GraphPass, PassContext, PassFn, Stage
 from torchloom.graph.edit import call, move_before, replace
-from torchloom.graph.nodes import find, first_user, nbytes, positions, value_of
+from torchloom.graph.nodes import args_of, find, first_user, nbytes, positions, value_of
 from torchloom.graph.text import graph_text, op_counts
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "PassContext",
     "PassFn",
     "Stage",
+    "args_of",
     "call",
     "find",
     "first_user",

@@ -27,7 +27,7 @@ class PassContext:
     """Gathers are merged until their results reach this size."""
     reduce_bucket_bytes: int = 16 << 20
     """Reductions are merged until their inputs reach this size."""
-    prefetch_bytes: int = 32 << 20
+    prefetch_bytes: int = 16 << 20
     """Weights gathered ahead of their use may hold this much memory."""
     sliced: tuple[str, ...] = ()
     """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""

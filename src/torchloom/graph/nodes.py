@@ -14,6 +14,11 @@ def find(graph: fx.Graph, op: Any) -> list[fx.Node]:
     return list(graph.find_nodes(op="call_function", target=op))
 
 
+def args_of(node: fx.Node) -> tuple[Any, ...]:
+    """Return a node's positional arguments, typed as what a caller that knows the op expects."""
+    return node.args
+
+
 def value_of(node: fx.Node) -> Any:
     """Return the fake value that tracing recorded for a node, or None."""
     return node.meta.get("val")

@@ -43,9 +43,7 @@ def _fake_sync_start(
     own_slice: bool,
     handle: str,
 ) -> list[Tensor]:
-    return [
-        torch.empty_like(g, dtype=dtype, memory_format=torch.contiguous_format) for g in grads
-    ]
+    return [torch.empty_like(g, dtype=dtype, memory_format=torch.contiguous_format) for g in grads]
 
 
 def _fake_wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from torchloom.graph.nodes import find, nbytes
+from torchloom.graph.nodes import args_of, find, nbytes
 from torchloom.ops.lowered import gather_start, reduce_start, sync_start, wait_
 
 
@@ -21,7 +21,7 @@ class Transfer(NamedTuple):
     @property
     def inputs(self) -> list[fx.Node]:
         """The tensors that go on the wire."""
-        return list(self.start.args[0])
+        return list(args_of(self.start)[0])
 
     @property
     def result_bytes(self) -> int:
@@ -37,7 +37,7 @@ class Transfer(NamedTuple):
     def family(self) -> tuple[object, ...]:
         """Transfers of one family can share a start."""
         per_tensor = {reduce_start: 2}.get(self.start.target, 1)
-        return (self.start.target, *self.start.args[per_tensor:])
+        return (self.start.target, *args_of(self.start)[per_tensor:])
 
 
 def gathers(graph: fx.Graph) -> list[Transfer]:
@@ -51,12 +51,12 @@ def reductions(graph: fx.Graph) -> list[Transfer]:
 
 
 def _transfers(graph: fx.Graph, starts: tuple[object, ...]) -> list[Transfer]:
-    waits = {node.args[0][0]: node for node in find(graph, wait_)}
+    waits = {args_of(node)[0][0]: node for node in find(graph, wait_)}
     found = []
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in starts:
             continue
         picks = [user for user in node.users if user.target is operator.getitem]
-        picks.sort(key=lambda pick: pick.args[1])
+        picks.sort(key=lambda pick: args_of(pick)[1])
         found.append(Transfer(node, picks, waits[picks[0]]))
     return found

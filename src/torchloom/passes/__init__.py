@@ -44,9 +44,7 @@ PASSES: dict[str, GraphPass] = {
         ),
         GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),
         GraphPass(name="bucket", fn=bucket, stage="lowered", requires=frozenset({"transfers"})),
-        GraphPass(
-            name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})
-        ),
+        GraphPass(name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})),
     )
 }
 

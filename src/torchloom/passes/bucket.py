@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, call, positions
+from torchloom.graph import PassContext, args_of, call, positions
 from torchloom.ops.match import Transfer, gathers, reductions
 
 
@@ -80,9 +80,9 @@ def _not_yet_read(group: list[Transfer], new: Transfer, where: dict[fx.Node, int
 def _merge(graph: fx.Graph, group: list[Transfer], before: fx.Node) -> None:
     head = group[0].start
     inputs = [node for transfer in group for node in transfer.inputs]
-    rest: list[object] = list(head.args[1:])
+    rest: list[object] = list(args_of(head)[1:])
     if head.target is ops.reduce_start:
-        rest[0] = [numel for transfer in group for numel in transfer.start.args[1]]
+        rest[0] = [numel for transfer in group for numel in args_of(transfer.start)[1]]
     picks = [pick for transfer in group for pick in transfer.results]
     with graph.inserting_before(before):
         start = call(graph, head.target, (inputs, *rest))
@@ -90,7 +90,7 @@ def _merge(graph: fx.Graph, group: list[Transfer], before: fx.Node) -> None:
             call(graph, operator.getitem, (start, i), name=pick.name)
             for i, pick in enumerate(picks)
         ]
-        call(graph, ops.wait_, (merged, inputs, head.args[-1]))
+        call(graph, ops.wait_, (merged, inputs, args_of(head)[-1]))
     for transfer in group:
         graph.erase_node(transfer.wait)
     for old, new in zip(picks, merged, strict=True):

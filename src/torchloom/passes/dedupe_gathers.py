@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, call, find, replace
+from torchloom.graph import PassContext, args_of, call, find, replace
 
 aten = torch.ops.aten
 
@@ -24,7 +24,7 @@ def dedupe_gathers(gm: fx.GraphModule, ctx: PassContext) -> int:
     for op in (ops.gather, ops.replicate):
         first: dict[tuple[object, ...], fx.Node] = {}
         for node in find(gm.graph, op):
-            key = tuple(map(_hashable, node.args))
+            key = tuple(map(_hashable, args_of(node)))
             if key in first:
                 replace(node, first[key])
                 num_merged += 1
@@ -37,15 +37,17 @@ def _merge_sum(graph: fx.Graph, op: object) -> int:
     """Turn `op(a) + op(b)` into `op(a + b)` for gradients of one parameter."""
     num_merged = 0
     for node in find(graph, aten.add.Tensor):
-        left, right = node.args[:2]
+        left, right = args_of(node)[:2]
         if not (isinstance(left, fx.Node) and isinstance(right, fx.Node)) or node.kwargs:
             continue
-        is_pair = left.target is op and right.target is op and left.args[1:] == right.args[1:]
+        is_pair = (
+            left.target is op and right.target is op and args_of(left)[1:] == args_of(right)[1:]
+        )
         if not is_pair or len(left.users) > 1 or len(right.users) > 1:
             continue
         with graph.inserting_before(node):
-            total = call(graph, aten.add.Tensor, (left.args[0], right.args[0]))
-            merged = call(graph, op, (total, *left.args[1:]))
+            total = call(graph, aten.add.Tensor, (args_of(left)[0], args_of(right)[0]))
+            merged = call(graph, op, (total, *args_of(left)[1:]))
         replace(node, merged)
         graph.erase_node(left)
         graph.erase_node(right)

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, call, find, replace, value_of
+from torchloom.graph import PassContext, args_of, call, find, replace, value_of
 
 aten = torch.ops.aten
 
@@ -31,12 +31,12 @@ def place(gm: fx.GraphModule, ctx: PassContext) -> int:
         _place_gather(graph, node, ctx.world_size)
         num_placed += 1
     for node in find(graph, ops.reduce):
-        grad, shard_numel, dtype, wire_dtype, handle, _param = node.args
+        grad, shard_numel, dtype, wire_dtype, handle, _param = args_of(node)
         args = ([grad], [shard_numel], dtype, wire_dtype, handle)
         _place_reduction(graph, node, ops.reduce_start, args)
         num_placed += 1
     for node in find(graph, ops.sync):
-        grad, dtype, wire_dtype, own_slice, handle, _param = node.args
+        grad, dtype, wire_dtype, own_slice, handle, _param = args_of(node)
         args = ([grad], dtype, wire_dtype, own_slice, handle)
         _place_reduction(graph, node, ops.sync_start, args)
         num_placed += 1
@@ -44,7 +44,7 @@ def place(gm: fx.GraphModule, ctx: PassContext) -> int:
 
 
 def _place_gather(graph: fx.Graph, node: fx.Node, world_size: int) -> None:
-    shard, shape, dtype, _wire_dtype, handle, param = node.args
+    shard, shape, dtype, _wire_dtype, handle, param = args_of(node)
     with graph.inserting_before(node):
         args = ([shard], dtype, world_size, handle)
         flat = _start_and_wait(graph, ops.gather_start, args, param)
@@ -56,17 +56,13 @@ def _place_gather(graph: fx.Graph, node: fx.Node, world_size: int) -> None:
     replace(node, weight)
 
 
-def _place_reduction(
-    graph: fx.Graph, node: fx.Node, start: object, args: Sequence[object]
-) -> None:
+def _place_reduction(graph: fx.Graph, node: fx.Node, start: object, args: Sequence[object]) -> None:
     with graph.inserting_before(node):
-        result = _start_and_wait(graph, start, args, f"{node.args[-1]}_grad")
+        result = _start_and_wait(graph, start, args, f"{args_of(node)[-1]}_grad")
     replace(node, result)
 
 
-def _start_and_wait(
-    graph: fx.Graph, start: object, args: Sequence[object], param: str
-) -> fx.Node:
+def _start_and_wait(graph: fx.Graph, start: object, args: Sequence[object], param: str) -> fx.Node:
     issued = call(graph, start, args)
     result = call(graph, operator.getitem, (issued, 0), name=f"{_name(param)}_flat")
     call(graph, ops.wait_, ([result], args[0], args[-1]))

@@ -11,14 +11,14 @@ from __future__ import annotations
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, find
+from torchloom.graph import PassContext, args_of, find
 
 
 def zero1(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Narrow the synchronisation of sliced parameters; return how many."""
     num_narrowed = 0
     for node in find(gm.graph, ops.sync):
-        grad, dtype, wire_dtype, own_slice, handle, param = node.args
+        grad, dtype, wire_dtype, own_slice, handle, param = args_of(node)
         if param in ctx.sliced and not own_slice:
             node.args = (grad, dtype, wire_dtype, True, handle, param)
             num_narrowed += 1

@@ -76,7 +76,7 @@ def _run_one(
     try:
         num_edits = each.fn(gm, context)
         gm.graph.lint()
-    except Exception as error:  # noqa: BLE001  whatever a pass raises is reported as that pass's
+    except Exception as error:
         after = graph_text(gm.graph)
         raise PassError(
             f"pass {each.name!r} broke graph {name!r} ({_culprit(error, gm)}): {error}\n"

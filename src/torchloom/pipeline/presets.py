@@ -77,11 +77,11 @@ def _check_order(passes: Sequence[GraphPass], known: Mapping[str, GraphPass]) ->
                 f"{' or '.join(map(repr, givers)) or 'a pass that provides it'} before it, or "
                 f"disable {each.name!r} (so far: {', '.join(names) or 'nothing'})"
             )
-        clash = sorted(
-            p.name for p in passes if p.name in each.conflicts_with and p is not each
-        )
+        clash = sorted(p.name for p in passes if p.name in each.conflicts_with and p is not each)
         if clash:
-            raise PassOrderError(f"passes {each.name!r} and {clash[0]!r} exclude each other: drop one")
+            raise PassOrderError(
+                f"passes {each.name!r} and {clash[0]!r} exclude each other: drop one"
+            )
         if stage_seen == "lowered" and each.stage == "joint":
             raise PassOrderError(
                 f"pass {each.name!r} works on the joint graph and must come before "

@@ -110,9 +110,7 @@ class CompileSession:
         sources = _sources() + tuple(sorted({each.fn.__code__.co_filename for each in custom}))
         return _torch.hash_files(sources, f"{names}|{self.context.key()}").hex()
 
-    def _weave(
-        self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport
-    ) -> None:
+    def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport) -> None:
         context = dataclasses.replace(self.context, is_backward=kind == "backward")
         passes = [each for each in self.passes if each.stage == stage]
         manager = PassManager(passes, context, self.dump_dir)

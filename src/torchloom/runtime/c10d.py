@@ -7,12 +7,11 @@ padding is zeroed so that no rank receives its neighbour's bytes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,6 +24,7 @@ class C10dCollectives:
     """The group's own all-gather, reduce-scatter and all-reduce."""
 
     group: dist.ProcessGroup
+    overlaps_compute: bool = True
 
     def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> Pending:
         """Begin an all-gather; see `Collectives.all_gather`."""

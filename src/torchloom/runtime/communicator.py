@@ -56,6 +56,11 @@ class Communicator:
         """Number of copies of the weights."""
         return 1 if self.replicate_group is None else self.replicate_group.size()
 
+    @property
+    def overlaps_compute(self) -> bool:
+        """Whether transfers run beside compute, instead of taking the same cores."""
+        return self.shard.overlaps_compute
+
     def stats(self) -> CommStats:
         """Return the running totals of this rank."""
         return CommStats(self._num_collectives, self._num_bytes)
@@ -105,7 +110,9 @@ class Communicator:
         if own_slice:
             return self._begin_sync_slices(grads, dtype, wire_dtype)
         wires = [grad.detach().to(wire_dtype, copy=True).contiguous() for grad in grads]
-        results = wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
+        results = (
+            wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
+        )
         scale = 1.0 / (self.world_size * self.num_replicas)
         pending = self._then_replicate(self.shard.all_reduce(wires, scale), wires)
         if results is not wires:
@@ -119,7 +126,9 @@ class Communicator:
         sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
         results = [source.to(dtype, copy=True) for source in sources]
         numels = [padded_shard_numel(source.numel(), self.world_size) for source in sources]
-        shards = [source.new_empty(n, dtype=dtype) for source, n in zip(sources, numels, strict=True)]
+        shards = [
+            source.new_empty(n, dtype=dtype) for source, n in zip(sources, numels, strict=True)
+        ]
         scale = 1.0 / (self.world_size * self.num_replicas)
         reduced = self._then_replicate(self.shard.reduce_scatter(sources, shards, scale), shards)
 

@@ -28,9 +28,7 @@ def split_by_size(tensors: Sequence[Tensor], direct_bytes: int = DIRECT_BYTES) -
 
     A single small tensor travels alone as well: packing it would only add copies.
     """
-    packed = [
-        i for i, t in enumerate(tensors) if 0 < t.numel() * t.element_size() < direct_bytes
-    ]
+    packed = [i for i, t in enumerate(tensors) if 0 < t.numel() * t.element_size() < direct_bytes]
     if len(packed) == 1:
         packed = []
     chosen = set(packed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,6 +46,21 @@ def layout_of(model: nn.Module) -> Layout:
             "torchloom.shard_model first, and hand over the same module"
         )
     return root.layout
+
+
+def root_of(params: Sequence[nn.Parameter | str]) -> nn.Module:
+    """Return the sharded model that owns the first of `params`.
+
+    Raises:
+        ShardError: no sharded model owns it.
+    """
+    for model in list(_ROOTS.keys()):
+        if params and any(param is params[0] for param in model.parameters()):
+            return model
+    raise ShardError(
+        "no sharded model owns these parameters: pass parameters of a model that "
+        "torchloom.initialize or torchloom.shard_model has sharded"
+    )
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -58,28 +58,26 @@ def _facts(spec: ParamSpec) -> tuple[Any, ...]:
     return (spec.shape, spec.mode, spec.dtype, spec.compute_dtype, spec.wire_dtype, spec.is_tied)
 
 
-def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[nn.Module], Tensor]:
+def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
     """Build the property's function; everything that it closes over is a constant to Dynamo."""
     shape, dtype, wire = list(spec.shape), spec.compute_dtype, spec.wire_dtype
 
-    def gather(self: nn.Module) -> Tensor:
+    def gather(self: Any) -> Tensor:
         return ops.gather(
             self._parameters[attr], shape, dtype, wire, handle, self._loom_names[attr]
         )
 
-    def replicate(self: nn.Module) -> Tensor:
-        return ops.replicate(
-            self._parameters[attr], dtype, wire, handle, self._loom_names[attr]
-        )
+    def replicate(self: Any) -> Tensor:
+        return ops.replicate(self._parameters[attr], dtype, wire, handle, self._loom_names[attr])
 
-    def cast(self: nn.Module) -> Tensor:
+    def cast(self: Any) -> Tensor:
         return self._parameters[attr].to(dtype)
 
     getter = {"sharded": gather, "synced": replicate, "whole": cast}[spec.mode]
     if not spec.is_tied or spec.mode == "whole":
         return getter
 
-    def once_per_forward(self: nn.Module) -> Tensor:
+    def once_per_forward(self: Any) -> Tensor:
         # One gather per forward keeps the sum of a tied parameter's gradients local, as in DDP.
         # Compiled code does the same by the pass `dedupe_gathers`.
         if torch.compiler.is_compiling():

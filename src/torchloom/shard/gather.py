@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchloom import ops
 from torchloom.errors import ShardError
-from torchloom.shard.apply import layout_of
+from torchloom.shard.apply import layout_of, root_of
 from torchloom.shard.classes import ORIGINAL
 from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.pieces import cut
@@ -19,7 +19,7 @@ from torchloom.shard.pieces import cut
 
 @contextmanager
 def gathered(
-    model: nn.Module,
+    target: nn.Module | nn.Parameter | Iterable[nn.Parameter],
     params: Iterable[nn.Parameter | str] | None = None,
     *,
     modifier_rank: int | None = None,
@@ -30,8 +30,8 @@ def gathered(
     parameter itself, so `nn.init` functions and in-place surgery work. All ranks must enter.
 
     Args:
-        model: the sharded root module.
-        params: parameters, or their full names; None means all of them.
+        target: the sharded root module, one of its parameters, or several.
+        params: with a root module, the parameters or full names to gather; None means all.
         modifier_rank: on exit, keep what this rank made of the weights, on every rank; None
             throws changes away.
 
@@ -39,9 +39,14 @@ def gathered(
         ShardError: the model is not sharded, or a parameter is not one of its own.
 
     Example:
-        >>> with gathered(model, ["head.weight"], modifier_rank=0):  # doctest: +SKIP
+        >>> with gathered(model.head.parameters(), modifier_rank=0):  # doctest: +SKIP
         ...     nn.init.zeros_(model.head.weight)
     """
+    if isinstance(target, nn.Module):
+        model = target
+    else:
+        params = [target] if isinstance(target, nn.Parameter) else list(target)
+        model = root_of(params)
     layout = layout_of(model)
     modules = dict(model.named_modules())
     chosen = _choose(layout, modules, params)

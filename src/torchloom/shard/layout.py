@@ -113,7 +113,7 @@ class Layout:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def plan_layout(
+def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
     model: nn.Module,
     *,
     stage: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from torchloom.errors import ShardError
-from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.layout import Layout, Owner, ParamSpec
 
 Keep = Callable[[nn.Parameter, ParamSpec], None]
 
@@ -56,7 +57,8 @@ def materialize(
         buffers = [(k, b) for k, b in module.named_buffers(recurse=False) if b.is_meta]
         if not own and not buffers:
             continue
-        fill = init or getattr(module, "reset_parameters", None)
+        reset = getattr(module, "reset_parameters", None)
+        fill = reset if init is None else functools.partial(init, module)
         if fill is None:
             raise ShardError(
                 f"module {path!r} ({type(module).__name__}) is on the meta device and has no "
@@ -69,9 +71,9 @@ def materialize(
         for key, buffer in buffers:
             module._buffers[key] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
         with torch.no_grad():
-            fill(module) if init else fill()
+            fill()
         for attr, _ in own:
-            spec = specs[(path, attr)]
+            spec = specs[Owner(path, attr)]
             fresh = module._parameters[attr]
             assert fresh is not None
             if spec.name in done:

@@ -86,7 +86,7 @@ class LiveGathers:
             found = self._by_address.get(tensor.untyped_storage().data_ptr())
         if found is None or found[0].expired():
             return tensor
-        return _View(found[1], tuple(tensor.size()), tensor.stride(), tensor.storage_offset())
+        return _View(found[1], tuple(tensor.size()), tensor.stride(), int(tensor.storage_offset()))
 
     def _unpack(self, saved: Tensor | _View) -> Tensor:
         if isinstance(saved, Tensor):
@@ -134,5 +134,3 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
         root.register_forward_pre_hook(before),
         root.register_forward_hook(after, always_call=True),
     )
-
-

@@ -52,7 +52,8 @@ def full_state_dict(
     specs = {} if layout is None else _specs_by_key(model)
     for key, value in entries.items():
         if key in specs:
-            value = _gather_piece(value, *specs[key])
+            owner, name = specs[key]
+            value = _gather_piece(value, owner, name)
         if keep:
             found[key] = value.cpu() if cpu and isinstance(value, Tensor) else value
     return found
@@ -65,7 +66,7 @@ def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_to_state_dict(
-    self: nn.Module, destination: dict[str, Any], prefix: str, keep_vars: bool
+    self: Any, destination: dict[str, Any], prefix: str, keep_vars: bool
 ) -> None:
     """Stand in for `nn.Module._save_to_state_dict` in generated classes."""
     nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
@@ -79,7 +80,7 @@ def save_to_state_dict(
 
 
 def load_from_state_dict(
-    self: nn.Module,
+    self: Any,
     state_dict: Mapping[str, Any],
     prefix: str,
     local_metadata: dict[str, Any],

@@ -1,0 +1,43 @@
+"""A warm start re-runs no pass and compiles nothing."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from support.ranks import run_ranks
+from support.runs import make_engine, train
+
+
+def one_start(rank, cache, settings):
+    """Train in a process of its own; return passes run, cache counters and losses."""
+    from torchloom import _torch
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    torch._dynamo.reset()
+    _torch.compile_counters().clear()
+    engine, _ = make_engine(**settings)
+    engine.compile()
+    losses = train(engine, rank, 2)
+    passes = [p.name for graph in engine.compile_report().graphs for p in graph.passes]
+    counters = {kind: dict(c) for kind, c in _torch.compile_counters().items()}
+    return passes, counters["inductor"], counters["aot_autograd"], losses
+
+
+def test_second_start_runs_no_pass(tmp_path) -> None:
+    cold = run_ranks(2, one_start, tmp_path, {}, timeout_s=300)
+    warm = run_ranks(2, one_start, tmp_path, {}, timeout_s=300)
+    for first, again in zip(cold, warm, strict=True):
+        assert "zero3" in first[0] or first[2].get("autograd_cache_hit")  # the peer was quicker
+        assert again[0] == []
+        assert again[1]["fxgraph_cache_hit"] == 2
+        assert again[2]["autograd_cache_hit"] == 1
+        assert "fxgraph_cache_bypass" not in again[1]
+        assert again[3] == first[3]
+
+
+def test_other_settings_miss(tmp_path) -> None:
+    run_ranks(2, one_start, tmp_path, {}, timeout_s=300)
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 20, "reduce_bucket_size": 1}
+    other = run_ranks(2, one_start, tmp_path, {"zero_optimization": zero}, timeout_s=300)
+    assert any("bucket" in passes for passes, *_ in other)

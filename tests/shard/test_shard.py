@@ -1,0 +1,225 @@
+"""Sharding in place: layouts, identities, whole weights on request, models that start on meta."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.models import Tricky, tokens, tricky
+from support.ranks import run_ranks
+from torch import nn
+
+import torchloom
+from torchloom.errors import ShardError
+from torchloom.shard import gathered, layout_of, on_meta, plan_layout, shard_module, unshard
+from torchloom.shard.pieces import cut, join, valid_numel
+
+
+@given(st.integers(1, 300), st.integers(1, 9))
+def test_pieces_put_together_are_the_whole(numel: int, world_size: int) -> None:
+    whole = torch.arange(1, numel + 1)
+    shard_numel = -(-numel // world_size)
+    pieces = [cut(whole, rank, shard_numel) for rank in range(world_size)]
+    assert torch.equal(join(torch.cat(pieces), [numel]), whole)
+    assert sum(valid_numel(numel, rank, shard_numel) for rank in range(world_size)) == numel
+    assert all(piece.numel() == shard_numel for piece in pieces)
+
+
+def plan(model: nn.Module, **facts):
+    return plan_layout(
+        model, **{"stage": 3, "world_size": 2, "rank": 0, "handle": "t", **facts}
+    )
+
+
+def test_layout_facts() -> None:
+    layout = plan(tricky(), persistence_threshold=20)
+    modes = {spec.name: spec.mode for spec in layout}
+    assert modes["embed.weight"] == "sharded"
+    assert modes["up.bias"] == "synced"
+    assert modes["empty"] == "synced"
+    assert layout["embed.weight"].is_tied
+    assert not layout["frozen.weight"].requires_grad
+    assert layout["up.weight"].shard_numel == 102
+
+
+def test_ranks_agree_on_the_digest_whatever_their_rank() -> None:
+    assert plan(tricky(), rank=0).digest() == plan(tricky(), rank=1).digest()
+    assert plan(tricky()).digest() != plan(tricky(), stage=2).digest()
+
+
+def test_unknown_stage() -> None:
+    with pytest.raises(ShardError, match="stage 5 does not exist"):
+        plan(tricky(), stage=5)
+
+
+def test_identity_names_and_classes_survive() -> None:
+    model = tricky()
+    before = dict(model.named_parameters())
+    shard_module(model, plan(model, persistence_threshold=20))
+    assert isinstance(model, Tricky)
+    assert isinstance(model.up, nn.Linear)
+    assert type(model.up) is type(nn.Linear(1, 1)) or type(model.up).__name__ == "Linear"
+    after = dict(model.named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert model.head._parameters["weight"] is model.embed._parameters["weight"]
+    assert after["up.weight"].shape == (102,)
+
+
+def test_one_class_per_kind_of_module() -> None:
+    model = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+    shard_module(model, plan(model))
+    assert len({type(layer) for layer in model}) == 1
+
+
+def test_pickle_is_refused_with_a_way_out() -> None:
+    model = tricky()
+    shard_module(model, plan(model))
+    with pytest.raises(TypeError, match="state_dict"):
+        pickle.dumps(model)
+
+
+def test_shard_twice() -> None:
+    model = tricky()
+    shard_module(model, plan(model))
+    with pytest.raises(ShardError, match="already sharded"):
+        shard_module(model, plan(tricky()))
+
+
+def test_quantized_or_distributed_parameters_are_refused() -> None:
+    class Odd(torch.Tensor):
+        pass
+
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(torch.ones(4, 4).as_subclass(Odd))
+    with pytest.raises(ShardError, match="not a plain tensor"):
+        plan(model)
+
+
+def test_gathered_reads_and_writes_back() -> None:
+    def fn(rank):
+        model = tricky()
+        torchloom.shard_model(model, persistence_threshold=20)
+        with gathered(model, ["up.weight"]):
+            read = model.up.weight.detach().clone()
+            nn.init.zeros_(model.up.weight)
+        kept = model.state_dict()["up.weight"].clone()
+        with gathered(model.up.parameters(), modifier_rank=1):
+            nn.init.constant_(model.up.weight, float(rank + 1))
+        return read, kept, model.state_dict()["up.weight"]
+
+    expected = tricky().up.weight
+    for read, kept, written in run_ranks(2, fn):
+        assert torch.equal(read, expected)
+        assert torch.equal(kept, expected)
+        assert torch.equal(written, torch.full_like(written, 2.0))
+
+
+def test_gathered_names_a_stranger() -> None:
+    model = tricky()
+    shard_module(model, plan(model))
+    with pytest.raises(ShardError, match="'nothing'"), gathered(model, ["nothing"]):
+        pass
+
+
+def test_unshard_gives_the_model_back() -> None:
+    def fn(rank):
+        model = tricky()
+        torchloom.shard_model(model, persistence_threshold=20)
+        unshard(model)
+        assert type(model.up) is nn.Linear
+        return pickle.loads(pickle.dumps(model.state_dict())), model(tokens(0, 0)).item()
+
+    expected = tricky()
+    for state, loss in run_ranks(2, fn):
+        assert all(torch.equal(value, expected.state_dict()[key]) for key, value in state.items())
+        assert loss == expected(tokens(0, 0)).item()
+
+
+def test_deepcopy_of_a_sharded_model() -> None:
+    model = tricky()
+    shard_module(model, plan(model, persistence_threshold=20))
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin._modules["up"]._parameters["weight"], model.up._parameters["weight"])
+    assert twin.up._parameters["weight"] is not model.up._parameters["weight"]
+
+
+def test_meta_model_is_never_whole() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*[nn.Linear(32, 32) for _ in range(6)])
+
+        def forward(self, x):
+            return self.layers(x).square().mean()
+
+    def fn(rank):
+        with on_meta():
+            model = Wide()
+        most = 0
+
+        def init(module):
+            nonlocal most
+            alive = sum(p.numel() for p in model.parameters() if not p.is_meta)
+            most = max(most, alive)
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
+        torch.manual_seed(rank)
+        torchloom.shard_model(model, persistence_threshold=100, init=init)
+        loss = model(torch.ones(2, 32))
+        loss.backward()
+        return most, float(loss), sum(p.numel() for p in model.parameters())
+
+    results = run_ranks(2, fn)
+    whole = 6 * (32 * 32 + 32)
+    for most, loss, held in results:
+        assert most < whole
+        assert held < 0.6 * whole
+        assert loss == results[0][1]  # rank 0's weights on every rank
+
+
+def test_meta_module_without_init() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(64))
+
+    with on_meta():
+        model = Bare()
+    with pytest.raises(ShardError, match="reset_parameters"):
+        shard_module(model, plan(model))
+
+
+def test_mixed_dtypes_and_recurrent_layers() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.rnn = nn.GRU(8, 8, batch_first=True)
+            self.low = nn.Linear(8, 8).to(torch.bfloat16)
+            self.counts = nn.Parameter(torch.arange(32), requires_grad=False)
+
+        def forward(self, x):
+            y, _ = self.rnn(x)
+            return self.low(y.to(torch.bfloat16)).float().square().mean() + self.counts.sum() * 0
+
+    def fn(rank):
+        model = Mixed()
+        torchloom.shard_model(model, persistence_threshold=10)
+        x = torch.linspace(-1, 1, 48).view(2, 3, 8)
+        loss = model(x)
+        loss.backward()
+        dtypes = {name: p.dtype for name, p in model.named_parameters()}
+        return loss.item(), dtypes, layout_of(model)["low.weight"].compute_dtype
+
+    expected = Mixed()(torch.linspace(-1, 1, 48).view(2, 3, 8)).item()
+    for loss, dtypes, compute in run_ranks(2, fn):
+        assert loss == expected
+        assert dtypes["low.weight"] == torch.float32  # the kept master
+        assert dtypes["counts"] == torch.int64
+        assert compute == torch.bfloat16
