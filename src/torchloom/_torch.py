@@ -7,6 +7,7 @@ them costs seconds that eager users should not pay.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -126,12 +127,23 @@ def compile_in_place(module: torch.nn.Module, backend: Any, **kwargs: Any) -> No
     `Module.compile` hands `_call_impl` to Dynamo, which skips frames of torch.nn: a root such as
     nn.Sequential would then not be captured at all. One frame of our own is always captured.
     """
+    _ignore_logging()
     call = module._call_impl
 
     def enter(*args: Any, **kwds: Any) -> Any:
         return call(*args, **kwds)
 
     module._compiled_call_impl = torch.compile(enter, backend=backend, **kwargs)
+
+
+def _ignore_logging() -> None:
+    """Let Dynamo skip the once-only warnings that transformers adds to loggers (2.11-2.13).
+
+    A log call would otherwise break the graph, e.g. in GPT-2's attention mask.
+    """
+    warn_once = getattr(logging.Logger, "warning_once", None)
+    if warn_once is not None:
+        torch._dynamo.config.ignore_logging_functions.add(warn_once)
 
 
 def forget_compiled_call(module: torch.nn.Module) -> None:

@@ -30,9 +30,7 @@ def test_pieces_put_together_are_the_whole(numel: int, world_size: int) -> None:
 
 
 def plan(model: nn.Module, **facts):
-    return plan_layout(
-        model, **{"stage": 3, "world_size": 2, "rank": 0, "handle": "t", **facts}
-    )
+    return plan_layout(model, **{"stage": 3, "world_size": 2, "rank": 0, "handle": "t", **facts})
 
 
 def test_layout_facts() -> None:
@@ -173,7 +171,7 @@ def test_meta_model_is_never_whole() -> None:
         torchloom.shard_model(model, persistence_threshold=100, init=init)
         loss = model(torch.ones(2, 32))
         loss.backward()
-        return most, float(loss), sum(p.numel() for p in model.parameters())
+        return most, loss.item(), sum(p.numel() for p in model.parameters())
 
     results = run_ranks(2, fn)
     whole = 6 * (32 * 32 + 32)

@@ -44,7 +44,7 @@ def sharded_class(
             attr: property(_getter(attr, spec, handle)) for attr, spec in specs.items()
         }
         if issubclass(base, nn.RNNBase):
-            body["_flat_weights"] = property(_rnn_weights)
+            body["_flat_weights"] = property(_rnn_weights, _ignore)
         body[ORIGINAL] = base
         body["_save_to_state_dict"] = save_to_state_dict
         body["_load_from_state_dict"] = load_from_state_dict
@@ -89,6 +89,10 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
 
 def _rnn_weights(self: nn.RNNBase) -> list[Tensor]:
     return [getattr(self, name) for name in self._flat_weights_names]
+
+
+def _ignore(self: nn.RNNBase, value: object) -> None:
+    """Recurrent layers cache a list of their parameters; ours is made anew at every use."""
 
 
 def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
