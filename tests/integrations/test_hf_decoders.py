@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.ranks import run_ranks
 from torch import nn
 
 import torchloom
+from support.ranks import run_ranks
 
 transformers = pytest.importorskip("transformers")
 

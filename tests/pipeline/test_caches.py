@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+
 from support.ranks import run_ranks
 from support.runs import make_engine, train
 

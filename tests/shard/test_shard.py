@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models import Tricky, tokens, tricky
-from support.ranks import run_ranks
 from torch import nn
 
 import torchloom
+from support.models import Tricky, tokens, tricky
+from support.ranks import run_ranks
 from torchloom.errors import ShardError
 from torchloom.shard import gathered, layout_of, on_meta, plan_layout, shard_module, unshard
 from torchloom.shard.pieces import cut, join, valid_numel
