@@ -149,3 +149,10 @@ def _ignore_logging() -> None:
 def forget_compiled_call(module: torch.nn.Module) -> None:
     """Let calls of `module` run eagerly again (2.11-2.13)."""
     module._compiled_call_impl = None
+
+
+def inductor_cache_dir() -> str:
+    """Return the folder of Inductor's caches (2.11-2.13)."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()

@@ -145,7 +145,7 @@ def test_stage_marks_mean_the_preset_of_the_stage():
     assert options.passes is None
     assert options.strict
     assert options.dump_graphs == "graphs"
-    assert options.free_activation_threshold_bytes == 1048576
+    assert "compile.free_activation" in warnings(good("deepcompile_full"))
 
 
 def test_one_auto_precision_without_value_is_fp32_with_a_warning():

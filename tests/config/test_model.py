@@ -103,7 +103,7 @@ def test_the_names_of_all_fields():
         "OptimizerConfig": "name params",
         "SchedulerConfig": "name params",
         "CompileOptions": "enabled backend kwargs passes disable_passes strict dump_graphs "
-        "debug_log free_activation free_activation_threshold_bytes double_buffer",
+        "debug_log",
     }
 
 

@@ -22,7 +22,8 @@ def one_start(rank, cache, settings):
     losses = train(engine, rank, 2)
     passes = [p.name for graph in engine.compile_report().graphs for p in graph.passes]
     counters = {kind: dict(c) for kind, c in _torch.compile_counters().items()}
-    return passes, counters["inductor"], counters["aot_autograd"], losses
+    woven = engine.compile_report().graphs[0].collectives
+    return passes, counters["inductor"], counters["aot_autograd"], losses, woven
 
 
 def test_second_start_runs_no_pass(tmp_path) -> None:
@@ -35,6 +36,8 @@ def test_second_start_runs_no_pass(tmp_path) -> None:
         assert again[2]["autograd_cache_hit"] == 1
         assert "fxgraph_cache_bypass" not in again[1]
         assert again[3] == first[3]
+        assert again[4]["forward torchloom.gather_start"] == 1
+        assert again[4]["backward torchloom.reduce_start"] == 1
 
 
 def test_other_settings_miss(tmp_path) -> None:

@@ -54,9 +54,6 @@ def resolve_compile(section: CompileSection, stage: int, findings: Findings) -> 
         strict=section.strict,
         dump_graphs=section.dump_graphs,
         debug_log=section.debug_log,
-        free_activation=section.free_activation,
-        free_activation_threshold_bytes=section.free_activation_threshold,
-        double_buffer=section.double_buffer,
     )
 
 

@@ -125,12 +125,6 @@ class CompileOptions:
     """Whether graphs are written before and after each pass; a string names the folder."""
     debug_log: bool = False
     """Whether each pass logs what it did."""
-    free_activation: bool = False
-    """Whether large saved activations are freed right after their last use in backward."""
-    free_activation_threshold_bytes: int = 10 * MIB
-    """Activations of at least this size are freed early."""
-    double_buffer: bool = True
-    """Whether transfers and reductions alternate between two buffers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

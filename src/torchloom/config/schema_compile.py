@@ -5,10 +5,10 @@ from __future__ import annotations
 from torchloom.config.fields import Section, free_form, no_effect, refused, used
 from torchloom.config.schema_types import (
     AnyValue,
-    Count,
     Flag,
     FlagOrText,
     Items,
+    MaybeCount,
     MaybeFlag,
     MaybeList,
     MaybeNames,
@@ -34,9 +34,15 @@ class CompileSection(Section):
     strict: Flag = used(False, "a failed weave is an error instead of an eager fallback")
     dump_graphs: FlagOrText = used(False, "write graphs around each pass; a string is the folder")
     debug_log: Flag = used(False, "each pass logs what it did")
-    free_activation: Flag = used(False, "free large saved activations right after their last use")
-    free_activation_threshold: Count = used(10 << 20, "bytes; smaller activations are left alone")
-    double_buffer: Flag = used(True, "transfers and reductions alternate between two buffers")
+    free_activation: MaybeFlag = no_effect(
+        False, "free saved activations early", "every backend frees them after their last use"
+    )
+    free_activation_threshold: MaybeCount = no_effect(
+        10 << 20, "bytes from which activations are freed early", "all are, whatever their size"
+    )
+    double_buffer: MaybeFlag = no_effect(
+        True, "alternate between two buffers", "prefetch bounds what is in flight, in bytes"
+    )
     enabled: MaybeFlag = no_effect(
         False, "old switch of torch.compile", "call engine.compile(); to weave, set deepcompile"
     )

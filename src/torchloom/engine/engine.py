@@ -11,7 +11,6 @@ caller's, sharded in place.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,15 @@ from torchloom import _torch
 from torchloom.config import Config
 from torchloom.engine import checkpoint, export
 from torchloom.engine.agreement import Agreement
-from torchloom.engine.clipping import clip_, global_norm, scale_
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
+from torchloom.engine.loss import check_loss
 from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.engine.scaling import LossScaler
+from torchloom.engine.timers import Timers
+from torchloom.engine.update import Update
 from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import EngineError
-from torchloom.events import StepSkipped, emit
 from torchloom.graph import GraphPass
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileReport, CompileSession
@@ -69,21 +69,20 @@ class Engine:
             config.precision.loss_scale if config.precision.dtype == "fp16" else None
         )
         self._session: CompileSession | None = None
-        self._norm: Tensor | None = None
+        self._update = Update(config, local, world.comm, self.scaler)
         self._boundary: bool | None = None
         self._num_backwards = 0
         self._in_no_sync = False
         self._step_applied = False
-        self._timer = time.perf_counter()
-
-    # -- the step ---------------------------------------------------------------------------------
+        self._timers = Timers(config.wall_clock_breakdown, world.device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; floating-point inputs are cast to the compute dtype."""
         dtype = dtype_of(self.config.precision.dtype)
         if dtype is not torch.float32:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
-        return self.module(*args, **kwargs)
+        with self._timers.measure("forward"):
+            return self.module(*args, **kwargs)
 
     forward = __call__
 
@@ -104,11 +103,12 @@ class Engine:
         Raises:
             EngineError: the loss is not a scalar, or does not depend on the model's parameters.
         """
-        _check_loss(loss)
+        check_loss(loss)
         if scale_wrt_gas:
             loss = loss / self.gradient_accumulation_steps()
         scaled = loss * self.scaler.scale if self.scaler.scale != 1.0 else loss
-        scaled.backward(retain_graph=retain_graph)
+        with self._timers.measure("backward"):
+            scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
         self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
         return loss
@@ -139,57 +139,15 @@ class Engine:
         self._num_backwards = 0
         if is_boundary:
             owners_of(self.module)  # a parameter added since initialize would never be stepped
-            self._update(self.optimizer)
-
-    def _update(self, optimizer: Optimizer) -> None:
-        self.local.collect_gradients(
-            reduce=self._reduces_at_boundary(),
-            bucket_bytes=self.config.zero.reduce_bucket_bytes,
-        )
-        overflow = self._clip_and_check()
-        if overflow:
-            emit(
-                StepSkipped(
+            with self._timers.measure("step"):
+                self._step_applied = self._update.apply(
+                    self.optimizer,
+                    self.lr_scheduler,
+                    reduce=self._reduces_at_boundary(),
                     step=self.global_steps,
-                    loss_scale=self.scaler.scale,
-                    num_skipped=self.scaler.num_skipped + 1,
                 )
-            )
-            logger.warning(
-                "step %d skipped: gradients are not finite (loss scale %g, %d skipped so far)",
-                self.global_steps,
-                self.scaler.scale,
-                self.scaler.num_skipped + 1,
-            )
-        else:
-            optimizer.step()
-            self.local.publish()
-            self._step_applied = True
-            if self.lr_scheduler is not None:
-                self.lr_scheduler.step()
-        self.local.zero_grad()
-        self.scaler.update(overflow)
-        self.global_steps += 1
-        self._print_progress()
-
-    def _clip_and_check(self) -> bool:
-        """Unscale and clip the gradients; return whether they are not finite."""
-        max_norm = self.config.gradient_clipping
-        checks = self.fp16_enabled() or (
-            self.bfloat16_enabled() and self.config.precision.check_grad_overflow
-        )
-        self._norm = None
-        divided, whole = self.local.gradients()
-        if max_norm > 0 or checks:
-            norm = global_norm(divided, whole, self.world.comm) / self.scaler.scale
-            if checks and not bool(torch.isfinite(norm)):
-                return True
-            self._norm = norm
-        if self.scaler.scale != 1.0:
-            scale_([*divided, *whole], 1.0 / self.scaler.scale)
-        if max_norm > 0 and self._norm is not None:
-            clip_([*divided, *whole], self._norm, max_norm)
-        return False
+            self.global_steps += 1
+            self._print_progress()
 
     def _reduces_at_boundary(self) -> bool:
         layout = layout_of(self.module)
@@ -217,8 +175,6 @@ class Engine:
     def zero_grad(self) -> None:
         """Drop all gradients that have accumulated."""
         self.local.zero_grad()
-
-    # -- compilation ------------------------------------------------------------------------------
 
     def compile(
         self,
@@ -268,8 +224,6 @@ class Engine:
     def compile_report(self) -> CompileReport:
         """Return what was captured, woven, taken from caches or left eager so far."""
         return CompileReport() if self._session is None else self._session.report
-
-    # -- what users ask -----------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -324,7 +278,8 @@ class Engine:
 
         It is computed when `gradient_clipping` is on or a 16-bit dtype checks for overflow.
         """
-        return None if self._norm is None else float(self._norm)
+        norm = self._update.norm
+        return None if norm is None else float(norm)
 
     def get_lr(self) -> list[float]:
         """Return the learning rate of each parameter group."""
@@ -361,8 +316,6 @@ class Engine:
     def comm_stats(self) -> CommStats:
         """Return how many collectives this rank has begun, and the bytes of their full tensors."""
         return self.world.comm.stats()
-
-    # -- persistence --------------------------------------------------------------------------------
 
     def save_checkpoint(
         self,
@@ -445,27 +398,14 @@ class Engine:
         self.destroy()
         return unshard(self.module)
 
-    # -- inside -------------------------------------------------------------------------------------
-
     def _print_progress(self) -> None:
         every = self.config.steps_per_print
         if every and every != float("inf") and self.global_steps % int(every) == 0:
             rates = ", ".join(f"{lr:.3g}" for lr in self.get_lr())
-            logger.info("step %d, skipped %d, lr %s", self.global_steps, self.skipped_steps, rates)
-
-
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor):
-        raise EngineError(
-            f"backward() needs the loss tensor, got {type(loss).__name__}: pass the model's loss"
-        )
-    if loss.numel() != 1:
-        raise EngineError(
-            f"the loss has shape {tuple(loss.shape)}, it must be one number: reduce it, e.g. "
-            "loss.mean()"
-        )
-    if not loss.requires_grad:
-        raise EngineError(
-            "the loss does not depend on any trainable parameter: it was computed under no_grad, "
-            "detached, or every parameter is frozen"
-        )
+            logger.info(
+                "step %d, skipped %d, lr %s%s",
+                self.global_steps,
+                self.skipped_steps,
+                rates,
+                self._timers.report(),
+            )

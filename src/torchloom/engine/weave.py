@@ -52,6 +52,7 @@ def build_session(
         options=inductor_options,
         strict=options.strict,
         regather=layout.stage == 3,
+        debug_log=options.debug_log,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
     return session, kwargs

@@ -6,6 +6,7 @@ holds its rewrite alone.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ from torch import fx
 from torchloom import events
 from torchloom.errors import PassError
 from torchloom.graph import GraphPass, PassContext, graph_text, op_counts
+from torchloom.log import get_logger
 from torchloom.pipeline.report import GraphReport, PassReport
+
+logger = get_logger(__name__)
 
 
 @dataclass
@@ -26,6 +30,7 @@ class PassManager:
     passes: Sequence[GraphPass]
     context: PassContext
     dump_dir: Path | None = None
+    log_level: int = logging.DEBUG
 
     def run(self, gm: fx.GraphModule, context: PassContext, name: str, into: GraphReport) -> None:
         """Run every pass over `gm` in place.
@@ -54,6 +59,14 @@ class PassManager:
                     num_edits=num_edits,
                     duration_s=duration,
                 )
+            )
+            logger.log(
+                self.log_level,
+                "%s: pass %s made %d edits in %.1f ms",
+                name,
+                each.name,
+                num_edits,
+                1e3 * duration,
             )
             if num_edits:
                 self._dump(gm, name, index, each.name)

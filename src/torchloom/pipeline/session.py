@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from torchloom.capture.hooks import GraphKind
 from torchloom.errors import PassError
 from torchloom.graph import GraphPass, PassContext, graph_text
 from torchloom.log import get_logger
+from torchloom.pipeline import sidecar
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.shard.regather import LIVE
@@ -54,6 +56,8 @@ class CompileSession:
     """Whether a graph that fell back saves pieces for backward, not gathered weights (stage 3)."""
     dump_dir: Path | None = None
     """Folder for the text of each graph before and after each pass."""
+    debug_log: bool = False
+    """Log each pass, not only when debugging."""
     agree: Callable[[str, str], None] | None = None
     """Compares a text between all ranks and raises where they differ, before a graph runs."""
     report: CompileReport = field(default_factory=CompileReport)
@@ -66,17 +70,20 @@ class CompileSession:
         report = GraphReport(name, len(gm.graph.nodes), _name_of(self.backend))
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
+        digest = _digest(gm)
         if self.agree is not None:
-            self.agree(f"the captured {name}", _digest(gm))
+            self.agree(f"the captured {name}", digest)
         started = time.perf_counter()
         unwoven = fx.GraphModule(gm, _copy_graph(gm.graph))  # compilers may rewrite the original
         try:
-            compiled = self._compile(gm, example_inputs, report)
+            compiled = self._compile(gm, example_inputs, report, digest)
         except Exception as error:
             if self.strict or _pass_error(error) is None:
                 raise
             compiled = self._fall_back(unwoven, report, error)
         report.duration_s += time.perf_counter() - started
+        if report.from_cache and self.backend == "inductor":
+            report.collectives.update(sidecar.load(f"{digest}-{self.key()}"))
         events.emit(
             events.CompileFinished(
                 graph=name, duration_s=report.duration_s, from_cache=report.from_cache
@@ -85,11 +92,15 @@ class CompileSession:
         return compiled
 
     def _compile(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        report: GraphReport,
+        digest: str,
     ) -> Callable[..., Any]:
         hooks = WeaveHooks(
-            joint=lambda joint, kind: self._weave("joint", joint, kind, report),
-            lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report),
+            joint=lambda joint, kind: self._weave("joint", joint, kind, report, digest),
+            lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report, digest),
             key=self.key(),
         )
         if self.backend == "eager":
@@ -110,11 +121,16 @@ class CompileSession:
         sources = _sources() + tuple(sorted({each.fn.__code__.co_filename for each in custom}))
         return _torch.hash_files(sources, f"{names}|{self.context.key()}").hex()
 
-    def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport) -> None:
+    def _weave(
+        self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport, digest: str
+    ) -> None:
         context = dataclasses.replace(self.context, is_backward=kind == "backward")
         passes = [each for each in self.passes if each.stage == stage]
-        manager = PassManager(passes, context, self.dump_dir)
+        level = logging.INFO if self.debug_log else logging.DEBUG
+        manager = PassManager(passes, context, self.dump_dir, level)
         manager.run(gm, context, f"{report.name}.{kind}", report)
+        if self.backend == "inductor" and kind != "joint":
+            sidecar.save(f"{digest}-{self.key()}", report.collectives)
 
     def _fall_back(
         self, gm: fx.GraphModule, report: GraphReport, error: Exception

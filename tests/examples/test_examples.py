@@ -1,0 +1,107 @@
+"""Every example and every program of the README runs, on the ranks that it is meant for."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchloom.passes import PASSES
+from torchloom.pipeline import PRESETS
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def run(folder: Path, *arguments: str | Path, ranks: int = 1) -> str:
+    """Run a Python program in `folder` on some ranks; return what they printed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            cwd=folder,
+            env=_environment(rank, ranks, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        texts = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(texts)
+    return "".join(texts)
+
+
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    launch = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+    launch |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    plain = {name: value for name, value in os.environ.items() if name not in launch}
+    if ranks > 1:
+        plain |= {name: str(value) for name, value in launch.items()}
+    return {**plain, "OMP_NUM_THREADS": "1"}
+
+
+def test_engine_example_trains_and_resumes_on_more_ranks(tmp_path):
+    program = EXAMPLES / "train_engine.py"
+    out = ["--out", tmp_path]
+    text = run(tmp_path, program, "--steps", "10", *out)
+    assert "step  10" in text
+    text = run(tmp_path, program, "--steps", "20", "--resume", *out, ranks=2)
+    assert "continues from" in text
+    assert "step  10" not in text
+    assert "step  20" in text
+    assert "forward torchloom.gather_start" in text
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_native_example_keeps_half_of_a_model_that_was_never_whole(tmp_path):
+    text = run(tmp_path, EXAMPLES / "train_native.py", "--steps", "10", "--meta", ranks=2)
+    assert "step  10" in text
+    kept, total = map(int, re.findall(r"kept (\d+) of (\d+)", text)[0])
+    assert total / 2 <= kept < 0.6 * total
+
+
+def test_custom_pass_saves_a_gather_and_changes_no_loss(tmp_path):
+    text = run(tmp_path, EXAMPLES / "custom_pass.py", ranks=2)
+    without, kept = map(int, re.findall(r"backward torchloom\.gather_start: (\d+)", text))
+    assert kept == without - 1
+    assert "losses are equal: True" in text
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short_and_has_a_main(path):
+    text = path.read_text()
+    assert len(text.splitlines()) < 120
+    assert "def main() -> None:" in text
+
+
+def test_the_programs_of_the_readme_run(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    program = "\n".join(blocks).replace("engine.compile()", 'engine.compile(backend="aot_eager")')
+    program = program.replace("compile(model)", 'compile(model, backend="aot_eager")')
+    path = tmp_path / "programs.py"
+    path.write_text(program)
+    assert "forward place" in run(tmp_path, path)  # the third one says what was compiled
+    assert list((tmp_path / "runs" / "graphs").glob("graph0.*.txt"))
+
+
+def test_the_page_of_passes_has_a_section_for_each_pass_and_the_presets():
+    page = (ROOT / "docs" / "passes.md").read_text()
+    sections = re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    assert sections[1:] == list(PASSES)
+    for stage, names in PRESETS.items():
+        listed = ", ".join(f"`{name}`" for name in names)
+        assert f"| {stage} | {listed} |" in page
