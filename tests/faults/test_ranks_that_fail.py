@@ -1,0 +1,74 @@
+"""A rank that fails takes the run down within seconds, with words and a non-zero exit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support.ranks import run_ranks
+from support.runs import make_engine
+from torchloom import envs
+from torchloom.engine.agreement import new_agreement
+from torchloom.errors import AgreementError
+
+SCRIPT = """
+import os, signal, sys, torch, torchloom
+rank = int(os.environ["RANK"])
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
+config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
+          "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 10}}
+if sys.argv[1] == "typo":
+    config["zero_optimization"]["stage"] = 7
+engine, *_ = torchloom.initialize(model=model, config=config)
+for step in range(100):
+    if sys.argv[1] == "killed" and step == 2 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine.backward(engine(torch.ones(2, 64)).mean())
+    engine.step()
+"""
+
+
+@pytest.mark.parametrize(("fault", "words"), [("typo", "stage"), ("killed", "")])
+def test_the_launcher_exits_non_zero(fault: str, words: str, tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    started = time.monotonic()
+    done = subprocess.run(
+        [*command, str(script), fault],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=envs.child_environment({"OMP_NUM_THREADS": "1"}),
+    )
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert time.monotonic() - started < 60
+
+
+def test_agreement_names_the_rank_that_never_came() -> None:
+    def fn(rank):
+        agreement = new_agreement(rank, 2, timeout_s=1.0)
+        if rank == 1:
+            return ""
+        try:
+            agreement.check("the plan", "a")
+        except AgreementError as error:
+            return str(error)
+        return "none"
+
+    assert "ranks [1] did not reach 'the plan'" in run_ranks(2, fn)[0]
+
+
+def test_agreement_counts_separately_per_engine() -> None:
+    def fn(rank):
+        one, _ = make_engine()
+        two, _ = make_engine(2)
+        return one.rank + two.rank
+
+    assert run_ranks(2, fn) == [0, 2]
