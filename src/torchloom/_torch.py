@@ -63,6 +63,13 @@ def aot_compile(
     return backend(gm, list(example_inputs))
 
 
+def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn` with the calling convention of compiled graphs: one list (2.11-2.13)."""
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    return fn if getattr(fn, "_boxed_call", False) else make_boxed_func(fn)
+
+
 def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
     """Split a joint graph by min-cut, obeying the recompute tags of its nodes (2.11-2.13)."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -84,34 +91,11 @@ def compile_counters() -> Mapping[str, Mapping[str, int]]:
     return counters
 
 
-def fake_mode_of(gm: fx.GraphModule) -> Any:
-    """Return the fake-tensor mode of a traced graph's values, or None (2.11-2.13)."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    for node in gm.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
-    return None
-
-
 def lookup_backend(name: str) -> Callable[..., Any]:
     """Return the function of a registered torch.compile backend (2.11-2.13)."""
     from torch._dynamo import lookup_backend as lookup
 
     return lookup(name)
-
-
-def backend_names() -> list[str]:
-    """Return the names of all registered torch.compile backends (2.11-2.13)."""
-    from torch._dynamo import list_backends
-
-    return list_backends(exclude_tags=())
-
-
-def reset_compiler_cache() -> None:
-    """Forget every compiled entry of this process (2.11-2.13)."""
-    torch._dynamo.reset()
 
 
 def default_store() -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import torch
 
 from support.ranks import run_ranks
 from support.runs import make_engine, train
+from torchloom.graph import GraphPass
+from torchloom.pipeline.identity import identity_of
 
 
 def one_start(rank, cache, settings):
@@ -45,3 +48,55 @@ def test_other_settings_miss(tmp_path) -> None:
     zero = {"stage": 3, "stage3_param_persistence_threshold": 20, "reduce_bucket_size": 1}
     other = run_ranks(2, one_start, tmp_path, {"zero_optimization": zero}, timeout_s=300)
     assert any("bucket" in passes for passes, *_ in other)
+
+
+def keep_first(limit: int):
+    """Make a pass that closes over a number."""
+
+    def own(gm, ctx):
+        return 0 * limit
+
+    return GraphPass(name="bucket", fn=own, stage="joint")
+
+
+def test_identity_of_own_passes() -> None:
+    one, same, other = (identity_of(keep_first(limit)) for limit in (1, 1, 2))
+    assert one == same
+    assert one.text != other.text  # what a closure holds is part of the pass
+    assert one.is_complete
+
+
+def test_partials_and_objects_as_passes() -> None:
+    def own(gm, ctx, *, limit):
+        return 0
+
+    partial = GraphPass(name="own", fn=functools.partial(own, limit=3), stage="joint")
+    assert identity_of(partial).is_complete
+    assert "3" in identity_of(partial).text
+
+    class Callable:
+        def __call__(self, gm, ctx):
+            return 0
+
+    assert not identity_of(GraphPass(name="own", fn=Callable(), stage="joint")).is_complete
+
+
+def test_a_pass_without_identity_is_never_cached(tmp_path) -> None:
+    class Own:
+        calls = 0
+
+        def __call__(self, gm, ctx):
+            Own.calls += 1
+            return 0
+
+    def fn(rank):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
+        for _ in range(2):
+            torch._dynamo.reset()
+            engine, _ = make_engine()
+            own = GraphPass(name="own", fn=Own(), stage="joint")
+            engine.compile(passes=[own, "zero3", "place"])
+            train(engine, rank, 1)
+        return Own.calls
+
+    assert run_ranks(2, fn, timeout_s=300) == [2, 2]

@@ -41,7 +41,9 @@ def compile_with_aot(
             if kind == "inference":
                 hooks.joint(lowered, "inference")
             hooks.lowered(lowered, kind)
-            return run_boxed(lowered) if lower is None else lower(lowered, inputs)
+            if lower is None:
+                return run_boxed(lowered)
+            return _torch.boxed(lower(lowered, inputs))
 
         return compile_graph
 

@@ -22,7 +22,7 @@ WeaveFn = Callable[[fx.GraphModule, GraphKind], None]
 class GraphHook(CustomGraphPass):
     """A rewrite of one kind of graph, as Inductor wants it."""
 
-    def __init__(self, weave: Callable[[fx.GraphModule], None], key: str) -> None:
+    def __init__(self, weave: Callable[[fx.GraphModule], None], key: str | None) -> None:
         self._weave, self._key = weave, key
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -32,7 +32,7 @@ class GraphHook(CustomGraphPass):
         self._weave(owner)
 
     def uuid(self) -> Any:
-        """Return the key of the rewrite; equal keys promise equal results."""
+        """Return the key of the rewrite; equal keys promise equal results, None forbids caches."""
         return self._key
 
     def __getstate__(self) -> dict[str, Any]:
@@ -46,8 +46,8 @@ class WeaveHooks:
 
     joint: WeaveFn
     lowered: WeaveFn
-    key: str
-    """Hash of everything that the two may depend on."""
+    key: str | None
+    """Hash of everything that the two may depend on; None where caches must not be used."""
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

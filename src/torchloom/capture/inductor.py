@@ -30,10 +30,14 @@ def compile_with_inductor(
         "reorder_for_peak_memory": False,
         **(options or {}),
         "joint_custom_pre_pass": GraphHook(
-            lambda joint: hooks.joint(joint, "joint"), f"joint-{hooks.key}"
+            lambda joint: hooks.joint(joint, "joint"), _named("joint", hooks.key)
         ),
         "post_grad_custom_post_pass": GraphHook(
-            lambda lowered: hooks.lowered(lowered, kind_of(lowered)), f"lowered-{hooks.key}"
+            lambda lowered: hooks.lowered(lowered, kind_of(lowered)), _named("lowered", hooks.key)
         ),
     }
     return _torch.inductor_compile(gm, example_inputs, patches)
+
+
+def _named(stage: str, key: str | None) -> str | None:
+    return None if key is None else f"{stage}-{key}"

@@ -23,7 +23,9 @@ NO_REPLAY = "graphs are not replayed, so no inputs are kept"
 class CompileSection(Section):
     """What `engine.compile()` does with the captured graphs."""
 
-    deepcompile: Flag = used(False, "weave sharding and communication into the graphs")
+    deepcompile: Flag = used(
+        False, "the wish to weave; `engine.compile()` weaves in any case, without it nothing does"
+    )
     backend: Name = used("inductor", "compiler of the graphs")
     kwargs: Items = free_form("more keyword arguments for torch.compile")
     passes: MaybeNames = used(

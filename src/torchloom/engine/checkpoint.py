@@ -318,12 +318,13 @@ def _rng_state() -> dict[str, Any]:
 
 def _restore_rng(path: Path, saved_world_size: int) -> None:
     if saved_world_size != dist.get_world_size():
-        logger.warning(
-            "the checkpoint was written by %d ranks, %d load it: random number generators start "
-            "anew",
-            saved_world_size,
-            dist.get_world_size(),
-        )
+        if dist.get_rank() == 0:
+            logger.warning(
+                "the checkpoint was written by %d ranks, %d load it: random number generators "
+                "start anew",
+                saved_world_size,
+                dist.get_world_size(),
+            )
         return
     state = torch.load(path / f"rng_rank{dist.get_rank()}.pt", weights_only=True)
     torch.set_rng_state(state["torch"])

@@ -72,7 +72,6 @@ class Engine:
         self._update = Update(config, local, world.comm, self.scaler)
         self._boundary: bool | None = None
         self._num_backwards = 0
-        self._in_no_sync = False
         self._step_applied = False
         self._timers = Timers(config.wall_clock_breakdown, world.device)
 

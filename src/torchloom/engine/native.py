@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -102,6 +103,7 @@ def compile_model(
 
     Raises:
         ShardError: the model is not sharded.
+        AgreementError: the ranks were given different passes or options.
     """
     layout = layout_of(model)
     config = load_config({"compile": {"deepcompile": True, "strict": strict}}, world_size=1)
@@ -113,6 +115,9 @@ def compile_model(
         passes=passes,
         schedule=None,
     )
+    agreement = new_agreement(dist.get_rank(), dist.get_world_size())
+    agreement.check("what torchloom.compile weaves", session.key())
+    session.agree = agreement.check
     start_compiled(model, session, **kwargs)
     return session
 

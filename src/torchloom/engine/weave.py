@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from torchloom import _torch
@@ -53,6 +54,7 @@ def build_session(
         strict=options.strict,
         regather=layout.stage == 3,
         debug_log=options.debug_log,
+        announce=dist.get_rank() == 0,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
     return session, kwargs

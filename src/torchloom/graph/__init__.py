@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torchloom.graph.contract import GraphPass, PassContext, PassFn, Stage
 from torchloom.graph.edit import call, move_before, replace
-from torchloom.graph.nodes import args_of, find, first_user, nbytes, positions, value_of
+from torchloom.graph.nodes import args_of, find, nbytes, positions, value_of
 from torchloom.graph.text import graph_text, op_counts
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "args_of",
     "call",
     "find",
-    "first_user",
     "graph_text",
     "move_before",
     "nbytes",

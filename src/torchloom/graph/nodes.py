@@ -42,12 +42,6 @@ def positions(graph: fx.Graph) -> dict[fx.Node, int]:
     return {node: index for index, node in enumerate(graph.nodes)}
 
 
-def first_user(nodes: Iterable[fx.Node], where: dict[fx.Node, int]) -> fx.Node | None:
-    """Return the earliest node that reads any of `nodes`."""
-    users = [user for node in nodes for user in node.users]
-    return min(users, key=where.__getitem__, default=None)
-
-
 def _flatten(value: Any) -> Iterable[Any]:
     if isinstance(value, (list, tuple)):
         for item in value:

@@ -32,7 +32,7 @@ class GraphReport:
     @property
     def from_cache(self) -> bool:
         """Whether the compiler's caches held the woven graphs, so that no pass had to run."""
-        return not self.passes and self.fallback is None
+        return self.backend == "inductor" and not self.passes and self.fallback is None
 
 
 @dataclass

@@ -28,6 +28,7 @@ from torchloom.errors import PassError
 from torchloom.graph import GraphPass, PassContext, graph_text
 from torchloom.log import get_logger
 from torchloom.pipeline import sidecar
+from torchloom.pipeline.identity import identity_of
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.shard.regather import LIVE
@@ -55,7 +56,9 @@ class CompileSession:
     regather: bool = False
     """Whether a graph that fell back saves pieces for backward, not gathered weights (stage 3)."""
     dump_dir: Path | None = None
-    """Folder for the text of each graph before and after each pass."""
+    """Folder for the text of each graph before and after each pass; passes then always run."""
+    announce: bool = True
+    """Whether this rank says in the log that a graph fell back."""
     debug_log: bool = False
     """Log each pass, not only when debugging."""
     agree: Callable[[str, str], None] | None = None
@@ -101,7 +104,7 @@ class CompileSession:
         hooks = WeaveHooks(
             joint=lambda joint, kind: self._weave("joint", joint, kind, report, digest),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report, digest),
-            key=self.key(),
+            key=self._cache_key(),
         )
         if self.backend == "eager":
             return gm.forward
@@ -116,10 +119,17 @@ class CompileSession:
 
     def key(self) -> str:
         """Return a hash of all that woven graphs depend on besides the captured graph."""
-        names = ",".join(each.name for each in self.passes)
-        custom = [each for each in self.passes if each.name not in torchloom.passes.PASSES]
-        sources = _sources() + tuple(sorted({each.fn.__code__.co_filename for each in custom}))
-        return _torch.hash_files(sources, f"{names}|{self.context.key()}").hex()
+        parts = [
+            each.name if _is_built_in(each) else identity_of(each).text for each in self.passes
+        ]
+        return _torch.hash_files(_sources(), f"{parts}|{self.context.key()}").hex()
+
+    def _cache_key(self) -> str | None:
+        """Return the key under which compilers may cache, None where they must not."""
+        own = [identity_of(each) for each in self.passes if not _is_built_in(each)]
+        if self.dump_dir is not None or not all(identity.is_complete for identity in own):
+            return None
+        return self.key()
 
     def _weave(
         self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport, digest: str
@@ -138,7 +148,7 @@ class CompileSession:
         cause = _pass_error(error) or error
         report.fallback = f"{type(cause).__name__}: {cause}"
         first_line = str(cause).splitlines()[0]
-        if len(self.report.fallbacks) == 1:
+        if self.announce and len(self.report.fallbacks) == 1:
             logger.warning(
                 "weaving failed, the model runs eagerly sharded (correct, slower): %s. "
                 "Set compile.strict to make this an error",
@@ -153,6 +163,10 @@ class CompileSession:
                 return gm.forward(*args)
 
         return run
+
+
+def _is_built_in(each: GraphPass) -> bool:
+    return torchloom.passes.PASSES.get(each.name) is each
 
 
 def _copy_graph(graph: fx.Graph) -> fx.Graph:

@@ -261,7 +261,7 @@ def _say_what_happened(layout: Layout) -> None:
         layout.local_numel / 1e6,
         total / 1e6,
     )
-    if layout.stage >= 2 and layout.world_size > 1 and not layout.sharded:
+    if layout.stage >= 2 and layout.world_size > 1 and not layout.sharded and layout.rank == 0:
         logger.warning(
             "stage %d shards nothing: all %d parameters are below the persistence threshold; "
             "lower zero_optimization.stage3_param_persistence_threshold",

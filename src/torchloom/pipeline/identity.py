@@ -1,0 +1,66 @@
+"""What a pass is, as text: compiled graphs are cached under it.
+
+A cached graph must never outlive the pass that made it. The text holds the pass's source and every
+plain value that it closes over; where something else is captured the pass has no identity, and its
+graphs are compiled anew each time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import marshal
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from torchloom.graph import GraphPass
+
+_PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype)
+
+
+class Identity(NamedTuple):
+    """A text that is equal on ranks with the same pass, and whether it says everything."""
+
+    text: str
+    is_complete: bool
+
+
+def identity_of(each: GraphPass) -> Identity:
+    """Describe a pass that did not come with torchloom."""
+    body = _function(each.fn)
+    return Identity(f"{each.name}/{each.stage}: {body.text}", body.is_complete)
+
+
+def _function(fn: Callable[..., Any]) -> Identity:
+    if isinstance(fn, functools.partial):
+        parts = [_function(fn.func), *map(_value, fn.args)]
+        parts += [_value(item) for pair in sorted(fn.keywords.items()) for item in pair]
+        return _joined(parts)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return Identity(f"{type(fn).__module__}.{type(fn).__qualname__}", False)
+    try:
+        source = inspect.getsource(fn)
+    except (OSError, TypeError):
+        source = hashlib.blake2b(marshal.dumps(code), digest_size=16).hexdigest()
+    captured = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    captured += list(getattr(fn, "__defaults__", None) or ())
+    captured += list((getattr(fn, "__kwdefaults__", None) or {}).values())
+    return _joined([Identity(source, True), *map(_value, captured)])
+
+
+def _value(value: Any) -> Identity:
+    if isinstance(value, _PLAIN):
+        return Identity(repr(value), True)
+    if isinstance(value, (list, tuple)):
+        return _joined([_value(item) for item in value])
+    if callable(value) and hasattr(value, "__code__"):
+        return _function(value)
+    return Identity(f"{type(value).__module__}.{type(value).__qualname__}", False)
+
+
+def _joined(parts: list[Identity]) -> Identity:
+    return Identity("|".join(p.text for p in parts), all(p.is_complete for p in parts))
