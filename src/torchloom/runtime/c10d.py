@@ -55,7 +55,9 @@ class C10dCollectives:
             offset += shard.numel()
         flat = bucket.new_empty(total)
         with _quiet():
-            work = dist.reduce_scatter_tensor(flat, bucket.view(-1), group=self.group, async_op=True)
+            work = dist.reduce_scatter_tensor(
+                flat, bucket.view(-1), group=self.group, async_op=True
+            )
         keep = [bucket]
 
         def finish() -> None:
