@@ -105,6 +105,8 @@ def test_gathered_reads_and_writes_back() -> None:
         with gathered(model, ["up.weight"]):
             read = model.up.weight.detach().clone()
             nn.init.zeros_(model.up.weight)
+            nn.init.zeros_(model.up.bias)  # whole on every rank, thrown away all the same
+        assert torch.equal(model.state_dict()["up.bias"], tricky().up.bias)
         kept = model.state_dict()["up.weight"].clone()
         with gathered(model.up.parameters(), modifier_rank=1):
             nn.init.constant_(model.up.weight, float(rank + 1))
@@ -221,3 +223,29 @@ def test_mixed_dtypes_and_recurrent_layers() -> None:
         assert dtypes["low.weight"] == torch.float32  # the kept master
         assert dtypes["counts"] == torch.int64
         assert compute == torch.bfloat16
+
+
+def test_a_modules_own_state_dict_code_still_runs() -> None:
+    class Renamed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64))
+
+        def _save_to_state_dict(self, destination, prefix, keep_vars):
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            destination[prefix + "extra"] = torch.tensor(7)
+
+        def _load_from_state_dict(self, state_dict, prefix, *args):
+            state_dict.pop(prefix + "extra", None)
+            super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def fn(rank):
+        model = Renamed()
+        torchloom.shard_model(model, persistence_threshold=10)
+        state = model.state_dict()
+        model.load_state_dict({"weight": torch.arange(64.0)}, strict=True)
+        return sorted(state), model.state_dict()["weight"]
+
+    for names, weight in run_ranks(2, fn):
+        assert names == ["extra", "weight"]
+        assert torch.equal(weight, torch.arange(64.0))

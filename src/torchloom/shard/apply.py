@@ -14,10 +14,11 @@ from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.shard import meta
-from torchloom.shard.classes import ORIGINAL, sharded_class
+from torchloom.shard.classes import sharded_class
 from torchloom.shard.layout import Layout, Mode, ParamSpec
 from torchloom.shard.pieces import cut, join, pad_storage
 from torchloom.shard.regather import attach
+from torchloom.shard.state import ORIGINAL
 
 logger = get_logger(__name__)
 

@@ -19,10 +19,7 @@ from torch import Tensor, nn
 from torchloom import ops
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.memo import Memo
-from torchloom.shard.state import load_from_state_dict, save_to_state_dict
-
-ORIGINAL = "_loom_original_class"
-"""Class attribute of a generated class: the class that it was made from."""
+from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
 
 _CLASSES: dict[tuple[Any, ...], type[nn.Module]] = {}
 

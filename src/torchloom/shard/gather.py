@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.shard.apply import layout_of, root_of
-from torchloom.shard.classes import ORIGINAL
 from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.pieces import cut
+from torchloom.shard.state import ORIGINAL
 
 
 @contextmanager
@@ -65,6 +65,8 @@ def gathered(
                     layout.handle,
                     spec.name,
                 )
+        else:
+            param.data = param.data.clone()  # or changes would stay without a modifier_rank
     for owner in {owner.module for spec in chosen for owner in spec.owners}:
         module = modules[owner]
         module.__class__ = getattr(type(module), ORIGINAL, type(module))

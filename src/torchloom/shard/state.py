@@ -19,6 +19,9 @@ from torchloom import ops
 from torchloom.shard.layout import Layout
 from torchloom.shard.pieces import cut
 
+ORIGINAL = "_loom_original_class"
+"""Class attribute of a generated class: the class that it was made from."""
+
 StateDictMode = Literal["full", "local"]
 
 _mode: ContextVar[StateDictMode] = ContextVar("state_dict_mode", default="full")
@@ -69,7 +72,7 @@ def save_to_state_dict(
     self: Any, destination: dict[str, Any], prefix: str, keep_vars: bool
 ) -> None:
     """Stand in for `nn.Module._save_to_state_dict` in generated classes."""
-    nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
+    getattr(type(self), ORIGINAL)._save_to_state_dict(self, destination, prefix, keep_vars)
     if _mode.get() == "local":
         return
     for attr, name in self._loom_names.items():
@@ -95,7 +98,8 @@ def load_from_state_dict(
             cut_dict[prefix + attr] = cut(value, layout.rank, spec.shard_numel)
     # Assigning would put new Parameter objects in place of those that the optimizer holds.
     local_metadata = {**local_metadata, "assign_to_params_buffers": False}
-    nn.Module._load_from_state_dict(self, cut_dict, prefix, local_metadata, *args)
+    original = getattr(type(self), ORIGINAL)
+    original._load_from_state_dict(self, cut_dict, prefix, local_metadata, *args)
 
 
 def _gather_piece(piece: Tensor, layout: Layout, name: str) -> Tensor:
