@@ -7,8 +7,7 @@ torchloom's own behaviour. A value that does not parse is an error, never a sile
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torchloom.errors import ConfigError
@@ -53,37 +52,6 @@ def is_launched() -> bool:
 def get_str(name: str, default: str) -> str:
     """Return the variable `name`, or `default` when it is unset or empty."""
     return os.environ.get(name) or default
-
-
-def get_flag(name: str, default: bool = False) -> bool:
-    """Return the variable `name` as a switch: 1/true/yes/on or 0/false/no/off.
-
-    Raises:
-        ConfigError: the value is none of these words.
-    """
-    text = os.environ.get(name, "").strip().lower()
-    if not text:
-        return default
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise ConfigError(f"environment variable {name}={text!r} is not a switch: use 1 or 0")
-
-
-@contextmanager
-def overridden(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the length of a `with` block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = old
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -29,19 +29,3 @@ def setup(rank: int, level: int = logging.INFO) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level if rank == 0 else max(level, logging.WARNING))
     root.propagate = False
-
-
-class OnceFilter(logging.Filter):
-    """Let each distinct message through a single time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether this message is new."""
-        text = record.getMessage()
-        if text in self._seen:
-            return False
-        self._seen.add(text)
-        return True

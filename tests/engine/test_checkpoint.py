@@ -75,6 +75,24 @@ def test_other_world_size_and_stage(before, after, tmp_path) -> None:
     assert_equal(saved[1], loaded[1])
 
 
+def test_hybrid_sharding_saves_each_piece_once_and_loads_into_full_sharding(tmp_path) -> None:
+    def save(rank):
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 20, "shard_size": 2}
+        engine, model = make_engine(zero_optimization=zero)
+        train(engine, rank, 2)
+        engine.save_checkpoint(tmp_path)
+        return weights(model), optimizer_state(engine)
+
+    def load(rank):
+        engine, model = make_engine(3, seed=9)
+        engine.load_checkpoint(tmp_path)
+        return weights(model), optimizer_state(engine)
+
+    saved, loaded = run_ranks(4, save)[0], run_ranks(2, load)[0]
+    assert_equal(saved[0], loaded[0])
+    assert_equal(saved[1], loaded[1])
+
+
 def optimizer_state(engine) -> dict[str, torch.Tensor]:
     """Gather the optimizer's states to whole flat tensors."""
     comm = engine.world.comm

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from support.ranks import run_ranks
 from torchloom.errors import ShardError
 from torchloom.runtime import get_communicator, lookup
+from torchloom.runtime.base import GroupRef
 from torchloom.runtime.c10d import C10dCollectives
 from torchloom.runtime.gloo import GlooCollectives
 from torchloom.runtime.packing import pack, split_by_size, unpack
@@ -30,7 +31,6 @@ def whole(rank: int, numel: int) -> torch.Tensor:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_all_gather(implementation, world_size: int) -> None:
     def fn(rank):
-        group = dist.group.WORLD
         shards, fulls, expected = [], [], []
         for numel in NUMELS:
             per_rank = math.ceil(numel / world_size)
@@ -38,7 +38,7 @@ def test_all_gather(implementation, world_size: int) -> None:
             shards.append(cut(source, rank, per_rank))
             fulls.append(torch.full((per_rank * world_size,), math.nan))
             expected.append(source)
-        implementation(group).all_gather(shards, fulls).finish()
+        implementation(GroupRef(dist.group.WORLD)).all_gather(shards, fulls).finish()
         return [
             torch.equal(full[: len(want)], want) for full, want in zip(fulls, expected, strict=True)
         ]
@@ -52,7 +52,9 @@ def test_reduce_scatter(implementation, world_size: int) -> None:
     def fn(rank):
         fulls = [whole(rank, numel) for numel in NUMELS]
         shards = [torch.full((math.ceil(n / world_size),), math.nan) for n in NUMELS]
-        implementation(dist.group.WORLD).reduce_scatter(fulls, shards, 1 / world_size).finish()
+        implementation(GroupRef(dist.group.WORLD)).reduce_scatter(
+            fulls, shards, 1 / world_size
+        ).finish()
         errors = []
         for numel, shard in zip(NUMELS, shards, strict=True):
             total = sum(whole(peer, numel) for peer in range(world_size)) / world_size
@@ -67,7 +69,7 @@ def test_reduce_scatter(implementation, world_size: int) -> None:
 def test_all_reduce(implementation) -> None:
     def fn(rank):
         tensors = [whole(rank, numel).view(-1) for numel in NUMELS]
-        implementation(dist.group.WORLD).all_reduce(tensors, 0.5).finish()
+        implementation(GroupRef(dist.group.WORLD)).all_reduce(tensors, 0.5).finish()
         want = [(whole(0, numel) + whole(1, numel)) / 2 for numel in NUMELS]
         return all(torch.equal(a, b) for a, b in zip(tensors, want, strict=True))
 

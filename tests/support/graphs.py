@@ -101,7 +101,7 @@ def captured(
 
 def apply(gm: fx.GraphModule, names: Sequence[str], context: PassContext = CONTEXT) -> GraphReport:
     """Run passes by name over a graph."""
-    report = GraphReport("graph", len(gm.graph.nodes), "test")
+    report = GraphReport("graph", len(gm.graph.nodes), "test", digest="0")
     PassManager([PASSES[name] for name in names], context).run(gm, context, "graph.test", report)
     return report
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.config.findings import Hint, Note, Problem
-from torchloom.config.frozen import FrozenMap, thaw
+from torchloom.config.frozen import FrozenMap, thaw, thawed_map
 from torchloom.config.load import Checked, check_config, load_config
 from torchloom.config.model import (
     BatchConfig,
@@ -33,4 +33,5 @@ __all__ = [
     "check_config",
     "load_config",
     "thaw",
+    "thawed_map",
 ]

@@ -7,6 +7,7 @@ plain dicts and lists that `json.dumps` accepts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 
 class FrozenMap(Mapping[str, object]):
@@ -50,6 +51,11 @@ def freeze(value: object) -> object:
 def frozen_map(value: Mapping[str, object]) -> FrozenMap:
     """Return a deeply frozen copy of one mapping."""
     return FrozenMap({key: freeze(item) for key, item in value.items()})
+
+
+def thawed_map(value: Mapping[str, object]) -> dict[str, Any]:
+    """Return a plain, deeply thawed dict of one mapping."""
+    return {key: thaw(item) for key, item in value.items()}
 
 
 def thaw(value: object) -> object:

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
@@ -104,7 +105,9 @@ def _tensors(
     engine: Trained, *, with_optimizer: bool = True, exclude_frozen: bool = False
 ) -> dict[str, Any]:
     """Name every tensor of the run: `model.<param>`, `buffer.<name>`, `optim.<param>.<state>`."""
-    layout, mesh = layout_of(engine.module), engine.world.mesh
+    layout = layout_of(engine.module)
+    # Made for each call: a mesh that is kept keeps its group alive past destroy_process_group.
+    mesh = DeviceMesh.from_group(engine.world.comm.shard_group(), engine.world.device.type)
     params = owners_of(engine.module)
     found: dict[str, Any] = {}
     for spec in layout:
@@ -124,27 +127,28 @@ def _tensors(
     return found
 
 
-def _flat(local: Tensor, spec: ParamSpec, layout: Layout, mesh: Any) -> Any:
+def _flat(local: Tensor, spec: ParamSpec, layout: Layout, mesh: DeviceMesh) -> Any:
     if spec.mode != "sharded":
         return local.reshape(-1) if local.is_contiguous() else local.contiguous().reshape(-1)
     return _piece(local, spec.numel, spec.shard_numel, layout, mesh)
 
 
-def _flat_leaf(local: Tensor, each: Leaf, layout: Layout, mesh: Any) -> Any:
+def _flat_leaf(local: Tensor, each: Leaf, layout: Layout, mesh: DeviceMesh) -> Any:
     if not each.is_divided:
         return local.reshape(-1)
     return _piece(local, each.spec.numel, each.leaf.numel(), layout, mesh)
 
 
-def _piece(local: Tensor, numel: int, shard_numel: int, layout: Layout, mesh: Any) -> DTensor:
+def _piece(
+    local: Tensor, numel: int, shard_numel: int, layout: Layout, mesh: DeviceMesh
+) -> DTensor:
     """Show this rank's piece, without padding, as a part of a flat tensor of `numel` elements.
 
     Pieces are ceil(numel / ranks) long, which is how DTensor itself divides a dim.
     """
     valid = local[: valid_numel(numel, layout.rank, shard_numel)]
-    axis = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[-1]]
     return DTensor.from_local(
-        valid, axis, [Shard(0)], run_check=False, shape=torch.Size([numel]), stride=(1,)
+        valid, mesh, [Shard(0)], run_check=False, shape=torch.Size([numel]), stride=(1,)
     )
 
 

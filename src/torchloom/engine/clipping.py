@@ -23,7 +23,7 @@ def global_norm(sharded: Sequence[Tensor], whole: Sequence[Tensor], comm: Commun
     if comm.rank == 0:
         square = square + _square(whole)
     if comm.world_size > 1:
-        dist.all_reduce(square, group=comm.shard_group)
+        dist.all_reduce(square, group=comm.shard_group())
     return square.sqrt()
 
 

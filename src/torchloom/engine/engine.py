@@ -210,7 +210,7 @@ class Engine:
             passes=passes,
             schedule=schedule,
         )
-        self._agreement.check("what engine.compile() weaves", session.key())
+        self._agreement.check("what engine.compile() weaves", session.key)
         session.agree = self._agreement.check
         self._session = session
         start_compiled(self.module, session, **kwargs)

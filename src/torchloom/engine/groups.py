@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -22,7 +23,6 @@ class World:
     world_size: int
     device: torch.device
     comm: Communicator
-    mesh: DeviceMesh
 
 
 def ensure_process_group(port: int = 29500, timeout: timedelta | None = None) -> bool:
@@ -46,6 +46,7 @@ def ensure_process_group(port: int = 29500, timeout: timedelta | None = None) ->
     if launch.world_size == 1 and not envs.is_launched():
         store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        _destroy_at_exit(backend)
         return True
     if not envs.get_str("MASTER_ADDR", ""):
         raise ConfigError(
@@ -56,7 +57,17 @@ def ensure_process_group(port: int = 29500, timeout: timedelta | None = None) ->
     envs.set_default("RANK", str(launch.rank))
     envs.set_default("WORLD_SIZE", str(launch.world_size))
     dist.init_process_group(backend, timeout=timeout)
+    _destroy_at_exit(backend)
     return True
+
+
+def _destroy_at_exit(backend: str) -> None:
+    """Stop gloo's threads before the interpreter goes: see `runtime.base.GroupRef`.
+
+    NCCL's groups are left to their owner, as destroying one waits for its other ranks.
+    """
+    if backend == "gloo":
+        atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
 
 
 def make_world(mesh: DeviceMesh | None, shard_size: int | None) -> World:
@@ -97,7 +108,6 @@ def make_world(mesh: DeviceMesh | None, shard_size: int | None) -> World:
         world_size=mesh.size(),
         device=device,
         comm=get_communicator(shard_group, replicate_group),
-        mesh=mesh,
     )
 
 

@@ -116,7 +116,7 @@ def compile_model(
         schedule=None,
     )
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
-    agreement.check("what torchloom.compile weaves", session.key())
+    agreement.check("what torchloom.compile weaves", session.key)
     session.agree = agreement.check
     start_compiled(model, session, **kwargs)
     return session

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torchloom.config import Config, OptimizerConfig, thaw
+from torchloom.config import Config, OptimizerConfig, thawed_map
 from torchloom.engine.local import LocalParams
 from torchloom.engine.schedules import make_scheduler
 from torchloom.errors import ConfigError, EngineError
@@ -53,7 +53,7 @@ def make_optimizer(
         return optimizer(groups)
     if config is None:
         return None
-    params = dict(thaw(config.params))  # type: ignore[call-overload]
+    params = thawed_map(config.params)
     if "betas" in params:
         params["betas"] = tuple(params["betas"])
     if not ({"fused", "foreach"} & params.keys()):
@@ -72,7 +72,7 @@ def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | Non
     if scheduler is not None and not hasattr(scheduler, "step"):
         return scheduler(optimizer)
     if scheduler is None and config.scheduler is not None:
-        params = dict(thaw(config.scheduler.params))  # type: ignore[call-overload]
+        params = thawed_map(config.scheduler.params)
         return make_scheduler(config.scheduler.name, params, optimizer)
     return scheduler
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torchloom import _torch
-from torchloom.config import Config, thaw
+from torchloom.config import Config, thawed_map
 from torchloom.errors import ConfigError
 from torchloom.graph import GraphPass, PassContext
 from torchloom.pipeline import CompileSession, resolve_passes
@@ -36,11 +36,11 @@ def build_session(
         PassOrderError: see `resolve_passes`.
     """
     options = config.compile
-    kwargs = {**_as_dict(options.kwargs), **(compile_kwargs or {})}
+    kwargs = {**thawed_map(options.kwargs), **(compile_kwargs or {})}
     if "backend" in kwargs:
         named = kwargs.pop("backend")
         backend = backend or named
-    inductor_options = _as_dict(kwargs.pop("options", None) or {})
+    inductor_options = thawed_map(kwargs.pop("options", None) or {})
     asked = _from_schedule(passes, schedule)
     session = CompileSession(
         passes=resolve_passes(
@@ -114,8 +114,3 @@ def _dump_dir(asked: bool | str, rank: int) -> Path | None:
     if not asked or rank != 0:
         return None
     return Path(asked if isinstance(asked, str) else _DUMP_DIR)
-
-
-def _as_dict(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    plain = thaw(mapping)
-    return dict(plain) if isinstance(plain, Mapping) else {}

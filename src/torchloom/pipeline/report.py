@@ -22,6 +22,8 @@ class GraphReport:
     name: str
     num_nodes: int
     backend: str
+    digest: str
+    """Hash of the captured graph; equal on ranks that run the same program."""
     duration_s: float = 0.0
     passes: list[PassReport] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,23 +71,22 @@ class CompileSession:
     ) -> Callable[..., Any]:
         """Compile one captured graph: the signature of a torch.compile backend."""
         name = f"graph{len(self.report.graphs)}"
-        report = GraphReport(name, len(gm.graph.nodes), _name_of(self.backend))
+        report = GraphReport(name, len(gm.graph.nodes), _name_of(self.backend), _digest(gm))
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
-        digest = _digest(gm)
         if self.agree is not None:
-            self.agree(f"the captured {name}", digest)
+            self.agree(f"the captured {name}", report.digest)
         started = time.perf_counter()
         unwoven = fx.GraphModule(gm, _copy_graph(gm.graph))  # compilers may rewrite the original
         try:
-            compiled = self._compile(gm, example_inputs, report, digest)
+            compiled = self._compile(gm, example_inputs, report)
         except Exception as error:
             if self.strict or _pass_error(error) is None:
                 raise
             compiled = self._fall_back(unwoven, report, error)
         report.duration_s += time.perf_counter() - started
         if report.from_cache and self.backend == "inductor":
-            report.collectives.update(sidecar.load(f"{digest}-{self.key()}"))
+            report.collectives.update(sidecar.load(self._sidecar_name(report)))
         events.emit(
             events.CompileFinished(
                 graph=name, duration_s=report.duration_s, from_cache=report.from_cache
@@ -95,30 +95,27 @@ class CompileSession:
         return compiled
 
     def _compile(
-        self,
-        gm: fx.GraphModule,
-        example_inputs: Sequence[Any],
-        report: GraphReport,
-        digest: str,
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
     ) -> Callable[..., Any]:
         hooks = WeaveHooks(
-            joint=lambda joint, kind: self._weave("joint", joint, kind, report, digest),
-            lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report, digest),
+            joint=lambda joint, kind: self._weave("joint", joint, kind, report),
+            lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report),
             key=self._cache_key(),
         )
         if self.backend == "eager":
             return gm.forward
         if self.backend == "inductor":
             return compile_with_inductor(gm, example_inputs, hooks, self.options)
-        if self.backend in ("aot_eager", "torchloom_aot"):
+        if self.backend == "aot_eager":
             return compile_with_aot(gm, example_inputs, hooks)
         lower = self.backend
         if isinstance(lower, str):
             lower = _torch.lookup_backend(lower)
         return compile_with_aot(gm, example_inputs, hooks, lower)
 
+    @cached_property
     def key(self) -> str:
-        """Return a hash of all that woven graphs depend on besides the captured graph."""
+        """Hash of all that woven graphs depend on besides the captured graph."""
         parts = [
             each.name if _is_built_in(each) else identity_of(each).text for each in self.passes
         ]
@@ -129,18 +126,19 @@ class CompileSession:
         own = [identity_of(each) for each in self.passes if not _is_built_in(each)]
         if self.dump_dir is not None or not all(identity.is_complete for identity in own):
             return None
-        return self.key()
+        return self.key
 
-    def _weave(
-        self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport, digest: str
-    ) -> None:
+    def _sidecar_name(self, report: GraphReport) -> str:
+        return f"{report.digest}-{self.key}"
+
+    def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport) -> None:
         context = dataclasses.replace(self.context, is_backward=kind == "backward")
         passes = [each for each in self.passes if each.stage == stage]
         level = logging.INFO if self.debug_log else logging.DEBUG
         manager = PassManager(passes, context, self.dump_dir, level)
         manager.run(gm, context, f"{report.name}.{kind}", report)
         if self.backend == "inductor" and kind != "joint":
-            sidecar.save(f"{digest}-{self.key()}", report.collectives)
+            sidecar.save(self._sidecar_name(report), report.collectives)
 
     def _fall_back(
         self, gm: fx.GraphModule, report: GraphReport, error: Exception

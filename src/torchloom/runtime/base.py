@@ -7,11 +7,47 @@ call the same methods in the same order with equally sized tensors.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch.distributed as dist
 from torch import Tensor
+
+from torchloom.errors import ShardError
+
+
+class GroupRef:
+    """A process group that is used but not kept alive.
+
+    `dist.destroy_process_group` stops a group's threads when the last reference to it goes. Kept
+    longer, gloo's threads run into the exit of the interpreter, where one that drops the last
+    reference to a tensor waits for the GIL and takes the process down with SIGABRT.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = weakref.ref(group)
+        self.size, self.rank = group.size(), group.rank()
+
+    def __call__(self) -> dist.ProcessGroup:
+        """Return the group.
+
+        Raises:
+            ShardError: the group has been destroyed.
+        """
+        group = self._group()
+        if group is None:
+            raise ShardError(
+                f"the process group of {self.size} ranks over which this model is sharded has been "
+                "destroyed: call torchloom.shard.unshard(model) before "
+                "torch.distributed.destroy_process_group(), or keep the group"
+            )
+        return group
+
+    def refers_to(self, group: dist.ProcessGroup | None) -> bool:
+        """Say whether this is `group`."""
+        return group is not None and self._group() is group
 
 
 @dataclass(frozen=True)

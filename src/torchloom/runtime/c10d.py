@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from torchloom.runtime.base import Pending
+from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.packing import pack, unpack
 
 
@@ -23,14 +23,14 @@ from torchloom.runtime.packing import pack, unpack
 class C10dCollectives:
     """The group's own all-gather, reduce-scatter and all-reduce."""
 
-    group: dist.ProcessGroup
+    group: GroupRef
     overlaps_compute: bool = True
 
     def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> Pending:
         """Begin an all-gather; see `Collectives.all_gather`."""
         with _quiet():
             works = [
-                dist.all_gather_into_tensor(full, shard, group=self.group, async_op=True)
+                dist.all_gather_into_tensor(full, shard, group=self.group(), async_op=True)
                 for shard, full in zip(shards, fulls, strict=True)
                 if shard.numel()
             ]
@@ -46,7 +46,7 @@ class C10dCollectives:
         self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float
     ) -> Pending:
         """Begin a reduce-scatter; see `Collectives.reduce_scatter`."""
-        size = self.group.size()
+        size = self.group.size
         total = sum(shard.numel() for shard in shards)
         bucket = fulls[0].new_zeros(size, total)
         offset = 0
@@ -56,7 +56,7 @@ class C10dCollectives:
         flat = bucket.new_empty(total)
         with _quiet():
             work = dist.reduce_scatter_tensor(
-                flat, bucket.view(-1), group=self.group, async_op=True
+                flat, bucket.view(-1), group=self.group(), async_op=True
             )
         keep = [bucket]
 
@@ -70,7 +70,7 @@ class C10dCollectives:
     def all_reduce(self, tensors: Sequence[Tensor], scale: float) -> Pending:
         """Begin an all-reduce; see `Collectives.all_reduce`."""
         flat = pack(tensors)
-        work = dist.all_reduce(flat, group=self.group, async_op=True)
+        work = dist.all_reduce(flat, group=self.group(), async_op=True)
 
         def finish() -> None:
             _wait_all([work])

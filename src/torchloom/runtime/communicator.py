@@ -6,7 +6,6 @@ group, and gradients are averaged over the *replicate* group as well (hybrid sha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.errors import ShardError
-from torchloom.runtime.base import Collectives, Pending
+from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.c10d import C10dCollectives
 from torchloom.runtime.gloo import GlooCollectives
+from torchloom.shard.pieces import piece_numel
 
 
 class CommStats(NamedTuple):
@@ -33,8 +33,8 @@ class Communicator:
     """Gathers and averages tensors over one or two process groups."""
 
     handle: str
-    shard_group: dist.ProcessGroup
-    replicate_group: dist.ProcessGroup | None
+    shard_group: GroupRef
+    replicate_group: GroupRef | None
     shard: Collectives
     replicate: Collectives | None
     _num_collectives: int = 0
@@ -44,22 +44,37 @@ class Communicator:
     @property
     def world_size(self) -> int:
         """Number of ranks that share one copy of the weights."""
-        return self.shard_group.size()
+        return self.shard_group.size
 
     @property
     def rank(self) -> int:
         """This process's place among the ranks that share one copy of the weights."""
-        return self.shard_group.rank()
+        return self.shard_group.rank
 
     @property
     def num_replicas(self) -> int:
         """Number of copies of the weights."""
-        return 1 if self.replicate_group is None else self.replicate_group.size()
+        return 1 if self.replicate_group is None else self.replicate_group.size
+
+    @property
+    def _mean(self) -> float:
+        """What a sum over all ranks is multiplied by."""
+        return 1.0 / (self.world_size * self.num_replicas)
 
     @property
     def overlaps_compute(self) -> bool:
         """Whether transfers run beside compute, instead of taking the same cores."""
         return self.shard.overlaps_compute
+
+    def is_over(
+        self, shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None
+    ) -> bool:
+        """Say whether this communicator spans these groups."""
+        if not self.shard_group.refers_to(shard_group):
+            return False
+        if self.replicate_group is None:
+            return replicate_group is None
+        return self.replicate_group.refers_to(replicate_group)
 
     def stats(self) -> CommStats:
         """Return the running totals of this rank."""
@@ -90,8 +105,7 @@ class Communicator:
             source.new_empty(numel, dtype=dtype)
             for source, numel in zip(sources, shard_numels, strict=True)
         ]
-        scale = 1.0 / (self.world_size * self.num_replicas)
-        pending = self.shard.reduce_scatter(sources, shards, scale)
+        pending = self.shard.reduce_scatter(sources, shards, self._mean)
         self._begin(shards, sources, self._then_replicate(pending, shards))
         return shards
 
@@ -113,8 +127,7 @@ class Communicator:
         results = (
             wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
         )
-        scale = 1.0 / (self.world_size * self.num_replicas)
-        pending = self._then_replicate(self.shard.all_reduce(wires, scale), wires)
+        pending = self._then_replicate(self.shard.all_reduce(wires, self._mean), wires)
         if results is not wires:
             pending = _then_copy(pending, wires, results)
         self._begin(results, wires, pending)
@@ -125,12 +138,13 @@ class Communicator:
     ) -> list[Tensor]:
         sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
         results = [source.to(dtype, copy=True) for source in sources]
-        numels = [padded_shard_numel(source.numel(), self.world_size) for source in sources]
+        numels = [piece_numel(source.numel(), self.world_size) for source in sources]
         shards = [
             source.new_empty(n, dtype=dtype) for source, n in zip(sources, numels, strict=True)
         ]
-        scale = 1.0 / (self.world_size * self.num_replicas)
-        reduced = self._then_replicate(self.shard.reduce_scatter(sources, shards, scale), shards)
+        reduced = self._then_replicate(
+            self.shard.reduce_scatter(sources, shards, self._mean), shards
+        )
 
         def finish() -> None:
             reduced.finish()
@@ -162,11 +176,11 @@ class Communicator:
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by those of the first rank of all groups, in place."""
         for group in (self.shard_group, self.replicate_group):
-            if group is None or group.size() == 1:
+            if group is None or group.size == 1:
                 continue
             for tensor in tensors:
                 if tensor.numel():
-                    dist.broadcast(tensor, group=group, group_src=0)
+                    dist.broadcast(tensor, group=group(), group_src=0)
 
     def _begin(self, results: list[Tensor], payload: Sequence[Tensor], pending: Pending) -> None:
         self._count(payload)
@@ -220,19 +234,21 @@ def get_communicator(
         shard_group: ranks that share one copy of the weights.
         replicate_group: ranks that hold the same shard of different copies, or None.
     """
-    for known in _COMMUNICATORS.values():
-        if known.shard_group is shard_group and known.replicate_group is replicate_group:
-            return known
     if replicate_group is not None and replicate_group.size() == 1:
         replicate_group = None
+    for known in _COMMUNICATORS.values():
+        if known.is_over(shard_group, replicate_group):
+            return known
     num_replicas = 1 if replicate_group is None else replicate_group.size()
     handle = f"{shard_group.size()}x{num_replicas}#{len(_COMMUNICATORS)}"
+    shard = GroupRef(shard_group)
+    replicate = None if replicate_group is None else GroupRef(replicate_group)
     _COMMUNICATORS[handle] = communicator = Communicator(
         handle,
-        shard_group,
-        replicate_group,
-        _implementation(shard_group),
-        None if replicate_group is None else _implementation(replicate_group),
+        shard,
+        replicate,
+        _implementation(shard),
+        None if replicate is None else _implementation(replicate),
     )
     return communicator
 
@@ -252,16 +268,6 @@ def lookup(handle: str) -> Communicator:
         ) from None
 
 
-def forget_all() -> None:
-    """Drop every communicator; call when the process groups are destroyed."""
-    _COMMUNICATORS.clear()
-
-
-def padded_shard_numel(numel: int, world_size: int) -> int:
-    """Number of elements of one rank's shard, with padding: all ranks' shards are equal."""
-    return math.ceil(numel / world_size)
-
-
-def _implementation(group: dist.ProcessGroup) -> Collectives:
-    backend = dist.get_backend(group)
+def _implementation(group: GroupRef) -> Collectives:
+    backend = dist.get_backend(group())
     return GlooCollectives(group) if "gloo" in str(backend) else C10dCollectives(group)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchloom.runtime.base import Pending
+from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.packing import pack, split_by_size, unpack
 
 _TAG = 1 << 20
@@ -32,23 +32,22 @@ _TAG = 1 << 20
 class GlooCollectives:
     """Gathers and reductions as direct messages between all pairs of ranks."""
 
-    group: dist.ProcessGroup
+    group: GroupRef
     overlaps_compute: bool = False
 
     def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> Pending:
         """Begin an all-gather; see `Collectives.all_gather`."""
         split = split_by_size(shards)
-        size, rank = self.group.size(), self.group.rank()
+        size, rank = self.group.size, self.group.rank
         sources = [shards[i] for i in split.direct]
         places = [fulls[i].view(size, -1) for i in split.direct]
-        copies_out: list[tuple[Tensor, list[Tensor]]] = []
+        packed: list[Tensor] = []
         if split.packed:
             mine = pack([shards[i] for i in split.packed])
             rows = mine.new_empty(size, mine.numel())
             sources.append(mine)
             places.append(rows)
-            views = [fulls[i].view(size, -1)[r] for r in range(size) for i in split.packed]
-            copies_out.append((rows.view(-1), views))
+            packed = [fulls[i].view(size, -1)[r] for r in range(size) for i in split.packed]
         for source, place in zip(sources, places, strict=True):
             if place[rank].data_ptr() != source.data_ptr():  # a shard may lie in its place already
                 place[rank].copy_(source)
@@ -59,9 +58,10 @@ class GlooCollectives:
 
         def finish() -> None:
             _wait_all(works)
-            for flat, views in copies_out:
-                unpack(flat, views)
+            if packed:
+                unpack(places[-1].view(-1), packed)
             sources.clear()
+            places.clear()
 
         return Pending(finish)
 
@@ -70,7 +70,7 @@ class GlooCollectives:
     ) -> Pending:
         """Begin a reduce-scatter; see `Collectives.reduce_scatter`."""
         split = split_by_size(shards)
-        size, rank = self.group.size(), self.group.rank()
+        size, rank = self.group.size, self.group.rank
         # One entry per message and peer: the rows that go out, and where their sum ends up.
         rows = [
             [_row(fulls[i], peer, shards[i].numel()) for peer in range(size)] for i in split.direct
@@ -85,19 +85,20 @@ class GlooCollectives:
                 ]
             )
             targets.append(small[0].new_empty(rows[-1][0].numel()))
+        # This rank's own row takes its place among those that arrive.
         inboxes = [
-            [None if peer == rank else torch.empty_like(row[rank]) for peer in range(size)]
+            [row[rank] if peer == rank else torch.empty_like(row[rank]) for peer in range(size)]
             for row in rows
         ]
         works = self._swap(
             send=lambda peer: [row[peer] for row in rows],
-            receive=lambda peer: [_present(inbox[peer]) for inbox in inboxes],
+            receive=lambda peer: [inbox[peer] for inbox in inboxes],
         )
 
         def finish() -> None:
             _wait_all(works)
-            for row, inbox, target in zip(rows, inboxes, targets, strict=True):
-                _sum_into(target, row[rank], inbox, scale)
+            for inbox, target in zip(inboxes, targets, strict=True):
+                _sum_into(target, inbox, scale)
             if split.packed:
                 unpack(targets[-1], small)
             rows.clear()
@@ -115,7 +116,7 @@ class GlooCollectives:
         works = [
             work
             for flat in flats
-            if (work := dist.all_reduce(flat, group=self.group, async_op=True)) is not None
+            if (work := dist.all_reduce(flat, group=self.group(), async_op=True)) is not None
         ]
 
         def finish() -> None:
@@ -133,17 +134,17 @@ class GlooCollectives:
         receive: Callable[[int], Sequence[Tensor]],
     ) -> list[dist.Work]:
         """Exchange lists of tensors with every peer. Empty tensors are skipped by both ends."""
-        size, rank = self.group.size(), self.group.rank()
-        works: list[dist.Work] = []
+        size, rank = self.group.size, self.group.rank
+        group, works = self.group(), list[dist.Work]()
         for distance in range(1, size):
             source = (rank - distance) % size
             inbox = [tensor for tensor in receive(source) if tensor.numel()]
-            works += [self.group.recv([tensor], source, _TAG) for tensor in inbox]
+            works += [group.recv([tensor], source, _TAG) for tensor in inbox]
         # Peers in the order of their distance: no rank is everybody's first partner.
         for distance in range(1, size):
             target = (rank + distance) % size
             outbox = [tensor for tensor in send(target) if tensor.numel()]
-            works += [self.group.send([tensor], target, _TAG) for tensor in outbox]
+            works += [group.send([tensor], target, _TAG) for tensor in outbox]
         return works
 
 
@@ -164,17 +165,11 @@ def _padded_row(full: Tensor, rank: int, numel: int) -> Tensor:
     return torch.nn.functional.pad(row, (0, missing)) if missing else row
 
 
-def _present(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
-
-
-def _sum_into(out: Tensor, own: Tensor, inbox: Sequence[Tensor | None], scale: float) -> None:
+def _sum_into(out: Tensor, parts: Sequence[Tensor], scale: float) -> None:
     """Write the scaled sum over ranks 0, 1, ... into `out`; padding becomes zero."""
-    parts = [own if part is None else part for part in inbox]
-    valid = out[: own.numel()]
+    valid = out[: parts[0].numel()]
     if len(parts) == 1:
-        valid.copy_(own)
+        valid.copy_(parts[0])
     else:
         torch.add(parts[0].to(out.dtype), parts[1].to(out.dtype), out=valid)
     for part in parts[2:]:

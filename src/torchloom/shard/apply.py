@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.shard import meta
@@ -18,7 +17,7 @@ from torchloom.shard.classes import sharded_class
 from torchloom.shard.layout import Layout, Mode, ParamSpec
 from torchloom.shard.pieces import cut, join, pad_storage
 from torchloom.shard.regather import attach
-from torchloom.shard.state import ORIGINAL
+from torchloom.shard.state import ORIGINAL, gather_whole
 
 logger = get_logger(__name__)
 
@@ -104,8 +103,9 @@ def shard_module(
             "torchloom.shard.unshard(model) before sharding it again"
         )
     keep = _Keeper(layout, broadcast)
+    kept: set[str] = set()
     if meta.has_meta(model):
-        meta.materialize(
+        kept = meta.materialize(
             model, keep.whole, layout=layout, init=init, device=device or torch.device("cpu")
         )
     modules = dict(model.named_modules())
@@ -113,7 +113,7 @@ def shard_module(
         first, *others = spec.owners
         param = modules[first.module]._parameters[first.attr]
         assert param is not None, spec.name
-        if param.numel() == spec.numel and tuple(param.shape) == spec.shape:
+        if spec.name not in kept:
             keep.whole(param, spec)
         for owner in others:
             modules[owner.module]._parameters[owner.attr] = param
@@ -137,15 +137,7 @@ def unshard(model: nn.Module) -> nn.Module:
     for spec in layout.sharded:
         param = modules[spec.owners[0].module]._parameters[spec.owners[0].attr]
         assert param is not None, spec.name
-        with torch.no_grad():
-            whole = ops.gather(
-                param.detach(),
-                list(spec.shape),
-                spec.dtype,
-                spec.wire_dtype,
-                layout.handle,
-                spec.name,
-            )
+        whole = gather_whole(param, spec, layout.handle)
         param.grad = None
         param.data = whole
     _restore_classes(modules)

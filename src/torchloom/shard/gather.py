@@ -9,12 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.shard.apply import layout_of, root_of
 from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.pieces import cut
-from torchloom.shard.state import ORIGINAL
+from torchloom.shard.state import ORIGINAL, gather_whole
 
 
 @contextmanager
@@ -56,15 +55,7 @@ def gathered(
         param = _param(modules, spec)
         pieces[spec.name] = param.data
         if spec.mode == "sharded":
-            with torch.no_grad():
-                param.data = ops.gather(
-                    param.detach(),
-                    list(spec.shape),
-                    spec.dtype,
-                    spec.wire_dtype,
-                    layout.handle,
-                    spec.name,
-                )
+            param.data = gather_whole(param, spec, layout.handle)
         else:
             param.data = param.data.clone()  # or changes would stay without a modifier_rank
     for owner in {owner.module for spec in chosen for owner in spec.owners}:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from torchloom.errors import ShardError
+from torchloom.shard.pieces import piece_numel
 
 Mode = Literal["sharded", "synced", "whole"]
 """sharded: a piece per rank, gathered at use. synced: whole, its gradient averaged at use.
@@ -155,7 +156,7 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
         _check_plain(name, param)
         is_large = not is_small(param, persistence_threshold)
         is_sharded = stage >= 2 and world_size > 1 and is_large
-        shard_numel = math.ceil(param.numel() / world_size) if is_sharded else 0
+        shard_numel = piece_numel(param.numel(), world_size) if is_sharded else 0
         if is_sharded and shard_numel * (world_size - 1) >= param.numel():
             raise ShardError(
                 f"parameter {name!r} has {param.numel()} elements: divided among {world_size} "

@@ -41,11 +41,14 @@ def materialize(
     layout: Layout,
     init: Callable[[nn.Module], object] | None,
     device: torch.device,
-) -> None:
+) -> set[str]:
     """Give every parameter on meta real data, one module at a time, and keep a part of it.
 
     A module's own parameters and buffers are made whole, `init(module)` fills them (default: the
     module's `reset_parameters`), and `keep` cuts them before the next module is touched.
+
+    Returns:
+        Names of the parameters that were kept.
 
     Raises:
         ShardError: a module has data on meta and neither `init` nor `reset_parameters`.
@@ -81,3 +84,4 @@ def materialize(
             else:
                 keep(fresh, spec)
                 done[spec.name] = fresh
+    return set(done)

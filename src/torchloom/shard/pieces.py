@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 
+def piece_numel(numel: int, world_size: int) -> int:
+    """Return the number of elements of one rank's piece, padding included: equal on all ranks."""
+    return -(-numel // world_size)
+
+
 def cut(whole: Tensor, rank: int, shard_numel: int) -> Tensor:
     """Return rank's flat piece of `whole`: `shard_numel` elements, zero-padded at the end.
 
@@ -36,13 +41,13 @@ def join(flat: Tensor, shape: Sequence[int]) -> Tensor:
 
 def pad_storage(whole: Tensor, world_size: int) -> Tensor:
     """Return a flat copy of `whole`, zero-padded to a multiple of `world_size` elements."""
-    shard_numel = -(-whole.numel() // world_size)
-    flat = torch.zeros(shard_numel * world_size, dtype=whole.dtype, device=whole.device)
+    padded = piece_numel(whole.numel(), world_size) * world_size
+    flat = torch.zeros(padded, dtype=whole.dtype, device=whole.device)
     flat[: whole.numel()].copy_(whole.reshape(-1))
     return flat
 
 
 def padded_flat(whole: Tensor, world_size: int) -> Tensor:
     """View the flat padded storage that `pad_storage` made for a weight."""
-    shard_numel = -(-whole.numel() // world_size)
-    return whole.detach().as_strided((shard_numel * world_size,), (1,), 0)
+    padded = piece_numel(whole.numel(), world_size) * world_size
+    return whole.detach().as_strided((padded,), (1,), 0)

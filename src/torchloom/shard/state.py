@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchloom import ops
-from torchloom.shard.layout import Layout
+from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.pieces import cut
 
 ORIGINAL = "_loom_original_class"
@@ -56,7 +56,7 @@ def full_state_dict(
     for key, value in entries.items():
         if key in specs:
             owner, name = specs[key]
-            value = _gather_piece(value, owner, name)
+            value = gather_whole(value, owner[name], owner.handle)
         if keep:
             found[key] = value.cpu() if cpu and isinstance(value, Tensor) else value
     return found
@@ -77,8 +77,8 @@ def save_to_state_dict(
         return
     for attr, name in self._loom_names.items():
         if self._loom_layout[name].mode == "sharded":
-            destination[prefix + attr] = _gather_piece(
-                self._parameters[attr], self._loom_layout, name
+            destination[prefix + attr] = gather_whole(
+                self._parameters[attr], self._loom_layout[name], self._loom_layout.handle
             )
 
 
@@ -102,11 +102,11 @@ def load_from_state_dict(
     original._load_from_state_dict(self, cut_dict, prefix, local_metadata, *args)
 
 
-def _gather_piece(piece: Tensor, layout: Layout, name: str) -> Tensor:
-    spec = layout[name]
+def gather_whole(piece: Tensor, spec: ParamSpec, handle: str) -> Tensor:
+    """Return the whole weight of which all ranks hold a piece, in the dtype it is kept in."""
     with torch.no_grad():
         return ops.gather(
-            piece.detach(), list(spec.shape), spec.dtype, spec.wire_dtype, layout.handle, name
+            piece.detach(), list(spec.shape), spec.dtype, spec.wire_dtype, handle, spec.name
         )
 
 
