@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.compile_times:
         report.first_steps, _ = measure_first_steps(
             _compile_arms(arms),
-            batch=options.batch[0],
+            batch=min(options.batch),  # short steps: what is not compiling weighs least
             world_size=options.ranks,
             repeats=options.compile_repeats,
             log_dir=log_dir / "compile",

@@ -9,11 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchloom import config, shard
+    from torchloom import backends, compiler, config, shard
     from torchloom.engine import Engine, clip_grad_norm_, initialize, shard_model
     from torchloom.engine import compile_model as compile
     from torchloom.errors import TorchloomError
     from torchloom.graph import GraphPass, PassContext
+    from torchloom.inspect import entries, expect, explain, explain_call, jit, overhead, watch
+    from torchloom.inspect import jit as just_in_time_compile
+    from torchloom.records.diff import diff
 
 __version__ = "0.1.0.dev0"
 
@@ -22,9 +25,21 @@ _EXPORTS = {
     "GraphPass": ("torchloom.graph", "GraphPass"),
     "PassContext": ("torchloom.graph", "PassContext"),
     "TorchloomError": ("torchloom.errors", "TorchloomError"),
+    "backends": ("torchloom.backends", None),
     "clip_grad_norm_": ("torchloom.engine", "clip_grad_norm_"),
     "compile": ("torchloom.engine", "compile_model"),
+    "compiler": ("torchloom.compiler", None),
     "config": ("torchloom.config", None),
+    "diff": ("torchloom.records.diff", "diff"),
+    "entries": ("torchloom.inspect", "entries"),
+    "expect": ("torchloom.inspect", "expect"),
+    "explain": ("torchloom.inspect", "explain"),
+    "explain_call": ("torchloom.inspect", "explain_call"),
+    "inspect": ("torchloom.inspect", None),
+    "jit": ("torchloom.inspect", "jit"),
+    "just_in_time_compile": ("torchloom.inspect", "jit"),
+    "overhead": ("torchloom.inspect", "overhead"),
+    "watch": ("torchloom.inspect", "watch"),
     "initialize": ("torchloom.engine", "initialize"),
     "shard": ("torchloom.shard", None),
     "shard_model": ("torchloom.engine", "shard_model"),
@@ -35,12 +50,24 @@ __all__ = [
     "GraphPass",
     "PassContext",
     "TorchloomError",
+    "backends",
     "clip_grad_norm_",
     "compile",
+    "compiler",
     "config",
+    "diff",
+    "entries",
+    "expect",
+    "explain",
+    "explain_call",
     "initialize",
+    "inspect",
+    "jit",
+    "just_in_time_compile",
+    "overhead",
     "shard",
     "shard_model",
+    "watch",
 ]
 
 

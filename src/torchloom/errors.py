@@ -6,6 +6,14 @@
   + CaptureError         the model did not become a graph that can be woven
   + PassError            a pass left a graph wrong; names pass and node
     - PassOrderError     a pass runs before what it needs
+  + BackendError         a compiler backend cannot be registered, found or used
+    - BackendConflictError  two backends claim one name
+    - BackendLoadError   an entry point names a backend that cannot be imported
+    - BackendMismatchError  a backend computes something else than eager
+  + CompileError         a module cannot be compiled as asked, or is compiled already
+  + RecordError          a file is not a record, or one that this version cannot read
+  + InspectError         nothing can be said about this function
+  + ExpectationError     more was compiled than a test allows
   + EngineError          the engine was called in an order that has no meaning
   + AgreementError       the ranks are about to run different programs
   + CheckpointError      a checkpoint does not fit the model, or is damaged
@@ -40,6 +48,38 @@ class PassError(TorchloomError, RuntimeError):
 
 class PassOrderError(PassError, ValueError):
     """A list of passes runs a pass before what it needs, or names an unknown pass."""
+
+
+class BackendError(TorchloomError, RuntimeError):
+    """A compiler backend cannot be registered, found or used."""
+
+
+class BackendConflictError(BackendError, ValueError):
+    """Two backends claim one name."""
+
+
+class BackendLoadError(BackendError, ImportError):
+    """An entry point names a backend that cannot be imported."""
+
+
+class BackendMismatchError(BackendError, AssertionError):
+    """A backend computes something else than eager."""
+
+
+class CompileError(TorchloomError, RuntimeError):
+    """A module cannot be compiled as asked, or is compiled already."""
+
+
+class RecordError(TorchloomError, ValueError):
+    """A file is not a record, or one that this version cannot read."""
+
+
+class InspectError(TorchloomError, RuntimeError):
+    """Nothing can be said about a function, e.g. because nothing compiled it."""
+
+
+class ExpectationError(TorchloomError, AssertionError):
+    """More was compiled, broken or recompiled than a test allows."""
 
 
 class EngineError(TorchloomError, RuntimeError):

@@ -35,6 +35,11 @@ class PassRan(Event):
     graph: str
     num_edits: int
     duration_s: float
+    compile_id: str | None = None
+    """Dynamo's id of the compile that the pass was a part of."""
+    before: str | None = None
+    """Text of the graph before a pass that edited it."""
+    after: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,14 @@ class CompileFinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BackendChosen(Event):
+    """A fallback settled on a backend; `failed` pairs the ones before it with their reasons."""
+
+    backend: str
+    failed: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepSkipped(Event):
     """An optimizer step was left out because gradients were not finite."""
 
@@ -71,6 +84,11 @@ class StepSkipped(Event):
 
 
 _listeners: ContextVar[tuple[Callable[[Event], None], ...]] = ContextVar("listeners", default=())
+
+
+def is_heard() -> bool:
+    """Say whether a recorder is open: events that cost something to make need not be made else."""
+    return bool(_listeners.get())
 
 
 def emit(event: Event) -> None:

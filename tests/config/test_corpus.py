@@ -141,7 +141,8 @@ def test_schedule_of_step_0_becomes_the_list_of_passes():
 def test_stage_marks_mean_the_preset_of_the_stage():
     options = good("deepcompile_full").compile
 
-    assert options.enabled
+    assert options.deepcompile
+    assert not options.enabled
     assert options.passes is None
     assert options.strict
     assert options.dump_graphs == "graphs"

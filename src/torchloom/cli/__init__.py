@@ -6,6 +6,7 @@ The others are known by name and one line of help, so that `torchloom --help` an
 from __future__ import annotations
 
 import sys
+import time
 from importlib import import_module
 
 import typer
@@ -13,8 +14,12 @@ import typer
 from torchloom import envs
 from torchloom.errors import TorchloomError
 
+_LAST_WORDS_S = 3.0
+
 _COMMANDS = {
     "train": ("torchloom.cli.train.command", "Train a decoder on text, on this host or many."),
+    "backends": ("torchloom.cli.backends", "Show the backends that torch.compile knows here."),
+    "doctor": ("torchloom.cli.doctor", "Show what works on this machine, and cures."),
     "check": ("torchloom.cli.check", "Show what a configuration means, and all that is wrong."),
 }
 
@@ -27,6 +32,9 @@ def main() -> None:
     except TorchloomError as err:
         rank = f"[rank {envs.launch().rank}] " if envs.is_launched() else ""
         print(f"{rank}{type(err).__name__}: {err}", file=sys.stderr, flush=True)
+        if envs.is_launched() and envs.launch().world_size > 1:
+            # Launchers kill all ranks when the first one ends: let the others say theirs before.
+            time.sleep(_LAST_WORDS_S)
         sys.exit(1)
 
 

@@ -46,7 +46,8 @@ _REFUSED = {
 def resolve_compile(section: CompileSection, stage: int, findings: Findings) -> CompileOptions:
     """Return what `engine.compile()` is to do."""
     return CompileOptions(
-        enabled=section.deepcompile,
+        enabled=section.enabled,
+        deepcompile=section.deepcompile,
         backend=section.backend,
         kwargs=_kwargs(section.kwargs, findings),
         passes=_passes(section, stage, findings),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Literal
 
@@ -110,9 +110,11 @@ class CompileOptions:
     """What `engine.compile()` does with the captured graphs."""
 
     enabled: bool = False
-    """Whether sharding and communication are woven into the graphs (compile.deepcompile)."""
-    backend: str = "inductor"
-    """Compiler of the woven graphs."""
+    """Whether `torchloom.initialize` calls `engine.compile()` itself."""
+    deepcompile: bool = False
+    """The wish to weave sharding and communication into the graphs."""
+    backend: str | Callable[..., object] = "inductor"
+    """Compiler of the graphs: a registered name or a path "package.module.function"."""
     kwargs: Mapping[str, object] = field(default_factory=FrozenMap)
     """More keyword arguments for torch.compile."""
     passes: tuple[str, ...] | None = None

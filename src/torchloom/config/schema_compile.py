@@ -26,6 +26,7 @@ class CompileSection(Section):
     deepcompile: Flag = used(
         False, "the wish to weave; `engine.compile()` weaves in any case, without it nothing does"
     )
+    enabled: Flag = used(False, "`torchloom.initialize` calls `engine.compile()` itself")
     backend: Name = used("inductor", "compiler of the graphs")
     kwargs: Items = free_form("more keyword arguments for torch.compile")
     passes: MaybeNames = used(
@@ -44,9 +45,6 @@ class CompileSection(Section):
     )
     double_buffer: MaybeFlag = no_effect(
         True, "alternate between two buffers", "prefetch bounds what is in flight, in bytes"
-    )
-    enabled: MaybeFlag = no_effect(
-        False, "old switch of torch.compile", "call engine.compile(); to weave, set deepcompile"
     )
     offload_activation: AnyValue = refused(
         "activations on the host",

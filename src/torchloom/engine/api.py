@@ -111,6 +111,8 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     schedule = make_lr_scheduler(settings, lr_scheduler, made)
     engine = Engine(model, settings, world, local, made, schedule, agreement)
     engine.training_dataloader = make_loader(training_data, settings, world, collate_fn)
+    if settings.compile.enabled:
+        engine.compile()
     return engine, made, engine.training_dataloader, schedule
 
 

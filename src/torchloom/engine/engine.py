@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom import _torch
+from torchloom.compiler.support import check_supported
 from torchloom.config import Config
 from torchloom.engine import checkpoint, export
 from torchloom.engine.agreement import Agreement
@@ -185,20 +186,28 @@ class Engine:
         """Compile the model in place, with sharding and communication woven into its graphs.
 
         Args:
-            backend: "inductor" (default), "aot_eager", "eager", any registered torch.compile
-                backend, or a callable `(gm, example_inputs) -> callable`.
+            backend: "inductor" (default), "aot_eager", "eager", any registered backend, a path
+                "package.module.function", or a callable `(gm, example_inputs) -> callable`.
             compile_kwargs: more arguments for `torch.compile`, e.g. `{"dynamic": True}`.
             passes: names or passes to run instead of the stage's preset.
             schedule: `[(0, passes)]`, another way to say `passes`.
 
         Raises:
+            CompileError: torch.compile does not work here.
+            ConfigError: the backend cannot be found.
             EngineError: the engine is compiled already.
             PassOrderError: the passes are unknown, contradict each other, or lack what they need.
             AgreementError: the ranks were given different passes or options.
         """
+        check_supported()
         if self._session is not None:
+            if self.config.compile.enabled and not (
+                backend or compile_kwargs or passes or schedule
+            ):
+                return  # initialize() has done it, as the config asked
             raise EngineError(
                 "this engine is compiled already: call engine.compile() once, with all options"
+                + (", or drop compile.enabled" if self.config.compile.enabled else "")
             )
         if self.gradient_accumulation_steps() == 1:
             sync_in_backward(self.module, True)

@@ -10,12 +10,17 @@ import torch.distributed as dist
 from torch import nn
 
 from torchloom import _torch
+from torchloom.backends.graphs import name_of
+from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, thawed_map
 from torchloom.errors import ConfigError
 from torchloom.graph import GraphPass, PassContext
+from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, resolve_passes
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, detach_hooks
+
+logger = get_logger(__name__)
 
 _DUMP_DIR = "runs/graphs"
 
@@ -39,6 +44,12 @@ def build_session(
     kwargs = {**thawed_map(options.kwargs), **(compile_kwargs or {})}
     if "backend" in kwargs:
         named = kwargs.pop("backend")
+        if backend is not None:
+            logger.warning(
+                "compile_kwargs names backend %r, the argument %r: the argument is used",
+                name_of(named),
+                name_of(backend),
+            )
         backend = backend or named
     inductor_options = thawed_map(kwargs.pop("options", None) or {})
     asked = _from_schedule(passes, schedule)
@@ -49,7 +60,7 @@ def build_session(
             options.disable_passes,
         ),
         context=pass_context(config, layout),
-        backend=backend or options.backend,
+        backend=get_backend_fn(backend or options.backend),
         options=inductor_options,
         strict=options.strict,
         regather=layout.stage == 3,

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch import fx
 
 from torchloom import events
+from torchloom._torch import introspect
 from torchloom.errors import PassError
 from torchloom.graph import GraphPass, PassContext, graph_text, op_counts
 from torchloom.log import get_logger
@@ -51,15 +52,20 @@ class PassManager:
             num_edits = _run_one(each, gm, context, name, before)
             duration = time.perf_counter() - started
             into.passes.append(PassReport(each.name, name, num_edits, duration))
-            events.emit(
-                events.PassRan(
-                    name=each.name,
-                    stage=each.stage,
-                    graph=name,
-                    num_edits=num_edits,
-                    duration_s=duration,
+            if events.is_heard():
+                edited = num_edits > 0
+                events.emit(
+                    events.PassRan(
+                        name=each.name,
+                        stage=each.stage,
+                        graph=name,
+                        num_edits=num_edits,
+                        duration_s=duration,
+                        compile_id=introspect.current_compile_id(),
+                        before=before if edited else None,
+                        after=graph_text(gm.graph) if edited else None,
+                    )
                 )
-            )
             logger.log(
                 self.log_level,
                 "%s: pass %s made %d edits in %.1f ms",

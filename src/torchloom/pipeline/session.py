@@ -23,6 +23,8 @@ import torchloom.graph
 import torchloom.ops
 import torchloom.passes
 from torchloom import _torch, events
+from torchloom.backends import lookup_backend
+from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
 from torchloom.errors import PassError
@@ -71,13 +73,13 @@ class CompileSession:
     ) -> Callable[..., Any]:
         """Compile one captured graph: the signature of a torch.compile backend."""
         name = f"graph{len(self.report.graphs)}"
-        report = GraphReport(name, len(gm.graph.nodes), _name_of(self.backend), _digest(gm))
+        report = GraphReport(name, len(gm.graph.nodes), name_of(self.backend), _digest(gm))
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         if self.agree is not None:
             self.agree(f"the captured {name}", report.digest)
         started = time.perf_counter()
-        unwoven = fx.GraphModule(gm, _copy_graph(gm.graph))  # compilers may rewrite the original
+        unwoven = copy_graph_module(gm)  # compilers may rewrite the original
         try:
             compiled = self._compile(gm, example_inputs, report)
         except Exception as error:
@@ -110,7 +112,7 @@ class CompileSession:
             return compile_with_aot(gm, example_inputs, hooks)
         lower = self.backend
         if isinstance(lower, str):
-            lower = _torch.lookup_backend(lower)
+            lower = lookup_backend(lower)
         return compile_with_aot(gm, example_inputs, hooks, lower)
 
     @cached_property
@@ -167,12 +169,6 @@ def _is_built_in(each: GraphPass) -> bool:
     return torchloom.passes.PASSES.get(each.name) is each
 
 
-def _copy_graph(graph: fx.Graph) -> fx.Graph:
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    return copy
-
-
 def _digest(gm: fx.GraphModule) -> str:
     """Return a short hash of a captured graph that is equal on ranks that run the same program."""
     return hashlib.blake2b(graph_text(gm.graph).encode(), digest_size=8).hexdigest()
@@ -185,10 +181,6 @@ def _pass_error(error: BaseException | None) -> PassError | None:
             return error
         error = error.__cause__ or error.__context__
     return None
-
-
-def _name_of(backend: str | Callable[..., Any]) -> str:
-    return backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
 
 
 def _sources() -> tuple[str, ...]:

@@ -7,8 +7,12 @@ them costs seconds that eager users should not pay.
 
 from __future__ import annotations
 
+import functools
 import logging
+import types
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,11 +95,50 @@ def compile_counters() -> Mapping[str, Mapping[str, int]]:
     return counters
 
 
-def lookup_backend(name: str) -> Callable[..., Any]:
-    """Return the function of a registered torch.compile backend (2.11-2.13)."""
-    from torch._dynamo import lookup_backend as lookup
+def registered_backends() -> Mapping[str, Callable[..., Any]]:
+    """Return the loaded backends of torch's registry, built-ins included, by name (2.11-2.13).
 
-    return lookup(name)
+    The first call runs torch's lazy import of its backends.
+    """
+    from torch._dynamo.backends import registry
+
+    registry._lazy_import()
+    return registry._COMPILER_FNS
+
+
+def register_backend(fn: Callable[..., Any], *, name: str, tags: tuple[str, ...]) -> None:
+    """Add a plain function to torch's registry (2.11-2.13)."""
+    from torch._dynamo.backends import registry
+
+    # torch asks `fn not in _BACKENDS`, a dict of names; main has since dropped that test.
+    registry._COMPILER_FNS.pop(name, None)
+    registry.register_backend(fn, name=name, tags=tags)  # type: ignore[arg-type]
+
+
+def forget_backend(name: str, entry_point: EntryPoint | None) -> None:
+    """Take a name out of torch's registry, or give it back to an entry point (2.11-2.13)."""
+    from torch._dynamo.backends import registry
+
+    registry._COMPILER_FNS.pop(name, None)
+    registry._BACKENDS.pop(name, None)
+    if entry_point is not None:
+        registry._BACKENDS[name] = entry_point
+
+
+def unknown_backend_error(base: type[Exception]) -> type[Exception]:
+    """Return a class that is torch's `InvalidBackend` as well as `base` (2.11-2.13)."""
+    return _unknown_backend_error(base)
+
+
+@functools.cache
+def _unknown_backend_error(base: type[Exception]) -> type[Exception]:
+    from torch._dynamo.exc import InvalidBackend
+
+    def init(self: Exception, message: str) -> None:  # torch's own takes a name
+        Exception.__init__(self, message)
+
+    body = {"__init__": init, "__module__": base.__module__, "__doc__": "No such backend."}
+    return type("UnknownBackendError", (base, InvalidBackend), body)
 
 
 def default_store() -> Any:
@@ -111,13 +154,43 @@ def compile_in_place(module: torch.nn.Module, backend: Any, **kwargs: Any) -> No
     `Module.compile` hands `_call_impl` to Dynamo, which skips frames of torch.nn: a root such as
     nn.Sequential would then not be captured at all. One frame of our own is always captured.
     """
+    module._compiled_call_impl = compiled_call(module, backend, **kwargs)
+
+
+def compiled_call(module: torch.nn.Module, backend: Any, **kwargs: Any) -> Callable[..., Any]:
+    """Return what calls `module` compiled, hooks included; see `compile_in_place` (2.11-2.13)."""
     _ignore_logging()
+    # A class may define a __call__ of its own; nn.Module's only chooses what to run.
     call = module._call_impl
+    if type(module).__call__ is not torch.nn.Module.__call__:
+        call = functools.partial(type(module).__call__, module)
 
     def enter(*args: Any, **kwds: Any) -> Any:
         return call(*args, **kwds)
 
-    module._compiled_call_impl = torch.compile(enter, backend=backend, **kwargs)
+    # Dynamo keeps compiled entries, and counts them against its limit, by code object: a copy per
+    # module keeps modules apart.
+    code = enter.__code__.replace(co_name=type(module).__name__)
+    own = types.FunctionType(code, globals(), code.co_name, None, enter.__closure__)
+    return torch.compile(own, backend=backend, **kwargs)
+
+
+def is_compiled_module(module: torch.nn.Module) -> bool:
+    """Say whether torch.compile or Module.compile has been applied to a module (2.11-2.13)."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+
+
+def why_no_dynamo() -> str | None:
+    """Return what keeps torch.compile from working on this Python and platform, or None."""
+    from torch._dynamo.eval_frame import check_if_dynamo_supported
+
+    try:
+        check_if_dynamo_supported()
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def _ignore_logging() -> None:
@@ -133,6 +206,21 @@ def _ignore_logging() -> None:
 def forget_compiled_call(module: torch.nn.Module) -> None:
     """Let calls of `module` run eagerly again (2.11-2.13)."""
     module._compiled_call_impl = None
+
+
+def bisect_status_file() -> str | None:
+    """Return the state file of an unfinished compiler bisection, which every compile obeys."""
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    path = Path(CompilerBisector.get_dir()) / "bisect_status.txt"
+    return str(path) if path.exists() else None
+
+
+def inductor_config() -> dict[str, Any]:
+    """Return a copy of Inductor's settings (2.11-2.13)."""
+    from torch._inductor import config
+
+    return dict(config.get_config_copy())  # type: ignore[attr-defined]
 
 
 def inductor_cache_dir() -> str:

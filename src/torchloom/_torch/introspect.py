@@ -1,0 +1,249 @@
+"""Reading Dynamo's state: entries, guards, what is being compiled. Changes nothing.
+
+Read in torch 2.13; the names were the same in 2.11 and 2.12. What a torch lacks is answered with
+"nothing known", never with an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.resources
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+import torch
+
+
+def innermost(fn: Any) -> Any:
+    """Return the function that torch.compile was given."""
+    from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
+
+    if isinstance(fn, OptimizedModule):
+        fn = fn._orig_mod
+    return innermost_fn(fn)
+
+
+def compiled_call_of(module: torch.nn.Module) -> Callable[..., Any] | None:
+    """Return what `Module.compile` or torchloom put in place of a module's call."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    if isinstance(module, OptimizedModule):
+        # A module of torch.nn is called through a function of Dynamo's own, which holds the entries.
+        inner = innermost(module.forward)
+        return inner if getattr(inner, "__name__", "") == "inner" else None
+    return getattr(module, "_compiled_call_impl", None)
+
+
+def original_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that torch.compile(module) wrapped, or the module itself."""
+    return getattr(module, "_orig_mod", module)
+
+
+def cache_entries(code: CodeType) -> list[Any]:
+    """Return Dynamo's entries for a code object, the one used last in front."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    return list(_debug_get_cache_entry_list(code))
+
+
+def backend_name(entry: Any) -> str:
+    """Return the name of what compiled an entry."""
+    backend = getattr(entry, "backend", None)
+    while backend is not None:
+        name = getattr(backend, "compiler_name", None)
+        if isinstance(name, str):
+            return name
+        inner = getattr(backend, "compiler_fn", None) or getattr(
+            backend, "_torchdynamo_orig_backend", None
+        )
+        if inner is None or inner is backend:
+            break
+        backend = inner
+    return getattr(backend, "__name__", None) or type(backend).__name__
+
+
+def recompile_limit() -> int:
+    """Return how many entries Dynamo keeps for a function."""
+    from torch._dynamo import config
+
+    return int(config.recompile_limit)
+
+
+def guard_leaves(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
+    """Yield (source, kind, code parts, fails) of each leaf check below a guard manager."""
+    root = getattr(manager, "root", None)
+    if root is None:
+        return
+    yield from _leaves(root)
+    for leaf in _call(root, "get_epilogue_lambda_guards", []):
+        yield "", type(leaf).__name__, list(leaf.verbose_code_parts()), 0
+
+
+def _leaves(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
+    source, fails = _call(manager, "get_source", ""), int(_call(manager, "fail_count", 0))
+    for leaf in _call(manager, "get_leaf_guards", []):
+        yield source, type(leaf).__name__, list(leaf.verbose_code_parts()), fails
+    for child in _call(manager, "get_child_managers", []):
+        yield from _leaves(child)
+    if hasattr(manager, "get_key_value_managers"):
+        for pair in manager.get_key_value_managers().values():
+            for each in pair:
+                if each is not None:
+                    yield from _leaves(each)
+
+
+def _call(value: Any, name: str, default: Any) -> Any:
+    method = getattr(value, name, None)
+    try:
+        return default if method is None else method()
+    except (RuntimeError, TypeError):
+        return default
+
+
+def guard_failure(entry: Any, values: Mapping[str, Any]) -> str | None:
+    """Return the first check of an entry that fails for these locals, None if all hold."""
+    from torch._dynamo import guards
+
+    checked = entry.guard_manager.check_verbose(dict(values))
+    if checked.result:
+        return None
+    try:
+        text = guards.get_guard_fail_reason_helper(
+            entry.guard_manager, dict(values), entry.compile_id, entry.backend
+        )
+    except Exception:  # noqa: BLE001  an internal whose arguments change; the parts say nearly the same
+        text = ""
+    text = text.partition(": ")[2] if text.startswith(f"{entry.compile_id}: ") else text
+    return text.strip() or (checked.verbose_code_parts or ["a guard fails"])[0]
+
+
+@contextmanager
+def bytecode_hook(hook: Callable[[CodeType, CodeType], None]) -> Iterator[None]:
+    """Call `hook(original, transformed)` for each compile inside the block."""
+    from torch._dynamo.convert_frame import register_bytecode_hook
+
+    def watch(code: CodeType, new_code: CodeType) -> CodeType | None:
+        hook(code, new_code)
+        return None  # as it is
+
+    handle = register_bytecode_hook(watch)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def current_compile_id() -> str | None:
+    """Return the id of the compile that this thread is in."""
+    from torch._guards import CompileContext
+
+    found = CompileContext.current_compile_id()
+    return None if found is None else str(found)
+
+
+def compiling_globals() -> dict[str, Any] | None:
+    """Return the globals of the function that this thread is compiling."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_compile" and "convert_frame" in frame.f_code.co_filename:
+            found = frame.f_locals.get("globals")
+            return found if isinstance(found, dict) else None
+        frame = frame.f_back
+    return None
+
+
+COMPILE_ERRORS: tuple[type[Exception], ...] = (torch._dynamo.exc.TorchDynamoException,)
+"""What a failed compile raises."""
+
+
+@contextmanager
+def errors_suppressed(note: Callable[[str], None]) -> Iterator[None]:
+    """Let frames that cannot be compiled run as they are, and tell why.
+
+    Args:
+        note: gets the reason of each frame that failed inside the block.
+    """
+    from torch._dynamo import config, utils
+
+    before = len(utils._compilation_metrics)
+    last = utils._compilation_metrics[-1] if before else None
+    with config.patch(suppress_errors=True):
+        try:
+            yield
+        finally:
+            for metrics in reversed(utils._compilation_metrics):
+                if metrics is last:
+                    break
+                if metrics.fail_reason:
+                    note(f"{(metrics.fail_type or '').rpartition('.')[2]}: {metrics.fail_reason}")
+
+
+@contextmanager
+def after_compile(hook: Callable[[], None]) -> Iterator[None]:
+    """Call `hook` when a compile that began outside of any other has ended."""
+    from torch._dynamo.callback import callback_handler
+
+    def ended(_: Any) -> None:
+        hook()
+
+    callback_handler.register_end_callback(ended)
+    try:
+        yield
+    finally:
+        # torch._dynamo.reset() clears the handler.
+        with contextlib.suppress(ValueError):
+            callback_handler.remove_end_callback(ended)
+
+
+def never_compile(code: CodeType) -> None:
+    """Let Dynamo run a code object as it is."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(code)
+
+
+def interned_files() -> dict[int, str]:
+    """Return the file names that trace records name by number."""
+    from torch._logging.structured import INTERN_TABLE
+
+    return {number: path for path, number in INTERN_TABLE.items()}
+
+
+def config_changes() -> dict[str, list[str]]:
+    """Return the settings of Dynamo, AOTAutograd and Inductor that are not at their defaults."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+
+    modules: dict[str, Any] = {"dynamo": dynamo, "functorch": functorch}
+    if "torch._inductor.config" in sys.modules:
+        modules["inductor"] = sys.modules["torch._inductor.config"]
+    found: dict[str, list[str]] = {}
+    for name, module in modules.items():
+        try:
+            lines = module.codegen_config().splitlines()
+        except (AttributeError, TypeError):
+            continue
+        kept = [line.rpartition("config.")[2] for line in lines if line.strip()]
+        if kept:
+            found[name] = kept
+    return found
+
+
+@functools.cache
+def graph_break_registry() -> dict[str, dict[str, Any]]:
+    """Return upstream's words on each sort of graph break: by its title, with its id."""
+    try:
+        text = importlib.resources.files("torch._dynamo").joinpath("graph_break_registry.json")
+        data = json.loads(text.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for number, versions in data.items():
+        for each in versions:
+            found.setdefault(str(each.get("Gb_type", "")), {"id": number, **each})
+    return found

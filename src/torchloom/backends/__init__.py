@@ -1,0 +1,45 @@
+"""The registry of compiler backends: one list with torch's own, and right where torch's is wrong.
+
+A backend is a callable `(gm, example_inputs, **options) -> callable`. What is registered here works
+in `torch.compile(backend="name")`, and what torch, other libraries or their entry points registered
+is found here. Combinators make new backends of old ones.
+
+Example:
+    >>> @register_backend
+    ... def my_backend(gm, example_inputs):
+    ...     return gm.forward
+    >>> torch.compile(fn, backend="my_backend")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from torchloom.backends.by_device import by_device
+from torchloom.backends.check import check_against_eager
+from torchloom.backends.describe import BackendInfo, describe_backends
+from torchloom.backends.fallback import fallback
+from torchloom.backends.registry import (
+    list_backends,
+    lookup_backend,
+    register_backend,
+    register_debug_backend,
+    register_experimental_backend,
+    temporary_backend,
+    unregister_backend,
+)
+from torchloom.backends.tee import tee
+
+__all__ = [
+    "BackendInfo",
+    "by_device",
+    "check_against_eager",
+    "describe_backends",
+    "fallback",
+    "list_backends",
+    "lookup_backend",
+    "register_backend",
+    "register_debug_backend",
+    "register_experimental_backend",
+    "tee",
+    "temporary_backend",
+    "unregister_backend",
+]

@@ -1,0 +1,96 @@
+"""Entry points of the group `torch_dynamo_backends`: found lazily, loaded when looked up."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+from torchloom.backends.records import CompilerFn, Origin
+from torchloom.errors import BackendLoadError
+
+GROUP = "torch_dynamo_backends"
+"""The group in which distributions announce backends to torch."""
+
+_VALUE = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?\s*")
+
+_found: dict[str, tuple[EntryPoint, ...]] = {}
+_found_for: object = None
+
+
+def discover() -> dict[str, tuple[EntryPoint, ...]]:
+    """Return the entry points by name, the winner of each name first. Loads none of them.
+
+    The answer is kept until a folder of the import path changes, so that a distribution
+    installed later is seen.
+    """
+    global _found, _found_for  # noqa: PLW0603  one cache per process, as the import path itself
+    state = (importlib.metadata.entry_points, *((path, _modified(path)) for path in sys.path))
+    if state != _found_for:
+        by_name: dict[str, dict[tuple[str, str], EntryPoint]] = {}
+        for point in importlib.metadata.entry_points(group=GROUP):
+            # The same distribution may be seen twice, once through each of two import paths.
+            by_name.setdefault(point.name, {}).setdefault((_dist(point), point.value), point)
+        _found = {
+            name: tuple(sorted(points.values(), key=_dist)) for name, points in by_name.items()
+        }
+        _found_for = state
+    return _found
+
+
+def origin_of_point(point: EntryPoint) -> Origin:
+    """Say which distribution announced an entry point."""
+    return Origin("entry point", f"{_dist(point)} ({point.value})")
+
+
+def load(point: EntryPoint) -> CompilerFn:
+    """Import what an entry point names.
+
+    Raises:
+        BackendLoadError: naming backend, distribution and cause.
+    """
+    try:
+        if not _VALUE.fullmatch(point.value):
+            raise ImportError(f"{point.value!r} is not of the form 'package.module:function'")
+        fn = point.load()
+    except Exception as error:
+        raise BackendLoadError(
+            f"backend {point.name!r} of {_dist(point)} cannot be loaded: its entry point "
+            f"{point.value!r} raised {type(error).__name__}: {error}. Repair or uninstall "
+            f"{_dist(point).partition('==')[0]}, or choose another backend"
+        ) from error
+    if not callable(fn):
+        raise BackendLoadError(
+            f"backend {point.name!r} of {_dist(point)} cannot be used: its entry point "
+            f"{point.value!r} is a {type(fn).__name__}, not a function"
+        )
+    return fn
+
+
+def why_not(point: EntryPoint) -> str | None:
+    """Say what would keep an entry point from loading, as far as that shows without loading it."""
+    if not _VALUE.fullmatch(point.value):
+        return f"its value {point.value!r} is not of the form 'package.module:function'"
+    top = point.value.partition(":")[0].strip().partition(".")[0]
+    try:
+        found = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        found = None
+    return None if found else f"module {top!r} is not installed"
+
+
+def _dist(point: EntryPoint) -> str:
+    dist = point.dist
+    if dist is None:
+        return "an unnamed distribution"
+    return f"{dist.metadata['Name']}=={dist.version}"
+
+
+def _modified(path: str) -> int:
+    try:
+        return Path(path or ".").stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,48 @@
+"""What backends made of other backends have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from torchloom import _torch
+from torchloom.backends.records import CompilerFn
+from torchloom.backends.registry import lookup_backend
+from torchloom.errors import BackendError
+
+
+class Forwarding:
+    """Passes on what torch.compile asks of a backend besides compiling.
+
+    Combinators are frozen dataclasses: two made of equal parts are equal, so that Dynamo, which
+    recompiles when the backend changes, sees one backend.
+    """
+
+    def inner(self) -> tuple[str | CompilerFn, ...]:
+        """Return the backends that this one is made of."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Let every inner backend forget its state; `torch._dynamo.reset` calls this."""
+        for _, fn in self._found():
+            reset = getattr(fn, "reset", None)
+            if reset is not None:
+                reset()
+
+    def get_compiler_config(self) -> dict[str, Any]:
+        """Return the settings of the first inner backend that has any."""
+        for backend, fn in self._found():
+            if backend == "inductor":
+                return _torch.inductor_config()
+            config = getattr(fn, "get_compiler_config", None)
+            if config is not None:
+                return config()
+        return {}
+
+    def _found(self) -> list[tuple[str | CompilerFn, CompilerFn]]:
+        """Return those inner backends that are there: a fallback may name one that is not."""
+        found = []
+        for backend in self.inner():
+            with contextlib.suppress(BackendError):
+                found.append((backend, lookup_backend(backend)))
+        return found

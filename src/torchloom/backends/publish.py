@@ -1,0 +1,71 @@
+"""Making a backend known to torch, so that `torch.compile(backend="name")` finds it.
+
+torch's registry writes attributes on the functions that it is given and compares them by identity
+on every compiled call. It is therefore handed a plain function of our own: one per name, made
+once, whatever the backend itself is (a bound method, a builtin, an object with slots).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torchloom import _torch
+from torchloom.backends.discovery import discover
+from torchloom.backends.records import CompilerFn
+from torchloom.errors import BackendError
+
+
+def make_published(name: str, fn: CompilerFn) -> CompilerFn:
+    """Return the plain function through which torch calls `fn`."""
+    takes_options = _takes_options(fn)
+
+    def published(gm: Any, example_inputs: Sequence[Any], **options: Any) -> Any:
+        if options and not takes_options:
+            raise BackendError(
+                f"backend {name!r} takes no options, but torch.compile was given "
+                f"{', '.join(sorted(options))}: leave mode= and options= out, or let the backend "
+                "accept **options"
+            )
+        compiled = fn(gm, example_inputs, **options)
+        if not callable(compiled):
+            raise BackendError(
+                f"backend {name!r} returned a {type(compiled).__name__}: a backend returns a "
+                "function that computes the graph, e.g. gm.forward"
+            )
+        return compiled
+
+    published.__name__ = published.__qualname__ = name
+    extra: Any = published
+    extra.compiler_name = name
+    # torch.compile asks backends for these by name.
+    for attr in ("reset", "get_compiler_config"):
+        if hasattr(fn, attr):
+            setattr(extra, attr, getattr(fn, attr))
+    return published
+
+
+def add_to_torch(name: str, published: CompilerFn, tags: Sequence[str]) -> None:
+    """Put a published function into torch's registry; its name must be free there."""
+    _torch.register_backend(published, name=name, tags=tuple(tags))
+
+
+def remove_from_torch(name: str, published: CompilerFn) -> None:
+    """Take a published function out of torch's registry, unless another one stands there now."""
+    if _torch.registered_backends().get(name) is published:
+        points = discover().get(name)
+        _torch.forget_backend(name, points[0] if points else None)
+
+
+def _takes_options(fn: CompilerFn) -> bool:
+    """Say whether `fn` accepts keywords besides its two arguments; yes where nobody knows."""
+    try:
+        params = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # builtins may have no signature
+        return True
+    if any(param.kind is param.VAR_KEYWORD for param in params):
+        return True
+    named = [p for p in params if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    num_positional_only = sum(p.kind is p.POSITIONAL_ONLY for p in params)
+    return len(named) + num_positional_only > 2

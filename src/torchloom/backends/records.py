@@ -1,0 +1,56 @@
+"""What the registry holds: names, where they come from, and who wins when two claim one name.
+
+The rule: a registration in this process, then a built-in of torch or torchloom, then an entry
+point; of several entry points, the distribution whose name sorts first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+CompilerFn = Callable[..., Any]
+"""`(gm, example_inputs, **options) -> callable`."""
+
+Kind = Literal["built-in", "this process", "entry point"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a backend comes from."""
+
+    kind: Kind
+    where: str
+    """"torch", "torchloom", "FILE:LINE" of the function, or "DISTRIBUTION==VERSION (VALUE)"."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One name that was registered through torchloom in this process."""
+
+    name: str
+    fn: CompilerFn
+    tags: tuple[str, ...]
+    origin: Origin
+    published: CompilerFn
+    """The function that torch's registry holds under this name: one identity for its lifetime."""
+
+
+def origin_of(fn: CompilerFn) -> Origin:
+    """Say where a function registered in this process was written."""
+    target: Any = getattr(fn, "func", fn)  # functools.partial
+    target = getattr(target, "__func__", target)  # bound methods
+    code = getattr(target, "__code__", None)
+    if code is not None:
+        return Origin("this process", f"{code.co_filename}:{code.co_firstlineno}")
+    kind = target if isinstance(target, type) else type(target)
+    if getattr(target, "__module__", None) and hasattr(target, "__qualname__"):
+        return Origin("this process", f"{target.__module__}.{target.__qualname__}")
+    module = sys.modules.get(kind.__module__)
+    where = getattr(module, "__file__", None) or kind.__module__
+    return Origin("this process", f"a {kind.__qualname__} of {where}")

@@ -1,0 +1,351 @@
+"""Registering, finding and listing backends.
+
+All state is behind one lock; a registration either happens completely, here and in torch, or
+leaves nothing behind. Nothing is imported under the lock: a module that registers itself while
+another thread looks it up would otherwise wait for a thread that waits for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from typing import Any, TypeVar, overload
+
+from torchloom import _torch
+from torchloom.backends import discovery
+from torchloom.backends.builtin import OURS, load_own
+from torchloom.backends.publish import add_to_torch, make_published, remove_from_torch
+from torchloom.backends.records import CompilerFn, Origin, Registration, origin_of
+from torchloom.errors import BackendConflictError, BackendError
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
+
+F = TypeVar("F", bound=CompilerFn)
+
+_LOCK = threading.RLock()
+_REGISTERED: dict[str, Registration] = {}
+
+
+@overload
+def register_backend(compiler_fn: F, name: str | None = None, tags: Sequence[str] = ()) -> F: ...
+
+
+@overload
+def register_backend(
+    compiler_fn: None = None, name: str | None = None, tags: Sequence[str] = ()
+) -> Callable[[F], F]: ...
+
+
+def register_backend(
+    compiler_fn: Any = None, name: str | None = None, tags: Sequence[str] = ()
+) -> Any:
+    """Make a backend known by name, here and to `torch.compile`.
+
+    Works as a plain decorator, as a decorator with arguments, and as a call.
+
+    Args:
+        compiler_fn: any callable `(gm, example_inputs, **options) -> callable`.
+        name: default: the function's own name.
+        tags: e.g. "debug" or "experimental", which `list_backends` leaves out. They belong to the
+            name: one function may stand under two names with different tags.
+
+    Returns:
+        `compiler_fn` itself.
+
+    Raises:
+        BackendError: `compiler_fn` is not callable, or has no name that could be used.
+        BackendConflictError: the name is taken by a built-in or by another registration. Nothing
+            is changed. (A name that only an entry point claims may be taken; a warning says so.)
+
+    Example:
+        >>> @register_backend(name="printing", tags=("debug",))
+        ... def print_and_run(gm, example_inputs):
+        ...     gm.graph.print_tabular()
+        ...     return gm.forward
+    """
+    if compiler_fn is None:
+        return lambda fn: register_backend(fn, name, tags)
+    _register(compiler_fn, name, tags)
+    return compiler_fn
+
+
+def register_debug_backend(compiler_fn: Any = None, name: str | None = None) -> Any:
+    """Register a backend under the tag "debug"; see `register_backend`."""
+    return register_backend(compiler_fn, name, ("debug",))
+
+
+def register_experimental_backend(compiler_fn: Any = None, name: str | None = None) -> Any:
+    """Register a backend under the tag "experimental"; see `register_backend`."""
+    return register_backend(compiler_fn, name, ("experimental",))
+
+
+def unregister_backend(name: str) -> CompilerFn:
+    """Take back a registration of this process and return its function.
+
+    Functions compiled before keep working. An entry point that the name had hidden is found again.
+
+    Raises:
+        BackendError: no backend was registered under this name through torchloom.
+    """
+    with _LOCK:
+        entry = _REGISTERED.pop(name, None)
+        if entry is None:
+            known = origin_by_name(name)
+            what = f"is {known}" if known else "is not known at all"
+            raise BackendError(
+                f"backend {name!r} {what}: only what torchloom.register_backend registered in this "
+                f"process can be taken back{_nearest(name, _REGISTERED)}"
+            )
+        remove_from_torch(name, entry.published)
+        return entry.fn
+
+
+@contextmanager
+def temporary_backend(
+    compiler_fn: CompilerFn,
+    name: str | None = None,
+    tags: Sequence[str] = (),
+    *,
+    override: bool = False,
+) -> Iterator[str]:
+    """Register a backend for the length of a `with` block; yields its name.
+
+    Args:
+        compiler_fn: as for `register_backend`.
+        name: as for `register_backend`.
+        tags: as for `register_backend`.
+        override: stand in for a registration of this process that has the same name, which comes
+            back at the end. Built-ins cannot be overridden.
+
+    Raises:
+        BackendError: as for `register_backend`.
+        BackendConflictError: as for `register_backend`.
+    """
+    chosen = _checked_name(compiler_fn, name)
+    with _LOCK:
+        hidden = _REGISTERED.get(chosen) if override else None
+        if hidden is not None:
+            unregister_backend(chosen)
+        try:
+            entry = _register(compiler_fn, chosen, tags)
+        except BackendError:
+            _restore(hidden)
+            raise
+    try:
+        yield chosen
+    finally:
+        with _LOCK:
+            # The block may have taken the name back itself, or given it to another function.
+            if _REGISTERED.get(chosen) is entry:
+                unregister_backend(chosen)
+            if chosen not in _REGISTERED:
+                _restore(hidden)
+
+
+def lookup_backend(compiler_fn: str | CompilerFn) -> CompilerFn:
+    """Return the function of a backend.
+
+    Args:
+        compiler_fn: a name, or a callable, which is returned as it is.
+
+    Raises:
+        BackendError: neither a name nor a callable; or no backend has this name (the error then
+            is torch's `InvalidBackend` as well).
+        BackendLoadError: an entry point has this name and cannot be loaded.
+    """
+    if not isinstance(compiler_fn, str):
+        if not callable(compiler_fn):
+            raise BackendError(
+                f"a backend is a name or a callable, not a {type(compiler_fn).__name__} "
+                f"({compiler_fn!r})"
+            )
+        return compiler_fn
+    name = str(compiler_fn)
+    found = _loaded(name)
+    if found is not None:
+        return found
+    points = discovery.discover().get(name, ())
+    if name in OURS:
+        return _adopt(name, load_own(name))
+    if points:
+        _say_who_wins(points)
+        return _adopt(name, discovery.load(points[0]))
+    raise _torch.unknown_backend_error(BackendError)(
+        f"no backend is named {name!r}{_nearest(name, all_names())}. `torchloom backends` lists all"
+    )
+
+
+def list_backends(exclude_tags: Iterable[str] | None = ("debug", "experimental")) -> list[str]:
+    """Return the names that `torch.compile(backend=...)` takes, sorted.
+
+    Entry points that nobody has looked up yet are listed without loading them; their tags are
+    unknown until then. See `describe_backends` for which of them would work.
+
+    Args:
+        exclude_tags: leave out backends with any of these tags; None or () lists everything.
+    """
+    excluded = set(exclude_tags or ())
+    _torch.registered_backends()
+    with _LOCK:
+        return sorted(name for name in all_names() if not excluded & set(tags_of(name) or ()))
+
+
+def all_names() -> set[str]:
+    """Return every name, of whatever origin."""
+    with _LOCK:
+        return {*_REGISTERED, *_torch.registered_backends(), *OURS, *discovery.discover()}
+
+
+def tags_of(name: str) -> tuple[str, ...] | None:
+    """Return a backend's tags; None for an entry point that has not been loaded."""
+    with _LOCK:
+        if name in _REGISTERED:
+            return _REGISTERED[name].tags
+        found = _torch.registered_backends().get(name)
+        if found is not None:
+            return tuple(getattr(found, "_tags", ()))
+        return () if name in OURS else None
+
+
+def origin_by_name(name: str) -> Origin | None:
+    """Return where the backend that a name stands for comes from."""
+    claims = claims_of(name)
+    return claims[0] if claims else None
+
+
+def claims_of(name: str) -> list[Origin]:
+    """Return everything that claims a name, the winner first."""
+    with _LOCK:
+        claims: list[Origin] = []
+        if name in _REGISTERED:
+            claims.append(_REGISTERED[name].origin)
+        found = _torch.registered_backends().get(name)
+        points = discovery.discover().get(name, ())
+        if found is not None and name not in _REGISTERED:
+            own = _built_in_origin(name, found)
+            if own is not None:
+                claims.append(own)
+            elif not points:
+                claims.append(origin_of(found))
+        elif name in OURS and name not in _REGISTERED:
+            claims.append(Origin("built-in", "torchloom"))
+        return [*claims, *(discovery.origin_of_point(p) for p in points if not _is_ours(p))]
+
+
+def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
+    chosen = _checked_name(fn, name)
+    _torch.registered_backends()  # a clash with one of torch's must show now, not later
+    if isinstance(tags, str):
+        raise BackendError(f"tags of backend {chosen!r}: write ({tags!r},), not a single string")
+    with _LOCK:
+        known = _REGISTERED.get(chosen)
+        if known is not None:
+            if known.fn is fn and known.tags == tuple(tags):
+                return known
+            raise _conflict(chosen, known.origin, fn)
+        found = _torch.registered_backends().get(chosen)
+        points = discovery.discover().get(chosen, ())
+        if found is not None and not (points and _built_in_origin(chosen, found) is None):
+            raise _conflict(chosen, _built_in_origin(chosen, found) or origin_of(found), fn)
+        if chosen in OURS:
+            raise _conflict(chosen, Origin("built-in", "torchloom"), fn)
+        entry = Registration(chosen, fn, tuple(tags), origin_of(fn), make_published(chosen, fn))
+        if found is not None:
+            remove_from_torch(chosen, found)  # an entry point that was loaded before
+        add_to_torch(chosen, entry.published, entry.tags)
+        _REGISTERED[chosen] = entry
+        if points:
+            logger.warning(
+                "backend %r now is %s; it hides the %s",
+                chosen,
+                entry.origin,
+                " and the ".join(str(discovery.origin_of_point(point)) for point in points),
+            )
+        return entry
+
+
+def _restore(hidden: Registration | None) -> None:
+    if hidden is not None:
+        add_to_torch(hidden.name, hidden.published, hidden.tags)
+        _REGISTERED[hidden.name] = hidden
+
+
+def _loaded(name: str) -> CompilerFn | None:
+    torchs = _torch.registered_backends()
+    with _LOCK:
+        return _REGISTERED[name].fn if name in _REGISTERED else torchs.get(name)
+
+
+def _adopt(name: str, fn: CompilerFn) -> CompilerFn:
+    """Let torch know a backend that was found outside of it."""
+    with _LOCK:
+        # Importing its module may have registered the name already, here or in torch.
+        found = _loaded(name)
+        if found is not None:
+            return found
+        published = make_published(name, fn)
+        add_to_torch(name, published, getattr(fn, "_tags", ()))
+        return published
+
+
+def _say_who_wins(points: Sequence[EntryPoint]) -> None:
+    chosen, *hidden = points
+    if hidden:
+        logger.warning(
+            "backend %r is announced by %d distributions: the %s is used; hidden: %s",
+            chosen.name,
+            len(points),
+            discovery.origin_of_point(chosen),
+            ", ".join(str(discovery.origin_of_point(point)) for point in hidden),
+        )
+
+
+def _checked_name(fn: Any, name: str | None) -> str:
+    if not callable(fn):
+        raise BackendError(
+            f"a backend must be callable as fn(gm, example_inputs), not a {type(fn).__name__} "
+            f"({fn!r})"
+        )
+    if name is not None and not isinstance(name, str):
+        raise BackendError(f"the name of a backend is a string, not a {type(name).__name__}")
+    chosen = getattr(fn, "__name__", None) if name is None else name
+    if not isinstance(chosen, str) or not chosen or chosen == "<lambda>":
+        raise BackendError(
+            f"a {type(fn).__name__} has no name to be found by: register_backend(fn, name=...)"
+            if chosen != ""
+            else "the name of a backend must not be empty"
+        )
+    return chosen
+
+
+def _conflict(name: str, taken_by: Origin, fn: CompilerFn) -> BackendConflictError:
+    cure = (
+        f"call unregister_backend({name!r}) first"
+        if taken_by.kind == "this process"
+        else "choose another name"
+    )
+    return BackendConflictError(
+        f"backend {name!r} is taken by {taken_by}; {origin_of(fn).where} cannot have it: {cure}"
+    )
+
+
+def _built_in_origin(name: str, found: CompilerFn) -> Origin | None:
+    if name in OURS:
+        return Origin("built-in", "torchloom")
+    if str(getattr(found, "__module__", "")).split(".")[0] in ("torch", "functorch"):
+        return Origin("built-in", "torch")
+    return None
+
+
+def _is_ours(point: EntryPoint) -> bool:
+    """Say whether an entry point is torchloom's own announcement of a built-in."""
+    return OURS.get(point.name) == point.value
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,43 @@
+"""`torchloom backends`: every name that torch.compile takes, where it comes from, and if it works."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from torchloom.backends import BackendInfo, describe_backends
+
+_HIDDEN_TAGS = {"debug", "experimental"}
+
+
+def backends(
+    show_all: Annotated[
+        bool, typer.Option("--all", "-a", help="Debug and experimental ones, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+) -> None:
+    """Show the backends of torch.compile that are known here."""
+    rows = [row for row in describe_backends() if show_all or not _is_hidden(row)]
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        return
+    table = Table("backend", "from", "tags", "works here", box=None, pad_edge=False)
+    for row in rows:
+        tags = "not loaded" if row.tags is None else ", ".join(row.tags)
+        table.add_row(row.name, str(row.origin), tags, row.why_not or "yes")
+        for loser in row.hidden:
+            table.add_row("", f"hides {loser}", "", "")
+    console = Console(highlight=False)
+    console.print(table)
+    num_left_out = len(describe_backends()) - len(rows)
+    if num_left_out:
+        console.print(f"{num_left_out} more for debugging and experiments: --all shows them")
+
+
+def _is_hidden(row: BackendInfo) -> bool:
+    return bool(_HIDDEN_TAGS & set(row.tags or ()))

@@ -1,0 +1,257 @@
+"""`torchloom doctor`: what works on this machine, what does not, and what to do about it.
+
+ok      works
+note    works, with something to know
+FAIL    a part of torchloom cannot work here; the exit code is then 1
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+import typer
+from packaging.specifiers import SpecifierSet
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import torchloom
+from torchloom import _torch, envs
+from torchloom.backends.describe import cpp_compiler
+from torchloom.compiler.support import why_unsupported
+
+TORCH_RANGE = ">=2.11,<2.14"
+_SWITCHES = {
+    "TORCH_COMPILE_DISABLE": "torch.compile does nothing at all",
+    "TORCHDYNAMO_DISABLE": "torch.compile does nothing at all",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "every process compiles everything anew",
+    "TORCHDYNAMO_SUPPRESS_ERRORS": "compiler errors become silent eager runs",
+    "TORCH_COMPILE_OVERRIDE_BACKENDS": "some graphs go to other backends than asked",
+    "TORCH_TRACE": "every compile writes a trace to disk",
+}
+_MIN_CACHE_BYTES = 1 << 30
+_MIN_SHARED_BYTES = 1 << 30
+
+
+class Finding(NamedTuple):
+    """One line of the report."""
+
+    state: Literal["ok", "note", "FAIL"]
+    about: str
+    what: str
+    cure: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also compile and run a small function (half a minute).")
+    ] = False,
+) -> None:
+    """Show what works on this machine, and what to do where something does not."""
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        _versions,
+        _compiler,
+        _devices,
+        _caches,
+        _switches,
+        _process_groups,
+        _extras,
+        *([_probe] if probe else []),
+    ]
+    findings = [finding for check in checks for finding in check()]
+    if as_json:
+        typer.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
+    else:
+        _print(findings)
+    if any(finding.state == "FAIL" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print(findings: list[Finding]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    styles = {"ok": "green", "note": "yellow", "FAIL": "bold red"}
+    for each in findings:
+        table.add_row(Text(each.state, styles[each.state]), each.about, Text(each.what))
+        if each.cure:
+            table.add_row("", "", Text(f"-> {each.cure}"))
+    Console(highlight=False).print(table)
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("ok", "torchloom", torchloom.__version__)
+    yield Finding("ok", "Python", f"{platform.python_version()} on {platform.platform()}")
+    inside = SpecifierSet(TORCH_RANGE).contains(torch.__version__.split("+")[0], prereleases=True)
+    cure = "" if inside else f"install a torch of {TORCH_RANGE}: pip install 'torch{TORCH_RANGE}'"
+    yield Finding("ok" if inside else "FAIL", "torch", torch.__version__, cure)
+    reason = why_unsupported()
+    yield (
+        Finding("ok", "torch.compile", "supported here")
+        if reason is None
+        else Finding("FAIL", "torch.compile", reason, "use a Python that this torch supports")
+    )
+
+
+def _compiler() -> Iterator[Finding]:
+    path = cpp_compiler()
+    if path is None:
+        yield Finding(
+            "FAIL",
+            "C++ compiler",
+            "none found: Inductor cannot compile for the CPU",
+            "install g++ (apt install g++), or set CXX; backend 'aot_eager' needs none",
+        )
+        return
+    told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    first = (told.stdout or told.stderr).splitlines()
+    yield Finding("ok", "C++ compiler", f"{path}: {first[0] if first else 'version unknown'}")
+
+
+def _devices() -> Iterator[Finding]:
+    if not torch.cuda.is_available():
+        yield Finding(
+            "ok", "devices", f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+        )
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        facts = torch.cuda.get_device_properties(index)
+        yield Finding("ok", "devices", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+    if torch.cuda.is_available() and find_spec("triton") is None:
+        yield Finding("FAIL", "Triton", "not installed", "pip install triton")
+
+
+def _caches() -> Iterator[Finding]:
+    folder = Path(_torch.inductor_cache_dir())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        yield Finding(
+            "FAIL", "compile cache", f"{folder}: {error}", "set TORCHINDUCTOR_CACHE_DIR to a folder"
+        )
+        return
+    free = shutil.disk_usage(folder).free
+    what = f"{folder}, {free / 2**30:.1f} GiB free"
+    if free < _MIN_CACHE_BYTES:
+        yield Finding("note", "compile cache", what, "free space, or set TORCHINDUCTOR_CACHE_DIR")
+    else:
+        yield Finding("ok", "compile cache", what)
+    left_over = _torch.bisect_status_file()
+    if left_over is not None:
+        yield Finding(
+            "FAIL",
+            "bisection",
+            f"{left_over} is left over from a bisection: it changes what every torch.compile does",
+            f"rm {left_over}",
+        )
+
+
+def _switches() -> Iterator[Finding]:
+    for name, effect in _SWITCHES.items():
+        value = envs.get_str(name, "")
+        if value not in ("", "0"):
+            yield Finding("note", "environment", f"{name}={value}: {effect}", f"unset {name}")
+
+
+def _process_groups() -> Iterator[Finding]:
+    if not dist.is_available():
+        yield Finding("FAIL", "torch.distributed", "not in this torch", "install a usual torch")
+        return
+    reason = _gloo_fails()
+    if reason is None:
+        yield Finding("ok", "gloo", "a process group could be made and used")
+    else:
+        yield Finding(
+            "FAIL", "gloo", reason, "check that this host may connect to itself (127.0.0.1)"
+        )
+    if torch.cuda.is_available():
+        there = dist.is_nccl_available()
+        yield Finding(
+            "ok" if there else "FAIL", "NCCL", "built in" if there else "not in this torch"
+        )
+    launch = envs.launch()
+    if envs.is_launched():
+        yield Finding("ok", "launcher", f"rank {launch.rank} of {launch.world_size}")
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        free = shutil.disk_usage(shared).free
+        what = f"{free / 2**30:.1f} GiB free"
+        if free < _MIN_SHARED_BYTES:
+            yield Finding(
+                "note", "/dev/shm", what, "give the container more: docker run --shm-size=8g"
+            )
+        else:
+            yield Finding("ok", "/dev/shm", what)
+
+
+def _gloo_fails() -> str | None:
+    """Make a world of one in a process of its own, so that this one keeps no group."""
+    code = (
+        "import torch, torch.distributed as dist\n"
+        "store = dist.TCPStore('127.0.0.1', 0, 1, is_master=True, wait_for_workers=False)\n"
+        "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "dist.destroy_process_group()\n"
+    )
+    return _run(code, timeout_s=60)
+
+
+def _extras() -> Iterator[Finding]:
+    for package, extra in (("transformers", "hf"), ("tensorboard", "tensorboard")):
+        try:
+            yield Finding("ok", package, version(package))
+        except PackageNotFoundError:  # noqa: PERF203
+            cure = f"pip install 'torchloom[{extra}]'"
+            yield Finding("note", package, "not installed (optional)", cure)
+
+
+def _probe() -> Iterator[Finding]:
+    code = (
+        "import torch\n"
+        "x = torch.randn(64, requires_grad=True)\n"
+        "torch.compile(lambda x: (x.sin() * 2).relu().sum())(x).backward()\n"
+        "assert x.grad is not None\n"
+    )
+    reason = _run(code, timeout_s=300)
+    yield (
+        Finding("ok", "Inductor", "compiled and ran a function, forward and backward")
+        if reason is None
+        else Finding("FAIL", "Inductor", reason, "see the C++ compiler above")
+    )
+
+
+def _run(code: str, timeout_s: float) -> str | None:
+    """Run code in a fresh interpreter; return the last line of its error, or None."""
+    environment = {
+        name: value
+        for name, value in envs.child_environment({}).items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=environment,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout_s:.0f} s"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"

@@ -1,0 +1,26 @@
+"""Configuring and starting torch.compile: what a JSON config asks for, done in place.
+
+    config = get_compile_config({"compile": {"enabled": True, "backend": "inductor"}})
+    model = CompiledModuleWrapper(model, config)     # still isinstance(model, YourModel)
+    model(batch)                                     # compiled here, once
+
+The engine uses the same pieces.
+"""
+
+from __future__ import annotations
+
+from torchloom.compiler.backend_fn import get_backend_fn
+from torchloom.compiler.config import COMPILE_CONFIG, CompileConfig, get_compile_config
+from torchloom.compiler.support import disable, is_compile_supported, is_compiling
+from torchloom.compiler.wrapper import CompiledModuleWrapper
+
+__all__ = [
+    "COMPILE_CONFIG",
+    "CompileConfig",
+    "CompiledModuleWrapper",
+    "disable",
+    "get_backend_fn",
+    "get_compile_config",
+    "is_compile_supported",
+    "is_compiling",
+]

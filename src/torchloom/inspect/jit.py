@@ -1,0 +1,220 @@
+"""A just-in-time compiler whose entries can be looked at: pairs of (guard, compiled code)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchloom._torch import introspect
+from torchloom.backends import lookup_backend
+from torchloom.errors import InspectError
+from torchloom.inspect.breaks import first_reason
+from torchloom.inspect.target import Target, frame_locals, twin_of
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
+
+GraphRewrite = Callable[[fx.GraphModule], Any]
+
+
+class CompiledEntry:
+    """One compiled version of a function: its guard, and the code that runs while it holds."""
+
+    def __init__(self, guard: EntryGuard, code: CompiledCode) -> None:
+        self.guard, self.code = guard, code
+
+    def __iter__(self) -> Any:
+        """Unpack as (guard, code)."""
+        return iter((self.guard, self.code))
+
+    def __repr__(self) -> str:
+        return f"if {self.guard.brief()}:\n    {self.code.expression}"
+
+
+class EntryGuard:
+    """When an entry may be used; call it with the function's arguments to ask."""
+
+    def __init__(self, raw: Any, target: Target) -> None:
+        self._raw, self._target = raw, target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> bool:
+        """Say whether a call with these arguments would be served by this entry."""
+        values = frame_locals(self._target, args, kwargs)
+        return bool(self._raw.guard_manager.check_verbose(values).result)
+
+    def __str__(self) -> str:
+        from torchloom.inspect.guards import guards_of
+
+        return "\n".join(guard.english for guard in guards_of(self._raw.guard_manager))
+
+    def brief(self) -> str:
+        """Return the guards about arguments, on one line."""
+        from torchloom.inspect.guards import guards_of
+
+        about = [
+            guard.english
+            for guard in guards_of(self._raw.guard_manager)
+            if guard.source.startswith("L[")
+        ]
+        return " and ".join(about) or "always"
+
+
+class CompiledCode:
+    """What an entry runs: the rewritten bytecode and the graphs that it calls."""
+
+    def __init__(self, raw: Any, graphs: Sequence[fx.GraphModule], name: str) -> None:
+        self.bytecode = raw.code
+        self.graphs, self._name = tuple(graphs), name
+
+    @property
+    def source(self) -> str:
+        """The bytecode as readable pseudo-source."""
+        from torchloom.inspect.pseudo import pseudo_source
+
+        return pseudo_source(self.bytecode, self._name)
+
+    @property
+    def expression(self) -> str:
+        """The graph's result as one expression of its inputs, e.g. `2 * x`."""
+        from torchloom.inspect.expression import expression
+
+        return "; ".join(expression(gm.graph) for gm in self.graphs)
+
+    def __str__(self) -> str:
+        graphs = "\n".join(gm.print_readable(print_output=False) for gm in self.graphs)
+        return f"{self.source}\n{graphs}"
+
+
+class JitFunction:
+    """A function compiled at its calls, with its entries at hand.
+
+    Where compiling fails the original runs, and `failures` keeps the reason.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        backend: str | Callable[..., Any],
+        passes: Sequence[GraphRewrite],
+        strict: bool,
+        options: dict[str, Any],
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        inner = fn
+        if not isinstance(inner, FunctionType):
+            raise InspectError(
+                f"torchloom.jit takes a Python function, not a {type(fn).__name__}: for a module, "
+                "decorate its forward or use torch.compile"
+            )
+        self._fn, self._strict = fn, strict
+        # Entries, and marks of what cannot be compiled, hang at a code object: take one of our own.
+        twin = twin_of(inner)
+        self._target = Target(inner.__qualname__, twin, ())
+        self._graphs: dict[str, list[fx.GraphModule]] = {}
+        self._passes, self._lower = tuple(passes), backend
+        self._is_whole_graph = bool(options.get("fullgraph"))
+        self.failures: list[str] = []
+        """Why calls ran the original function, the first line of each reason."""
+        lookup_backend(backend)
+        self.__torchloom_compiled__ = torch.compile(twin, backend=self._backend, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, compiled where an entry fits or can be made."""
+        if torch.compiler.is_compiling():
+            return self._fn(*args, **kwargs)
+        if self._strict:
+            return self.__torchloom_compiled__(*args, **kwargs)
+        # Dynamo falls back frame by frame: what ran before a failing part does not run again.
+        with introspect.errors_suppressed(self._note):
+            try:
+                return self.__torchloom_compiled__(*args, **kwargs)
+            except introspect.COMPILE_ERRORS as error:
+                # Only whole-graph compiles still raise, and they do so before anything has run.
+                if not self._is_whole_graph:
+                    raise
+                self._note(str(error))
+        return self._fn(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind as a method does."""
+        return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def compiled_entries(self) -> list[CompiledEntry]:
+        """The entries that calls can hit now, the oldest first."""
+        raws = introspect.cache_entries(self._target.code)
+        ours = [raw for raw in raws if str(raw.compile_id) in self._graphs]
+        ours.sort(key=lambda raw: [int(part) for part in str(raw.compile_id).split("/")])
+        return [
+            CompiledEntry(
+                EntryGuard(raw, self._target),
+                CompiledCode(raw, self._graphs[str(raw.compile_id)], self._target.fn.__name__),
+            )
+            for raw in ours
+        ]
+
+    def _backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        for each in self._passes:
+            each(gm)
+            gm.graph.lint()
+        gm.recompile()
+        shown = fx.GraphModule(gm, _copied(gm.graph))
+        compiled = lookup_backend(self._lower)(gm, example_inputs, **options)
+        compile_id = (introspect.current_compile_id() or "").strip("[]")
+        self._graphs.setdefault(compile_id, []).append(shown)
+        return compiled
+
+    def _note(self, reason: str) -> None:
+        first = first_reason(reason)
+        if first not in self.failures:
+            self.failures.append(first)
+            logger.warning("%s runs uncompiled: %s", self._target.name, first)
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    backend: str | Callable[..., Any] = "inductor",
+    passes: Sequence[GraphRewrite] = (),
+    strict: bool = False,
+    **options: Any,
+) -> Any:
+    """Compile a function when it is called, and keep its entries readable.
+
+    A call is served by the entry whose guard holds; when none does, a new entry is compiled.
+
+    Args:
+        fn: a Python function; without it, returns a decorator.
+        backend: a registered name or a callable.
+        passes: functions that edit a captured graph in place before the backend gets it.
+        strict: raise when compiling fails; otherwise the original runs and `failures` says why.
+        options: more arguments for torch.compile, such as `dynamic=True` or `fullgraph=True`.
+
+    Raises:
+        InspectError: `fn` is no Python function.
+        BackendError: the backend is unknown.
+
+    Example:
+        >>> @jit(backend="eager")
+        ... def double(x):
+        ...     return x + x
+        >>> double(torch.ones(2)), len(double.compiled_entries)
+        (tensor([2., 2.]), 1)
+    """
+
+    def decorate(fn: Callable[..., Any]) -> JitFunction:
+        return JitFunction(fn, backend=backend, passes=passes, strict=strict, options=options)
+
+    return decorate if fn is None else decorate(fn)
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy

@@ -1,0 +1,96 @@
+"""What a call of a compiled function costs beside its work."""
+
+from __future__ import annotations
+
+import statistics
+import timeit
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torchloom._torch import introspect
+from torchloom.errors import InspectError
+from torchloom.inspect.live import explain_call
+from torchloom.inspect.target import frame_locals, target_of
+
+_ROUNDS = 7
+_ROUND_S = 0.02
+
+
+class Overhead(NamedTuple):
+    """Microseconds per call: medians of several rounds, taken in turns."""
+
+    eager_us: float
+    compiled_us: float
+    guard_us: float
+    """Checking the guards of the entry that serves the call."""
+    num_guards: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"eager     {self.eager_us:9.2f} us",
+            f"compiled  {self.compiled_us:9.2f} us",
+            f"guards    {self.guard_us:9.2f} us ({self.num_guards} guards)",
+        ]
+        return "\n".join([*lines, self.advice])
+
+    @property
+    def advice(self) -> str:
+        """What the figures suggest."""
+        if self.compiled_us <= self.eager_us:
+            return "compiling pays for this call"
+        if self.guard_us > 0.5 * (self.compiled_us - self.eager_us):
+            return "guards are most of the cost: compile a larger function, or fewer parameters"
+        return "the fixed cost of a compiled call outweighs the work: compile a larger function"
+
+
+def overhead(fn: Any, *args: Any, **kwargs: Any) -> Overhead:
+    """Measure a call of a compiled function: eager, compiled, and its guards alone.
+
+    The function runs a few hundred times, effects included. Nothing is compiled: call it once
+    before.
+
+    Raises:
+        InspectError: the function is not compiled, or no entry fits these arguments.
+
+    Example:
+        >>> compiled = torch.compile(lambda x: x + 1, backend="eager")  # doctest: +SKIP
+        >>> compiled(x); print(overhead(compiled, x))  # doctest: +SKIP
+    """
+    target = target_of(fn)
+    if fn is target.fn:
+        raise InspectError(
+            f"{target.name} itself is not compiled: pass what torch.compile returned"
+        )
+    call = explain_call(fn, *args, **kwargs)
+    if call.hit is None:
+        raise InspectError(
+            f"no entry of {target.name} fits this call, so there is nothing to measure: {call}"
+        )
+    values = frame_locals(target, args, kwargs)
+    raw = next(e for e in introspect.cache_entries(target.code) if str(e.compile_id) == call.hit)
+    check = raw.guard_manager.check
+    given = (*target.leading, *args)
+    runs: dict[str, Callable[[], Any]] = {
+        "eager": lambda: target.fn(*given, **kwargs),
+        "compiled": lambda: fn(*args, **kwargs),
+        "guard": lambda: check(values),
+    }
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    numbers = {name: _number(run) for name, run in runs.items()}
+    for _ in range(_ROUNDS):
+        for name, run in runs.items():
+            samples[name].append(timeit.timeit(run, number=numbers[name]) / numbers[name])
+    medians = {name: statistics.median(found) * 1e6 for name, found in samples.items()}
+    return Overhead(
+        eager_us=medians["eager"],
+        compiled_us=medians["compiled"],
+        guard_us=medians["guard"],
+        num_guards=sum(1 for _ in introspect.guard_leaves(raw.guard_manager)),
+    )
+
+
+def _number(run: Callable[[], Any]) -> int:
+    """Return how many calls fill one round."""
+    run()
+    once = max(timeit.timeit(run, number=3) / 3, 1e-8)
+    return max(1, min(1000, int(_ROUND_S / once)))

@@ -1,0 +1,114 @@
+"""Listening to what torch.compile logs about itself: no file, no environment variable.
+
+torch writes a structured record of every stage to the logger `torch.__trace` as soon as that logger
+has any handler. These are the records that `TORCH_TRACE` and tlparse use.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, NamedTuple
+
+LOGGER = "torch.__trace"
+
+_CONTEXT = (
+    "rank",
+    "frame_id",
+    "frame_compile_id",
+    "attempt",
+    "compiled_autograd_id",
+    "has_payload",
+    "stack",
+    "subgraph_name",
+    "process",
+)
+
+_BULK = ("fx_graph_cache_", "describe_", "aotautograd_cache_")
+"""Kinds whose payload is nine tenths of all bytes and says little: a head of it is kept."""
+_BULK_CHARS = 2000
+
+
+class Row(NamedTuple):
+    """One record of the trace."""
+
+    kind: str
+    """The record's kind, or the name of an artifact."""
+    body: Any
+    payload: str | None
+    frame_id: int | None
+    frame_compile_id: int | None
+    attempt: int
+    stack: Any
+    at_s: float
+
+
+class TraceTap(logging.Handler):
+    """Collects the trace of this process while attached.
+
+    Called on the compiling thread: it copies and returns.
+
+    Args:
+        max_payload_chars: longer texts are cut; the row's body then says how long they were.
+        max_total_chars: when this much has been kept, further payloads are dropped and counted.
+    """
+
+    def __init__(self, max_payload_chars: int = 1 << 20, max_total_chars: int = 256 << 20) -> None:
+        super().__init__(logging.DEBUG)
+        self.rows: list[Row] = []
+        self.spent_s = 0.0
+        self.num_dropped = 0
+        self._max_payload, self._left = max_payload_chars, max_total_chars
+        self._guard = threading.Lock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one record; errors of ours never reach the compiler."""
+        started = time.perf_counter()
+        try:
+            metadata = getattr(record, "metadata", None)
+            if isinstance(metadata, dict):
+                self._keep(metadata, getattr(record, "payload", None))
+        except Exception:  # a watcher must not break what it watches  # noqa: BLE001
+            self.num_dropped += 1
+        self.spent_s += time.perf_counter() - started
+
+    def _keep(self, metadata: dict[str, Any], payload: Any) -> None:
+        kinds = [key for key in metadata if key not in _CONTEXT]
+        if not kinds:
+            return
+        kind, body = kinds[0], metadata[kinds[0]]
+        if kind == "artifact" and isinstance(body, dict):
+            kind = str(body.get("name", kind))
+        text = self._cut(kind, payload)
+        row = Row(
+            kind,
+            body,
+            text,
+            metadata.get("frame_id"),
+            metadata.get("frame_compile_id"),
+            metadata.get("attempt") or 0,
+            metadata.get("stack"),
+            time.time(),
+        )
+        with self._guard:
+            self.rows.append(row)
+
+    def _cut(self, kind: str, payload: Any) -> str | None:
+        if payload is None:
+            return None
+        text = payload if isinstance(payload, str) else str(payload)
+        cap = _BULK_CHARS if kind.startswith(_BULK) else self._max_payload
+        text = text[:cap]
+        if len(text) > self._left:
+            self.num_dropped += 1
+            return None
+        self._left -= len(text)
+        return text
+
+    def __enter__(self) -> TraceTap:  # noqa: PYI034
+        logging.getLogger(LOGGER).addHandler(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        logging.getLogger(LOGGER).removeHandler(self)

@@ -1,0 +1,42 @@
+"""What was seen of torch.compile, as plain data: versioned JSON that opens anywhere, without torch.
+
+Session -> Function (resume functions as children) -> Entry -> guards, graphs, kernels, ...
+"""
+
+from __future__ import annotations
+
+from torchloom.records.io import SCHEMA_VERSION, from_json, load_record, save_record, to_json
+from torchloom.records.model import (
+    Artifact,
+    Break,
+    CacheUse,
+    Entry,
+    EventRow,
+    Function,
+    Guard,
+    Kernel,
+    PassRun,
+    Recompile,
+    Session,
+    Span,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Artifact",
+    "Break",
+    "CacheUse",
+    "Entry",
+    "EventRow",
+    "Function",
+    "Guard",
+    "Kernel",
+    "PassRun",
+    "Recompile",
+    "Session",
+    "Span",
+    "from_json",
+    "load_record",
+    "save_record",
+    "to_json",
+]

@@ -1,0 +1,98 @@
+"""Records as JSON files, with a version that says who can read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchloom.errors import RecordError
+from torchloom.records import model
+from torchloom.records.model import Session
+
+SCHEMA = "torchloom.record"
+SCHEMA_VERSION = 1
+"""Raised when a reader of the old version would misread the new one; new fields do not raise it."""
+
+
+def to_json(session: Session) -> dict[str, Any]:
+    """Return a record as plain data."""
+    return {"schema": SCHEMA, "version": SCHEMA_VERSION, **dataclasses.asdict(session)}
+
+
+def from_json(data: Mapping[str, Any], name: str = "the record") -> Session:
+    """Return the record that plain data stands for. Fields that this version lacks are left out.
+
+    Raises:
+        RecordError: this is no record, or one of a newer version.
+    """
+    if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+        raise RecordError(f"{name} is not a torchloom record: write one with torchloom.watch(path)")
+    version = data.get("version")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{name} has version {version!r}, this torchloom reads up to {SCHEMA_VERSION}: "
+            "use the torchloom that wrote it, or a newer one"
+        )
+    try:
+        return _build(Session, data)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RecordError(f"{name} is damaged: {error}") from error
+
+
+def save_record(session: Session, path: str | Path) -> Path:
+    """Write a record; a reader never sees half of it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(to_json(session), file, ensure_ascii=False)
+        Path(partial).chmod(0o644)  # temporary files are private
+        Path(partial).replace(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def load_record(path: str | Path) -> Session:
+    """Read a record.
+
+    Raises:
+        RecordError: there is no such file, or it is not a record.
+    """
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"record {str(path)!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise RecordError(f"record {str(path)!r} is not JSON: {error}") from None
+    return from_json(data, repr(str(path)))
+
+
+def _build(of: type[Any], data: Any) -> Any:
+    """Build a dataclass, and the dataclasses in its lists, from plain data."""
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a {of.__name__} is written as {type(data).__name__}")
+    hints = typing.get_type_hints(of, vars(model))
+    known = {each.name for each in dataclasses.fields(of)}
+    values = {}
+    for key in known & data.keys():
+        values[key] = _value(hints[key], data[key])
+    return of(**values)
+
+
+def _value(hint: Any, value: Any) -> Any:
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is list and args and dataclasses.is_dataclass(args[0]):
+        if not isinstance(value, list):
+            raise TypeError(f"a list of {args[0].__name__} is written as {type(value).__name__}")
+        return [_build(args[0], each) for each in value]
+    return value

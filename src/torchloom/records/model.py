@@ -1,0 +1,256 @@
+"""The records. Every field is a number, a text, or a list or dict of such: no tensor, no address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True, slots=True)
+class Guard:
+    """One condition under which an entry may be used."""
+
+    source: str
+    """The value that is looked at, as Dynamo writes it: `L['x']`."""
+    kind: str
+    """Dynamo's name of the check, e.g. TENSOR_MATCH."""
+    text: str
+    """The check as code."""
+    english: str
+    user_line: str | None = None
+    """`file:line` of the user's code that made the guard, where known."""
+    num_fails: int = 0
+    """How often it was the one that kept a call from this entry."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Artifact:
+    """A text that some stage of the compiler produced: a graph, generated code."""
+
+    kind: str
+    """dynamo, joint, forward, backward, inference, post_grad, output_code, runnable."""
+    title: str
+    text: str
+    is_cut: bool = False
+    """Whether the text was shortened to its cap."""
+    num_bytes: int = 0
+    """Size of the whole text."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Kernel:
+    """One generated kernel."""
+
+    name: str
+    language: str
+    source: str
+    nodes: list[str] = field(default_factory=list)
+    """Graph nodes that it computes, where known."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Break:
+    """A place where a graph had to end."""
+
+    reason: str
+    explanation: str
+    hints: list[str]
+    user_stack: list[str]
+    """`file:line in function`, innermost last."""
+    gb_type: str = ""
+    """Upstream's id of this sort of break, e.g. GB0170, or its title."""
+    doc_url: str | None = None
+    count: int = 1
+    """How often it was met (it is met again at each recompile)."""
+
+    @property
+    def place(self) -> str:
+        """The innermost line of the user's code."""
+        return self.user_stack[-1] if self.user_stack else "unknown"
+
+
+@dataclass(kw_only=True, slots=True)
+class Recompile:
+    """Why an older entry could not serve the call that made a new one."""
+
+    entry: str
+    """Compile id of the older entry."""
+    source: str
+    expected: str
+    actual: str
+    text: str
+    fix: str
+
+
+@dataclass(kw_only=True, slots=True)
+class Span:
+    """A phase of a compile, in microseconds on the session's clock."""
+
+    name: str
+    start_us: float
+    duration_us: float
+    depth: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class CacheUse:
+    """What a cache of the compiler did."""
+
+    cache: str
+    """"fx_graph" or "aotautograd"."""
+    outcome: str
+    """hit, miss or bypass."""
+    reason: str = ""
+
+
+@dataclass(kw_only=True, slots=True)
+class PassRun:
+    """A torchloom pass over one graph of this entry."""
+
+    name: str
+    stage: str
+    graph: str
+    num_edits: int
+    duration_s: float
+    before: str | None = None
+    """Text of the graph before the pass; None where it changed nothing."""
+    after: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Entry:
+    """One compiled version of a function."""
+
+    compile_id: str
+    epoch: int = 0
+    """Number of `torch._dynamo.reset()` calls before it: ids begin anew at each."""
+    backend: str = ""
+    attempts: int = 1
+    status: str = "live"
+    """live, or why it is not: "invalidated: ...", "evicted", "failed: ..."."""
+    trigger: dict[str, str] = field(default_factory=dict)
+    """The arguments that made it: dtype, shape, gradient; never values."""
+    guards: list[Guard] = field(default_factory=list)
+    artifacts: list[Artifact] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    passes: list[PassRun] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)
+    recompiles: list[Recompile] = field(default_factory=list)
+    """Why each older entry was rejected; empty for the first entry."""
+    pseudo_source: str = ""
+    """What the transformed bytecode does."""
+    bytecode: str = ""
+    spans: list[Span] = field(default_factory=list)
+    caches: list[CacheUse] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    num_hits: int = 0
+    """Calls that this entry served while watched."""
+    guard_check_us: float | None = None
+
+    def artifact(self, kind: str) -> str | None:
+        """Return the text of the last artifact of a kind, or None."""
+        return next((a.text for a in reversed(self.artifacts) if a.kind == kind), None)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds that compiling took, backward graphs included where they were compiled."""
+        return float(self.metrics.get("compile_s", 0.0))
+
+
+@dataclass(kw_only=True, slots=True)
+class Function:
+    """A Python function that Dynamo saw, or the rest of one after a graph break."""
+
+    name: str
+    file: str
+    line: int
+    source: str = ""
+    """The function's text, where the file could be read."""
+    frame_id: int | None = None
+    epoch: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    children: list[Function] = field(default_factory=list)
+    """Resume functions, in the order of their lines."""
+    breaks: list[Break] = field(default_factory=list)
+    """Breaks that left no entry: a frame that was skipped."""
+    num_hits: int = 0
+    num_misses: int = 0
+    skipped: str | None = None
+    """Why Dynamo runs it eagerly, or None."""
+
+    def walk(self) -> Iterator[Function]:
+        """Yield this function and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(kw_only=True, slots=True)
+class EventRow:
+    """One event of torchloom, as data."""
+
+    kind: str
+    at_s: float
+    data: dict[str, Any]
+
+
+@dataclass(kw_only=True, slots=True)
+class Session:
+    """Everything that one watch saw on one rank."""
+
+    torchloom: str = ""
+    torch: str = ""
+    python: str = ""
+    platform: str = ""
+    device: str = ""
+    rank: int = 0
+    world_size: int = 1
+    started_at_s: float = 0.0
+    duration_s: float = 0.0
+    num_resets: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    """Settings of Dynamo and Inductor that are not at their defaults."""
+    functions: list[Function] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    """What was logged about no function in particular."""
+    events: list[EventRow] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Kinds of trace records that this version does not read, with their counts."""
+    overhead: dict[str, float] = field(default_factory=dict)
+    """Milliseconds that watching itself took."""
+
+    def all_functions(self) -> Iterator[Function]:
+        """Yield every function, resume functions included."""
+        for function in self.functions:
+            yield from function.walk()
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield every entry of every function."""
+        for function in self.all_functions():
+            yield from function.entries
+
+    def breaks(self) -> list[Break]:
+        """Return the distinct places where graphs ended."""
+        found: dict[tuple[str, str], Break] = {}
+        for function in self.all_functions():
+            for each in [*function.breaks, *(b for e in function.entries for b in e.breaks)]:
+                found.setdefault((each.gb_type or each.reason, each.place), each)
+        return list(found.values())
+
+    @property
+    def num_recompiles(self) -> int:
+        """Entries beyond the first of each function."""
+        return sum(max(0, len(function.entries) - 1) for function in self.all_functions())
+
+    def __getitem__(self, name: str) -> Function:
+        """Return the function of this name.
+
+        Raises:
+            KeyError: nothing of this name was compiled; the message lists what was.
+        """
+        for function in self.all_functions():
+            if function.name == name or function.name.endswith(f".{name}"):
+                return function
+        known = ", ".join(sorted({f.name for f in self.all_functions()})) or "nothing"
+        raise KeyError(f"no function {name!r} was compiled while watching; compiled: {known}")

@@ -1,0 +1,94 @@
+"""A record on one screen of text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torchloom.records.model import Break, Entry, Function, Session
+
+_MAX_FUNCTIONS = 12
+_MAX_BREAKS = 5
+_MAX_RECOMPILES = 5
+
+
+def summary(session: Session) -> str:
+    """Return what a watch saw: functions, entries, breaks, recompiles, times, and what to do."""
+    functions = [f for f in session.all_functions() if f.entries or f.skipped or f.breaks]
+    entries = list(session.entries())
+    breaks = session.breaks()
+    caches = [use for entry in entries for use in entry.caches]
+    hits = sum(use.outcome == "hit" for use in caches)
+    lines = [
+        f"{_count(len(functions), 'function')}, {_count(len(entries), 'entry', 'entries')}, "
+        f"{_count(len(breaks), 'graph break')}, {_count(session.num_recompiles, 'recompile')}; "
+        f"compiling took {sum(entry.compile_s for entry in entries):.1f} s, "
+        f"{hits} of {len(caches)} cache lookups hit"
+    ]
+    for function in session.functions[:_MAX_FUNCTIONS]:
+        lines += _function(function, 0)
+    if len(session.functions) > _MAX_FUNCTIONS:
+        lines.append(f"... and {len(session.functions) - _MAX_FUNCTIONS} more functions")
+    for each in breaks[:_MAX_BREAKS]:
+        lines += _break(each)
+    if len(breaks) > _MAX_BREAKS:
+        lines.append(f"... and {len(breaks) - _MAX_BREAKS} more graph breaks")
+    shown = 0
+    for function in functions:
+        for entry in function.entries:
+            if entry.recompiles and shown < _MAX_RECOMPILES:
+                shown += 1
+                lines += _recompile(function, entry)
+    return "\n".join(lines)
+
+
+def _function(function: Function, depth: int) -> list[str]:
+    indent = "  " * (depth + 1)
+    lines = [f"{indent}{function.name} ({_short(function.file)}:{function.line})"]
+    if function.skipped:
+        lines.append(f"{indent}  runs eagerly: {function.skipped}")
+    for entry in function.entries:
+        state = "" if entry.status == "live" else f", {entry.status}"
+        lines.append(
+            f"{indent}  entry {entry.compile_id}: {len(entry.guards)} guards, "
+            f"{_count(len(entry.kernels), 'kernel')}, {_count(entry.num_hits, 'call')}, "
+            f"{entry.compile_s:.1f} s{state}"
+        )
+    for child in function.children:
+        lines += _function(child, depth + 1)
+    return lines
+
+
+def _break(each: Break) -> list[str]:
+    lines = [f"graph break at {_short(each.place)}: {each.reason} [{each.gb_type}]"]
+    if each.explanation:
+        lines.append(f"  {each.explanation}")
+    if each.hints:
+        lines.append(f"  fix: {each.hints[0]}")
+    return lines
+
+
+def _recompile(function: Function, entry: Entry) -> list[str]:
+    lines = []
+    for each in entry.recompiles:
+        where = f" at {each.source}" if each.source else ""
+        lines.append(
+            f"recompile {entry.compile_id} of {function.name}: {each.entry} was rejected{where}"
+        )
+        lines.append(
+            f"  expected {each.expected}" + (f", got {each.actual}" if each.actual else "")
+        )
+        if each.fix:
+            lines.append(f"  fix: {each.fix}")
+    return lines
+
+
+def _count(number: int, word: str, many: str | None = None) -> str:
+    return f"{number} {word if number == 1 else many or word + 's'}"
+
+
+def _short(place: str) -> str:
+    """Return a path from the working folder, where it lies below it."""
+    path, in_word, rest = place.partition(" in ")
+    short = os.path.relpath(path) if Path(path).is_absolute() else path
+    return f"{path if short.startswith('..') else short}{in_word}{rest}"

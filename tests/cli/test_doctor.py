@@ -1,0 +1,76 @@
+"""`torchloom doctor`: what it finds, and how it exits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from torchloom import _torch
+from torchloom.cli import doctor as module
+from torchloom.cli.doctor import doctor
+
+app = typer.Typer()
+app.command()(doctor)
+
+
+def findings(*, exit_code: int, env: dict[str, str] | None = None) -> dict[str, list[dict]]:
+    result = CliRunner().invoke(app, ["--json"], env=env)
+    assert result.exit_code == exit_code, result.output
+    found: dict[str, list[dict]] = {}
+    for each in json.loads(result.output):
+        found.setdefault(each["about"], []).append(each)
+    return found
+
+
+def test_a_machine_that_works() -> None:
+    found = findings(exit_code=0)
+    assert {"torch", "C++ compiler", "compile cache", "gloo", "Python"} <= found.keys()
+    assert all(each["state"] != "FAIL" for group in found.values() for each in group)
+    text = CliRunner().invoke(app, []).output
+    assert "process group could be made" in text
+
+
+def test_no_compiler(monkeypatch) -> None:
+    monkeypatch.setattr(module, "cpp_compiler", lambda: None)
+    (found,) = findings(exit_code=1)["C++ compiler"]
+    assert found["state"] == "FAIL"
+    assert "apt install g++" in found["cure"]
+
+
+def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr(_torch, "inductor_cache_dir", lambda: str(blocked))
+    (found,) = findings(exit_code=1)["compile cache"]
+    assert "TORCHINDUCTOR_CACHE_DIR" in found["cure"]
+
+
+def test_a_bisection_left_over(monkeypatch, tmp_path) -> None:
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    (tmp_path / "bisect_status.txt").write_text("backend=inductor\n")
+    monkeypatch.setattr(CompilerBisector, "get_dir", classmethod(lambda cls: str(tmp_path)))
+    (found,) = findings(exit_code=1)["bisection"]
+    assert found["cure"].startswith("rm ")
+
+
+def test_switches_that_change_what_compiles() -> None:
+    (found,) = findings(exit_code=0, env={"TORCHDYNAMO_SUPPRESS_ERRORS": "1"})["environment"]
+    assert found["state"] == "note"
+    assert "unset TORCHDYNAMO_SUPPRESS_ERRORS" in found["cure"]
+
+
+def test_a_process_group_that_cannot_be_made(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_run", lambda code, timeout_s: "RuntimeError: no route")
+    (found,) = findings(exit_code=1)["gloo"]
+    assert "no route" in found["what"]
+
+
+@pytest.mark.slow
+def test_the_probe_compiles() -> None:
+    result = CliRunner().invoke(app, ["--probe", "--json"])
+    assert result.exit_code == 0, result.output
+    assert any(each["about"] == "Inductor" for each in json.loads(result.output))

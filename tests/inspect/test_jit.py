@@ -1,0 +1,162 @@
+"""The just-in-time compiler with entries at hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from torchloom.errors import BackendError, InspectError
+
+
+class A(nn.Module):
+    def forward(self, x):
+        return torch.exp(2 * x)
+
+
+class B(nn.Module):
+    def forward(self, x):
+        return torch.exp(-x)
+
+
+def cancel_log_exp(gm: torch.fx.GraphModule) -> None:
+    """Turn log(exp(y)) into y."""
+    for node in list(gm.graph.nodes):
+        if node.target is torch.log:
+            (inner,) = node.args
+            if inner.target is torch.exp:
+                node.replace_all_uses_with(inner.args[0])
+    gm.graph.eliminate_dead_code()
+
+
+def test_the_two_modules_become_two_readable_entries() -> None:
+    @torchloom.jit(backend="eager", passes=[cancel_log_exp])
+    def f(x, mod):
+        return torch.log(mod(x))
+
+    x, a, b = torch.rand(5), A(), B()
+    counts = [len(f.compiled_entries)]
+    for module in (a, a, b, b):
+        f(x, module)
+        counts.append(len(f.compiled_entries))
+    assert counts == [0, 1, 1, 2, 2]
+    first, second = f.compiled_entries
+    assert [entry.code.expression for entry in (first, second)] == ["2 * x", "-x"]
+    assert first.guard(x, a)
+    assert not first.guard(x, b)
+    assert second.guard(x, b)
+    assert not second.guard(x.double(), b)
+    assert torch.equal(f(x, a), 2 * x)
+    assert torch.equal(f(x, b), -x)
+    assert "mod" in repr(first)
+    assert "2 * x" in repr(first)
+    assert "def f(x, mod):" in first.code.source
+    guard, code = first
+    assert "float32 tensor" in str(guard)
+    assert "class" in str(code)
+
+
+def test_both_names_and_use_without_arguments() -> None:
+    assert torchloom.just_in_time_compile is torchloom.jit
+
+    @torchloom.jit
+    def f(x):
+        """Add one."""
+        return x + 1
+
+    assert (f.__name__, f.__doc__) == ("f", "Add one.")
+    torch.testing.assert_close(f(torch.ones(3)), torch.full((3,), 2.0))
+    assert f.compiled_entries[0].code.expression == "x + 1"
+
+
+def test_a_failing_compile_runs_the_original_and_says_why(caplog) -> None:
+    def broken(gm, example_inputs):
+        raise RuntimeError("no such target")
+
+    @torchloom.jit(backend=broken)
+    def f(x):
+        return x + 1
+
+    for _ in range(2):
+        assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+    assert f.compiled_entries == []
+    assert len(f.failures) == 1
+    assert "no such target" in f.failures[0]
+    strict = torchloom.jit(f._fn, backend=broken, strict=True)
+    with pytest.raises(Exception, match="no such target"):
+        strict(torch.ones(2))
+
+
+def test_what_ran_before_a_failing_part_does_not_run_again() -> None:
+    ran = []
+
+    def second_fails(gm, example_inputs):
+        if any(node.target is torch.cos for node in gm.graph.nodes):
+            raise RuntimeError("second part")
+        return gm.forward
+
+    @torchloom.jit(backend=second_fails)
+    def f(x):
+        x = torch.sin(x)
+        ran.append(1)
+        torch._dynamo.graph_break()
+        return torch.cos(x)
+
+    x = torch.ones(2)
+    assert torch.allclose(f(x), torch.cos(torch.sin(x)))
+    assert ran == [1]
+    assert "second part" in f.failures[0]
+
+
+def test_whole_graphs_or_the_original() -> None:
+    @torchloom.jit(backend="eager", fullgraph=True)
+    def f(x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+    assert f.failures
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torchloom.jit(f._fn, backend="eager", fullgraph=True, strict=True)(torch.ones(2))
+
+
+def test_errors_of_the_function_itself_are_its_own() -> None:
+    @torchloom.jit(backend="eager")
+    def f(x):
+        return x + torch.ones(3)
+
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        f.__wrapped__(torch.ones(2))
+    with pytest.raises(Exception, match=r"size of tensor|Attempting to broadcast"):
+        f(torch.ones(2))
+
+
+def test_methods_and_gradients() -> None:
+    class Scaler:
+        scale = 3.0
+
+        @torchloom.jit(backend="aot_eager")
+        def apply(self, x):
+            return x * self.scale
+
+    x = torch.ones(2, requires_grad=True)
+    Scaler().apply(x).sum().backward()
+    assert x.grad.tolist() == [3, 3]
+    assert len(Scaler.apply.compiled_entries) == 1
+
+
+def test_inside_another_compiled_function() -> None:
+    @torchloom.jit(backend="eager")
+    def inner(x):
+        return x * 2
+
+    out = torch.compile(lambda x: inner(x) + 1, backend="eager")(torch.ones(2))
+    assert out.tolist() == [3, 3]
+
+
+def test_bad_input() -> None:
+    with pytest.raises(InspectError, match="takes a Python function"):
+        torchloom.jit(nn.Linear(2, 2))
+    with pytest.raises(BackendError, match="did you mean"):
+        torchloom.jit(lambda x: x, backend="inducter")

@@ -1,0 +1,302 @@
+"""What a watch sees, and that it changes nothing."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from support.ranks import run_ranks
+from support.runs import make_engine, train
+from torchloom.errors import InspectError
+from torchloom.records import load_record
+
+
+def modified_sigmoid(inputs):
+    x = inputs["x"]
+    y = inputs["y"]
+    x = 1.0 / (torch.exp(-x) + 5)
+    if x.mean() > 0.5:
+        x = x / 1.1
+    return x * y
+
+
+def arguments(size: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    return {name: torch.randn(size, generator=generator, requires_grad=True) for name in ("x", "y")}
+
+
+def call(compiled, size: int) -> torch.Tensor:
+    given = arguments(size)
+    out = compiled(given)
+    out.sum().backward()
+    return torch.cat([out.detach(), given["x"].grad, given["y"].grad])
+
+
+@pytest.fixture(scope="module")
+def walk_through(tmp_path_factory):
+    """The walk-through example, compiled with Inductor once for all tests of its record."""
+    torch._dynamo.reset()
+    path = tmp_path_factory.mktemp("record") / "record.json"
+    compiled = torch.compile(modified_sigmoid)
+    with torchloom.watch(path) as w:
+        results = [call(compiled, size) for size in (10, 8, 10)]
+    for result, size in zip(results, (10, 8, 10), strict=True):
+        torch.testing.assert_close(result, call(modified_sigmoid, size))
+    return w.record, path
+
+
+def test_the_entries_of_the_walk_through(walk_through) -> None:
+    record, _ = walk_through
+    assert [entry.compile_id for entry in record.entries()] == ["0/0", "0/1", "1/0", "1/1"]
+    (root,) = record.functions
+    (resume,) = root.children
+    assert root.name == "modified_sigmoid"
+    assert root.source.startswith("def modified_sigmoid(inputs):")
+    assert resume.name.startswith("torch_dynamo_resume_in_modified_sigmoid_at_")
+    assert resume.line == root.line + 4
+    assert [entry.num_hits for entry in root.entries] == [1, 2]  # the dynamic one serves 10 again
+    assert all(entry.status == "live" and entry.backend == "inductor" for entry in record.entries())
+    assert record.num_recompiles == 2
+    assert record.unknown == {}
+
+
+def test_graphs_kernels_and_caches(walk_through) -> None:
+    record, _ = walk_through
+    for entry in record.entries():
+        for kind in ("dynamo", "joint", "forward", "backward", "post_grad", "runnable"):
+            assert entry.artifact(kind), (entry.compile_id, kind)
+        titles = [a.title for a in entry.artifacts if a.kind == "output_code"]
+        assert titles == ["generated code, forward", "generated code, backward"]
+        assert len(entry.kernels) == 2
+        assert all("float" in kernel.source for kernel in entry.kernels)
+        assert entry.kernels[0].nodes
+        assert {use.cache for use in entry.caches} == {"fx_graph", "aotautograd"}
+        assert entry.compile_s > 0
+        names = {span.name for span in entry.spans}
+        assert {"entire_frame_compile", "backend_compile"} <= names
+    assert "exp" in record["modified_sigmoid"].entries[0].artifact("joint")
+
+
+def test_the_break(walk_through) -> None:
+    record, _ = walk_through
+    (brk,) = record.breaks()
+    line = record.functions[0].line + 4
+    assert brk.gb_type == "GB0170"
+    assert brk.place.endswith(f"test_watch.py:{line} in modified_sigmoid")
+    assert "torch.cond" in " ".join(brk.hints)
+    assert brk.doc_url
+    assert brk.doc_url.endswith("gb0170.html")
+
+
+def test_the_recompile(walk_through) -> None:
+    record, _ = walk_through
+    (reason,) = record["modified_sigmoid"].entries[1].recompiles
+    assert (reason.entry, reason.source) == ("0/0", "argument inputs['x']")
+    assert (reason.expected, reason.actual) == ("size(0) == 10", "8")
+    assert "mark_dynamic" in reason.fix
+
+
+def test_guards_in_words_with_their_lines(walk_through) -> None:
+    record, _ = walk_through
+    first, second = record["modified_sigmoid"].entries
+    english = {guard.english: guard for guard in first.guards}
+    tensor = english["argument inputs['x'] is a float32 tensor of shape [10] that requires grad"]
+    assert tensor.user_line
+    assert tensor.user_line.endswith(f"test_watch.py:{record.functions[0].line + 3}")
+    assert any("global torch.exp is the same object" in text for text in english)
+    dynamic = [g for g in second.guards if "inputs['x'] is a float32" in g.english]
+    assert "of shape [any]" in dynamic[0].english
+    assert sum(guard.num_fails for guard in first.guards) > 0
+    text = json.dumps([guard.text for entry in record.entries() for guard in entry.guards])
+    assert "0x7" not in text
+
+
+def test_what_the_bytecode_does(walk_through) -> None:
+    record, _ = walk_through
+    text = record["modified_sigmoid"].entries[0].pseudo_source
+    assert text.startswith("def modified_sigmoid(inputs):")
+    assert "__compiled_fn_" in text
+    assert text.count("return __resume_at_") == 2
+    assert "pregraph" not in text
+    assert "inputs['y']" in text
+
+
+def test_the_record_survives_a_file(walk_through) -> None:
+    record, path = walk_through
+    assert load_record(path) == record
+    assert path.stat().st_size < 500_000
+
+
+def test_the_summary_fits_a_screen(walk_through) -> None:
+    from torchloom.records.summary import summary
+
+    record, _ = walk_through
+    text = summary(record)
+    assert "2 functions, 4 entries, 1 graph break, 2 recompiles" in text
+    assert "expected size(0) == 10, got 8" in text
+    assert len(text.splitlines()) < 40
+
+
+def test_watching_changes_no_entry_and_no_result() -> None:
+    compiled = torch.compile(modified_sigmoid, backend="aot_eager")
+    expected = [call(compiled, size) for size in (10, 8)]
+    before = [entry.compile_id for entry in torchloom.entries(compiled, resume=True)]
+    with torchloom.watch() as w:
+        again = [call(compiled, size) for size in (10, 8)]
+    assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
+    assert [entry.compile_id for entry in torchloom.entries(compiled, resume=True)] == before
+    assert list(w.record.entries()) == []
+
+
+def test_no_hook_is_left_after_an_exception(tmp_path) -> None:
+    w = torchloom.watch(tmp_path)
+    with pytest.raises(ValueError, match="inside"), w:
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        raise ValueError("inside")
+    assert len(list(w.record.entries())) == 1
+    assert load_record(tmp_path / "record.json") == w.record
+
+
+def test_watches_nest() -> None:
+    def outer_fn(x):
+        return x + 1
+
+    def inner_fn(x):
+        return x * 2
+
+    with torchloom.watch() as outer:
+        one = torch.compile(outer_fn, backend="eager")
+        one(torch.ones(2))
+        with torchloom.watch() as inner:
+            two = torch.compile(inner_fn, backend="eager")
+            two(torch.ones(2))
+            two(torch.ones(2))
+        two(torch.ones(2))
+    assert [f.name for f in inner.record.functions] == ["inner_fn"]
+    assert [f.name for f in outer.record.functions] == ["outer_fn", "inner_fn"]
+    assert inner["inner_fn"].num_hits == 2
+    assert outer["inner_fn"].num_hits == 3
+    assert outer["outer_fn"].num_hits == 1
+    assert torch.equal(two(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_ids_that_begin_anew_after_a_reset() -> None:
+    def fn(x):
+        return x.sin()
+
+    with torchloom.watch() as w:
+        torch.compile(fn, backend="eager")(torch.ones(2))
+        torch._dynamo.reset()
+        torch.compile(fn, backend="eager")(torch.ones(2))
+    assert w.record.num_resets == 1
+    assert [(e.compile_id, e.epoch) for e in w.record.entries()] == [("0/0", 0), ("0/0", 1)]
+    assert next(w.record.entries()).status.startswith("invalidated")
+
+
+def test_no_tensor_and_no_module_is_kept() -> None:
+    model = nn.Linear(4, 4)
+    kept = [weakref.ref(model), weakref.ref(model.weight)]
+    with torchloom.watch() as w:
+        torch.compile(model, backend="aot_eager")(torch.ones(1, 4)).sum().backward()
+    torch._dynamo.reset()
+    del model
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+    assert w.record.functions
+
+
+def test_a_failed_compile_is_in_the_record() -> None:
+    def broken(gm, example_inputs):
+        raise RuntimeError("no luck today")
+
+    with torchloom.watch() as w, pytest.raises(Exception, match="no luck today"):
+        torch.compile(lambda x: x + 1, backend=broken)(torch.ones(2))
+    (function,) = w.record.functions
+    assert function.entries == []
+    assert "no luck today" in str(function.skipped)
+
+
+def test_reading_a_record_too_early() -> None:
+    w = torchloom.watch()
+    with w, pytest.raises(InspectError, match="after that"):
+        _ = w.record
+    with w, pytest.raises(InspectError, match="open already"), w:
+        pass
+
+
+def test_passes_of_torchloom_with_their_graphs() -> None:
+    def fn(rank, folder):
+        with torchloom.watch(folder) as w:
+            engine, _ = make_engine(3)
+            engine.compile(backend="aot_eager")
+            train(engine, rank, 1)
+        (entry,) = w.record.entries()
+        ran = [(run.name, run.graph) for run in entry.passes]
+        edited = [run for run in entry.passes if run.num_edits]
+        assert all(run.before and run.after and run.before != run.after for run in edited)
+        return w.record.rank, ran
+
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_ranks(2, fn, folder)
+        names = sorted(path.name for path in Path(folder).iterdir())
+    assert [rank for rank, _ in found] == [0, 1]
+    assert found[0][1] == found[1][1]
+    assert ("zero3", "graph0.joint") in found[0][1]
+    assert ("bucket", "graph0.backward") in found[0][1]
+    assert names == ["record-rank0.json", "record-rank1.json"]
+
+
+def test_six_shapes_of_graph_breaks() -> None:
+    """Where `torch._dynamo.explain` and the counters disagree, the record counts one each."""
+
+    def at_the_top(x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    def data_dependent(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    def print_first(x):
+        print("a")
+        return x + 1
+
+    def item(x):
+        return x + x.sum().item()
+
+    def print_in_the_middle(x):
+        x = x + 1
+        print("a")
+        return x * 2
+
+    def in_try_finally(x):
+        try:
+            x = x + 1
+            torch._dynamo.graph_break()
+            return x * 2
+        finally:
+            x = x - 1
+
+    for fn in (
+        at_the_top,
+        data_dependent,
+        print_first,
+        item,
+        print_in_the_middle,
+        in_try_finally,
+    ):
+        torch._dynamo.reset()
+        with torchloom.watch() as w:
+            compiled = torch.compile(fn, backend="eager")
+            compiled(torch.ones(3))
+            compiled(torch.ones(4))  # breaks are met again, and counted once
+        assert len(w.record.breaks()) == 1, fn.__name__
+        assert torchloom.explain(fn, torch.ones(3)).num_breaks == 1, fn.__name__

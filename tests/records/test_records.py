@@ -1,0 +1,111 @@
+"""Records: JSON and back, versions, damage, what they answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from torchloom.errors import RecordError
+from torchloom.records import (
+    Artifact,
+    Break,
+    Entry,
+    Function,
+    Guard,
+    Session,
+    from_json,
+    load_record,
+    save_record,
+    to_json,
+)
+
+
+def session() -> Session:
+    brk = Break(
+        reason="data-dependent branch",
+        explanation="e",
+        hints=["h"],
+        user_stack=["a.py:3 in f"],
+        gb_type="GB0170",
+    )
+    entries = [
+        Entry(
+            compile_id="0/0",
+            guards=[Guard(source="L['x']", kind="TENSOR_MATCH", text="t", english="e")],
+            artifacts=[
+                Artifact(kind="forward", title="old", text="1"),
+                Artifact(kind="forward", title="new", text="2"),
+            ],
+            breaks=[brk],
+            metrics={"compile_s": 1.5},
+        ),
+        Entry(compile_id="0/1", breaks=[dataclasses.replace(brk)]),
+    ]
+    child = Function(name="f.resume", file="a.py", line=3, entries=[Entry(compile_id="1/0")])
+    return Session(
+        functions=[Function(name="f", file="a.py", line=1, entries=entries, children=[child])]
+    )
+
+
+def test_round_trip(tmp_path) -> None:
+    path = save_record(session(), tmp_path / "deep" / "record.json")
+    assert load_record(path) == session()
+    assert [p.name for p in path.parent.iterdir()] == ["record.json"]
+    data = json.loads(path.read_text())
+    assert (data["schema"], data["version"]) == ("torchloom.record", 1)
+
+
+def test_what_a_session_answers() -> None:
+    found = session()
+    assert [entry.compile_id for entry in found.entries()] == ["0/0", "0/1", "1/0"]
+    assert len(found.breaks()) == 1
+    assert found.num_recompiles == 1
+    assert found["f"].entries[0].artifact("forward") == "2"
+    assert found["f"].entries[0].artifact("joint") is None
+    assert found["f"].entries[0].compile_s == 1.5
+    assert found["resume"].name == "f.resume"
+    with pytest.raises(KeyError, match=r"compiled: f, f\.resume"):
+        _ = found["g"]
+
+
+def test_fields_of_a_newer_minor_are_left_out() -> None:
+    data = to_json(session())
+    data["added_later"] = 1
+    data["functions"][0]["entries"][0]["added_later"] = {}
+    assert from_json(data) == session()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": "other"}, "not a torchloom record"),
+        ({"version": 99}, "version 99"),
+        ({"version": None}, "version None"),
+        ({"functions": 3}, "damaged"),
+        ({"functions": [{"name": "f"}]}, "damaged"),
+        ({"functions": [4]}, "damaged"),
+    ],
+)
+def test_what_cannot_be_read(change, words) -> None:
+    with pytest.raises(RecordError, match=words):
+        from_json({**to_json(session()), **change})
+
+
+def test_bad_files(tmp_path) -> None:
+    with pytest.raises(RecordError, match="No such file"):
+        load_record(tmp_path / "none.json")
+    (tmp_path / "text.json").write_text("{")
+    with pytest.raises(RecordError, match="not JSON"):
+        load_record(tmp_path / "text.json")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(RecordError, match="not a torchloom record"):
+        load_record(tmp_path / "list.json")
+
+
+def test_records_open_without_torch() -> None:
+    code = "import sys, torchloom.records; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
