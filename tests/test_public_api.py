@@ -22,6 +22,7 @@ def test_exports() -> None:
         "PassContext",
         "TorchloomError",
         "backends",
+        "bisect",
         "clip_grad_norm_",
         "compile",
         "compiler",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchloom.graph import GraphPass, PassContext
     from torchloom.inspect import entries, expect, explain, explain_call, jit, overhead, watch
     from torchloom.inspect import jit as just_in_time_compile
+    from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
 
 __version__ = "0.1.0.dev0"
@@ -26,6 +27,7 @@ _EXPORTS = {
     "PassContext": ("torchloom.graph", "PassContext"),
     "TorchloomError": ("torchloom.errors", "TorchloomError"),
     "backends": ("torchloom.backends", None),
+    "bisect": ("torchloom.pipeline.bisect", "bisect"),
     "clip_grad_norm_": ("torchloom.engine", "clip_grad_norm_"),
     "compile": ("torchloom.engine", "compile_model"),
     "compiler": ("torchloom.compiler", None),
@@ -51,6 +53,7 @@ __all__ = [
     "PassContext",
     "TorchloomError",
     "backends",
+    "bisect",
     "clip_grad_norm_",
     "compile",
     "compiler",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 
@@ -40,6 +39,8 @@ class PassRan(Event):
     before: str | None = None
     """Text of the graph before a pass that edited it."""
     after: str | None = None
+    curve: tuple[int, ...] | None = None
+    """Bytes alive after each node of the graph as the pass left it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,32 @@ class BackendChosen(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CollectiveRan(Event):
+    """A collective was issued, waited for, and done; times are seconds since the epoch."""
+
+    op: str
+    """gather, reduce or sync."""
+    num_tensors: int
+    num_bytes: int
+    """Bytes of the full tensors."""
+    start_s: float
+    wait_s: float
+    """When the wait for it began: what lies between start and wait ran beside it."""
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRan(Event):
+    """A part of a training step ended; times are seconds since the epoch."""
+
+    phase: str
+    """forward, backward or step (the optimizer's)."""
+    step: int
+    start_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepSkipped(Event):
     """An optimizer step was left out because gradients were not finite."""
 
@@ -83,17 +110,18 @@ class StepSkipped(Event):
     num_skipped: int
 
 
-_listeners: ContextVar[tuple[Callable[[Event], None], ...]] = ContextVar("listeners", default=())
+# One list per process: autograd runs backward passes on threads of its own.
+_listeners: list[Callable[[Event], None]] = []
 
 
 def is_heard() -> bool:
     """Say whether a recorder is open: events that cost something to make need not be made else."""
-    return bool(_listeners.get())
+    return bool(_listeners)
 
 
 def emit(event: Event) -> None:
-    """Hand an event to every open recorder of this context."""
-    for listen in _listeners.get():
+    """Hand an event to every open recorder."""
+    for listen in tuple(_listeners):
         listen(event)
 
 
@@ -111,8 +139,11 @@ class Recorder:
         self.events: list[Event] = []
 
     def __enter__(self) -> Recorder:  # noqa: PYI034  Self needs Python 3.11
-        self._token = _listeners.set((*_listeners.get(), self.events.append))
+        _listeners.append(self._listen)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _listeners.reset(self._token)
+        _listeners.remove(self._listen)
+
+    def _listen(self, event: Event) -> None:
+        self.events.append(event)

@@ -147,6 +147,7 @@ class Engine:
                     step=self.global_steps,
                 )
             self.global_steps += 1
+            self._timers.step = self.global_steps
             self._print_progress()
 
     def _reduces_at_boundary(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torchloom.graph.contract import GraphPass, PassContext, PassFn, Stage
 from torchloom.graph.edit import call, move_before, replace
+from torchloom.graph.liveness import live_bytes
 from torchloom.graph.nodes import args_of, find, nbytes, positions, value_of
 from torchloom.graph.text import graph_text, op_counts
 
@@ -19,6 +20,7 @@ __all__ = [
     "call",
     "find",
     "graph_text",
+    "live_bytes",
     "move_before",
     "nbytes",
     "op_counts",

@@ -298,6 +298,7 @@ class _Builder:
                     duration_s=event.duration_s,
                     before=event.before,
                     after=event.after,
+                    curve=None if event.curve is None else list(event.curve),
                 )
                 self.entries[max(candidates)].passes.append(run)
 
@@ -426,6 +427,6 @@ def _json(text: str | None, default: Any) -> Any:
 def _plain(event: events.Event) -> dict[str, Any]:
     """Return an event as data; the texts of graphs stand in the entries already."""
     data = event.to_dict()
-    for name in ("before", "after", "at_s", "kind"):
+    for name in ("before", "after", "curve", "at_s", "kind"):
         data.pop(name, None)
     return data

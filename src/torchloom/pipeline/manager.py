@@ -17,7 +17,7 @@ from torch import fx
 from torchloom import events
 from torchloom._torch import introspect
 from torchloom.errors import PassError
-from torchloom.graph import GraphPass, PassContext, graph_text, op_counts
+from torchloom.graph import GraphPass, PassContext, graph_text, live_bytes, op_counts
 from torchloom.log import get_logger
 from torchloom.pipeline.report import GraphReport, PassReport
 
@@ -64,6 +64,7 @@ class PassManager:
                         compile_id=introspect.current_compile_id(),
                         before=before if edited else None,
                         after=graph_text(gm.graph) if edited else None,
+                        curve=live_bytes(gm.graph),
                     )
                 )
             logger.log(

@@ -116,6 +116,8 @@ class PassRun:
     before: str | None = None
     """Text of the graph before the pass; None where it changed nothing."""
     after: str | None = None
+    curve: list[int] | None = None
+    """Bytes alive after each node of the graph as the pass left it: inputs, results, none reused."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -6,6 +6,7 @@ group, and gradients are averaged over the *replicate* group as well (hybrid sha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchloom import events
 from torchloom.errors import ShardError
 from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.c10d import C10dCollectives
@@ -84,7 +86,7 @@ class Communicator:
         """Begin to gather flat shards, cast to `dtype`; `wait` makes the results valid."""
         sources = [shard.detach().to(dtype).contiguous() for shard in shards]
         fulls = [source.new_empty(source.numel() * self.world_size) for source in sources]
-        self._begin(fulls, fulls, self.shard.all_gather(sources, fulls))
+        self._begin("gather", fulls, fulls, self.shard.all_gather(sources, fulls))
         return fulls
 
     def gather_into(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> None:
@@ -106,7 +108,7 @@ class Communicator:
             for source, numel in zip(sources, shard_numels, strict=True)
         ]
         pending = self.shard.reduce_scatter(sources, shards, self._mean)
-        self._begin(shards, sources, self._then_replicate(pending, shards))
+        self._begin("reduce", shards, sources, self._then_replicate(pending, shards))
         return shards
 
     def begin_sync(
@@ -130,7 +132,7 @@ class Communicator:
         pending = self._then_replicate(self.shard.all_reduce(wires, self._mean), wires)
         if results is not wires:
             pending = _then_copy(pending, wires, results)
-        self._begin(results, wires, pending)
+        self._begin("sync", results, wires, pending)
         return results
 
     def _begin_sync_slices(
@@ -153,7 +155,7 @@ class Communicator:
                 own = result.view(-1)[start : start + shard.numel()]
                 own.copy_(shard[: own.numel()])
 
-        self._begin(results, sources, Pending(finish))
+        self._begin("sync", results, sources, Pending(finish))
         return results
 
     def wait(self, results: Sequence[Tensor]) -> None:
@@ -182,10 +184,14 @@ class Communicator:
                 if tensor.numel():
                     dist.broadcast(tensor, group=group(), group_src=0)
 
-    def _begin(self, results: list[Tensor], payload: Sequence[Tensor], pending: Pending) -> None:
+    def _begin(
+        self, op: str, results: list[Tensor], payload: Sequence[Tensor], pending: Pending
+    ) -> None:
         self._count(payload)
         key = _key(results)
         if key is not None:
+            if events.is_heard():
+                pending = _told(op, payload, pending)
             self._in_flight[key] = pending
 
     def _count(self, payload: Sequence[Tensor]) -> None:
@@ -203,6 +209,28 @@ class Communicator:
             replicate.all_reduce(list(tensors), 1.0).finish()
 
         return Pending(finish)
+
+
+def _told(op: str, payload: Sequence[Tensor], pending: Pending) -> Pending:
+    """Tell recorders when this communication began, was waited for, and was done."""
+    start_s, num_tensors = time.time(), len(payload)
+    num_bytes = sum(t.numel() * t.element_size() for t in payload)
+
+    def finish() -> None:
+        wait_s = time.time()
+        pending.finish()
+        events.emit(
+            events.CollectiveRan(
+                op=op,
+                num_tensors=num_tensors,
+                num_bytes=num_bytes,
+                start_s=start_s,
+                wait_s=wait_s,
+                end_s=time.time(),
+            )
+        )
+
+    return Pending(finish)
 
 
 def _then_copy(pending: Pending, sources: list[Tensor], results: list[Tensor]) -> Pending:

@@ -1,0 +1,60 @@
+"""Which values of a graph are alive when: a first look, without aliases or reuse.
+
+Views count as nothing of their own, because they share what they view. The exact peak, with storage
+aliases and the compiler's reuse of buffers, is the planner's business.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from torchloom._torch import OpOverload
+from torchloom.graph.nodes import nbytes
+
+
+def live_bytes(graph: fx.Graph) -> tuple[int, ...]:
+    """Return the bytes alive after each node: inputs from the start, results until their last use.
+
+    Example:
+        >>> graph = fx.Graph()
+        >>> x = graph.placeholder("x")
+        >>> x.meta["val"] = torch.empty(4)
+        >>> _ = graph.output(x)
+        >>> live_bytes(graph)
+        (16, 0)
+    """
+    nodes = list(graph.nodes)
+    last_use: dict[fx.Node, int] = {}
+    for index, node in enumerate(nodes):
+        last_use.setdefault(node, index)
+        for used in node.all_input_nodes:
+            owner: fx.Node | None = used
+            while owner is not None:  # who reads a view keeps what it views
+                last_use[owner] = index
+                owner = _viewed(owner)
+    dies: dict[int, int] = {}
+    alive, curve = 0, []
+    for index, node in enumerate(nodes):
+        if node.op != "output" and _viewed(node) is None:
+            size = nbytes(node)
+            alive += size
+            dies[last_use[node]] = dies.get(last_use[node], 0) + size
+        alive -= dies.pop(index, 0)
+        curve.append(alive)
+    return tuple(curve)
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """Return the node whose storage this one shares, None for a value of its own."""
+    if node.op != "call_function" or not node.all_input_nodes:
+        return None
+    target = node.target
+    if isinstance(target, OpOverload):
+        schema = target._schema
+        is_view = any(
+            arg.alias_info is not None and not arg.alias_info.is_write for arg in schema.arguments
+        )
+        return node.all_input_nodes[0] if is_view else None
+    # Picking one of several results makes nothing new.
+    return node.all_input_nodes[0] if getattr(target, "__name__", "") == "getitem" else None
