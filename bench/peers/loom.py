@@ -7,8 +7,10 @@ from torch import Tensor
 from peers.base import LEARNING_RATE, WEIGHT_DECAY, Job, Trainee, UnavailableError, join_group
 
 
-def build(job: Job, *, stage: int) -> Trainee:
+def build(job: Job, *, stage: int, watched: bool = False) -> Trainee:
     """Build one rank of the torchloom engine; compiled as `engine.compile()` does by default.
+
+    With `watched` all that it does is recorded, from its compile to its last step.
 
     Raises:
         UnavailableError: torchloom cannot be imported, or has no `initialize` yet.
@@ -18,6 +20,10 @@ def build(job: Job, *, stage: int) -> Trainee:
     except ImportError as error:
         raise UnavailableError(f"torchloom is not importable ({error})") from error
     join_group()
+    if watched:
+        from torchloom import watch
+
+        watch().__enter__()
     engine, *_ = initialize(model=job.model(), config=_config(job, stage))
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:

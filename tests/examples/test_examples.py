@@ -80,6 +80,15 @@ def test_custom_pass_saves_a_gather_and_changes_no_loss(tmp_path):
     assert "losses are equal: True" in text
 
 
+def test_the_walk_through_shows_entries_break_and_recompile(tmp_path):
+    text = run(tmp_path, EXAMPLES / "inspect_function.py", "--backend", "aot_eager")
+    assert "2 functions, 4 entries, 1 graph break, 2 recompiles" in text
+    assert "return __resume_at_" in text
+    assert "would use entry 0/1" in text
+    assert "expected Float, actual Double" in text
+    assert (tmp_path / "runs" / "inspect" / "record.json").is_file()
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_short_and_has_a_main(path):
     text = path.read_text()
@@ -89,12 +98,15 @@ def test_an_example_is_short_and_has_a_main(path):
 
 def test_the_programs_of_the_readme_run(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     program = "\n".join(blocks).replace("engine.compile()", 'engine.compile(backend="aot_eager")')
     program = program.replace("compile(model)", 'compile(model, backend="aot_eager")')
     path = tmp_path / "programs.py"
     path.write_text(program)
-    assert "forward place" in run(tmp_path, path)  # the third one says what was compiled
+    text = run(tmp_path, path)
+    assert "forward place" in text  # the third one says what was compiled
+    assert "1 graph break, 2 recompiles" in text  # and the fourth one why
+    assert "would use entry" in text
     assert list((tmp_path / "runs" / "graphs").glob("graph0.*.txt"))
 
 

@@ -43,9 +43,7 @@ class Timers:
             self._count[name] = self._count.get(name, 0) + 1
         if is_heard:
             events.emit(
-                events.PhaseRan(
-                    phase=name, step=self.step, start_s=started_at, duration_s=duration
-                )
+                events.PhaseRan(phase=name, step=self.step, start_s=started_at, duration_s=duration)
             )
 
     def report(self) -> str:

@@ -6,7 +6,6 @@ aliases and the compiler's reuse of buffers, is the planner's business.
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from torchloom._torch import OpOverload
@@ -14,16 +13,7 @@ from torchloom.graph.nodes import nbytes
 
 
 def live_bytes(graph: fx.Graph) -> tuple[int, ...]:
-    """Return the bytes alive after each node: inputs from the start, results until their last use.
-
-    Example:
-        >>> graph = fx.Graph()
-        >>> x = graph.placeholder("x")
-        >>> x.meta["val"] = torch.empty(4)
-        >>> _ = graph.output(x)
-        >>> live_bytes(graph)
-        (16, 0)
-    """
+    """Return the bytes alive after each node: inputs from the start, results until their last use."""
     nodes = list(graph.nodes)
     last_use: dict[fx.Node, int] = {}
     for index, node in enumerate(nodes):

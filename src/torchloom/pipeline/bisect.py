@@ -51,7 +51,9 @@ class Bisection(NamedTuple):
         if self.pass_name is not None:
             return f"pass {self.pass_name!r} is the first to change the result: {self.text}"
         where = f" ({self.node})" if self.node else ""
-        return f"{_WORDS.get(str(self.stage), self.stage)} is the first to differ{where}: {self.text}"
+        return (
+            f"{_WORDS.get(str(self.stage), self.stage)} is the first to differ{where}: {self.text}"
+        )
 
 
 def bisect(

@@ -166,7 +166,7 @@ class Machine:
             effect = dis.stack_effect(
                 ins.opcode, ins.arg if ins.arg is not None else None, jump=False
             )
-        except ValueError:
+        except (ValueError, AttributeError):
             effect = 0
         for _ in range(-effect):
             self.pop()
