@@ -13,7 +13,8 @@ import torchloom
 from support.models import tokens, tricky
 from support.ranks import run_ranks
 from support.runs import make_engine, settings, train
-from torchloom.errors import PassError
+from torchloom import _torch
+from torchloom.errors import EngineError, PassError
 from torchloom.graph import GraphPass
 
 
@@ -232,6 +233,50 @@ def test_hybrid_sharding_equals_full_sharding() -> None:
     for a, b in zip(full, hybrid, strict=True):
         assert a[0] == pytest.approx(b[0], rel=1e-6)
         assert a[1] < b[1]
+
+
+def test_a_compile_that_cannot_start_leaves_the_engine_as_it_was(monkeypatch) -> None:
+    def fn(rank):
+        plain, _ = make_engine(3, seed=1)
+        expected = train(plain, rank, 2)
+        engine, _ = make_engine(3, seed=1)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no compiler"):
+            patch.setattr(_torch, "compile_in_place", no_compiler)
+            engine.compile(backend="aot_eager")
+        uncompiled = engine.is_compiled, train(engine, rank, 2) == expected
+        engine.compile(backend="aot_eager")
+        train(engine, rank, 1)
+        return uncompiled, engine.is_compiled
+
+    assert run_ranks(2, fn) == [((False, True), True)] * 2
+
+
+def no_compiler(*args, **kwargs):
+    raise RuntimeError("no compiler here")
+
+
+def test_a_config_can_ask_the_engine_to_compile_itself() -> None:
+    def fn(rank):
+        engine, _ = make_engine(3, compile={"enabled": True, "backend": "aot_eager"})
+        before = engine.is_compiled
+        engine.compile()  # asked for twice, done once
+        with pytest.raises(EngineError, match=r"drop compile\.enabled"):
+            engine.compile(backend="inductor")
+        train(engine, rank, 1)
+        return before, len(engine.compile_report().graphs)
+
+    assert run_ranks(2, fn) == [(True, 1)] * 2
+
+
+def test_a_backend_named_twice_is_told(caplog) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3)
+        kwargs = {"backend": "inductor"}
+        with caplog.at_level("WARNING", logger="torchloom"):
+            engine.compile(backend="aot_eager", compile_kwargs=kwargs)
+        return engine._session.backend, kwargs, "the argument is used" in caplog.text
+
+    assert run_ranks(1, fn) == [("aot_eager", {"backend": "inductor"}, True)]
 
 
 def test_two_engines_in_one_process() -> None:

@@ -97,6 +97,26 @@ def test_defaults_and_closures_are_bound() -> None:
         torchloom.explain_call(compiled)
 
 
+def test_a_decorated_function_is_bound_as_it_is_called() -> None:
+    import functools
+
+    def decorate(fn):
+        @functools.wraps(fn)
+        def wrapper(*args, **kwargs):
+            return fn(*args, **kwargs)
+
+        return wrapper
+
+    @decorate
+    def fn(x, y):
+        return x + y
+
+    compiled = torch.compile(fn, backend="eager")
+    compiled(torch.ones(2), y=torch.ones(2))
+    assert torchloom.explain_call(compiled, torch.ones(2), y=torch.ones(2)).action == "hit"
+    assert torchloom.explain_call(compiled, torch.ones(2), y=torch.ones(3)).action == "recompile"
+
+
 def test_modules_methods_and_wrappers() -> None:
     x = torch.ones(2, 4)
     plain = nn.Linear(4, 4)

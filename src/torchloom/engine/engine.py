@@ -222,8 +222,8 @@ class Engine:
         )
         self._agreement.check("what engine.compile() weaves", session.key)
         session.agree = self._agreement.check
-        self._session = session
         start_compiled(self.module, session, **kwargs)
+        self._session = session
 
     @property
     def is_compiled(self) -> bool:

@@ -75,8 +75,8 @@ def start_compiled(model: nn.Module, session: CompileSession, **kwargs: Any) -> 
     """Let calls of a sharded model go through a session from now on."""
     if session.backend == "inductor":
         _torch.load_inductor()
-    detach_hooks(model)
     _torch.compile_in_place(model, session, **kwargs)
+    detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was
 
 
 def pass_context(config: Config, layout: Layout) -> PassContext:

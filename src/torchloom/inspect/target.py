@@ -61,8 +61,8 @@ def target_of(fn: Any) -> Target:
         return target_of(fn)
     if not inspect.isfunction(fn):
         raise InspectError(
-            f"{type(given).__name__} {getattr(given, '__name__', '')!r} is not a Python function or "
-            "module: pass what torch.compile returned, or the function that it was given"
+            f"{getattr(given, '__name__', given)!r} ({type(given).__name__}) is not a Python function "
+            "or module: pass what torch.compile returned, or the function that it was given"
         )
     return Target(getattr(fn, "__qualname__", fn.__name__), fn, leading)
 
@@ -84,7 +84,9 @@ def frame_locals(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         InspectError: the arguments do not fit the function.
     """
     try:
-        bound = inspect.signature(target.fn).bind(*target.leading, *args, **kwargs)
+        bound = inspect.signature(target.fn, follow_wrapped=False).bind(
+            *target.leading, *args, **kwargs
+        )
     except TypeError as error:
         raise InspectError(f"{target.name}() cannot be called so: {error}") from None
     bound.apply_defaults()
