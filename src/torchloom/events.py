@@ -128,6 +128,9 @@ def emit(event: Event) -> None:
 class Recorder:
     """Collect the events emitted inside a `with` block.
 
+    Args:
+        limit: keep the first ones only and count the rest (`num_dropped`); None keeps all.
+
     Example:
         >>> with Recorder() as rec:
         ...     emit(PassesSkipped(reason="demo"))
@@ -135,8 +138,10 @@ class Recorder:
         ['PassesSkipped']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         self.events: list[Event] = []
+        self.num_dropped = 0
+        self._limit = limit
 
     def __enter__(self) -> Recorder:  # noqa: PYI034  Self needs Python 3.11
         _listeners.append(self._listen)
@@ -146,4 +151,7 @@ class Recorder:
         _listeners.remove(self._listen)
 
     def _listen(self, event: Event) -> None:
-        self.events.append(event)
+        if self._limit is not None and len(self.events) >= self._limit:
+            self.num_dropped += 1
+        else:
+            self.events.append(event)

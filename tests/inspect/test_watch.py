@@ -235,11 +235,18 @@ def test_passes_of_torchloom_with_their_graphs() -> None:
         with torchloom.watch(folder) as w:
             engine, _ = make_engine(3)
             engine.compile(backend="aot_eager")
-            train(engine, rank, 1)
+            train(engine, rank, 2)
         (entry,) = w.record.entries()
+        rows = w.record.events
+        phases = [r.data["phase"] for r in rows if r.kind == "PhaseRan"]
+        assert phases == ["forward", "backward", "step"] * 2
+        collectives = [r.data for r in rows if r.kind == "CollectiveRan"]
+        assert {data["op"] for data in collectives} >= {"gather", "reduce"}
+        assert all(d["start_s"] <= d["wait_s"] <= d["end_s"] for d in collectives)
         ran = [(run.name, run.graph) for run in entry.passes]
         edited = [run for run in entry.passes if run.num_edits]
         assert all(run.before and run.after and run.before != run.after for run in edited)
+        assert all(run.curve and max(run.curve) > 0 for run in entry.passes)
         return w.record.rank, ran
 
     import tempfile

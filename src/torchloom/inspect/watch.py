@@ -29,6 +29,10 @@ from torchloom.records import Function, Session, save_record
 logger = get_logger(__name__)
 
 
+_MAX_EVENTS = 100_000
+"""Each step of training tells some tens: a watch left open for days must not grow for days."""
+
+
 class Compiled(NamedTuple):
     """One rewriting of a code object by Dynamo."""
 
@@ -57,7 +61,7 @@ class Watch:
         if self._stack is not None:
             raise InspectError("this watch is open already: make another one with watch()")
         self._tap = TraceTap()
-        self._recorder = events.Recorder()
+        self._recorder = events.Recorder(limit=_MAX_EVENTS)
         self._compiled: list[Compiled] = []
         self._hits = HitCounter()
         self._started_at_s, self._started = time.time(), time.perf_counter()
@@ -83,6 +87,9 @@ class Watch:
         self._describe(self._record, duration_s)
         self._record.overhead["tap_ms"] = self._tap.spent_s * 1e3
         self._record.overhead["build_ms"] = (time.perf_counter() - started) * 1e3
+        for what, dropped in (("events", self._recorder), ("texts", self._tap)):
+            if dropped.num_dropped:
+                self._record.overhead[f"{what}_dropped"] = dropped.num_dropped
         self._compiled, self._tap.rows = [], []
         if self._path is not None:
             self._save(self._record)
