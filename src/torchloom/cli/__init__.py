@@ -19,6 +19,10 @@ _LAST_WORDS_S = 3.0
 _COMMANDS = {
     "train": ("torchloom.cli.train.command", "Train a decoder on text, on this host or many."),
     "backends": ("torchloom.cli.backends", "Show the backends that torch.compile knows here."),
+    "explain": ("torchloom.cli.explain", "Run a script and show what torch.compile did."),
+    "report": ("torchloom.cli.report", "Write the HTML report of a record or a run."),
+    "diff": ("torchloom.cli.diff", "Show what changed between two records."),
+    "check-record": ("torchloom.cli.check_record", "Check a record against limits, for CI."),
     "doctor": ("torchloom.cli.doctor", "Show what works on this machine, and cures."),
     "check": ("torchloom.cli.check", "Show what a configuration means, and all that is wrong."),
 }
@@ -53,7 +57,8 @@ def make_app(asked: str | None) -> typer.Typer:
     )
     app.callback()(_torchloom)
     for name, (module, summary) in _COMMANDS.items():
-        function = getattr(import_module(module), name) if name == asked else _unused
+        attr = name.replace("-", "_")
+        function = getattr(import_module(module), attr) if name == asked else _unused
         app.command(name, short_help=summary)(function)
     return app
 

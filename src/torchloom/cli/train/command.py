@@ -59,6 +59,9 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Leave report.html: graphs, guards, timeline.")
+    ] = False,
 ) -> None:
     """Train a decoder on text: starts workers on this host, or is one under torchrun or Slurm.
 
@@ -78,6 +81,7 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         micro_batch=micro_batch,
         eval_every=eval_every,
         log_every=log_every,
+        report=report,
         tensorboard=tensorboard,
     )
     if envs.is_launched():

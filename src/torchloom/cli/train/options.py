@@ -40,6 +40,8 @@ class TrainOptions:
     """Steps between two printed lines where there is no terminal for a progress bar."""
     tensorboard: bool = False
     """Also write TensorBoard events to `out/tensorboard`."""
+    report: bool = False
+    """Also watch the compile and the first steps, and leave `report.html` in `out`."""
 
 
 def to_argv(options: TrainOptions) -> list[str]:

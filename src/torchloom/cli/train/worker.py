@@ -23,6 +23,7 @@ from torchloom.cli.train.progress import make_progress
 from torchloom.cli.train.stream import SampleStream, heldout_batches
 from torchloom.cli.train.summary import print_summary, summarize, write_charts, write_summary
 from torchloom.cli.train.task import Task, build_task
+from torchloom.cli.train.watching import WatchSink
 from torchloom.errors import ConfigError, TorchloomError
 
 _LOGGER = log.get_logger(__name__)
@@ -95,6 +96,8 @@ def _prepare(
     )
     if options.resume:
         _restore(engine, loop, out, options.steps)
+    if options.report and engine.rank == 0:
+        sinks.append(WatchSink(out, done=engine.global_steps))
     if options.compile:
         engine.compile()
     if engine.rank == 0:
@@ -190,6 +193,8 @@ def _report(run: _Run, outcome: Outcome) -> None:
     charts = write_charts(run.out, rows, summary)
     write_summary(run.out / "summary.json", summary)
     files = {"metrics": run.out / "metrics.jsonl", **{path.stem: path for path in charts}}
+    if run.options.report:
+        files["report"] = run.out / "report.html"
     print_summary(run.console, summary, {**files, "checkpoint": Path(outcome.checkpoint)})
 
 

@@ -1,0 +1,58 @@
+"""`torchloom check-record RECORD`: limits on a record, for CI; exit code 1 when one is passed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchloom.cli.report import find_record
+from torchloom.records import Session, load_record
+
+
+def check_record(
+    source: Annotated[Path, typer.Argument(help="A record.json, or a folder that holds one.")],
+    max_recompiles: Annotated[
+        int | None, typer.Option(min=0, help="Most entries beyond the first of a function.")
+    ] = None,
+    max_breaks: Annotated[
+        int | None, typer.Option(min=0, help="Most places where a graph ends.")
+    ] = None,
+    max_entries: Annotated[int | None, typer.Option(min=0, help="Most entries in all.")] = None,
+    max_compile_s: Annotated[
+        float | None, typer.Option(min=0, help="Most seconds of compiling.")
+    ] = None,
+) -> None:
+    """Check a record against limits; say what passes them, and where it comes from."""
+    session = load_record(find_record(source))
+    entries = list(session.entries())
+    failed = False
+    for name, value, limit, details in (
+        ("recompiles", session.num_recompiles, max_recompiles, _recompiles(session)),
+        ("graph breaks", len(session.breaks()), max_breaks, _breaks(session)),
+        ("entries", len(entries), max_entries, []),
+        ("compile seconds", round(sum(e.compile_s for e in entries), 1), max_compile_s, []),
+    ):
+        is_over = limit is not None and value > limit
+        failed |= is_over
+        bound = "no limit" if limit is None else f"at most {limit}"
+        typer.echo(f"{'OVER' if is_over else 'ok':4}  {name}: {value} ({bound})")
+        for line in details if is_over else ():
+            typer.echo(f"      {line}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _recompiles(session: Session) -> list[str]:
+    return [
+        f"{function.name} {entry.compile_id}: "
+        + "; ".join(f"{r.source}: expected {r.expected}, got {r.actual}" for r in entry.recompiles)
+        for function in session.all_functions()
+        for entry in function.entries
+        if entry.recompiles
+    ]
+
+
+def _breaks(session: Session) -> list[str]:
+    return [f"{each.place}: {each.reason}" for each in session.breaks()]

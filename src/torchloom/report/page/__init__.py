@@ -1,0 +1,8 @@
+"""A record of torch.compile as one HTML page that opens offline, and as a Perfetto trace."""
+
+from __future__ import annotations
+
+from torchloom.report.page.render import render_page, write_page
+from torchloom.report.page.trace import to_trace, write_trace
+
+__all__ = ["render_page", "to_trace", "write_page", "write_trace"]

@@ -1,0 +1,115 @@
+// The record: read once, then indexed by the names that the addresses of views use.
+
+const data = { record: null, functions: [], entries: [], breaks: [], root: "" };
+
+async function readRecord() {
+  if (typeof DecompressionStream === "undefined") {
+    throw new Error("This browser cannot unpack the record: it lacks DecompressionStream " +
+      "(Chrome 80, Firefox 113, Safari 16.4 have it).");
+  }
+  const coded = atob(document.getElementById("record").textContent.trim());
+  const raw = Uint8Array.from(coded, (c) => c.charCodeAt(0));
+  const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const packed = JSON.parse(await new Response(stream).text());
+  data.record = restore(packed.record, packed.texts);
+  index();
+}
+
+function restore(value, texts) {
+  if (Array.isArray(value)) {
+    for (let i = 0; i < value.length; i++) {
+      if (typeof value[i] === "object") value[i] = restore(value[i], texts);
+    }
+    return value;
+  }
+  if (value === null || typeof value !== "object") return value;
+  if (typeof value.$text === "number") return texts[value.$text];
+  for (const key of Object.keys(value)) {
+    if (typeof value[key] === "object") value[key] = restore(value[key], texts);
+  }
+  return value;
+}
+
+function index() {
+  const walk = (f, parent, depth) => {
+    const item = { fn: f, parent, depth, id: unique(f.name, data.functions) };
+    data.functions.push(item);
+    for (const entry of f.entries) {
+      const epoch = entry.epoch ? `@${entry.epoch}` : "";
+      const id = unique(entry.compile_id.replaceAll("/", "-") + epoch, data.entries);
+      data.entries.push({ entry, owner: item, id, name: entry.compile_id + epoch });
+    }
+    for (const child of f.children) walk(child, item, depth + 1);
+  };
+  for (const f of data.record.functions) walk(f, null, 0);
+  data.breaks = collectBreaks();
+  data.root = commonFolder(data.functions.map((f) => f.fn.file));
+}
+
+function unique(name, items) {
+  const taken = new Set(items.map((i) => i.id));
+  let id = name, n = 2;
+  while (taken.has(id)) id = `${name}~${n++}`;
+  return id;
+}
+
+function commonFolder(files) {
+  const paths = files.filter((f) => f.startsWith("/") && !f.includes("site-packages"));
+  if (!paths.length) return "";
+  let head = paths[0].slice(0, paths[0].lastIndexOf("/") + 1);
+  for (const path of paths) {
+    while (head && !path.startsWith(head)) head = head.slice(0, head.lastIndexOf("/", head.length - 2) + 1);
+  }
+  return head.length > 1 ? head : "";
+}
+
+function collectBreaks() {
+  const found = new Map();
+  for (const owner of data.functions) {
+    const own = owner.fn.breaks.map((each) => [each, null]);
+    for (const item of data.entries.filter((e) => e.owner === owner)) {
+      own.push(...item.entry.breaks.map((each) => [each, item]));
+    }
+    for (const [each, item] of own) {
+      const place = placeOf(each);
+      const key = (each.gb_type || each.reason) + "\n" + place;
+      const seen = found.get(key);
+      if (seen) seen.count += each.count;
+      else found.set(key, { each, place, owner, item, count: each.count });
+    }
+  }
+  return [...found.values()].sort((a, b) => b.count - a.count);
+}
+
+const placeOf = (each) => each.user_stack.at(-1) || "unknown";
+const compileSeconds = (entry) => Number(entry.metrics.compile_s || 0);
+const entriesOf = (item) => data.entries.filter((e) => e.owner === item);
+const fnHash = (item) => "fn/" + encodeURIComponent(item.id);
+const entryHash = (item, sub) => "entry/" + encodeURIComponent(item.id) + (sub ? "/" + sub : "");
+const entryByName = (item, name) =>
+  data.entries.find((e) => e.owner === item.owner && e.entry.compile_id === name &&
+    e.entry.epoch === item.entry.epoch);
+
+// `file:line in function` to its parts.
+function parsePlace(place) {
+  const m = /^(.*):(\d+)(?: in (.*))?$/s.exec(place || "");
+  return m ? { file: m[1], line: Number(m[2]), where: m[3] || "" } : null;
+}
+
+// Recompiles that one fix would end: of one function, about one value.
+function recompileCauses() {
+  const found = new Map();
+  for (const item of data.entries) {
+    for (const each of item.entry.recompiles) {
+      // Without a source, the check itself names the value: `n == 'a'`.
+      const value = each.source || each.expected.split(/ (?:==|!=|<=|>=|<|>|is|in) /)[0] || each.text;
+      const key = [item.owner.id, value, each.fix].join("\n");
+      const seen = found.get(key) || { item, each, entries: new Set(), values: new Set(), checks: new Set() };
+      seen.entries.add(item);
+      if (each.expected) seen.checks.add(each.expected.trim());
+      if (each.actual) seen.values.add(each.actual);
+      found.set(key, seen);
+    }
+  }
+  return [...found.values()].sort((a, b) => b.entries.size - a.entries.size);
+}

@@ -1,0 +1,119 @@
+"""The page: one HTML file with its styles, its scripts and the record inside it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import tempfile
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from torchloom.records import Session
+from torchloom.report.page.payload import pack
+
+_SCRIPTS = (
+    "dom.js",
+    "data.js",
+    "lanes.js",
+    "code.js",
+    "diff.js",
+    "graph_parse.js",
+    "graph_groups.js",
+    "graph_view.js",
+    "overview.js",
+    "function.js",
+    "guards.js",
+    "passes.js",
+    "entry.js",
+    "timeline.js",
+    "events.js",
+    "app.js",
+)
+"""In the order in which they are joined; together they are one scope."""
+_LIBRARIES = ("uplot-1.6.32", "dagre-3.1.3")
+
+
+def render_page(session: Session, *, title: str | None = None) -> str:
+    """Return one HTML document that shows a record; it loads nothing from anywhere.
+
+    Args:
+        session: what a watch saw.
+        title: what stands above the page; made from the record if left out.
+    """
+    script = _script()
+    return _template().render(
+        title=title or _title(session),
+        style=_style(),
+        script=script,
+        script_hash=_hash(script),
+        record=pack(session),
+        licences=[(name, _asset(f"vendor/{name}.LICENSE.txt")) for name in _LIBRARIES],
+        torchloom=session.torchloom,
+    )
+
+
+def write_page(session: Session, path: str | Path, *, title: str | None = None) -> Path:
+    """Write the page of a record; a reader never sees half of it."""
+    return write_text(render_page(session, title=title), path)
+
+
+def write_text(text: str, path: str | Path) -> Path:
+    """Write a text file in one step: to a file beside it, which then takes its name."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        Path(partial).chmod(0o644)  # temporary files are private
+        Path(partial).replace(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _title(session: Session) -> str:
+    names = ", ".join(function.name for function in session.functions[:3])
+    more = ", ..." if len(session.functions) > 3 else ""
+    rank = f", rank {session.rank} of {session.world_size}" if session.world_size > 1 else ""
+    return f"torch.compile record: {names or 'nothing compiled'}{more}{rank}"
+
+
+@cache
+def _script() -> str:
+    libraries = [_asset(f"vendor/{name}.min.js") for name in _LIBRARIES]
+    own = "\n".join(_asset(name) for name in _SCRIPTS)
+    script = "\n".join([*libraries, f'(() => {{\n"use strict";\n{own}}})();\n'])
+    # An end tag inside a script, even in a string, would end it for the HTML parser.
+    if re.search(r"</script|<!--", script, re.IGNORECASE):
+        raise AssertionError("a script of the page holds text that ends or comments out a script")
+    return script
+
+
+@cache
+def _style() -> str:
+    return _asset("vendor/uplot-1.6.32.min.css") + "\n" + _asset("style.css")
+
+
+@cache
+def _asset(name: str) -> str:
+    text = files("torchloom.report.page").joinpath("assets").joinpath(name).read_text("utf-8")
+    return text.replace("\r\n", "\n")  # as HTML parsers do: the hash below is taken after them
+
+
+def _hash(script: str) -> str:
+    digest = hashlib.sha256(script.encode("utf-8")).digest()
+    return "sha256-" + base64.b64encode(digest).decode("ascii")
+
+
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(_asset("page.html.j2"))

@@ -1,0 +1,184 @@
+"""The page as text: what it holds, what it must never hold, and the trace beside it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from report.test_page_records import (
+    HOSTILE,
+    big_session,
+    hostile_session,
+    run_session,
+    small_session,
+)
+from torchloom.records import Session
+from torchloom.report.page import render_page, to_trace, write_page, write_trace
+
+MAX_BYTES = 3_000_000
+
+
+class _Tags(HTMLParser):
+    """Collect start tags with their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def _record(page: str) -> dict:
+    coded = re.search(r'id="record">([^<]*)</script>', page)
+    assert coded
+    return json.loads(gzip.decompress(base64.b64decode(coded[1])))
+
+
+def _restored(packed: dict) -> object:
+    def walk(value: object) -> object:
+        if isinstance(value, dict):
+            if set(value) == {"$text"}:
+                return packed["texts"][value["$text"]]
+            return {key: walk(each) for key, each in value.items()}
+        return [walk(each) for each in value] if isinstance(value, list) else value
+
+    return walk(packed["record"])
+
+
+def test_the_page_is_made_without_torch():
+    code = (
+        "import sys\n"
+        "from torchloom.records import Session\n"
+        "from torchloom.report.page import render_page, to_trace\n"
+        "assert render_page(Session()).startswith('<!doctype html>')\n"
+        "to_trace(Session())\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_record_comes_back_from_the_page():
+    session = small_session()
+    from torchloom.records import from_json
+
+    assert from_json(_restored(_record(render_page(session)))) == session
+
+
+def test_a_text_that_comes_twice_is_kept_once():
+    page = render_page(big_session(num_layers=2))
+    packed = _record(page)
+    passes = packed["record"]["functions"][0]["entries"][0]["passes"]
+    assert passes[0]["after"] == passes[1]["before"]
+    assert set(passes[1]["before"]) == {"$text"}
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_of_a_record_becomes_markup(text: str):
+    page = render_page(hostile_session(text), title=text)
+    tags = _Tags(page).tags
+    assert [tag for tag, _ in tags].count("script") == 2
+    assert "img" not in [tag for tag, _ in tags]
+    assert not [key for _, attrs in tags for key in attrs if key.startswith("on")]
+
+
+def test_the_page_loads_nothing():
+    page = render_page(small_session())
+    loads = [
+        (tag, attrs)
+        for tag, attrs in _Tags(page).tags
+        if tag in {"link", "iframe", "img", "object", "embed", "base"} or "src" in attrs
+    ]
+    assert loads == []
+    hrefs = [attrs["href"] for tag, attrs in _Tags(page).tags if "href" in attrs]
+    assert all(href and href.startswith("#") for href in hrefs)
+    assert "default-src 'none'" in page
+    assert not re.search(r"@import|url\((?!#)|sourceMappingURL|\bfetch\(|XMLHttpRequest", page)
+
+
+def test_no_script_writes_markup():
+    assets = Path(sys.modules[render_page.__module__].__file__ or "").parent / "assets"
+    for script in assets.glob("*.js"):
+        text = script.read_text("utf-8")
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text
+        )
+
+
+def test_the_script_is_the_one_that_the_policy_allows():
+    import hashlib
+
+    page = render_page(Session())
+    script = page[page.rindex("<script>") + len("<script>") : page.rindex("</script>")]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src &#39;sha256-{digest}&#39;" in page or f"'sha256-{digest}'" in page
+
+
+def test_the_same_record_makes_the_same_page():
+    assert render_page(small_session()) == render_page(small_session())
+
+
+def test_the_page_of_a_large_model_stays_small():
+    session = big_session(num_layers=30)
+    raw = sum(len(a.text) for e in session.entries() for a in e.artifacts)
+    page = render_page(session)
+    assert raw > 4_000_000, "the record is not large enough to tell anything"
+    assert len(page.encode()) < MAX_BYTES
+
+
+def test_numbers_that_json_lacks_and_broken_text_do_not_stop_the_page():
+    session = small_session()
+    session.overhead["tap_ms"] = float("nan")
+    session.functions[0].file = "/tmp/\udcff.py"
+    assert _record(render_page(session))["record"]["overhead"]["tap_ms"] == "nan"
+
+
+def test_a_page_is_written_whole(tmp_path: Path):
+    path = write_page(small_session(), tmp_path / "new" / "page.html", title="A title")
+    assert path.read_text("utf-8").endswith("</html>\n")
+    assert "<title>A title</title>" in path.read_text("utf-8")
+    assert [each.name for each in path.parent.iterdir()] == ["page.html"]
+
+
+def test_licences_of_the_libraries_stand_in_the_page():
+    page = render_page(Session())
+    for name in ("uplot-1.6.32", "dagre-3.1.3"):
+        assert name in page
+    assert page.count("Permission is hereby granted, free of charge") >= 2
+
+
+def test_a_trace_is_valid_and_knows_its_tracks(tmp_path: Path):
+    path = write_trace(run_session(), tmp_path / "trace.json")
+    trace = json.loads(path.read_text("utf-8"))
+    rows = trace["traceEvents"]
+    assert {row["pid"] for row in rows} == {1}
+    slices = [row for row in rows if row["ph"] == "X"]
+    assert all(row["dur"] >= 0 and row["ts"] > 0 for row in slices)
+    names = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
+    assert set(names.values()) == {
+        "compile 0/0 f", "training step", "collectives 1", "collectives 2",
+    }  # fmt: skip
+    assert {row["tid"] for row in slices} == set(names)
+
+
+def test_collectives_that_overlap_lie_on_tracks_of_their_own():
+    rows = [r for r in to_trace(run_session())["traceEvents"] if r.get("cat") == "collective"]
+    for one in rows:
+        for other in rows:
+            if one is not other and one["tid"] == other["tid"]:
+                apart = one["ts"] + one["dur"] <= other["ts"] + 1
+                assert apart or other["ts"] + other["dur"] <= one["ts"] + 1
+
+
+def test_an_empty_record_makes_a_page_and_a_trace():
+    assert "nothing compiled" in render_page(Session())
+    assert [row["ph"] for row in to_trace(Session())["traceEvents"]] == ["M"]
