@@ -63,7 +63,7 @@ def test_explain_a_function(script) -> None:
     result = run(explain, f"{script}:plain")
     assert "plain" in result.output
     assert "0 graph breaks" in result.output
-    with pytest.raises(InspectError, match="it has plain, step"):
+    with pytest.raises(InspectError, match="it has step, plain"):
         run(explain, f"{script}:missing")
     with pytest.raises(InspectError, match="no file"):
         run(explain, script.with_name("none.py"))

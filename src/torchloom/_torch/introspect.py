@@ -51,12 +51,16 @@ def cache_entries(code: CodeType) -> list[Any]:
     return list(_debug_get_cache_entry_list(code))
 
 
+_MAX_NAME = 120
+"""Longer names are the printed form of an object."""
+
+
 def backend_name(entry: Any) -> str:
     """Return the name of what compiled an entry."""
     backend = getattr(entry, "backend", None)
     while backend is not None:
         name = getattr(backend, "compiler_name", None)
-        if isinstance(name, str):
+        if isinstance(name, str) and " at 0x" not in name and len(name) < _MAX_NAME:
             return name
         inner = getattr(backend, "compiler_fn", None) or getattr(
             backend, "_torchdynamo_orig_backend", None
@@ -85,16 +89,22 @@ def guard_leaves(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
 
 
 def _leaves(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
-    source, fails = _call(manager, "get_source", ""), int(_call(manager, "fail_count", 0))
-    for leaf in _call(manager, "get_leaf_guards", []):
-        yield source, type(leaf).__name__, list(leaf.verbose_code_parts()), fails
-    for child in _call(manager, "get_child_managers", []):
-        yield from _leaves(child)
+    children = list(_call(manager, "get_child_managers", []))
     if hasattr(manager, "get_key_value_managers"):
-        for pair in manager.get_key_value_managers().values():
-            for each in pair:
-                if each is not None:
-                    yield from _leaves(each)
+        pairs = manager.get_key_value_managers().values()
+        children += [each for pair in pairs for each in pair if each is not None]
+    # A manager counts what failed below it as well.
+    below = sum(int(_call(child, "fail_count", 0)) for child in children)
+    fails = max(0, int(_call(manager, "fail_count", 0)) - below)
+    source = _call(manager, "get_source", "")
+    leaves = _call(manager, "get_leaf_guards", [])
+    kinds = [type(leaf).__name__ for leaf in leaves]
+    blamed = kinds.index("TENSOR_MATCH") if "TENSOR_MATCH" in kinds else 0
+    for index, leaf in enumerate(leaves):
+        own = fails if index == blamed else 0
+        yield source, kinds[index], list(leaf.verbose_code_parts()), own
+    for child in children:
+        yield from _leaves(child)
 
 
 def _call(value: Any, name: str, default: Any) -> Any:

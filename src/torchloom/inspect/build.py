@@ -56,6 +56,7 @@ _QUIET = re.compile(
     r"|compiled_function_.*|compiled_fn_.*|runtime_.*"
 )
 """Kinds that are read elsewhere or say nothing that the record does not say otherwise."""
+_GRAPH_ID = re.compile(r"^\s*# graph id: \d+\n?", re.M)
 _RESUME = re.compile(r"(?:torch_dynamo_resume_in_)+(.*?)_at_(\d+)")
 
 Key = tuple[int, int, int]
@@ -176,7 +177,7 @@ class _Builder:
 
     def _graph(self, entry: Entry, row: Row) -> None:
         kind, title = _GRAPHS[row.kind]
-        text = row.payload or ""
+        text = _GRAPH_ID.sub("", row.payload or "")
         if kind in ("output_code", "post_grad", "before_post_grad", "runnable"):
             earlier = sum(a.kind == kind for a in entry.artifacts)
             side = ("forward", "backward")[earlier] if earlier < 2 else str(earlier)

@@ -17,7 +17,7 @@ _GRAD = re.compile(r"tensor '(.+?)' requires_grad mismatch\. expected requires_g
 _DEVICE = re.compile(
     r"tensor '(.+?)' (?:dispatch key|device).*?mismatch\. expected (.+?), actual (.+)"
 )
-_EQUALS = re.compile(r"([LG]\[.+?\](?:\.\w+|\[[^\]]*\])*) == (.+)")
+_EQUALS = re.compile(r"^([\w.\[\]'\"()]+) == (.+)$")
 
 
 def parse_reasons(payload: str) -> list[Recompile]:
@@ -97,7 +97,7 @@ def _parse(body: str) -> tuple[str, str, str, str]:  # noqa: PLR0911
             "another one",
             "register the backend under a name, or keep one object",
         )
-    found = _EQUALS.search(body)
+    found = _EQUALS.search(body.strip())
     if found:
         source, value = found.groups()
         return (
@@ -106,4 +106,4 @@ def _parse(body: str) -> tuple[str, str, str, str]:  # noqa: PLR0911
             "another value",
             "pass it as a tensor, or mark it dynamic (torch._dynamo.config.allow_unspec_int)",
         )
-    return "", without_addresses(body), "", ""
+    return "", without_addresses(body.strip()), "", ""

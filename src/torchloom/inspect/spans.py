@@ -30,11 +30,11 @@ class SpanReader:
         if phase == "B":
             stack.append((name, float(at), compile_id))
         elif phase == "E":
-            while stack:
-                opened, start, owner = stack.pop()
-                if opened == name:
-                    self._close(name, start, float(at), len(stack), compile_id or owner)
-                    break
+            # Not all ends come in order: compiles of C++ end while other phases are open.
+            index = next((i for i in reversed(range(len(stack))) if stack[i][0] == name), None)
+            if index is not None:
+                _, start, owner = stack.pop(index)
+                self._close(name, start, float(at), index, compile_id or owner)
 
     def _close(self, name: str, start: float, end: float, depth: int, owner: str | None) -> None:
         if owner is None:

@@ -115,6 +115,11 @@ class CompileSession:
             lower = lookup_backend(lower)
         return compile_with_aot(gm, example_inputs, hooks, lower)
 
+    @property
+    def compiler_name(self) -> str:
+        """What torch calls this backend in its messages."""
+        return f"torchloom({name_of(self.backend)})"
+
     @cached_property
     def key(self) -> str:
         """Hash of all that woven graphs depend on besides the captured graph."""
