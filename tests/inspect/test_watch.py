@@ -13,6 +13,7 @@ from torch import nn
 import torchloom
 from support.ranks import run_ranks
 from support.runs import make_engine, train
+from torchloom import _torch
 from torchloom.errors import InspectError
 from torchloom.records import load_record
 
@@ -146,6 +147,30 @@ def test_the_summary_fits_a_screen(walk_through) -> None:
     assert "2 functions, 4 entries, 1 graph break, 2 recompiles" in text
     assert "expected size(0) == 10, got 8" in text
     assert len(text.splitlines()) < 40
+
+
+def test_what_made_each_entry(walk_through) -> None:
+    record, _ = walk_through
+    (root,) = record.functions
+    shapes = [entry.trigger["inputs['x']"] for entry in root.entries]
+    assert shapes[0] == "a float32 tensor of shape [10] that requires grad"
+    assert shapes[1] == "a float32 tensor of shape [8] that requires grad"  # a dynamic size since
+    assert (root.num_misses, root.num_hits) == (2, 3)
+
+
+def test_a_module_compiled_in_place_is_shown_by_its_forward() -> None:
+    class Doubler(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    module = Doubler()
+    _torch.compile_in_place(module, "eager")
+    with torchloom.watch() as w:
+        module(torch.ones(3))
+    (function,) = w.record.functions
+    assert (function.name, function.file) == ("Doubler", __file__)
+    assert "return x * 2" in function.source
+    assert function.line == Doubler.forward.__code__.co_firstlineno
 
 
 def test_watching_changes_no_entry_and_no_result() -> None:

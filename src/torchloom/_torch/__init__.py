@@ -21,6 +21,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 from torch._ops import OpOverload as OpOverload  # 2.11-2.13
 from torch.fx.graph import _BoxedCodeGen
 
+from torchloom._torch import introspect
+
 BoxedCodeGen = _BoxedCodeGen
 """Code generation for functions that take one list and empty it (2.11-2.13)."""
 
@@ -170,9 +172,20 @@ def compiled_call(module: torch.nn.Module, backend: Any, **kwargs: Any) -> Calla
 
     # Dynamo keeps compiled entries, and counts them against its limit, by code object: a copy per
     # module keeps modules apart.
-    code = enter.__code__.replace(co_name=type(module).__name__)
+    code = enter.__code__
+    code = code.replace(
+        co_name=type(module).__name__, co_consts=(*code.co_consts, *_forward_place(module))
+    )
     own = types.FunctionType(code, globals(), code.co_name, None, enter.__closure__)
     return torch.compile(own, backend=backend, **kwargs)
+
+
+def _forward_place(module: torch.nn.Module) -> tuple[tuple[str, str, int], ...]:
+    """Return a constant by which records name the module's forward in place of our function."""
+    forward = getattr(type(module).forward, "__code__", None)
+    if forward is None:
+        return ()
+    return ((introspect.FORWARD_PLACE, forward.co_filename, forward.co_firstlineno),)
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib.resources
 import json
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,21 @@ def compiled_call_of(module: torch.nn.Module) -> Callable[..., Any] | None:
 def original_module(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module that torch.compile(module) wrapped, or the module itself."""
     return getattr(module, "_orig_mod", module)
+
+
+def place_of(code: CodeType) -> tuple[str, int]:
+    """Return the file and line of what a code object runs.
+
+    What torchloom puts in front of a module carries the place of the module's forward.
+    """
+    for constant in code.co_consts:
+        if isinstance(constant, tuple) and constant[:1] == (FORWARD_PLACE,):
+            return constant[1], constant[2]
+    return code.co_filename, code.co_firstlineno
+
+
+FORWARD_PLACE = "torchloom: the place of forward"
+"""Marks the constant that `place_of` reads."""
 
 
 def cache_entries(code: CodeType) -> list[Any]:
@@ -238,10 +254,18 @@ def config_changes() -> dict[str, list[str]]:
             lines = module.codegen_config().splitlines()
         except (AttributeError, TypeError):
             continue
-        kept = [line.rpartition("config.")[2] for line in lines if line.strip()]
+        named = [line.rpartition("config.")[2] for line in lines if line.strip()]
+        kept = [line for line in named if not _is_default(module, line.partition(" = ")[0])]
         if kept:
             found[name] = kept
     return found
+
+
+def _is_default(module: Any, name: str) -> bool:
+    """Say whether a setting that was assigned holds its default again, as after a `patch`."""
+    known = getattr(module, "_config", {}).get(name)
+    found = operator.attrgetter(name)(module) if known is not None else None
+    return known is not None and bool(known.default == found)
 
 
 @functools.cache

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import linecache
 import re
+import tokenize
 from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from torchloom.inspect.pseudo import pseudo_source
 from torchloom.inspect.recompiles import parse_reasons
 from torchloom.inspect.spans import SpanReader
 from torchloom.inspect.tap import Row
+from torchloom.inspect.trigger import trigger_of
 from torchloom.records import (
     Artifact,
     CacheUse,
@@ -101,6 +104,8 @@ class _Builder:
         self.codes: dict[Key, Compiled] = {}
         self.starts: dict[Key, Any] = {}
         self.guard_rows: dict[Key, list[dict[str, Any]]] = {}
+        self.tensors: dict[tuple[Any, Any], Any] = {}
+        self.sizes: dict[Key, dict[str, Any]] = {}
         self.files = introspect.interned_files()
         self.spans = SpanReader()
 
@@ -157,6 +162,8 @@ class _Builder:
         kind = row.kind
         if kind in _GRAPHS:
             self._graph(entry, row)
+        elif kind in ("describe_tensor", "describe_source") and isinstance(row.body, Mapping):
+            self._described(key, row.body)
         elif kind == "dynamo_guards":
             self.guard_rows[key] = _json(row.payload, [])
         elif kind == "dynamo_cpp_guards_str":
@@ -174,6 +181,15 @@ class _Builder:
             self._cache(entry, row)
         elif kind != "dynamo_start" and not _QUIET.fullmatch(kind):
             self.session.unknown[kind] = self.session.unknown.get(kind, 0) + 1
+
+    def _described(self, key: Key, body: Mapping[str, Any]) -> None:
+        """Note the size that came from a source: Dynamo tells of the tensor, then of its source."""
+        tensor = (body.get("describer_id"), body.get("id"))
+        if "size" in body:
+            self.tensors[tensor] = body["size"]
+        elif tensor in self.tensors:
+            sizes = self.sizes.setdefault(key, {})
+            sizes.setdefault(str(body.get("source")), self.tensors[tensor])
 
     def _graph(self, entry: Entry, row: Row) -> None:
         kind, title = _GRAPHS[row.kind]
@@ -244,6 +260,7 @@ class _Builder:
             elif not entry.status.startswith("failed"):
                 entry.status = "invalidated: its module or closure is gone, or it was reset"
         self._user_lines(key, entry)
+        entry.trigger = trigger_of(entry.guards, self.sizes.get(key, {}))
         entry.spans = self.spans.of(entry.compile_id, key[0])
 
     def _user_lines(self, key: Key, entry: Entry) -> None:
@@ -317,6 +334,7 @@ class _Builder:
                 owner.skipped = entry.status
                 owner.breaks += entry.breaks
             owner.num_hits += entry.num_hits
+            owner.num_misses += 1
         roots: list[Function] = []
         for function in functions.values():
             match = _RESUME.fullmatch(function.name)
@@ -341,10 +359,12 @@ class _Builder:
         same = [k for k in sorted(self.codes) if k[:2] == key[:2]]
         if same:
             code = self.codes[same[0]].original
+            file, line = introspect.place_of(code)
+            match = _RESUME.fullmatch(code.co_name)
             return Function(
                 name=code.co_name,
-                file=code.co_filename,
-                line=_line_of(code),
+                file=file,
+                line=int(match.group(2)) if match else line,
                 source=_source_of(code),
                 frame_id=key[1],
                 epoch=key[0],
@@ -369,7 +389,6 @@ _METRICS = (
     "graph_op_count",
     "graph_node_count",
     "graph_input_count",
-    "guard_count",
     "entire_frame_compile_time_s",
     "backend_compile_time_s",
     "inductor_compile_time_s",
@@ -382,7 +401,6 @@ _METRICS = (
     "inductor_fx_local_cache_hit_count",
     "inductor_fx_local_cache_miss_count",
     "guard_latency_us",
-    "num_graph_breaks",
 )
 
 
@@ -398,17 +416,13 @@ def _live(compiled: Compiled) -> Any:
     )
 
 
-def _line_of(code: CodeType) -> int:
-    match = _RESUME.fullmatch(code.co_name)
-    return int(match.group(2)) if match else code.co_firstlineno
-
-
 def _source_of(code: CodeType) -> str:
-    if _RESUME.fullmatch(code.co_name):
+    if _RESUME.fullmatch(code.co_name):  # the report shows that of the function it continues
         return ""
+    file, line = introspect.place_of(code)
     try:
-        return inspect.getsource(code)
-    except (OSError, TypeError, IndexError, SyntaxError):
+        return "".join(inspect.getblock(linecache.getlines(file)[line - 1 :]))
+    except (OSError, IndexError, SyntaxError, tokenize.TokenError):
         return ""
 
 

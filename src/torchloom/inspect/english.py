@@ -38,13 +38,17 @@ def source_in_words(source: str) -> str:
         'global torch.exp'
     """
     text = re.sub(r"___dict_contains\(.*?, (.*)\)", r"\1", source)
+    text = re.sub(
+        r"__import_(\w+?)'", lambda match: match.group(1).replace("_dot_", ".") + "'", text
+    )
+    text = re.sub(r"list\(dict\.keys\((.*)\)\)\[(\d+)\]", r"\1 key \2", text)
     text = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", text)
     text = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text)
     text = re.sub(r"object\.__getattribute__\((.*?), '(\w+)'\)", r"\1.\2", text)
     text = re.sub(r"\.__defaults__\[(\d+)\]", r" default \1", text)
     text = re.sub(r"\.__closure__\[(\d+)\]\.cell_contents", r" closure \1", text)
     for letter, word in (("L", "argument"), ("G", "global")):
-        match = re.fullmatch(rf"{letter}\['(\w+)'\](.*)", text)
+        match = re.fullmatch(rf"{letter}\['([\w.]+)'\](.*)", text)
         if match:
             inner, rest = match.groups()
             if letter == "L" and inner == "self":
@@ -66,6 +70,9 @@ def guard_in_words(kind: str, source: str, text: str) -> str:
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     what = source_in_words(source)
+    if kind == "LAMBDA_GUARD" and "top_saved_tensors_hooks" in text:
+        kind = "AUTOGRAD_SAVED_TENSORS_HOOKS"
+        return _SIMPLE[kind]
     for prefix, describe in _DESCRIBE.items():
         if kind.startswith(prefix):
             return describe(what, text)
@@ -104,8 +111,42 @@ def _equals(what: str, text: str) -> str:
 def _type(what: str, text: str) -> str:
     named = re.search(r"type=<class '([^']+)'>|<class '([^']+)'>", text)
     if named:
-        return f"{what} is a `{named.group(1) or named.group(2)}`"
+        name = named.group(1) or named.group(2)
+        return f"{what} is {'an' if name[0] in 'aeiou' else 'a'} `{name}`"
     return f"{what} is of the same type"
+
+
+def _length(what: str, text: str) -> str:
+    counted = re.fullmatch(r"len\(.*\) == (\d+)", text)
+    if counted:
+        return f"{what} has {counted.group(1)} item{'' if counted.group(1) == '1' else 's'}"
+    return f"{what} is {'empty' if text.startswith('not ') else 'not empty'}"
+
+
+def _contains(what: str, text: str) -> str:
+    found = re.search(r"___dict_contains\((.*?), ", text)
+    if not found:
+        return f"{what}: {without_addresses(text)}"
+    lacks = text.startswith("not ")
+    if what.endswith(".__dict__"):  # what an instance may have in place of its class's method
+        owner = what.removesuffix(".__dict__")
+        return f"{owner} has {'no ' if lacks else 'its own '}{found.group(1)}" + (
+            " of its own" if lacks else ""
+        )
+    return f"{what} has {'no' if lacks else 'the'} key {found.group(1)}"
+
+
+def _sizes(what: str, text: str) -> str:
+    text = re.sub(r"L((?:\['\w+'\])+)", lambda match: match.group(1), without_addresses(text))
+    text = re.sub(r"(?<![\w\])])\['(\w+)'\]", r"\1", text)
+    return "sizes: " + re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", text)
+
+
+def _apart(what: str, text: str) -> str:
+    named = re.findall(r"[LG]\['\w+'\][^,)]*", text)
+    some = ", ".join(source_in_words(each).removeprefix("argument ") for each in named[:4])
+    more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+    return f"{some or 'these'}{more} are different tensors"
 
 
 def _same(what: str, text: str) -> str:
@@ -130,16 +171,17 @@ _DESCRIBE = {
     "BOOL_MATCH": lambda what, text: f"{what} is {'False' if 'False' in text else 'True'}",
     "NO_HASATTR": lambda what, text: f"{what} lacks an attribute: {without_addresses(text)}",
     "HASATTR": lambda what, text: f"{what} has an attribute: {without_addresses(text)}",
-    "DICT_CONTAINS": lambda what, text: without_addresses(text),
+    "DICT_CONTAINS": _contains,
     "DICT_VERSION": lambda what, text: f"{what} has not been changed",
-    "SEQUENCE_LENGTH": lambda what, text: f"{what}: {without_addresses(text)}",
-    "LENGTH_CHECK": lambda what, text: f"{what}: {without_addresses(text)}",
-    "NO_TENSOR_ALIASING": lambda what, text: "these tensors are different objects",
+    "SEQUENCE_LENGTH": _length,
+    "LENGTH_CHECK": _length,
+    "DICT_LENGTH": _length,
+    "NO_TENSOR_ALIASING": _apart,
     "OBJECT_ALIASING": lambda what, text: f"{what} is the same object as another argument",
     "STORAGE_OVERLAPPING": lambda what, text: (
         "these tensors share no memory that they did not share"
     ),
-    "SHAPE_ENV": lambda what, text: f"sizes: {without_addresses(text)}",
+    "SHAPE_ENV": _sizes,
     "DIMENSION_DYNAMIC": lambda what, text: f"no dim of {what} is marked dynamic or static",
     "DYNAMIC_INDICES": lambda what, text: f"{what} is marked dynamic as before",
 }

@@ -55,8 +55,8 @@ def user_line(comment: str) -> str | None:
 
 def _kind_of(kind: str, text: str) -> str:
     """Return Dynamo's name for a check that it wrote as a plain comparison."""
-    if kind == "LAMBDA_GUARD":
-        if " == " in text:
+    if kind == "LAMBDA_GUARD" and "top_saved_tensors_hooks" not in text:
+        if " == " in text and ".size()" not in text:
             return "EQUALS_MATCH"
         return "SHAPE_ENV"
     return kind

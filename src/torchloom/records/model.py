@@ -46,7 +46,7 @@ class Kernel:
     language: str
     source: str
     nodes: list[str] = field(default_factory=list)
-    """Graph nodes that it computes, where known."""
+    """What it computes: nodes of the graph, or, of C++ kernels, the operators that it is named for."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -132,7 +132,7 @@ class Entry:
     status: str = "live"
     """live, or why it is not: "invalidated: ...", "evicted", "failed: ..."."""
     trigger: dict[str, str] = field(default_factory=dict)
-    """The arguments that made it: dtype, shape, gradient; never values."""
+    """The arguments that made it: tensors as dtype, shape, gradient, constants as they are guarded."""
     guards: list[Guard] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
@@ -178,6 +178,7 @@ class Function:
     """Breaks that left no entry: a frame that was skipped."""
     num_hits: int = 0
     num_misses: int = 0
+    """Calls that no entry could serve, and for which Dynamo compiled or tried to."""
     skipped: str | None = None
     """Why Dynamo runs it eagerly, or None."""
 
