@@ -8,13 +8,35 @@ and the context: no clock, no environment, no rank, so that all ranks build the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import fx
 
 Stage = Literal["joint", "lowered"]
 """joint: before the forward/backward split. lowered: each of the two graphs after it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """What a plan decided about the values of one joint graph: names of nodes, of parameters.
+
+    Activations that are named nowhere are kept.
+    """
+
+    recompute: frozenset[str] = frozenset()
+    """Activations that backward computes again."""
+    offload: frozenset[str] = frozenset()
+    """Activations that wait in host memory for backward."""
+    resident: frozenset[str] = frozenset()
+    """Parameters that are gathered once per optimizer step."""
+    keep: frozenset[str] = frozenset()
+    """Parameters whose gathered weight stays from forward to backward."""
+
+    def key(self) -> str:
+        """Return the choices as text that is equal on all ranks, whatever the order of sets."""
+        parts = (self.recompute, self.offload, self.resident, self.keep)
+        return repr(tuple(tuple(sorted(part)) for part in parts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +55,13 @@ class PassContext:
     """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
     is_backward: bool = False
     """Whether the lowered graph is the backward one."""
+    choices: Choices | None = None
+    """What the plan decided about this graph; None where there is no plan."""
 
     def key(self) -> str:
         """Return everything a pass may depend on, as text for cache keys."""
-        return repr(self)
+        choices = "None" if self.choices is None else self.choices.key()
+        return f"{replace(self, choices=None)!r} {choices}"
 
 
 PassFn = Callable[[fx.GraphModule, PassContext], int]
