@@ -13,6 +13,7 @@ from torch import fx
 
 from torchloom import _torch
 from torchloom.capture.hooks import GraphKind, WeaveHooks
+from torchloom.capture.partition import partition_by_tags
 
 Lower = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -34,7 +35,8 @@ def compile_with_aot(
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
         hooks.joint(joint, "joint")
-        return _torch.min_cut_partition(joint, joint_inputs, **kwargs)
+        split = partition_by_tags if hooks.is_planned else _torch.min_cut_partition
+        return split(joint, joint_inputs, **kwargs)
 
     def compiler(kind: GraphKind) -> Callable[..., Any]:
         def compile_graph(lowered: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

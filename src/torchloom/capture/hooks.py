@@ -48,6 +48,8 @@ class WeaveHooks:
     lowered: WeaveFn
     key: str | None
     """Hash of everything that the two may depend on; None where caches must not be used."""
+    is_planned: bool = False
+    """Whether `joint` tags every value, so that the split obeys tags alone."""
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

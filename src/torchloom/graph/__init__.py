@@ -5,6 +5,14 @@ With matching and surgery in one place, a pass is a screen of decisions.
 
 from __future__ import annotations
 
+from torchloom.graph.activations import (
+    draws,
+    forward_nodes,
+    is_view,
+    may_recompute,
+    mutated_inputs,
+    source_of,
+)
 from torchloom.graph.contract import Choices, GraphPass, PassContext, PassFn, Stage
 from torchloom.graph.edit import call, move_before, replace
 from torchloom.graph.liveness import live_bytes
@@ -19,13 +27,19 @@ __all__ = [
     "Stage",
     "args_of",
     "call",
+    "draws",
     "find",
+    "forward_nodes",
     "graph_text",
+    "is_view",
     "live_bytes",
+    "may_recompute",
     "move_before",
+    "mutated_inputs",
     "nbytes",
     "op_counts",
     "positions",
     "replace",
+    "source_of",
     "value_of",
 ]
