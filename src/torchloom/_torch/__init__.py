@@ -83,6 +83,14 @@ def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -
     return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
 
 
+def size_hint(size: Any) -> int:
+    """Return a size as a number, without a guard: for a symbol what the trace saw (2.11-2.13)."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 1 if hint is None else int(hint)
+
+
 def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:
     """Hash the contents of source files with a salt (2.11-2.13; cached for the last call only)."""
     from torch._inductor.custom_graph_pass import get_hash_for_files

@@ -48,6 +48,26 @@ def source_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def droppable(joint: fx.Graph) -> set[fx.Node]:
+    """Return the calls of the forward half whose results need not wait for backward.
+
+    Not among them: views (they follow what they view), results of the graph (the caller holds them
+    anyway), whatever must not run twice, and what reads an input that forward writes.
+    """
+    half = forward_nodes(joint)
+    half_set = set(half)
+    written = mutated_inputs(joint)
+    results = {source_of(node) for node in joint.output_node().all_input_nodes if node in half_set}
+    return {
+        node
+        for node in half
+        if not is_view(node)
+        and may_recompute(node)
+        and node not in results
+        and not any(source_of(used) in written for used in node.all_input_nodes)
+    }
+
+
 def mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
     """Return the inputs that forward writes: buffers such as running means.
 

@@ -15,13 +15,7 @@ from __future__ import annotations
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom.graph import (
-    PassContext,
-    forward_nodes,
-    may_recompute,
-    mutated_inputs,
-    source_of,
-)
+from torchloom.graph import PassContext, droppable, forward_nodes, source_of
 
 SAVE, DROP = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
 
@@ -31,29 +25,19 @@ def recompute(gm: fx.GraphModule, ctx: PassContext) -> int:
     if ctx.choices is None:
         return 0
     num_dropped = 0
-    written = mutated_inputs(gm.graph)
+    may_drop = droppable(gm.graph)
     for node in forward_nodes(gm.graph):
         if "recompute" in node.meta:  # decided before: gathered weights, the user's checkpoints
             continue
         source = source_of(node)
-        drop = _is_dropped(source, ctx.choices.recompute, written) or (
-            node is not source and _views(node)
-        )
-        num_dropped += drop and node is source
+        is_chosen = source in may_drop and (
+            source.name in ctx.choices.recompute or not source.all_input_nodes
+        )  # constants are made again where they are needed: they would only take up room
+        drop = is_chosen or source.op != "call_function" or (node is not source and _views(node))
+        num_dropped += is_chosen and node is source
         node.meta["recompute"] = DROP if drop else SAVE
         node.meta["ac_graph_id"] = 0
     return num_dropped
-
-
-def _is_dropped(source: fx.Node, chosen: frozenset[str], written: set[fx.Node]) -> bool:
-    if source.op == "placeholder":
-        return True  # what views an input costs nothing
-    if not may_recompute(source):
-        return False
-    if any(source_of(used) in written for used in source.all_input_nodes):
-        return False
-    # Constants are made again where they are needed; they would only take up room.
-    return source.name in chosen or not source.all_input_nodes
 
 
 def _views(node: fx.Node) -> bool:

@@ -57,7 +57,7 @@ def micro_step(forward: fx.Graph, backward: fx.Graph, *, probe: Probe | None = N
     saved = _storages(node for node in placeholders if node not in tangents)
     # What only mutates an input is copied there and dropped before the caller goes on; a result
     # that does so as well is returned as that input.
-    written = _storages(_with_role(outputs, _MUTATIONS))
+    written = _storages(_with_role(outputs, MUTATIONS))
     results = _storages(_results(outputs, saved)) - written
     kept = {s: n for s, n in program.results.items() if s in saved or s not in written}
     seeds = {s: n for s, n in _sized(tangents).items() if s not in results}
@@ -82,7 +82,7 @@ def micro_step(forward: fx.Graph, backward: fx.Graph, *, probe: Probe | None = N
 
 
 _RESULTS = ("PlainAOTOutput", "IntermediateBaseAOTOutput", "MetadataMutationAOTOutput")
-_MUTATIONS = ("InputMutationAOTOutput",)
+MUTATIONS = ("InputMutationAOTOutput",)
 
 
 def _results(output: fx.Node, saved: set[Storage]) -> list[fx.Node]:

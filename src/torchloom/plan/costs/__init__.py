@@ -1,0 +1,29 @@
+"""What operators, copies and collectives cost, in microseconds.
+
+    roofline     FLOPs and bytes of an operator against the rates of a device: no measurement
+    table        measured figures where there are any, the roofline where there are none
+
+Rates are data (`hardware`): a new device is one row. Nothing here runs a user's graph.
+"""
+
+from __future__ import annotations
+
+from torchloom.plan.costs.hardware import DEVICES, NETWORKS, Device, Network, device_row
+from torchloom.plan.costs.roofline import node_flops, node_traffic_bytes, roofline_us
+from torchloom.plan.costs.table import CostTable, collective_us, graph_us, link_us, node_us
+
+__all__ = [
+    "DEVICES",
+    "NETWORKS",
+    "CostTable",
+    "Device",
+    "Network",
+    "collective_us",
+    "device_row",
+    "graph_us",
+    "link_us",
+    "node_flops",
+    "node_traffic_bytes",
+    "node_us",
+    "roofline_us",
+]
