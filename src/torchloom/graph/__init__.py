@@ -5,7 +5,15 @@ With matching and surgery in one place, a pass is a screen of decisions.
 
 from __future__ import annotations
 
-from torchloom.graph.activations import draws, droppable, forward_nodes, is_view, may_recompute, mutated_inputs, source_of
+from torchloom.graph.activations import (
+    draws,
+    droppable,
+    forward_nodes,
+    is_view,
+    may_recompute,
+    mutated_inputs,
+    source_of,
+)
 from torchloom.graph.contract import Choices, GraphPass, PassContext, PassFn, Stage
 from torchloom.graph.edit import call, move_before, replace
 from torchloom.graph.liveness import live_bytes

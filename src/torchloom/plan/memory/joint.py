@@ -7,16 +7,20 @@ get from forward. So thousands of choices can be tried on one captured graph.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom.graph import forward_nodes, value_of
 from torchloom.plan.memory.micro_step import MUTATIONS
 from torchloom.plan.memory.program import Probe
 from torchloom.plan.memory.storages import storages_of
+
+_DROPPED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 class Peaks(NamedTuple):
@@ -63,6 +67,10 @@ class JointModel:
     roots: set[int]
     """Those of scalar results: who calls backward() holds them."""
     first_of_backward: int
+    maker: list[int]
+    """Of what picks one of several results: the node that made them; of others the node itself."""
+    fixed: frozenset[int]
+    """Nodes that tags drop already: gathered weights, the user's checkpoints."""
 
     def simulate(self, dropped: Callable[[int], bool]) -> Peaks:
         """Return the peaks when forward hands over no value for which `dropped` says so.
@@ -211,4 +219,9 @@ def joint_model(joint: fx.Graph, num_results: int, probe: Probe | None = None) -
         seeds=parts(tangents),
         roots=parts(n for n in tangents if getattr(value_of(n), "ndim", None) == 0),
         first_of_backward=min(readers, default=len(nodes)),
+        maker=[
+            index_of[n.all_input_nodes[0]] if n.target is operator.getitem else i
+            for i, n in enumerate(nodes)
+        ],
+        fixed=frozenset(i for i, n in enumerate(nodes) if n.meta.get("recompute") in _DROPPED),
     )
