@@ -48,6 +48,8 @@ class WeaveHooks:
     lowered: WeaveFn
     key: str | None
     """Hash of everything that the two may depend on; None where caches must not be used."""
+    compiled: Callable[[GraphKind, float], None] = lambda kind, seconds: None
+    """Is told how many seconds the compiler took for a lowered graph."""
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

@@ -36,7 +36,7 @@ def compile_with_inductor(
             lambda lowered: hooks.lowered(lowered, kind_of(lowered)), _named("lowered", hooks.key)
         ),
     }
-    return _torch.inductor_compile(gm, example_inputs, patches)
+    return _torch.inductor_compile(gm, example_inputs, patches, hooks.compiled)
 
 
 def _named(stage: str, key: str | None) -> str | None:

@@ -6,8 +6,8 @@ With matching and surgery in one place, a pass is a screen of decisions.
 from __future__ import annotations
 
 from torchloom.graph.contract import Choices, GraphPass, PassContext, PassFn, Stage
-from torchloom.graph.edit import call, move_before, replace
-from torchloom.graph.liveness import live_bytes
+from torchloom.graph.edit import call, move_before, record_values, replace
+from torchloom.graph.liveness import live_bytes, viewed
 from torchloom.graph.nodes import args_of, find, nbytes, positions, value_of
 from torchloom.graph.text import graph_text, op_counts
 
@@ -26,6 +26,8 @@ __all__ = [
     "nbytes",
     "op_counts",
     "positions",
+    "record_values",
     "replace",
     "value_of",
+    "viewed",
 ]
