@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, replace, viewed
+from torchloom.graph import PassContext, args_of, call, viewed
 from torchloom.ops.match import Transfer, gathers
 
 # A compiler may let these write into their first argument once nobody else reads it.
@@ -41,28 +41,25 @@ def _replace_members(
     ]
     if all(stays):
         return 0
-    picks = transfer.results
     with graph.inserting_before(transfer.start):
-        fulls = [
-            None if stay else call(graph, ops.resident, (shard, dtype, world_size, handle, name))
-            for stay, shard, name in zip(stays, shards, names, strict=True)
-        ]
+        for stay, shard, name, pick in zip(stays, shards, names, transfer.results, strict=True):
+            if not stay:
+                args = (shard, dtype, world_size, handle, name)
+                weight = call(graph, ops.resident, args)
+                pick.replace_all_uses_with(weight, lambda user: user is not transfer.wait)
         rest = [shard for stay, shard in zip(stays, shards, strict=True) if stay]
-        start = call(graph, transfer.start.target, (rest, *args_of(transfer.start)[1:]))
-    kept = []
-    for stay, pick in zip(stays, picks, strict=True):
-        if stay:
-            pick.args = (start, len(kept))
-            kept.append(pick)
-    transfer.wait.args = (kept, rest, handle)
+        kept = [pick for stay, pick in zip(stays, transfer.results, strict=True) if stay]
+        if rest:
+            start = call(graph, transfer.start.target, (rest, *args_of(transfer.start)[1:]))
+            for index, pick in enumerate(kept):
+                pick.args = (start, index)
+            transfer.wait.args = (kept, rest, handle)
     if not rest:
         graph.erase_node(transfer.wait)
-    for pick, full in zip(picks, fulls, strict=True):
-        if full is not None:
-            replace(pick, full)
+    for stay, pick in zip(stays, transfer.results, strict=True):
+        if not stay:
+            graph.erase_node(pick)
     graph.erase_node(transfer.start)
-    if not rest:
-        graph.erase_node(start)
     return stays.count(False)
 
 

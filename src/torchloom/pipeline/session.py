@@ -91,7 +91,9 @@ class CompileSession:
         started = time.perf_counter()
         unwoven = copy_graph_module(gm)  # compilers may rewrite the original
         try:
-            compiled = self._compile_settled(gm, example_inputs, report)
+            known = frozenset(self.book.residents)
+            compiled = self._compile(gm, example_inputs, report)
+            self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:
             if self.strict or _pass_error(error) is None:
                 raise
@@ -105,32 +107,6 @@ class CompileSession:
             )
         )
         return compiled
-
-    def _compile_settled(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
-    ) -> Callable[..., Any]:
-        """Compile a graph, and once more if one of its passes made a parameter resident.
-
-        The forward graph is compiled when the pass of the backward graph chooses.
-        """
-        spare = copy_graph_module(gm) if self._sees_beyond else None
-        known = frozenset(self.book.residents)
-        compiled = self._compile(gm, example_inputs, report)
-        if spare is not None and known != self.book.residents:
-            known = frozenset(self.book.residents)
-            report.passes.clear()
-            report.collectives.clear()
-            compiled = self._compile(spare, example_inputs, report)
-        self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
-        self._agree_on_weave(report)
-        return compiled
-
-    def _agree_on_weave(self, report: GraphReport) -> None:
-        """Compare what custom passes did, where nothing but their own care makes it equal."""
-        if self.agree is not None and self._sees_beyond:
-            residents = ", ".join(sorted(self.book.residents))
-            counts = ", ".join(f"{op}: {n}" for op, n in sorted(report.collectives.items()))
-            self.agree(f"the passes over {report.name}", f"{counts} resident: {residents}")
 
     @property
     def _sees_beyond(self) -> bool:
@@ -219,6 +195,10 @@ class CompileSession:
         manager = PassManager(passes, context, self.dump_dir, level)
         manager.run(gm, context, f"{report.name}.{kind}", report)
         spot.leave(gm, context)
+        if stage == "lowered" and self._sees_beyond and self.agree is not None:
+            # Nothing but their own care makes such passes do the same on all ranks.
+            residents = ", ".join(sorted(self.book.residents))
+            self.agree(f"{report.name}.{kind} as woven", f"{_digest(gm)}, resident: {residents}")
         if self.backend == "inductor" and kind != "joint":
             sidecar.save(self._sidecar_name(report), report.collectives)
 

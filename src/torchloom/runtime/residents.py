@@ -4,8 +4,9 @@
     every other use             a view of the buffer that is here already
 
 A weight is out of date when its piece has been written since (torch counts writes to a tensor), when
-the piece lies in other memory, or when somebody said so. All ranks write their pieces at the same
-points of the program, so all ranks gather at the same points.
+the piece lies in other memory, or when somebody said so: fused optimizers and writes through `.data`
+are not counted (torch 2.11-2.13). All ranks write their pieces at the same points of the program, so
+all ranks gather at the same points.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 GatherInto = Callable[[list[Tensor], list[Tensor]], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Kept:
     """One gathered weight."""
 
