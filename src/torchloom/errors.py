@@ -51,6 +51,10 @@ class PassOrderError(PassError, ValueError):
     """A list of passes runs a pass before what it needs, or names an unknown pass."""
 
 
+PassContractError = PassOrderError
+"""DeepSpeed's name for an error in the order of passes."""
+
+
 class BackendError(TorchloomError, RuntimeError):
     """A compiler backend cannot be registered, found or used."""
 

@@ -134,8 +134,9 @@ def test_hints_say_asked_and_used():
     assert hints["zero_optimization.sub_group_size"].used is None
 
 
-def test_schedule_of_step_0_becomes_the_list_of_passes():
-    assert good("compile_schedule").compile.passes == ("zero3", "prefetch", "selective_gather")
+def test_a_schedule_keeps_deepspeeds_names():
+    entry = (0, ("zero3_compile", "prefetch", "selective_gather"))
+    assert good("compile_schedule").compile.schedule == (entry,)
 
 
 def test_stage_marks_mean_the_preset_of_the_stage():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torchloom.backends.graphs import copy_graph_module
-from torchloom.capture import WeaveHooks, compile_with_aot
+from torchloom.capture import WeaveHooks, compile_with_aot, partition_by_tags
 from torchloom.graph import Choices, GraphPass, PassContext
 from torchloom.passes import PASSES
 from torchloom.pipeline.manager import PassManager
@@ -67,7 +67,12 @@ class Captured:
         def lowered(gm: fx.GraphModule, kind: str) -> None:
             found[kind] = gm
 
-        hooks = WeaveHooks(joint=joint, lowered=lowered, key=None, is_planned=choices is not None)
+        hooks = WeaveHooks(
+            joint=joint,
+            lowered=lowered,
+            key=None,
+            partition=None if choices is None else partition_by_tags,
+        )
         run = compile_with_aot(copy_graph_module(self._gm), self._examples, hooks)
         run(*self._inputs)[0].backward()  # backward is compiled at its first run
         self.drop_gradients()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
@@ -18,6 +19,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass  # 2.11-2.13
+from torch._inductor.custom_graph_pass import (
+    CustomPartitionerFn as CustomPartitionerFn,  # 2.11-2.13
+)
 from torch._ops import OpOverload as OpOverload  # 2.11-2.13
 from torch.fx.graph import _BoxedCodeGen
 
@@ -28,15 +32,29 @@ BoxedCodeGen = _BoxedCodeGen
 
 
 def inductor_compile(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any]
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    timed: Callable[[Any, float], None],
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor under config patches (2.11-2.13).
 
-    The patches also hold for the backward graph, which is compiled later.
+    The patches also hold for the backward graph, which is compiled later. `timed` is told "forward",
+    "backward" or "inference" and the seconds that it took, unless a cache held both graphs.
     """
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    compiled: Any = compile_fx(gm, list(example_inputs), config_patches=dict(patches))
+    @functools.wraps(compile_fx_inner)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        compiled = compile_fx_inner(*args, **kwargs)
+        kind = "inference" if kwargs.get("is_inference") else "forward"
+        timed("backward" if kwargs.get("is_backward") else kind, time.perf_counter() - started)
+        return compiled
+
+    compiled: Any = compile_fx(
+        gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches)
+    )
     return compiled
 
 

@@ -61,6 +61,7 @@ class Update:
             self._say_skipped(step)
         else:
             optimizer.step()
+            self.comm.residents.invalidate()
             self.local.publish()
             if lr_scheduler is not None:
                 lr_scheduler.step()

@@ -15,8 +15,8 @@ from torchloom.graph.activations import (
     source_of,
 )
 from torchloom.graph.contract import Choices, GraphPass, PassContext, PassFn, Stage
-from torchloom.graph.edit import call, move_before, replace
-from torchloom.graph.liveness import live_bytes
+from torchloom.graph.edit import call, move_before, record_values, replace
+from torchloom.graph.liveness import live_bytes, viewed
 from torchloom.graph.nodes import args_of, find, nbytes, positions, value_of
 from torchloom.graph.text import graph_text, op_counts
 
@@ -41,7 +41,9 @@ __all__ = [
     "nbytes",
     "op_counts",
     "positions",
+    "record_values",
     "replace",
     "source_of",
     "value_of",
+    "viewed",
 ]

@@ -7,8 +7,8 @@ and the context: no clock, no environment, no rank, so that all ranks build the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import fx
@@ -24,8 +24,8 @@ class Choices:
     Activations that are named nowhere are kept.
     """
 
-    recompute: frozenset[str] = frozenset()
-    """Activations that backward computes again."""
+    recompute: frozenset[str] | None = None
+    """Activations that backward computes again; None leaves it to the partitioner."""
     offload: frozenset[str] = frozenset()
     """Activations that wait in host memory for backward."""
     resident: frozenset[str] = frozenset()
@@ -36,7 +36,7 @@ class Choices:
     def key(self) -> str:
         """Return the choices as text that is equal on all ranks, whatever the order of sets."""
         parts = (self.recompute, self.offload, self.resident, self.keep)
-        return repr(tuple(tuple(sorted(part)) for part in parts))
+        return repr(tuple(None if part is None else tuple(sorted(part)) for part in parts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +57,16 @@ class PassContext:
     """Whether the lowered graph is the backward one."""
     choices: Choices | None = None
     """What the plan decided about this graph; None where there is no plan."""
+    memory_budget_bytes: int | None = None
+    """Device memory that a step may use at its peak; None where nobody has said."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """Which parameter each input of this graph holds (a piece of it, or all): input -> name.
+    Follows from the graph, so it is not part of the key."""
 
     def key(self) -> str:
         """Return everything a pass may depend on, as text for cache keys."""
         choices = "None" if self.choices is None else self.choices.key()
-        return f"{replace(self, choices=None)!r} {choices}"
+        return f"{replace(self, choices=None, params={})!r} {choices}"
 
 
 PassFn = Callable[[fx.GraphModule, PassContext], int]
@@ -77,3 +82,5 @@ class GraphPass:
     provides: frozenset[str] = frozenset()
     requires: frozenset[str] = frozenset()
     conflicts_with: frozenset[str] = frozenset()
+    memory_budget_bytes: int | None = None
+    """What a schedule gave this pass; replaces the context's budget."""

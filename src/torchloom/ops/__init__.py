@@ -6,7 +6,8 @@ tensors with no process group. Two families:
 * *traced* operators are what a model's properties call, and what the joint graph holds: one node
   for a whole gather or reduction, differentiable.
 * *lowered* operators replace them after the forward/backward split: `*_start` issues
-  communication for a bucket of tensors, `wait_` blocks until it has arrived.
+  communication for a bucket of tensors, `wait_` blocks until it has arrived, `resident` reads a
+  weight that stays gathered.
 
 Every operator names its communicator by a `handle` string, the same on all ranks, so that all
 ranks build byte-identical graphs and share compile caches.
@@ -14,7 +15,7 @@ ranks build byte-identical graphs and share compile caches.
 
 from __future__ import annotations
 
-from torchloom.ops.lowered import gather_start, reduce_start, sync_start, wait_
+from torchloom.ops.lowered import gather_start, reduce_start, resident, sync_start, wait_
 from torchloom.ops.traced import gather, reduce, replicate, sync
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "reduce",
     "reduce_start",
     "replicate",
+    "resident",
     "sync",
     "sync_start",
     "wait_",

@@ -5,10 +5,27 @@ from __future__ import annotations
 import operator
 from typing import NamedTuple
 
+import torch
 from torch import fx
 
 from torchloom.graph.nodes import args_of, find, nbytes
 from torchloom.ops.lowered import gather_start, reduce_start, sync_start, wait_
+
+aten = torch.ops.aten
+_WEIGHT_VIEWS = frozenset(
+    {
+        aten.t.default,
+        aten.permute.default,
+        aten.view.default,
+        aten.unsqueeze.default,
+        aten.expand.default,
+        aten.detach.default,
+        aten.alias.default,
+        aten.transpose.int,
+        aten.slice.Tensor,
+        aten.select.int,
+    }
+)
 
 
 class Transfer(NamedTuple):
@@ -38,6 +55,14 @@ class Transfer(NamedTuple):
         """Transfers of one family can share a start."""
         per_tensor = {reduce_start: 2}.get(self.start.target, 1)
         return (self.start.target, *args_of(self.start)[per_tensor:])
+
+
+def with_views(weight: fx.Node) -> list[fx.Node]:
+    """Return a gather of the joint graph and the views of its result that layers make."""
+    chain = [weight]
+    for link in chain:  # grows while it is walked
+        chain += [user for user in link.users if user.target in _WEIGHT_VIEWS]
+    return chain
 
 
 def gathers(graph: fx.Graph) -> list[Transfer]:

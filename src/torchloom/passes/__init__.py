@@ -13,6 +13,7 @@ from torchloom.passes.elide_copies import elide_copies
 from torchloom.passes.place import place
 from torchloom.passes.prefetch import prefetch
 from torchloom.passes.recompute import recompute
+from torchloom.passes.selective_gather import selective_gather
 from torchloom.passes.zero1 import zero1
 from torchloom.passes.zero2 import zero2
 from torchloom.passes.zero3 import zero3
@@ -45,6 +46,12 @@ PASSES: dict[str, GraphPass] = {
         ),
         GraphPass(name="recompute", fn=recompute, stage="joint"),
         GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),
+        GraphPass(
+            name="selective_gather",
+            fn=selective_gather,
+            stage="lowered",
+            requires=frozenset({"transfers"}),
+        ),
         GraphPass(name="bucket", fn=bucket, stage="lowered", requires=frozenset({"transfers"})),
         GraphPass(name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})),
     )

@@ -22,7 +22,7 @@ SAVE, DROP = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
 
 def recompute(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Tag the values of the forward half; return how many are computed again."""
-    if ctx.choices is None:
+    if ctx.choices is None or ctx.choices.recompute is None:
         return 0
     num_dropped = 0
     may_drop = droppable(gm.graph)

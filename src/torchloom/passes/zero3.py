@@ -9,37 +9,19 @@ nothing. Changes no values.
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom import ops
 from torchloom.graph import PassContext, find
-
-aten = torch.ops.aten
-_VIEWS = frozenset(
-    {
-        aten.t.default,
-        aten.permute.default,
-        aten.view.default,
-        aten.unsqueeze.default,
-        aten.expand.default,
-        aten.detach.default,
-        aten.alias.default,
-        aten.transpose.int,
-        aten.slice.Tensor,
-        aten.select.int,
-    }
-)
+from torchloom.ops.match import with_views
 
 
 def zero3(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Tag every gather and the views of its result for recomputation; return how many gathers."""
     nodes = find(gm.graph, ops.gather)
     for node in nodes:
-        chain = [node]
-        for link in chain:  # grows while it is walked
-            chain += [user for user in link.users if user.target in _VIEWS]
+        for link in with_views(node):
             link.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             link.meta["ac_graph_id"] = 0
     return len(nodes)

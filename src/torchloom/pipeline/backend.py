@@ -20,7 +20,7 @@ from torch import fx
 from torchloom import ops
 from torchloom.errors import BackendError
 from torchloom.graph import PassContext, find
-from torchloom.pipeline.presets import resolve_passes
+from torchloom.pipeline.schedule import resolve_passes
 from torchloom.pipeline.session import CompileSession
 from torchloom.shard import Layout, layouts_over
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import fx
@@ -94,6 +94,8 @@ def _run_one(
     each: GraphPass, gm: fx.GraphModule, context: PassContext, name: str, before: str
 ) -> int:
     try:
+        if each.memory_budget_bytes is not None:
+            context = replace(context, memory_budget_bytes=each.memory_budget_bytes)
         num_edits = each.fn(gm, context)
         gm.graph.lint()
     except Exception as error:

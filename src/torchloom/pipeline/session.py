@@ -28,18 +28,23 @@ from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
 from torchloom.errors import PassError
-from torchloom.graph import GraphPass, PassContext, graph_text
+from torchloom.graph import Choices, GraphPass, PassContext, graph_text
 from torchloom.log import get_logger
 from torchloom.pipeline import sidecar
+from torchloom.pipeline.device import default_budget_bytes
+from torchloom.pipeline.forms import adapted_of
 from torchloom.pipeline.identity import identity_of
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import CompileReport, GraphReport
+from torchloom.pipeline.site import Book, Spot
 from torchloom.shard.regather import LIVE
 
 logger = get_logger(__name__)
 
+SELECTIVE = "selective_gather"
 
-@dataclass
+
+@dataclass(eq=False)  # Dynamo compares backends to tell compiled entries apart
 class CompileSession:
     """Compiles the graphs of one module.
 
@@ -66,7 +71,11 @@ class CompileSession:
     """Log each pass, not only when debugging."""
     agree: Callable[[str, str], None] | None = None
     """Compares a text between all ranks and raises where they differ, before a graph runs."""
+    book: Book = field(default_factory=Book)
+    """What custom passes are told of the model and of all graphs."""
     report: CompileReport = field(default_factory=CompileReport)
+    _woven: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
+    """Of each compiled graph: its parameters, and the residents that it knows."""
 
     def __call__(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
@@ -74,6 +83,7 @@ class CompileSession:
         """Compile one captured graph: the signature of a torch.compile backend."""
         name = f"graph{len(self.report.graphs)}"
         report = GraphReport(name, len(gm.graph.nodes), name_of(self.backend), _digest(gm))
+        report.graph_id = self.book.page(report.digest).graph_id
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         if self.agree is not None:
@@ -81,7 +91,9 @@ class CompileSession:
         started = time.perf_counter()
         unwoven = copy_graph_module(gm)  # compilers may rewrite the original
         try:
+            known = frozenset(self.book.residents)
             compiled = self._compile(gm, example_inputs, report)
+            self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:
             if self.strict or _pass_error(error) is None:
                 raise
@@ -96,6 +108,29 @@ class CompileSession:
         )
         return compiled
 
+    @property
+    def _sees_beyond(self) -> bool:
+        adapted = (adapted_of(each) for each in self.passes)
+        return any(each is not None and each.sees_beyond_its_graph for each in adapted)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a pass chose residents that a graph compiled before does not know of."""
+        residents = self.book.residents
+        return any(params & (residents - known) for params, known in self._woven)
+
+    def begin(self, passes: Sequence[GraphPass] | None = None) -> Callable[..., Any]:
+        """Return a backend for one compile of the module, with other passes if given.
+
+        Dynamo tells entries apart by their backend: under a new one everything is captured anew,
+        while what other functions have compiled stays.
+        """
+        if passes is not None:
+            self.passes = passes
+            self.__dict__.pop("key", None)
+        self._woven.clear()
+        return _Round(self)
+
     def _compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
     ) -> Callable[..., Any]:
@@ -103,6 +138,7 @@ class CompileSession:
             joint=lambda joint, kind: self._weave("joint", joint, kind, report),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report),
             key=self._cache_key(),
+            compiled=lambda kind, seconds: report.compile_s.append((kind, seconds)),
         )
         if self.backend == "eager":
             return gm.forward
@@ -124,7 +160,10 @@ class CompileSession:
     def key(self) -> str:
         """Hash of all that woven graphs depend on besides the captured graph."""
         parts = [
-            each.name if _is_built_in(each) else identity_of(each).text for each in self.passes
+            f"{each.name}/{each.memory_budget_bytes}"
+            if _is_built_in(each)
+            else identity_of(each).text
+            for each in self.passes
         ]
         return _torch.hash_files(_sources(), f"{parts}|{self.context.key()}").hex()
 
@@ -133,19 +172,51 @@ class CompileSession:
         own = [identity_of(each) for each in self.passes if not _is_built_in(each)]
         if self.dump_dir is not None or not all(identity.is_complete for identity in own):
             return None
-        return self.key
+        return f"{self.key}-{','.join(sorted(self.book.residents))}"
 
     def _sidecar_name(self, report: GraphReport) -> str:
-        return f"{report.digest}-{self.key}"
+        key = hashlib.blake2b((self._cache_key() or self.key).encode(), digest_size=16).hexdigest()
+        return f"{report.digest}-{key}"
 
     def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport) -> None:
-        context = dataclasses.replace(self.context, is_backward=kind == "backward")
-        passes = [each for each in self.passes if each.stage == stage]
+        page = self.book.page(report.digest)
+        if stage == "joint":
+            page.read_joint(gm, needs_backward=kind == "joint")
+        context = dataclasses.replace(
+            self.context,
+            is_backward=kind == "backward",
+            choices=self._choices(),
+            params=dict(page.params),
+        )
+        budget = default_budget_bytes()
+        spot = Spot(self.book, page, self.context.world_size, budget)
+        passes = [_bound(each, spot) for each in self._passes_of(stage)]
         level = logging.INFO if self.debug_log else logging.DEBUG
         manager = PassManager(passes, context, self.dump_dir, level)
         manager.run(gm, context, f"{report.name}.{kind}", report)
+        spot.leave(gm, context)
+        if stage == "lowered" and self._sees_beyond and self.agree is not None:
+            # Nothing but their own care makes such passes do the same on all ranks.
+            residents = ", ".join(sorted(self.book.residents))
+            self.agree(f"{report.name}.{kind} as woven", f"{_digest(gm)}, resident: {residents}")
         if self.backend == "inductor" and kind != "joint":
             sidecar.save(self._sidecar_name(report), report.collectives)
+
+    def _passes_of(self, stage: str) -> list[GraphPass]:
+        """Return the passes of a stage; residents that passes ask for are read at the end."""
+        found = [each for each in self.passes if each.stage == stage]
+        if stage == "lowered" and self.book.residents:
+            found = [each for each in found if each.name != SELECTIVE]
+            found.append(torchloom.passes.PASSES[SELECTIVE])
+        return found
+
+    def _choices(self) -> Choices | None:
+        """Return what the plan chose, and the residents that passes asked for."""
+        planned = self.context.choices
+        if not self.book.residents:
+            return planned
+        planned = planned or Choices()
+        return dataclasses.replace(planned, resident=planned.resident | self.book.residents)
 
     def _fall_back(
         self, gm: fx.GraphModule, report: GraphReport, error: Exception
@@ -170,8 +241,28 @@ class CompileSession:
         return run
 
 
+class _Round:
+    """One compile of a module by a session: what Dynamo knows as the backend."""
+
+    def __init__(self, session: CompileSession) -> None:
+        self._session = session
+        self.compiler_name = session.compiler_name
+
+    def __call__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
+    ) -> Callable[..., Any]:
+        return self._session(gm, example_inputs, **options)
+
+
+def _bound(each: GraphPass, spot: Spot) -> GraphPass:
+    """Let a pass of another form know where it runs."""
+    adapted = adapted_of(each)
+    return each if adapted is None else dataclasses.replace(each, fn=adapted.at(spot))
+
+
 def _is_built_in(each: GraphPass) -> bool:
-    return torchloom.passes.PASSES.get(each.name) is each
+    known = torchloom.passes.PASSES.get(each.name)
+    return known is not None and known.fn is each.fn
 
 
 def _digest(gm: fx.GraphModule) -> str:

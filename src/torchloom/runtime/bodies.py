@@ -22,6 +22,7 @@ def bind() -> None:
     for body in (_gather, _reduce, _replicate, _sync, _gather_start, _reduce_start, _sync_start):
         LIBRARY.impl(body.__name__[1:], body, "CompositeExplicitAutograd")
     LIBRARY.impl("wait_", _wait, "CompositeExplicitAutograd")
+    LIBRARY.impl("resident", _resident, "CompositeExplicitAutograd")
 
 
 def _gather(
@@ -102,3 +103,9 @@ def _sync_start(
 
 def _wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:
     lookup(handle).wait(results)
+
+
+def _resident(
+    shard: Tensor, dtype: torch.dtype, world_size: int, handle: str, param: str
+) -> Tensor:
+    return lookup(handle).residents.get(shard, dtype, param)

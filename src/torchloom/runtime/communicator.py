@@ -20,6 +20,7 @@ from torchloom.errors import ShardError
 from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.c10d import C10dCollectives
 from torchloom.runtime.gloo import GlooCollectives
+from torchloom.runtime.residents import Residents
 from torchloom.shard.pieces import piece_numel
 
 
@@ -42,6 +43,11 @@ class Communicator:
     _num_collectives: int = 0
     _num_bytes: int = 0
     _in_flight: dict[int, Pending] = field(default_factory=dict)
+    residents: Residents = field(init=False)
+    """Weights that stay gathered between micro-steps."""
+
+    def __post_init__(self) -> None:
+        self.residents = Residents(self.gather_into, self.world_size)
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,146 @@
+"""The compiled side of an engine: one session, its schedule, and the clock that moves it.
+
+start     the entry that is due is compiled
+advance   after an optimizer step: when another entry is due, or a pass asked for residents in a
+          graph that was compiled before, the model is captured anew with its weights, optimizer
+          and counters as they are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+
+from torchloom.config import Config
+from torchloom.engine.agreement import Agreement
+from torchloom.engine.groups import World
+from torchloom.engine.weave import build_session, start_compiled
+from torchloom.errors import ConfigError, EngineError
+from torchloom.log import get_logger
+from torchloom.pipeline import CompileSession, PassItem, PassRegistry, Resolver, Schedule
+from torchloom.pipeline.device import device_bytes
+from torchloom.pipeline.schedule import Entry, Plan
+from torchloom.plan.costs import NETWORKS, CostTable
+from torchloom.plan.costs.hardware import local_device
+from torchloom.shard import layout_of, owners_of
+
+logger = get_logger(__name__)
+
+
+@dataclass(kw_only=True)
+class Compiled:
+    """A model that is compiled in place, by a schedule."""
+
+    model: nn.Module
+    session: CompileSession
+    plan: Plan
+    entry: Entry
+    kwargs: dict[str, Any]
+    agreement: Agreement
+
+    def advance(self, step: int) -> bool:
+        """Switch to the entry that is due before optimizer step `step` runs.
+
+        Returns:
+            Whether the model will be captured anew.
+
+        Raises:
+            AgreementError: the ranks do not switch alike.
+        """
+        entry = self.plan.due(step)
+        switches = entry.passes != self.entry.passes
+        if not switches and not self.session.is_outdated:
+            self.entry = entry
+            return False
+        start_compiled(self.model, self.session, entry.passes, **self.kwargs)
+        self.entry = entry
+        if switches:
+            logger.info("step %d: the schedule's entry of step %d is compiled", step, entry.step)
+        self.agreement.check(f"the passes from step {step} on", self.session.key)
+        return True
+
+
+def advance(compiled: Compiled | None, step: int) -> None:
+    """Let a schedule, if there is one, know which optimizer step comes next."""
+    if compiled is not None:
+        compiled.advance(step)
+
+
+class Compilable(Protocol):
+    """What compiling needs of an engine."""
+
+    module: nn.Module
+    config: Config
+    world: World
+    optimizer: Optimizer | None
+    global_steps: int
+
+
+def start(
+    engine: Compilable,
+    agreement: Agreement,
+    registry: PassRegistry,
+    backend: str | Callable[..., Any] | None = None,
+    compile_kwargs: Mapping[str, Any] | None = None,
+    passes: Sequence[PassItem] | None = None,
+    schedule: Schedule | None = None,
+    compiled_autograd_enabled: bool = False,
+) -> Compiled:
+    """Compile an engine's model in place; see `Engine.compile`."""
+    if compiled_autograd_enabled:
+        logger.warning("compiled_autograd_enabled has no effect: backward graphs are compiled")
+    model, config, world = engine.module, engine.config, engine.world
+    layout, options = layout_of(model), config.compile
+    if passes is not None and schedule is not None:
+        raise ConfigError("engine.compile() got both passes= and schedule=: give one of them")
+    if passes is None and schedule is None:
+        passes, schedule = options.passes, options.schedule
+    total_bytes = agreement.least("the device's memory", device_bytes(world.device))
+    budget = options.memory_budget
+    resolver = Resolver(layout.stage, registry, options.disable_passes, total_bytes)
+    if schedule is None:
+        plan = Plan((Entry(0, resolver.passes(passes)),))
+    else:
+        plan = resolver.plan(schedule)
+    entry = plan.due(engine.global_steps)
+    session, kwargs = build_session(
+        config,
+        layout,
+        passes=entry.passes,
+        backend=backend,
+        compile_kwargs=compile_kwargs,
+        budget_bytes=None if budget is None else budget.resolve(total_bytes),
+    )
+    book = session.book
+    book.layout, book.parameters, book.optimizer = layout, owners_of(model), engine.optimizer
+    book.residency = world.comm.residents
+    book.table = CostTable(device=local_device(world.device), network=_network(world))
+    world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
+    agreement.check("what engine.compile() weaves", session.key)
+    session.agree = agreement.check
+    start_compiled(model, session, **kwargs)
+    return Compiled(
+        model=model, session=session, plan=plan, entry=entry, kwargs=kwargs, agreement=agreement
+    )
+
+
+def refuse_second(asks: bool, is_configured: bool) -> None:
+    """Let a second `compile()` pass that asks for nothing more than the config did.
+
+    Raises:
+        EngineError: it is compiled already.
+    """
+    if is_configured and not asks:
+        return  # initialize() has done it, as the config asked
+    raise EngineError(
+        "this engine is compiled already: call engine.compile() once, with all options"
+        + (", or drop compile.enabled" if is_configured else "")
+    )
+
+
+def _network(world: World) -> Any:
+    return NETWORKS["nvlink" if world.device.type == "cuda" else "gloo"]
