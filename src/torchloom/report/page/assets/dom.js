@@ -45,23 +45,40 @@ function section(title, ...children) {
 function table(columns, rows, attrs) {
   const head = columns.map((c) => el("th", { scope: "col", class: c.class }, c.name || c));
   const body = rows.map((row) =>
-    el("tr", {}, row.map((cell, i) => el("td", { class: columns[i].class }, cell))),
+    el(
+      "tr",
+      {},
+      row.map((cell, i) => el("td", { class: columns[i].class }, cell)),
+    ),
   );
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "table" },
-    el("table", attrs, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "table" },
+    el("table", attrs, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)),
+  );
 }
 
 function pairs(rows) {
-  const parts = rows.filter((r) => r[1] !== null && r[1] !== undefined && r[1] !== "")
+  const parts = rows
+    .filter((r) => r[1] !== null && r[1] !== undefined && r[1] !== "")
     .map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)));
   return el("dl", {}, parts);
 }
 
 function choice(label, options, value, onchange) {
-  const select = el("select", { onchange: () => onchange(select.value) },
-    options.map((o) => o.items
-      ? el("optgroup", { label: o.name }, o.items.map((i) => option(i, value)))
-      : option(o, value)));
+  const select = el(
+    "select",
+    { onchange: () => onchange(select.value) },
+    options.map((o) =>
+      o.items
+        ? el(
+            "optgroup",
+            { label: o.name },
+            o.items.map((i) => option(i, value)),
+          )
+        : option(o, value),
+    ),
+  );
   return el("label", { class: "choice" }, el("span", {}, label), select);
 }
 
@@ -71,11 +88,21 @@ function option(o, value) {
 
 // A row of tabs: arrow keys, Home and End move, as the ARIA pattern has it.
 function tabs(list, names, current, onpick) {
-  const buttons = names.map(([key, name]) => el("button", {
-    type: "button", role: "tab", id: `${list.id || "sub"}-${key}`, "data-key": key,
-    "aria-selected": String(key === current), tabindex: key === current ? "0" : "-1",
-    onclick: () => onpick(key),
-  }, name));
+  const buttons = names.map(([key, name]) =>
+    el(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        id: `${list.id || "sub"}-${key}`,
+        "data-key": key,
+        "aria-selected": String(key === current),
+        tabindex: key === current ? "0" : "-1",
+        onclick: () => onpick(key),
+      },
+      name,
+    ),
+  );
   list.replaceChildren(...buttons);
   list.onkeydown = (event) => {
     const at = buttons.indexOf(document.activeElement);
@@ -125,7 +152,10 @@ function seconds(s) {
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let i = 0;
-  while (Math.abs(n) >= 1024 && i < units.length - 1) { n /= 1024; i++; }
+  while (Math.abs(n) >= 1024 && i < units.length - 1) {
+    n /= 1024;
+    i++;
+  }
   return `${i && Math.abs(n) < 100 ? n.toFixed(1) : Math.round(n)} ${units[i]}`;
 }
 
