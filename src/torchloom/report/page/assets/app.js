@@ -42,31 +42,35 @@ function decode(part) {
   }
 }
 
+const THEME_KEY = "torchloom-theme";
+
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
-  const toggle = document.getElementById("theme");
-  toggle.setAttribute("aria-pressed", String(name === "dark"));
-  try {
-    localStorage.setItem("torchloom-theme", name);
-  } catch {
-    /* a page from a file may have no store */
-  }
+  document.getElementById("theme").setAttribute("aria-pressed", String(name === "dark"));
   document.dispatchEvent(new Event("themechange"));
 }
 
+// The system's theme, until the user picks one. A page from a file may have no store.
 function startTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)");
   let kept = null;
   try {
-    kept = localStorage.getItem("torchloom-theme");
+    kept = localStorage.getItem(THEME_KEY);
   } catch {
-    /* as above */
+    /* no store: the choice lasts as long as the page */
   }
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = () => document.documentElement.dataset.theme || (dark ? "dark" : "light");
-  if (kept === "dark" || kept === "light") setTheme(kept);
-  const toggle = document.getElementById("theme");
-  toggle.setAttribute("aria-pressed", String(now() === "dark"));
-  toggle.addEventListener("click", () => setTheme(now() === "dark" ? "light" : "dark"));
+  const ofSystem = () => (system.matches ? "dark" : "light");
+  setTheme(kept === "dark" || kept === "light" ? kept : ofSystem());
+  system.addEventListener("change", () => kept || setTheme(ofSystem()));
+  document.getElementById("theme").addEventListener("click", () => {
+    kept = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    setTheme(kept);
+    try {
+      localStorage.setItem(THEME_KEY, kept);
+    } catch {
+      /* as above */
+    }
+  });
 }
 
 async function start() {

@@ -1,27 +1,7 @@
-// Code with line numbers, search and light colouring; long texts draw only the lines in sight.
+// Code with line numbers and search; long texts draw only the lines in sight.
 
 const LINE = 18,
   ALL_LINES = 400;
-const PYTHON =
-  /(#.*)|("""[\s\S]*?"""|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*")|\b(\d[\w.]*)\b|\b(def|class|return|if|else|elif|for|while|in|is|not|and|or|import|from|as|with|None|True|False|del|try|except|finally|raise|lambda|global|yield|pass|assert|self|async|await)\b/g;
-const CPP =
-  /(\/\/.*|^\s*#.*)|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|\b(\d[\w.]*)\b|\b(auto|bool|break|case|char|class|const|constexpr|continue|double|else|enum|extern|float|for|if|inline|int|int32_t|int64_t|long|namespace|return|short|signed|sizeof|static|static_cast|struct|switch|template|typename|unsigned|using|void|while)\b/g;
-const CLASSES = [null, "t-c", "t-s", "t-n", "t-k"];
-
-function colour(line, language) {
-  if (line.length > 4000) return [line];
-  const found = [];
-  let at = 0;
-  for (const m of line.matchAll(language === "cpp" ? CPP : PYTHON)) {
-    const i = m.findIndex((g, n) => n > 0 && g !== undefined);
-    if (m.index > at) found.push(line.slice(at, m.index));
-    found.push(el("span", { class: CLASSES[i] }, m[0]));
-    at = m.index + m[0].length;
-  }
-  if (at < line.length) found.push(line.slice(at));
-  return found;
-}
-
 // options: language, first (number of the first line), classes (line index -> class), label
 function codeView(text, options = {}) {
   const lines = (text || "").replace(/\n$/, "").split("\n");
@@ -42,6 +22,7 @@ function codeView(text, options = {}) {
     },
     body,
   );
+  const modes = colourModes(lines, options.language);
   const state = { hit: -1, drawn: "" };
   const draw = () => {
     const all = lines.length <= ALL_LINES;
@@ -55,7 +36,7 @@ function codeView(text, options = {}) {
     body.replaceChildren(
       ...lines
         .slice(from, to)
-        .map((line, i) => codeLine(line, from + i, digits, options, from + i === state.hit)),
+        .map((line, i) => codeLine(line, modes[from + i], from + i, digits, options, state.hit)),
     );
   };
   box.addEventListener("scroll", draw, { passive: true });
@@ -69,14 +50,14 @@ function codeView(text, options = {}) {
   return { box, show, lines };
 }
 
-function codeLine(line, i, digits, options, isHit) {
+function codeLine(line, mode, i, digits, options, hit) {
   const number = String((options.first || 1) + i).padStart(digits);
   const more = options.classes?.(i) || "";
   return el(
     "div",
-    { class: `line ${more}${isHit ? " hit" : ""}`, style: `top:${i * LINE}px` },
+    { class: `line ${more}${i === hit ? " hit" : ""}`, style: `top:${i * LINE}px` },
     el("span", { class: "no", "aria-hidden": "true" }, number),
-    options.language === "plain" ? line : colour(line, options.language),
+    colour(line, mode),
   );
 }
 

@@ -102,27 +102,8 @@ function parsePlace(place) {
   return m ? { file: m[1], line: Number(m[2]), where: m[3] || "" } : null;
 }
 
-// Recompiles that one fix would end: of one function, about one value.
-function recompileCauses() {
-  const found = new Map();
-  for (const item of data.entries) {
-    for (const each of item.entry.recompiles) {
-      // Without a source, the check itself names the value: `n == 'a'`.
-      const value =
-        each.source || each.expected.split(/ (?:==|!=|<=|>=|<|>|is|in) /)[0] || each.text;
-      const key = [item.owner.id, value, each.fix].join("\n");
-      const seen = found.get(key) || {
-        item,
-        each,
-        entries: new Set(),
-        values: new Set(),
-        checks: new Set(),
-      };
-      seen.entries.add(item);
-      if (each.expected) seen.checks.add(each.expected.trim());
-      if (each.actual) seen.values.add(each.actual);
-      found.set(key, seen);
-    }
-  }
-  return [...found.values()].sort((a, b) => b.entries.size - a.entries.size);
+// What Dynamo calls torch_dynamo_resume_in_f_at_3 is the rest of f behind a graph break.
+function nameOf(fn) {
+  const rest = /^torch_dynamo_resume_in_(.+)_at_(\d+)$/.exec(fn.name);
+  return rest ? `${rest[1]}, from line ${rest[2]} on` : fn.name;
 }

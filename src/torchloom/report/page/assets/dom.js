@@ -130,6 +130,20 @@ function markTab(list, current) {
   }
 }
 
+function button(title, text, onclick) {
+  return el("button", { type: "button", title, "aria-label": title, onclick }, text);
+}
+
+// Keys of a focused picture; combinations stay the browser's.
+function onKeys(target, keys) {
+  target.addEventListener("keydown", (event) => {
+    const act = keys[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act();
+  });
+}
+
 function debounce(call, wait_ms) {
   let timer = 0;
   return (...args) => {
@@ -159,7 +173,10 @@ function bytes(n) {
   return `${i && Math.abs(n) < 100 ? n.toFixed(1) : Math.round(n)} ${units[i]}`;
 }
 
-// A path without the folder that all files of the record share.
+// A path without the folder that all files of the record share; of one elsewhere, its end.
 function short(place) {
-  return (place || "").replace(/^.*\/site-packages\//, "").replace(data.root, "");
+  const text = place || "";
+  if (data.root && text.startsWith(data.root)) return text.slice(data.root.length);
+  const installed = text.replace(/^.*\/site-packages\//, "");
+  return installed.replace(/^\/.*?((?:\/[^/]+){3})$/, "…$1");
 }

@@ -1,8 +1,8 @@
 // Nodes into boxes: layers, modules inside them, lines of source inside those; each a run of
 // neighbours, so that a picture of groups is acyclic wherever the graph is.
 
-const SHOWN_FIRST = 150,
-  SHOWN_MOST = 300;
+const SHOWN_FIRST = 150; // boxes at first
+const SHOWN_MOST = 400; // boxes at once: drawing more takes seconds
 
 // Returns the root {label, children, nodes}; leaves of the tree are nodes of the graph.
 function groupGraph(graph) {
@@ -120,21 +120,35 @@ function openFirst(root) {
   }
 }
 
-// The boxes in sight, in order, with the box that each node is in.
+// What is in sight with these groups open: boxes and frames in order; for each node the box that
+// it is in, and the chain of boxes from the outermost to that one.
 function visible(root, open) {
-  const boxes = [],
-    holder = new Map();
-  const walk = (item, depth) => {
-    if (item.children && (item === root || open.has(item.id))) {
-      if (item !== root) boxes.push({ item, frame: true, depth });
-      item.children.forEach((c) => walk(c, depth + 1));
+  const shown = { open, boxes: [], frames: [], holder: new Map(), chains: new Map() };
+  const walk = (item, chain) => {
+    if (item !== root && item.children && open.has(item.id)) shown.frames.push(item);
+    if (item === root || (item.children && open.has(item.id))) {
+      item.children.forEach((c) => walk(c, [...chain, c.id]));
       return;
     }
-    boxes.push({ item, frame: false, depth });
-    item.nodes.forEach((n) => holder.set(n.name, item.id));
+    shown.boxes.push(item);
+    for (const n of item.nodes) {
+      shown.holder.set(n.name, item.id);
+      shown.chains.set(n.name, chain);
+    }
   };
-  walk(root, 0);
-  return { boxes, holder };
+  walk(root, []);
+  return shown;
+}
+
+// The groups around a node, outermost first, and its own box last.
+function wayTo(root, name) {
+  const way = [];
+  let item = root;
+  while (item?.children) {
+    item = item.children.find((c) => c.nodes.some((n) => n.name === name));
+    if (item) way.push(item);
+  }
+  return way;
 }
 
 function parentsOf(root) {

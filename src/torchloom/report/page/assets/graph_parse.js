@@ -185,8 +185,10 @@ function names(expr, loom) {
   return [...bare.matchAll(/(?<![\w.])([A-Za-z_]\w*)(?!\w*\s*=[^=])/g)].map((m) => m[1]);
 }
 
-const VIEWS =
-  /(^|\.)(_unsafe_view|view|reshape|permute|transpose|expand|unsqueeze|squeeze|slice|select|alias|detach|split|split_with_sizes|chunk|getitem|as_strided|unbind|t|flatten|unflatten|contiguous|clone)(\.|$)/;
+const VIEW_NAMES =
+  "_unsafe_view|view|reshape|permute|transpose|expand|unsqueeze|squeeze|slice|select|alias|detach|" +
+  "split|split_with_sizes|chunk|getitem|as_strided|unbind|t|flatten|unflatten|contiguous|clone";
+const VIEWS = new RegExp(`(^|\\.)(${VIEW_NAMES})(\\.|$)`);
 
 function kindOf(n) {
   if (n.target === "placeholder" || n.target === "get_attr") return "input";

@@ -31,7 +31,7 @@ function guardsView(item) {
               { name: "condition" },
               { name: "kind" },
               { name: "user line" },
-              { name: "failed", class: "num" },
+              { name: "calls rejected", class: "num" },
             ],
             rows,
             { class: "guards" },
@@ -120,6 +120,7 @@ function guardRank(g) {
   if (state || g.source === "L") return 5;
   const tensor = /^TENSOR_MATCH|SHAPE_ENV|EQUALS_MATCH|CONSTANT_MATCH/.test(g.kind);
   if (/^L\['self'\]|__self__|_modules/.test(g.source)) return tensor ? 2 : 3;
+  if (/^(G\[|torch\.)/.test(g.text)) return 4;
   if (g.source.startsWith("L[") || g.source === "") return tensor ? 0 : 1;
   return 4;
 }

@@ -1,7 +1,6 @@
 // torchloom's passes over an entry: what each edited, and what that did to memory.
 
-const INKS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8A8A8A"];
-
+const NUM_INKS = 7; // colours --i0 to --i6
 const BINARY = Array.from({ length: 50 }, (_, i) => 2 ** i);
 
 function passesView(item) {
@@ -56,7 +55,8 @@ function memoryCharts(runs) {
     el(
       "p",
       { class: "told" },
-      "Inputs and results counted, no buffer reused; one curve per pass, as the pass left the graph. Drag across a chart to zoom, double click to go back.",
+      "Inputs and results counted, no buffer reused; one curve per pass, as the pass left the " +
+        "graph. Drag across a chart to zoom, double click to go back.",
     ),
     graphs.map((g) =>
       memoryChart(
@@ -74,11 +74,10 @@ function memoryChart(graph, runs) {
   const ys = runs.map((p) => xs.map((i) => (i < p.curve.length ? p.curve[i] : null)));
   const draw = () => {
     box.querySelector(".uplot")?.remove();
-    const ink = getComputedStyle(document.body).getPropertyValue("--ink").trim();
-    const grid = {
-      stroke: getComputedStyle(document.body).getPropertyValue("--line").trim(),
-      width: 1,
-    };
+    const style = getComputedStyle(document.body);
+    const tone = (name) => style.getPropertyValue("--" + name).trim();
+    const ink = tone("ink");
+    const grid = { stroke: tone("line"), width: 1 };
     const axis = { stroke: ink, grid, ticks: grid };
     new uPlot(
       {
@@ -94,7 +93,7 @@ function memoryChart(graph, runs) {
           { label: "node" },
           ...runs.map((p, i) => ({
             label: p.name + (p.num_edits ? "" : " (no edits)"),
-            stroke: INKS[i % INKS.length],
+            stroke: tone("i" + (i % NUM_INKS)),
             width: 1.6,
             dash: [[], [7, 4], [2, 3], [9, 3, 2, 3], [5, 2]][i % 5],
             points: { show: false },
