@@ -71,14 +71,14 @@ function stepBar(all, first, isSteady, whole, chart) {
       return;
     }
     const { step, from, to } = all[at];
-    const margin = (to - from) * 0.03;
+    const margin = (to - from) * 0.01;
     const isFirst = isSteady && all[at] === first ? ", the first after the last compile" : "";
     const noSteady = isSteady ? "" : "; something was compiled in each step recorded";
     told.textContent =
       `step ${step} of ${all[0].step} to ${all.at(-1).step}${isFirst}: ` +
       seconds(to - from) +
       noSteady;
-    chart.show(from - margin, to + margin);
+    chart.show(Math.max(from - margin, whole[0]), Math.min(to + margin, whole[1]));
   };
   stepButton.disabled = !all.length;
   // The chart has its size only when it stands on the page.
