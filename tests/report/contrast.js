@@ -94,6 +94,11 @@ for (const [selector, properties] of Object.entries(MARKS)) {
     if (!isShown(e)) continue;
     const back = behind(e, false);
     const style = getComputedStyle(e);
+    // An edge in the colour of the paper would thin out what is only pixels wide.
+    const width = e.getBoundingClientRect().width;
+    if (selector === ".lanes .b" && width < 4 && style.stroke !== "none") {
+      marks.push([selector + " narrow with an edge", 1, style.stroke, back]);
+    }
     const inks = properties.map((p) => over(faded(parse(style[p]), opacity(e)), back));
     const best = inks.sort((a, b) => ratio(b, back) - ratio(a, back))[0];
     marks.push([selector, ratio(best, back), best, back]);

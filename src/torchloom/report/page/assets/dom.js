@@ -48,7 +48,9 @@ function table(columns, rows, attrs) {
     el(
       "tr",
       {},
-      row.map((cell, i) => el("td", { class: columns[i].class }, cell)),
+      row.map((cell, i) =>
+        el("td", { class: columns[i].class, "data-name": columns[i].name }, cell),
+      ),
     ),
   );
   return el(

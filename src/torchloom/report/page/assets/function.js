@@ -76,6 +76,7 @@ function entryTable(item) {
       { name: "why it was made" },
     ],
     rows,
+    { class: "stack" },
   );
 }
 

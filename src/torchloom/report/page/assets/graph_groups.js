@@ -1,6 +1,7 @@
 // Nodes into boxes: layers, modules inside them, lines of source inside those; each a run of
 // neighbours, so that a picture of groups is acyclic wherever the graph is.
 
+const OUTPUT_KEY = "\0output";
 const SHOWN_FIRST = 150; // boxes at first
 const SHOWN_MOST = 400; // boxes at once: drawing more takes seconds
 
@@ -70,11 +71,17 @@ function runs(items, level, path) {
     return items.map((i) => ({ id: path + "/" + i.node.name, node: i.node, nodes: [i.node] }));
   const found = [];
   for (const item of items) {
-    const key = item.node.kind === "output" ? "\0output" : item.keys[level];
+    const key = item.node.kind === "output" ? OUTPUT_KEY : item.keys[level];
     if (found.length && found.at(-1).key === key) found.at(-1).items.push(item);
     else found.push({ key, items: [item] });
   }
-  if (found.length === 1) return runs(items, level + 1, path);
+  // One run of all nodes, but perhaps the output, needs no box around it.
+  const inner = found.filter((run) => run.key !== OUTPUT_KEY);
+  if (inner.length <= 1) {
+    const rest = found.filter((run) => run.key === OUTPUT_KEY).flatMap((run) => run.items);
+    const own = inner.length ? runs(inner[0].items, level + 1, path) : [];
+    return [...own, ...runs(rest, 3, path)];
+  }
   return found.flatMap((run, i) => {
     const id = `${path}/${level}.${i}`,
       inner = runs(run.items, level + 1, id);

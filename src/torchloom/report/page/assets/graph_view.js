@@ -177,7 +177,7 @@ function fit(state, all = false) {
   const { clientWidth: w, clientHeight: h } = state.picture;
   if (!w || !h) return;
   const whole = Math.min(w / width, h / height);
-  const scale = Math.min(1.1, all ? whole : Math.max(whole, 0.85));
+  const scale = Math.min(1.1, all || whole > 0.6 ? whole : 0.85);
   const first = [...at.values()].reduce((a, b) => (b.y < a.y ? b : a));
   const isNarrow = width * scale <= w;
   const x = isNarrow ? (w - width * scale) / 2 : w / 2 - (first.x + first.width / 2) * scale;

@@ -4,6 +4,7 @@ const LANE = 20;
 const LANE_STEP = LANE + 2;
 const LANES_TOP = 22;
 const THIN = 7;
+const SLIM = 4; // pixels: the edge between neighbours would hide what is narrower
 const LANE_LETTER = 6.7;
 const MAX_BARS = 2500;
 const SHORTEST = 1e-6; // seconds in sight at most zoom
@@ -201,7 +202,13 @@ function drawBar(chart, item, x, width, place) {
     item.thin && svg("rect", { x, y, width, height: LANE - THIN, class: "catch" }),
     svg(
       "rect",
-      { x, y: y + LANE - height, width, height, class: "b " + item.color },
+      {
+        x,
+        y: y + LANE - height,
+        width,
+        height,
+        class: `b ${item.color}${width < SLIM ? " slim" : ""}`,
+      },
       svg("title", {}, item.title),
     ),
     room >= 3 && svg("text", { x: x + 3, y: y + (item.thin ? 10 : 14), class: "in" }, cut),

@@ -95,45 +95,48 @@ function prose(text) {
 }
 
 function functionTree() {
-  if (!data.functions.length)
+  if (!data.functions.length) {
     return empty(
       "No function was compiled while watching. Was the compiled function called inside the watch?",
     );
-  const rows = [];
-  for (const item of data.functions) {
-    const f = item.fn;
-    const time = f.entries.reduce((s, e) => s + compileSeconds(e), 0);
-    rows.push([
-      el(
-        "span",
-        { style: `padding-left:${item.depth * 1.4}em` },
-        item.depth ? "↳ " : "",
-        jump(fnHash(item), nameOf(f)),
-        el("span", { class: "faint" }, ` ${short(f.file)}:${f.line}`),
-      ),
-      el(
-        "span",
-        {},
-        entriesOf(item)
-          .slice(0, 6)
-          .map((e) => [jump(entryHash(e), e.name), " "]),
-        f.entries.length > 6 ? `and ${f.entries.length - 6} more` : "",
-        f.entries.length ? "" : "none",
-      ),
-      String(f.num_hits),
-      seconds(time),
-      functionStatus(item),
-    ]);
   }
+  const rows = data.functions.map((item) => [
+    el(
+      "span",
+      { style: `padding-left:${item.depth * 1.4}em` },
+      item.depth ? "↳ " : "",
+      jump(fnHash(item), nameOf(item.fn)),
+      el("span", { class: "faint" }, ` ${short(item.fn.file)}:${item.fn.line}`),
+    ),
+    functionStatus(item),
+    entryLinks(item),
+    String(item.fn.num_hits),
+    seconds(item.fn.entries.reduce((s, e) => s + compileSeconds(e), 0)),
+  ]);
   return table(
     [
       { name: "function" },
-      { name: "entries" },
+      { name: "status" },
+      { name: "entries", class: "entries" },
       { name: "calls served", class: "num" },
       { name: "compile time", class: "num" },
-      { name: "status" },
     ],
     rows,
+    { class: "stack" },
+  );
+}
+
+const ENTRIES_LINKED = 6;
+
+function entryLinks(item) {
+  const all = entriesOf(item);
+  const more = all.length - ENTRIES_LINKED;
+  return el(
+    "span",
+    {},
+    all.slice(0, ENTRIES_LINKED).map((e) => [jump(entryHash(e), e.name), " "]),
+    more > 0 ? `and ${more} more` : "",
+    all.length ? "" : "none",
   );
 }
 

@@ -76,6 +76,7 @@ function recompileView(item) {
     table(
       columns.map((name) => ({ name })),
       rows,
+      { class: "stack" },
     ),
     fixes.length ? section("Fix", list) : null,
   ];
