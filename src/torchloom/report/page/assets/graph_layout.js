@@ -9,6 +9,9 @@ const TITLE_HEIGHT = 26;
 const PORT_IN = "\0in";
 const PORT_OUT = "\0out";
 const MOST_PORT_LINES = 24; // dagre gives each line a lane of its own; more make a group too wide
+const MOST_RANKS_PASSED = 600; // by all lines of a group
+const LONGEST_LINE = 12; // ranks that a line of a large group may pass
+const LARGE_GROUP = 40; // boxes
 const MOST_OUTPUTS = 12;
 
 // Returns {at, lines, hidden}: `at` gives each box and frame its place by id. `known` keeps the
@@ -98,7 +101,7 @@ function layoutBoxes(boxes, sizes, edges) {
   });
   g.setDefaultEdgeLabel(() => ({}));
   boxes.forEach((box, i) => g.setNode(box.id, { ...sizes[i] }));
-  for (const [v, w] of edges) if (v !== PORT_IN && w !== PORT_OUT) g.setEdge(v, w);
+  for (const [v, w] of shortEdges(boxes, edges)) g.setEdge(v, w);
   addPort(
     g,
     PORT_IN,
@@ -111,6 +114,27 @@ function layoutBoxes(boxes, sizes, edges) {
   );
   dagre.layout(g);
   return g;
+}
+
+// Dagre puts a node on each rank that a line passes, and takes seconds for thousands of them: what
+// is left out here goes along the side. Every rank keeps the lines that make it.
+function shortEdges(boxes, edges) {
+  const rank = new Map(boxes.map((box) => [box.id, 0]));
+  const own = edges.filter(([v, w]) => v !== PORT_IN && w !== PORT_OUT);
+  const into = new Map();
+  for (const [v, w] of own) into.set(w, [...(into.get(w) || []), v]);
+  for (const { id } of boxes) {
+    for (const v of into.get(id) || []) rank.set(id, Math.max(rank.get(id), rank.get(v) + 1));
+  }
+  const span = ([v, w]) => rank.get(w) - rank.get(v);
+  const longest = boxes.length > LARGE_GROUP ? LONGEST_LINE : Infinity;
+  let sum = 0;
+  return own
+    .sort((a, b) => span(a) - span(b))
+    .filter((edge) => {
+      sum += Math.max(1, span(edge));
+      return span(edge) <= 1 || (sum <= MOST_RANKS_PASSED && span(edge) <= longest);
+    });
 }
 
 // A port that is joined to each end of the group lies beyond all of it.
@@ -179,8 +203,10 @@ function portOf(id, port, places) {
   return [x + inside, port === PORT_IN ? at.y : at.y + at.height];
 }
 
-// A piece for which the frame has no port: from its edge to the box, or from the box to its edge.
+// A piece that dagre was not given. Where the frame has no port for it: from the edge of the frame
+// to the box, or from the box to that edge.
 function straight(v, w, places, { x, y, layout }) {
+  if (v !== PORT_IN && w !== PORT_OUT) return alongSide(v, w, places, x + layout.width);
   const box = places.at.get(v === PORT_IN ? w : v);
   const middle = box.x + box.width / 2;
   if (v === PORT_IN)
@@ -192,5 +218,17 @@ function straight(v, w, places, { x, y, layout }) {
   return [
     [middle, box.y + box.height],
     [x + layout.width / 2, bottom],
+  ];
+}
+
+// A line between far boxes: out at the right of one, down the edge of the group, in at the right.
+function alongSide(v, w, places, right) {
+  const [from, to] = [v, w].map((id) => places.at.get(id));
+  const down = Math.min(from.height - 6, 30);
+  return [
+    [from.x + from.width, from.y + down],
+    [right - 5, from.y + down + 10],
+    [right - 5, to.y - 2],
+    [to.x + to.width, to.y + 8],
   ];
 }
