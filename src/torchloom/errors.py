@@ -26,6 +26,9 @@ that a caller would expect to catch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class TorchloomError(Exception):
     """Base of every error raised on purpose by torchloom."""
@@ -105,3 +108,33 @@ class CheckpointError(TorchloomError, RuntimeError):
 
 class DataError(TorchloomError, ValueError):
     """The training data cannot be read or is too small for the run."""
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Let errors of this module leave the block as themselves.
+
+    Compilers wrap what their backends raise, in several layers and with advice of their own; what
+    a user has to do stands in the innermost message.
+    """
+    try:
+        yield
+    except TorchloomError:
+        raise
+    except Exception as error:
+        own = own_error(error)
+        if own is None:
+            raise
+        raise own from None
+
+
+def own_error(error: BaseException | None) -> TorchloomError | None:
+    """Return the error of this module that another one wraps, if there is one."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, TorchloomError):
+            return error
+        seen.add(id(error))
+        inner = getattr(error, "inner_exception", None)
+        error = inner or error.__cause__ or error.__context__
+    return None

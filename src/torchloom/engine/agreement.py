@@ -56,13 +56,20 @@ class Agreement:
         Raises:
             AgreementError: some ranks did not come within the timeout.
         """
+        return min(self._all(what, value))
+
+    def most(self, what: str, value: int) -> int:
+        """Return the largest value that any rank holds; otherwise as `least`."""
+        return max(self._all(what, value))
+
+    def _all(self, what: str, value: int) -> list[int]:
         if self.world_size == 1:
-            return value
+            return [value]
         held = self._exchange(what, f"{what}\0{value}")
         parts = [text.partition("\0") for text in held]
         if any(name != what for name, _, _ in parts):
             self._differ(what, held)
-        return min(int(number) for _, _, number in parts)
+        return [int(number) for _, _, number in parts]
 
     def _differ(self, what: str, held: dict[str, list[int]]) -> None:
         sides = "; ".join(

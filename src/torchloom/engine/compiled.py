@@ -18,12 +18,14 @@ from torch.optim import Optimizer
 from torchloom.config import Config
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.groups import World
+from torchloom.engine.planning import base_bytes, make_planner
 from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import ConfigError, EngineError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, PassItem, PassRegistry, Resolver, Schedule
 from torchloom.pipeline.device import device_bytes
 from torchloom.pipeline.schedule import Entry, Plan
+from torchloom.plan import Plan as MemoryPlan
 from torchloom.plan.costs import NETWORKS, CostTable
 from torchloom.plan.costs.hardware import local_device
 from torchloom.shard import layout_of, owners_of
@@ -41,6 +43,8 @@ class Compiled:
     entry: Entry
     kwargs: dict[str, Any]
     agreement: Agreement
+    budget_bytes: int | None = None
+    base_bytes: int = 0
 
     def advance(self, step: int) -> bool:
         """Switch to the entry that is due before optimizer step `step` runs.
@@ -68,6 +72,20 @@ def advance(compiled: Compiled | None, step: int) -> None:
     """Let a schedule, if there is one, know which optimizer step comes next."""
     if compiled is not None:
         compiled.advance(step)
+
+
+def plan_of(compiled: Compiled | None, world: World) -> MemoryPlan:
+    """Return the plan of what has been compiled so far, an empty one before."""
+    size = world.comm.world_size
+    if compiled is None:
+        return MemoryPlan(world_size=size, budget_bytes=None, base_bytes=0)
+    graphs = tuple(g.plan for g in compiled.session.report.graphs if g.plan is not None)
+    return MemoryPlan(
+        world_size=size,
+        budget_bytes=compiled.budget_bytes,
+        base_bytes=compiled.base_bytes,
+        graphs=graphs,
+    )
 
 
 class Compilable(Protocol):
@@ -107,24 +125,37 @@ def start(
     else:
         plan = resolver.plan(schedule)
     entry = plan.due(engine.global_steps)
+    budget_bytes = None if budget is None else budget.resolve(total_bytes)
     session, kwargs = build_session(
         config,
         layout,
         passes=entry.passes,
         backend=backend,
         compile_kwargs=compile_kwargs,
-        budget_bytes=None if budget is None else budget.resolve(total_bytes),
+        budget_bytes=budget_bytes,
     )
     book = session.book
     book.layout, book.parameters, book.optimizer = layout, owners_of(model), engine.optimizer
     book.residency = world.comm.residents
     book.table = CostTable(device=local_device(world.device), network=_network(world))
+    keeps = config.batch.accumulation_steps > 1
+    base = agreement.most(
+        "bytes that live on", base_bytes(model, engine.optimizer, keeps_gradients=keeps)
+    )
+    session.planner = make_planner(budget_bytes, base, book.table)
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check("what engine.compile() weaves", session.key)
     session.agree = agreement.check
     start_compiled(model, session, **kwargs)
     return Compiled(
-        model=model, session=session, plan=plan, entry=entry, kwargs=kwargs, agreement=agreement
+        model=model,
+        session=session,
+        plan=plan,
+        entry=entry,
+        kwargs=kwargs,
+        agreement=agreement,
+        budget_bytes=budget_bytes,
+        base_bytes=base,
     )
 
 

@@ -32,6 +32,7 @@ from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.engine.scaling import LossScaler
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
+from torchloom.errors import unwrapped
 from torchloom.pipeline import (
     REGISTRY,
     CompileReport,
@@ -40,6 +41,7 @@ from torchloom.pipeline import (
     PassRegistry,
     Schedule,
 )
+from torchloom.plan import Plan
 from torchloom.runtime import CommStats
 from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
 
@@ -84,7 +86,7 @@ class Engine:
         dtype = dtype_of(self.config.precision.dtype)
         if dtype is not torch.float32:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
-        with self.timers.measure("forward"):
+        with self.timers.measure("forward"), unwrapped():
             return self.module(*args, **kwargs)
 
     forward = __call__
@@ -230,6 +232,10 @@ class Engine:
     def compile_report(self) -> CompileReport:
         """Return what was captured, woven, taken from caches or left eager so far."""
         return CompileReport() if self._compiled is None else self._compiled.session.report
+
+    def plan(self) -> Plan:
+        """Return what was planned for the graphs compiled so far; see `compile.memory_budget`."""
+        return compiled.plan_of(self._compiled, self.world)
 
     def get_compile_time(self) -> list[tuple[str, int, int, float]]:
         """Return `("fwd" or "bwd", place, graph id, seconds)` of each compiled graph."""

@@ -32,6 +32,8 @@ class PassManager:
     context: PassContext
     dump_dir: Path | None = None
     log_level: int = logging.DEBUG
+    tells: bool = True
+    """Whether recorders hear of it; trials on copies are not told."""
 
     def run(self, gm: fx.GraphModule, context: PassContext, name: str, into: GraphReport) -> None:
         """Run every pass over `gm` in place.
@@ -52,7 +54,7 @@ class PassManager:
             num_edits = _run_one(each, gm, context, name, before)
             duration = time.perf_counter() - started
             into.passes.append(PassReport(each.name, name, num_edits, duration))
-            if events.is_heard():
+            if self.tells and events.is_heard():
                 edited = num_edits > 0
                 events.emit(
                     events.PassRan(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torchloom.plan import GraphPlan
+
 
 @dataclass(frozen=True)
 class PassReport:
@@ -32,6 +34,8 @@ class GraphReport:
     passes: list[PassReport] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)
     """Calls of torchloom operators in the final graphs: "forward torchloom.gather_start" -> 3."""
+    plan: GraphPlan | None = None
+    """What was planned for this graph, where a budget was given."""
     fallback: str | None = None
     """Why this graph runs eagerly sharded, or None."""
 

@@ -22,12 +22,13 @@ from torch import fx
 import torchloom.graph
 import torchloom.ops
 import torchloom.passes
+import torchloom.plan
 from torchloom import _torch, events
 from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
-from torchloom.errors import PassError
+from torchloom.errors import PassError, own_error
 from torchloom.graph import Choices, GraphPass, PassContext, graph_text
 from torchloom.log import get_logger
 from torchloom.pipeline import sidecar
@@ -35,8 +36,10 @@ from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.forms import adapted_of
 from torchloom.pipeline.identity import identity_of
 from torchloom.pipeline.manager import PassManager
+from torchloom.pipeline.planning import PlannedSplit
 from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.pipeline.site import Book, Spot
+from torchloom.plan import Planner
 from torchloom.shard.regather import LIVE
 
 logger = get_logger(__name__)
@@ -71,6 +74,8 @@ class CompileSession:
     """Log each pass, not only when debugging."""
     agree: Callable[[str, str], None] | None = None
     """Compares a text between all ranks and raises where they differ, before a graph runs."""
+    planner: Planner | None = None
+    """Chooses what backward computes again; None leaves it to torch's partitioner."""
     book: Book = field(default_factory=Book)
     """What custom passes are told of the model and of all graphs."""
     report: CompileReport = field(default_factory=CompileReport)
@@ -95,12 +100,14 @@ class CompileSession:
             compiled = self._compile(gm, example_inputs, report)
             self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:
-            if self.strict or _pass_error(error) is None:
+            if self.strict or not isinstance(own_error(error), PassError):
                 raise
             compiled = self._fall_back(unwoven, report, error)
         report.duration_s += time.perf_counter() - started
         if report.from_cache and self.backend == "inductor":
-            report.collectives.update(sidecar.load(self._sidecar_name(report)))
+            known = sidecar.load(self._sidecar_name(report))
+            report.collectives.update(known.collectives)
+            report.plan = known.plan
         events.emit(
             events.CompileFinished(
                 graph=name, duration_s=report.duration_s, from_cache=report.from_cache
@@ -138,6 +145,7 @@ class CompileSession:
             joint=lambda joint, kind: self._weave("joint", joint, kind, report),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report),
             key=self._cache_key(),
+            partition=self._planned_split(report),
             compiled=lambda kind, seconds: report.compile_s.append((kind, seconds)),
         )
         if self.backend == "eager":
@@ -150,6 +158,21 @@ class CompileSession:
         if isinstance(lower, str):
             lower = lookup_backend(lower)
         return compile_with_aot(gm, example_inputs, hooks, lower)
+
+    def _planned_split(self, report: GraphReport) -> PlannedSplit | None:
+        if self.planner is None:
+            return None
+
+        def lower(gm: fx.GraphModule, kind: str) -> None:
+            context = dataclasses.replace(
+                self.context, is_backward=kind == "backward", choices=self._choices()
+            )
+            # Passes of others may do more than edit; trials are for those that only do that.
+            passes = [each for each in self._passes_of("lowered") if _is_built_in(each)]
+            trial = GraphReport(f"{report.name}.trial", 0, "", "")
+            PassManager(passes, context, tells=False).run(gm, context, f"trial.{kind}", trial)
+
+        return PlannedSplit(self.planner, self.context, lower, report, report.name)
 
     @property
     def compiler_name(self) -> str:
@@ -165,7 +188,8 @@ class CompileSession:
             else identity_of(each).text
             for each in self.passes
         ]
-        return _torch.hash_files(_sources(), f"{parts}|{self.context.key()}").hex()
+        planned = "" if self.planner is None else self.planner.key
+        return _torch.hash_files(_sources(), f"{parts}|{self.context.key()}|{planned}").hex()
 
     def _cache_key(self) -> str | None:
         """Return the key under which compilers may cache, None where they must not."""
@@ -200,7 +224,8 @@ class CompileSession:
             residents = ", ".join(sorted(self.book.residents))
             self.agree(f"{report.name}.{kind} as woven", f"{_digest(gm)}, resident: {residents}")
         if self.backend == "inductor" and kind != "joint":
-            sidecar.save(self._sidecar_name(report), report.collectives)
+            woven = sidecar.Woven(report.collectives, report.plan)
+            sidecar.save(self._sidecar_name(report), woven)
 
     def _passes_of(self, stage: str) -> list[GraphPass]:
         """Return the passes of a stage; residents that passes ask for are read at the end."""
@@ -221,7 +246,7 @@ class CompileSession:
     def _fall_back(
         self, gm: fx.GraphModule, report: GraphReport, error: Exception
     ) -> Callable[..., Any]:
-        cause = _pass_error(error) or error
+        cause = own_error(error) or error
         report.fallback = f"{type(cause).__name__}: {cause}"
         first_line = str(cause).splitlines()[0]
         if self.announce and len(self.report.fallbacks) == 1:
@@ -270,17 +295,8 @@ def _digest(gm: fx.GraphModule) -> str:
     return hashlib.blake2b(graph_text(gm.graph).encode(), digest_size=8).hexdigest()
 
 
-def _pass_error(error: BaseException | None) -> PassError | None:
-    """Find our error in the chain: compilers wrap what their hooks raise."""
-    while error is not None:
-        if isinstance(error, PassError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
 def _sources() -> tuple[str, ...]:
     """Source files of everything that shapes a woven graph."""
-    packages = (torchloom.passes, torchloom.graph, torchloom.ops)
+    packages = (torchloom.passes, torchloom.graph, torchloom.ops, torchloom.plan)
     folders = [Path(package.__path__[0]) for package in packages]
-    return tuple(sorted(str(path) for folder in folders for path in folder.glob("*.py")))
+    return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))

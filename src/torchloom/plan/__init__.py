@@ -2,3 +2,10 @@
 
 Planning works on captured graphs with fake tensors: it never runs the user's graph.
 """
+
+from __future__ import annotations
+
+from torchloom.plan.model import Decision, GraphPlan, Plan
+from torchloom.plan.planner import Planner
+
+__all__ = ["Decision", "GraphPlan", "Plan", "Planner"]
