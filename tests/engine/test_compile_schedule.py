@@ -11,7 +11,7 @@ from support.models import tokens, tricky
 from support.ranks import run_ranks
 from support.runs import make_engine, settings, train
 from torchloom import PassContract
-from torchloom.errors import AgreementError, ConfigError, PassError, PassOrderError
+from torchloom.errors import ConfigError, PassError, PassOrderError
 from torchloom.graph import GraphPass, find
 
 
@@ -179,10 +179,12 @@ class Broken(nn.Module):
         self.layers[0].weight.requires_grad_(False)
 
     def forward(self, x):
-        for layer in self.layers:
-            x = layer(x).tanh()
-            torch._dynamo.graph_break()
-        return x.square().mean()
+        first, second, third = self.layers
+        x = first(x).tanh()
+        torch._dynamo.graph_break()
+        x = second(x).tanh()
+        torch._dynamo.graph_break()
+        return third(x).square().mean()
 
 
 def test_every_fragment_is_seen_forward_and_backward() -> None:
@@ -234,7 +236,7 @@ def test_every_fragment_is_seen_forward_and_backward() -> None:
     assert ids == [0, 1, 2]
     assert all(each["shape"] == (9, 9) and each["numel"] == 81 for each in facts)
     assert [each["budget"] for each in facts] == [3e6] * 5
-    assert [each["num_inputs"] for each in facts] == [2] * 3 + [3] * 2
+    assert [each["num_inputs"] for each in facts] == [2] * 3 + [4, 3]
     assert all(each["gather"] and each["release"] for each in forward)
     assert all(each["persist"][:2] == (False, (9, 9)) for each in facts)
     assert [each["persist"][2] for each in forward] == [False, True, True]
@@ -296,7 +298,7 @@ def test_edits_appear_in_forward_and_backward(backend: str) -> None:
 
 def test_what_is_refused_before_anything_runs() -> None:
     def fn(rank):
-        engine, model = make_engine(3)
+        engine, _ = make_engine(3)
         with pytest.raises(PassOrderError, match="step 4: pass 'bucket' needs 'transfers'"):
             engine.compile(schedule=[(0, ["zero3_compile"]), (4, ["bucket"])])
         with pytest.raises(ConfigError, match="both passes= and schedule="):
@@ -329,9 +331,9 @@ def test_ranks_whose_passes_differ_are_told() -> None:
 
         engine, _ = make_engine(3)
         engine.compile(backend="aot_eager", passes=["zero3_compile", lopsided])
-        with pytest.raises(AgreementError, match=r"graph0\.forward as woven"):
+        with pytest.raises(Exception, match=r"graph0\.forward as woven") as caught:
             engine(tokens(0, rank))
-        return True
+        return "AgreementError" in f"{type(caught.value)} {caught.value}"
 
     assert run_ranks(2, fn) == [True, True]
 

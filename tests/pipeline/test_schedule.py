@@ -52,7 +52,7 @@ def test_a_function_is_known_by_identity():
     known.register("first", edit, PassContract(requires={"transfers"}))
     assert named(Resolver(3, known).passes(["zero3_compile", edit]))[-1] == "first"
     known.register("second", edit)
-    with pytest.raises(PassOrderError, match="'first' and 'second'.*one of the names"):
+    with pytest.raises(PassOrderError, match=r"'first' and 'second'.*one of the names"):
         Resolver(3, known).passes([edit])
 
 
@@ -109,7 +109,7 @@ def test_deepspeeds_words_in_contracts():
 def test_validate_schedule():
     validate_schedule([(0, ["zero3_compile"]), (5, ["zero3_compile", ("prefetch", "1GB")])])
     known = registry(mine=PassContract(requires={"transfers"}))
-    with pytest.raises(ValueError, match="step 3.*'mine' needs 'transfers'"):
+    with pytest.raises(ValueError, match=r"step 3.*'mine' needs 'transfers'"):
         validate_schedule([(3, ["mine"])], known)
 
 

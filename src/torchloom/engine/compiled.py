@@ -60,7 +60,8 @@ class Compiled:
         if not switches and not self.session.is_outdated:
             self.entry = entry
             return False
-        start_compiled(self.model, self.session, entry.passes, **self.kwargs)
+        passes = entry.passes if switches else None
+        start_compiled(self.model, self.session, passes, **self.kwargs)
         self.entry = entry
         if switches:
             logger.info("step %d: the schedule's entry of step %d is compiled", step, entry.step)

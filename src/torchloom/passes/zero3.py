@@ -3,7 +3,7 @@
     before   gather                      the partitioner would keep the gathered weight
     after    gather  # MUST_RECOMPUTE    backward gathers again; between the two only shards live
 
-Views of a weight are tagged with it, or the partitioner would keep a view in its place. Needs
+Views and casts of a weight are tagged with it, or the partitioner would keep one in its place. Needs
 nothing. Changes no values.
 """
 
@@ -18,7 +18,7 @@ from torchloom.ops.match import with_views
 
 
 def zero3(gm: fx.GraphModule, ctx: PassContext) -> int:
-    """Tag every gather and the views of its result for recomputation; return how many gathers."""
+    """Tag every gather, and views and casts of its result, for recomputation; return how many gathers."""
     nodes = find(gm.graph, ops.gather)
     for node in nodes:
         for link in with_views(node):

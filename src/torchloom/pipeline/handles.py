@@ -6,7 +6,7 @@ nz3.set_persistent(ds_id)              keep a weight gathered between micro-step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -205,17 +205,18 @@ class RuntimeHandle:
     def __init__(
         self,
         specs: Mapping[int, ParamSpec],
-        residents: set[str],
+        keep: Callable[[str], None],
         registered: dict[int, tuple[int, ...]],
         residency: Residency | None,
     ) -> None:
-        self._specs, self._residents = specs, residents
+        self._specs, self._keep = specs, keep
         self._registered, self._residency = registered, residency
 
     def set_persistent(self, ds_id: int) -> None:
         """Keep a weight gathered: one gather per optimizer step, whatever the accumulation.
 
-        The graphs of this compile read it from then on; the pass is not run again for it.
+        Graphs that are compiled already are compiled once more at the next optimizer step. The
+        passes then run again, on graphs that still gather, and should choose the same.
 
         Raises:
             PassError: no parameter has this id, or nothing refreshes weights after a step here.
@@ -227,7 +228,7 @@ class RuntimeHandle:
                 "engine.compile() of torchloom.initialize, not torchloom.compile()"
             )
         if spec.mode == "sharded":
-            self._residents.add(spec.name)
+            self._keep(spec.name)
 
     def is_profiling(self) -> bool:
         """Return False: graphs are never run to be profiled."""

@@ -135,6 +135,7 @@ class CompileSession:
         if passes is not None:
             self.passes = passes
             self.__dict__.pop("key", None)
+        self.book.start_over(forget=passes is not None)
         self._woven.clear()
         return _Round(self)
 

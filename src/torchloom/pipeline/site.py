@@ -64,6 +64,8 @@ class Book:
     table: CostTable = field(default_factory=CostTable)
     residents: set[str] = field(default_factory=set)
     """Parameters that passes keep gathered."""
+    asked: set[str] = field(default_factory=set)
+    """Those that the passes of the present compile have asked for: what they see of the set."""
     registered: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _pages: dict[str, Page] = field(default_factory=dict)
 
@@ -90,7 +92,7 @@ class Book:
     def owned(self) -> dict[str, OwnedParam]:
         """Return the model's parameters by name, with their ids."""
         return {
-            spec.name: OwnedParam(self.parameters[spec.name], spec, index, self.residents)
+            spec.name: OwnedParam(self.parameters[spec.name], spec, index, self.asked)
             for index, spec in enumerate(self.layout or ())
             if spec.name in self.parameters
         }
@@ -98,7 +100,20 @@ class Book:
     def handle(self) -> RuntimeHandle:
         """Return what passes call `nz3`."""
         specs = dict(enumerate(self.layout or ()))
-        return RuntimeHandle(specs, self.residents, self.registered, self.residency)
+        return RuntimeHandle(specs, self.keep, self.registered, self.residency)
+
+    def keep(self, param: str) -> None:
+        """Keep a weight gathered from the next compile on."""
+        self.asked.add(param)
+        self.residents.add(param)
+
+    def start_over(self, *, forget: bool) -> None:
+        """Begin another compile; other passes choose their residents anew."""
+        self.asked.clear()
+        if forget and self.residents:
+            self.residents.clear()
+            if self.residency is not None:
+                self.residency.clear()
 
 
 @dataclass(eq=False)
