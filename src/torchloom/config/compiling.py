@@ -55,6 +55,7 @@ def resolve_compile(section: CompileSection, stage: int, findings: Findings) -> 
         strict=section.strict,
         dump_graphs=section.dump_graphs,
         debug_log=section.debug_log,
+        symmetric_memory=section.symmetric_memory,
     )
 
 

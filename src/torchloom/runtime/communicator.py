@@ -17,10 +17,14 @@ from torch import Tensor
 
 from torchloom import events
 from torchloom.errors import ShardError
+from torchloom.log import get_logger
+from torchloom.runtime import shm
 from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.c10d import C10dCollectives
 from torchloom.runtime.gloo import GlooCollectives
 from torchloom.shard.pieces import piece_numel
+
+logger = get_logger(__name__)
 
 
 class CommStats(NamedTuple):
@@ -39,6 +43,8 @@ class Communicator:
     replicate_group: GroupRef | None
     shard: Collectives
     replicate: Collectives | None
+    symmetric_memory: bool = False
+    """Whether shared memory was asked for, where it can be had."""
     _num_collectives: int = 0
     _num_bytes: int = 0
     _in_flight: dict[int, Pending] = field(default_factory=dict)
@@ -251,7 +257,10 @@ _COMMUNICATORS: dict[str, Communicator] = {}
 
 
 def get_communicator(
-    shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None = None
+    shard_group: dist.ProcessGroup,
+    replicate_group: dist.ProcessGroup | None = None,
+    *,
+    symmetric_memory: bool = False,
 ) -> Communicator:
     """Return the communicator of these groups, made at the first call.
 
@@ -261,11 +270,15 @@ def get_communicator(
     Args:
         shard_group: ranks that share one copy of the weights.
         replicate_group: ranks that hold the same shard of different copies, or None.
+        symmetric_memory: let ranks of one host communicate through memory that they share. Where
+            that cannot be had the log says why, and the process group's own messages are used.
     """
     if replicate_group is not None and replicate_group.size() == 1:
         replicate_group = None
     for known in _COMMUNICATORS.values():
-        if known.is_over(shard_group, replicate_group):
+        if known.symmetric_memory == symmetric_memory and known.is_over(
+            shard_group, replicate_group
+        ):
             return known
     num_replicas = 1 if replicate_group is None else replicate_group.size()
     handle = f"{shard_group.size()}x{num_replicas}#{len(_COMMUNICATORS)}"
@@ -275,8 +288,9 @@ def get_communicator(
         handle,
         shard,
         replicate,
-        _implementation(shard),
-        None if replicate is None else _implementation(replicate),
+        _implementation(shard, symmetric_memory),
+        None if replicate is None else _implementation(replicate, symmetric_memory),
+        symmetric_memory,
     )
     return communicator
 
@@ -296,6 +310,22 @@ def lookup(handle: str) -> Communicator:
         ) from None
 
 
-def _implementation(group: GroupRef) -> Collectives:
-    backend = dist.get_backend(group())
-    return GlooCollectives(group) if "gloo" in str(backend) else C10dCollectives(group)
+def _implementation(group: GroupRef, symmetric_memory: bool) -> Collectives:
+    backend = str(dist.get_backend(group()))
+    is_gloo = "gloo" in backend
+    if symmetric_memory and group.size > 1:
+        reason = f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
+        if is_gloo:
+            try:
+                return shm.connect(group)
+            except shm.UnavailableError as error:
+                reason = str(error)
+        if dist.get_rank() == 0:
+            logger.warning(
+                "compile.symmetric_memory: %s; %d ranks communicate over %s instead (slower, same "
+                "results)",
+                reason,
+                group.size,
+                backend,
+            )
+    return GlooCollectives(group) if is_gloo else C10dCollectives(group)
