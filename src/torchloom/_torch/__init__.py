@@ -151,6 +151,14 @@ def default_store() -> Any:
     return _get_default_store()
 
 
+@functools.cache
+def ops_made_in_place() -> frozenset[Any]:
+    """Return the operators that Inductor may turn into ones that write their input (2.11-2.13)."""
+    from torch._inductor.fx_passes import reinplace
+
+    return frozenset({*reinplace.inplaceable_ops, *reinplace.inplaceable_foreach_ops})
+
+
 def group_store(group: Any) -> Any:
     """Return the key-value store of a process group, shared by its ranks alone (2.11-2.13)."""
     from torch.distributed.distributed_c10d import _get_process_group_store

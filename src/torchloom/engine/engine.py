@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
 from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.engine.scaling import LossScaler
+from torchloom.engine.symmetric import share_weights
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
 from torchloom.engine.weave import build_session, start_compiled
@@ -220,6 +222,10 @@ class Engine:
             passes=passes,
             schedule=schedule,
         )
+        shared = share_weights(self.module, self.world.comm, tuple(session.passes))
+        if shared is not None:
+            session.context = replace(session.context, shared_weights=shared.facts)
+            session.keeps = shared.store
         self._agreement.check("what engine.compile() weaves", session.key)
         session.agree = self._agreement.check
         start_compiled(self.module, session, **kwargs)

@@ -58,6 +58,7 @@ def build_session(
             layout.stage,
             asked if asked is not None else options.passes,
             options.disable_passes,
+            symmetric_memory=options.symmetric_memory,
         ),
         context=pass_context(config, layout),
         backend=get_backend_fn(backend or options.backend),

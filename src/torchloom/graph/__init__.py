@@ -5,7 +5,14 @@ With matching and surgery in one place, a pass is a screen of decisions.
 
 from __future__ import annotations
 
-from torchloom.graph.contract import Choices, GraphPass, PassContext, PassFn, Stage
+from torchloom.graph.contract import (
+    Choices,
+    GraphPass,
+    PassContext,
+    PassFn,
+    SharedWeights,
+    Stage,
+)
 from torchloom.graph.edit import call, move_before, replace
 from torchloom.graph.liveness import live_bytes
 from torchloom.graph.nodes import args_of, find, nbytes, positions, value_of
@@ -16,6 +23,7 @@ __all__ = [
     "GraphPass",
     "PassContext",
     "PassFn",
+    "SharedWeights",
     "Stage",
     "args_of",
     "call",

@@ -15,6 +15,7 @@ ranks build byte-identical graphs and share compile caches.
 from __future__ import annotations
 
 from torchloom.ops.lowered import gather_start, reduce_start, sync_start, wait_
+from torchloom.ops.symmetric import symmetric_done_, symmetric_start
 from torchloom.ops.traced import gather, reduce, replicate, sync
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "reduce",
     "reduce_start",
     "replicate",
+    "symmetric_done_",
+    "symmetric_start",
     "sync",
     "sync_start",
     "wait_",

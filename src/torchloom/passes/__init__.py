@@ -12,6 +12,7 @@ from torchloom.passes.dedupe_gathers import dedupe_gathers
 from torchloom.passes.elide_copies import elide_copies
 from torchloom.passes.place import place
 from torchloom.passes.prefetch import prefetch
+from torchloom.passes.symmetric_gathers import symmetric_gathers
 from torchloom.passes.zero1 import zero1
 from torchloom.passes.zero2 import zero2
 from torchloom.passes.zero3 import zero3
@@ -42,6 +43,7 @@ PASSES: dict[str, GraphPass] = {
             provides=frozenset({"zero"}),
             conflicts_with=frozenset({"zero1", "zero2"}),
         ),
+        GraphPass(name="symmetric_gathers", fn=symmetric_gathers, stage="lowered"),
         GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),
         GraphPass(name="bucket", fn=bucket, stage="lowered", requires=frozenset({"transfers"})),
         GraphPass(name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})),

@@ -27,11 +27,27 @@ ALIASES: dict[str, str] = {
 }
 
 
+def preset(stage: int, *, symmetric_memory: bool = False) -> tuple[str, ...]:
+    """Return the passes of a stage; at stage 3, shared weights are not gathered at all.
+
+    Example:
+        >>> preset(3, symmetric_memory=True)[2:5]
+        ('zero3', 'symmetric_gathers', 'place')
+    """
+    names = PRESETS[stage]
+    if stage != 3 or not symmetric_memory:
+        return names
+    place = names.index("place")
+    return (*names[:place], "symmetric_gathers", *names[place:])
+
+
 def resolve_passes(
     stage: int,
     asked: Sequence[str | GraphPass] | None = None,
     disabled: Iterable[str] = (),
     known: Mapping[str, GraphPass] = PASSES,
+    *,
+    symmetric_memory: bool = False,
 ) -> tuple[GraphPass, ...]:
     """Turn a user's choice into a checked list of passes.
 
@@ -40,13 +56,14 @@ def resolve_passes(
         asked: names or passes to run instead of the preset.
         disabled: names to leave out.
         known: passes by name.
+        symmetric_memory: whether the preset may read weights in shared memory.
 
     Raises:
         PassOrderError: an unknown name, a missing requirement, or a conflict.
     """
     chosen = [
         each if isinstance(each, GraphPass) else _lookup(each, known)
-        for each in (PRESETS[stage] if asked is None else asked)
+        for each in (preset(stage, symmetric_memory=symmetric_memory) if asked is None else asked)
     ]
     without = {_lookup(name, known).name for name in disabled}
     passes = tuple(each for each in chosen if each.name not in without)

@@ -66,6 +66,8 @@ class CompileSession:
     """Log each pass, not only when debugging."""
     agree: Callable[[str, str], None] | None = None
     """Compares a text between all ranks and raises where they differ, before a graph runs."""
+    keeps: object = None
+    """What woven graphs need when they run, kept as long as they may."""
     report: CompileReport = field(default_factory=CompileReport)
 
     def __call__(

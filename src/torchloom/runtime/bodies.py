@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchloom.ops.library import LIBRARY
 from torchloom.runtime.communicator import lookup
+from torchloom.runtime.weights import find_store
 from torchloom.shard.regather import LIVE, GatherCall
 
 
@@ -22,6 +23,8 @@ def bind() -> None:
     for body in (_gather, _reduce, _replicate, _sync, _gather_start, _reduce_start, _sync_start):
         LIBRARY.impl(body.__name__[1:], body, "CompositeExplicitAutograd")
     LIBRARY.impl("wait_", _wait, "CompositeExplicitAutograd")
+    LIBRARY.impl("symmetric_start", _symmetric_start, "CompositeExplicitAutograd")
+    LIBRARY.impl("symmetric_done_", _symmetric_done, "CompositeExplicitAutograd")
 
 
 def _gather(
@@ -102,3 +105,17 @@ def _sync_start(
 
 def _wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:
     lookup(handle).wait(results)
+
+
+def _symmetric_start(
+    shards: Sequence[Tensor],
+    params: Sequence[int],
+    dtype: torch.dtype,
+    world_size: int,
+    weights: str,
+) -> list[Tensor]:
+    return find_store(weights).begin(shards, params)
+
+
+def _symmetric_done(wholes: Sequence[Tensor], weights: str) -> None:
+    find_store(weights).done()

@@ -74,6 +74,11 @@ class Communicator:
         """Whether transfers run beside compute, instead of taking the same cores."""
         return self.shard.overlaps_compute
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the ranks that share one copy of the weights communicate through memory."""
+        return isinstance(self.shard, shm.SharedMemoryCollectives)
+
     def is_over(
         self, shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None
     ) -> bool:
@@ -92,7 +97,7 @@ class Communicator:
         """Begin to gather flat shards, cast to `dtype`; `wait` makes the results valid."""
         sources = [shard.detach().to(dtype).contiguous() for shard in shards]
         fulls = [source.new_empty(source.numel() * self.world_size) for source in sources]
-        self._begin("gather", fulls, fulls, self.shard.all_gather(sources, fulls))
+        self.begin("gather", fulls, self.shard.all_gather(sources, fulls))
         return fulls
 
     def gather_into(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> None:
@@ -114,7 +119,7 @@ class Communicator:
             for source, numel in zip(sources, shard_numels, strict=True)
         ]
         pending = self.shard.reduce_scatter(sources, shards, self._mean)
-        self._begin("reduce", shards, sources, self._then_replicate(pending, shards))
+        self.begin("reduce", shards, self._then_replicate(pending, shards), payload=sources)
         return shards
 
     def begin_sync(
@@ -138,7 +143,7 @@ class Communicator:
         pending = self._then_replicate(self.shard.all_reduce(wires, self._mean), wires)
         if results is not wires:
             pending = _then_copy(pending, wires, results)
-        self._begin("sync", results, wires, pending)
+        self.begin("sync", results, pending, payload=wires)
         return results
 
     def _begin_sync_slices(
@@ -161,7 +166,7 @@ class Communicator:
                 own = result.view(-1)[start : start + shard.numel()]
                 own.copy_(shard[: own.numel()])
 
-        self._begin("sync", results, sources, Pending(finish))
+        self.begin("sync", results, Pending(finish), payload=sources)
         return results
 
     def wait(self, results: Sequence[Tensor]) -> None:
@@ -190,9 +195,23 @@ class Communicator:
                 if tensor.numel():
                     dist.broadcast(tensor, group=group(), group_src=0)
 
-    def _begin(
-        self, op: str, results: list[Tensor], payload: Sequence[Tensor], pending: Pending
+    def begin(
+        self,
+        op: str,
+        results: list[Tensor],
+        pending: Pending,
+        *,
+        payload: Sequence[Tensor] | None = None,
     ) -> None:
+        """Note communication that has begun, for `wait` and for those who count.
+
+        Args:
+            op: gather, reduce or sync.
+            results: tensors that hold their values once it is waited for.
+            pending: what to wait for.
+            payload: the full tensors; default: the results.
+        """
+        payload = results if payload is None else payload
         self._count(payload)
         key = _key(results)
         if key is not None:

@@ -4,7 +4,7 @@ Rank 0 makes an anonymous memory file and tells the others its process and descr
 through /proc and check a random mark in its first bytes, so that nobody maps what is not meant. The
 memory lives exactly as long as the mappings, also when a process is killed.
 
-    [mark 64 bytes][semaphores ...][data: what the owner asked for]
+    [mark 64 bytes][data: what the owner asked for, zero at first]
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from torchloom.runtime.shm.peers import Peer
-from torchloom.runtime.shm.semaphore import NBYTES, Semaphores
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
@@ -38,50 +37,51 @@ class UnavailableError(Exception):
 class Arena:
     """One shared mapping, as this rank sees it."""
 
-    semaphores: Semaphores
-    data: Tensor
-    """All bytes behind the semaphores; holds the mapping."""
+    mapping: mmap.mmap
 
     def tensor(self, offset_bytes: int, numel: int, dtype: torch.dtype) -> Tensor:
-        """View a part of the data as a flat tensor."""
-        end = offset_bytes + numel * dtype.itemsize
-        return self.data[offset_bytes:end].view(dtype)
+        """Return a part of the data as a flat tensor, which holds the mapping.
+
+        Its storage is that part alone: whoever saves or copies it takes nothing else along.
+        """
+        offset = ALIGNMENT + offset_bytes
+        return torch.frombuffer(self.mapping, dtype=dtype, count=numel, offset=offset)
+
+    def words(self, offset_bytes: int, count: int) -> memoryview:
+        """Return a part of the data as unsigned 64-bit integers, which hold the mapping."""
+        start = ALIGNMENT + offset_bytes
+        return memoryview(self.mapping)[start : start + 8 * count].cast("Q")
 
 
-def make_arena(
-    peers: list[Peer], rank: int, exchange: Exchange, *, num_semaphores: int, nbytes: int
-) -> Arena:
+def make_arena(peers: list[Peer], rank: int, exchange: Exchange, nbytes: int) -> Arena:
     """Make an arena together with the other ranks; all must call with equal sizes.
 
     Args:
         peers: the processes, by rank.
         rank: this one.
         exchange: how the ranks tell each other.
-        num_semaphores: how many semaphores to keep room for; rank 0 must set them up.
-        nbytes: bytes of data, zero at first.
+        nbytes: bytes of data.
 
     Raises:
         UnavailableError: on every rank, when any of them could not map the memory.
     """
-    start = ALIGNMENT + num_semaphores * NBYTES
-    total = _round_up(start + nbytes, mmap.PAGESIZE)
+    total = _round_up(ALIGNMENT + nbytes, mmap.PAGESIZE)
     offer, descriptor = _offer(total) if rank == 0 else ({}, None)
     try:
         made = json.loads(exchange("offer", json.dumps(offer))[0])
-        view, problem = None, made.get("problem", "")
+        mapping, problem = None, made.get("problem", "")
         if not problem:
             try:
-                view = _map(peers[0], made, total, own=descriptor)
+                mapping = _map(peers[0], made, total, own=descriptor)
             except OSError as error:
                 problem = f"rank {rank} cannot map the memory of rank 0: {error.strerror or error}"
         problems = [text for text in exchange("mapped", problem) if text]
     finally:
         if descriptor is not None:
             os.close(descriptor)
-    if problems or view is None:
+    if problems or mapping is None:
         raise UnavailableError(problems[0] if problems else "no memory was offered")
-    semaphores = Semaphores(view.data_ptr() + ALIGNMENT)
-    return Arena(semaphores, view[start : start + nbytes])
+    return Arena(mapping)
 
 
 def free_bytes() -> int:
@@ -135,7 +135,7 @@ def _offer(total: int) -> tuple[dict[str, object], int | None]:
     return {"fd": descriptor, "mark": mark}, descriptor
 
 
-def _map(owner: Peer, made: dict[str, object], total: int, own: int | None) -> Tensor:
+def _map(owner: Peer, made: dict[str, object], total: int, own: int | None) -> mmap.mmap:
     path = f"/proc/{owner.pid}/fd/{made['fd']}"
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC) if own is None else own
     try:
@@ -148,7 +148,7 @@ def _map(owner: Peer, made: dict[str, object], total: int, own: int | None) -> T
             os.close(descriptor)
     if mapping[:ALIGNMENT].decode("ascii", "replace") != made["mark"]:
         raise OSError(f"{path} is another file")
-    return torch.frombuffer(mapping, dtype=torch.uint8)
+    return mapping
 
 
 def _round_up(size: int, multiple: int) -> int:

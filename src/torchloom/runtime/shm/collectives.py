@@ -41,11 +41,13 @@ class SharedMemoryCollectives:
     def close(self) -> None:
         """Let go of the shared memory; the group has ended."""
         self._ring = None
+        self.link.close()
 
     def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> Pending:
         """Begin an all-gather; see `Collectives.all_gather`."""
         rank = self.group.rank
         numels = [shard.numel() for shard in shards]
+        what = _named("gather", shards)
 
         def view(slot: Tensor, part: Part, numel: int) -> Tensor:
             return typed(slot, part.offset_bytes, numel, shards[part.index].dtype)
@@ -63,7 +65,7 @@ class SharedMemoryCollectives:
                         place = place[part.start : part.stop]
                         place.copy_(view(slots[peer], part, place.numel()))
 
-            return Work(fill, drain)
+            return Work(fill, drain, what)
 
         for shard, full in zip(shards, fulls, strict=True):
             own = row(full, rank, shard.numel())
@@ -85,6 +87,7 @@ class SharedMemoryCollectives:
             )
         room = self._room(size - 1)
         numels = [shard.numel() for shard in shards]
+        what = _named("reduction", fulls)
 
         def piece(part: Part, owner: int) -> Tensor:
             return row(fulls[part.index], owner, numels[part.index])[part.start : part.stop]
@@ -110,7 +113,7 @@ class SharedMemoryCollectives:
                     ]
                     _sum_blocks(shards[part.index][part.start : part.stop], addends, scale)
 
-            return Work(fill, drain)
+            return Work(fill, drain, what)
 
         item_bytes = [full.element_size() for full in fulls]
         return self._begin([work(parts) for parts in plan_parts(numels, item_bytes, room)])
@@ -124,6 +127,7 @@ class SharedMemoryCollectives:
         if size > 2 and num_bytes >= _TWO_PHASES_BYTES:
             return self._all_reduce_in_two(tensors, scale)
         flats = [tensor.view(-1) for tensor in tensors]
+        what = _named("all-reduce", tensors)
 
         def view(slot: Tensor, part: Part) -> Tensor:
             return typed(slot, part.offset_bytes, part.stop - part.start, flats[part.index].dtype)
@@ -143,7 +147,7 @@ class SharedMemoryCollectives:
                     _sum_blocks(total, addends, 1.0)
                     own.copy_(total).mul_(scale)
 
-            return Work(fill, drain)
+            return Work(fill, drain, what)
 
         numels = [flat.numel() for flat in flats]
         item_bytes = [flat.element_size() for flat in flats]
@@ -180,6 +184,11 @@ class SharedMemoryCollectives:
     def _room(self, num_lanes: int) -> int:
         """Bytes of one of so many equal parts of a slot."""
         return self._slot_bytes // num_lanes // ALIGNMENT * ALIGNMENT
+
+
+def _named(op: str, tensors: Sequence[Tensor]) -> str:
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return f"a {op} of {len(tensors)} tensors of {num_bytes} bytes"
 
 
 def _alone(run: Callable[[], object]) -> Pending:

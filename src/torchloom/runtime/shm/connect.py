@@ -11,12 +11,13 @@ import weakref
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from torchloom import _torch
 from torchloom.errors import PeerLostError
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.shm.arena import Arena, Exchange, UnavailableError, make_arena
+from torchloom.runtime.shm.arena import Exchange, UnavailableError, make_arena
 from torchloom.runtime.shm.collectives import SharedMemoryCollectives
 from torchloom.runtime.shm.link import Link
 from torchloom.runtime.shm.peers import Peer
@@ -44,19 +45,16 @@ def connect(group: GroupRef, slot_bytes: int = SLOT_BYTES) -> SharedMemoryCollec
     if reason:
         raise UnavailableError(reason)
     size = group.size
-    arena = make_arena(
-        peers,
-        group.rank,
-        exchange,
-        num_semaphores=Link.num_semaphores(size),
-        nbytes=size * NUM_SLOTS * slot_bytes,
-    )
+    control = Link.control_bytes(size, NUM_SLOTS)
+    arena = make_arena(peers, group.rank, exchange, control + size * NUM_SLOTS * slot_bytes)
     timeout_s = _torch.group_timeout(group()).total_seconds()
-    link = Link(arena.semaphores, peers, group.rank, timeout_s)
+    link = Link(arena, peers, group.rank, timeout_s, NUM_SLOTS)
     if group.rank == 0:
-        link.init(NUM_SLOTS)
+        link.init()
     exchange("ready", "")
-    made = SharedMemoryCollectives(group, link, _slots(arena, size, slot_bytes))
+    rows = arena.tensor(control, size * NUM_SLOTS * slot_bytes, torch.uint8)
+    slots = [list(row) for row in rows.view(size, NUM_SLOTS, slot_bytes)]
+    made = SharedMemoryCollectives(group, link, slots)
     weakref.finalize(group(), _close, weakref.ref(made))
     return made
 
@@ -103,11 +101,6 @@ def _meet(group: GroupRef, exchange: Exchange) -> tuple[list[Peer], str]:
     if num_hosts > 1:
         return [], f"the ranks run on {num_hosts} hosts or containers"
     return peers, ""
-
-
-def _slots(arena: Arena, size: int, slot_bytes: int) -> list[list[Any]]:
-    rows = arena.data.view(size, NUM_SLOTS, slot_bytes)
-    return [[rows[rank, turn] for turn in range(NUM_SLOTS)] for rank in range(size)]
 
 
 def _close(made: weakref.ref[SharedMemoryCollectives]) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchloom.runtime.shm.link import Link, Signal
+from torchloom.runtime.shm.link import Link, Signal, mark_of
 
 
 class Work(NamedTuple):
@@ -25,6 +25,8 @@ class Work(NamedTuple):
     """Writes this rank's contribution into its slot."""
     drain: Callable[[Sequence[Tensor]], None]
     """Reads the slots of all ranks, this one's included."""
+    what: str
+    """What this is a part of, equal on all ranks."""
 
 
 class Ring:
@@ -37,7 +39,7 @@ class Ring:
             link: signals between the ranks.
             slots: by rank, its slots: flat tensors of bytes, as many and as large on all ranks.
         """
-        self._link, self._slots = link, slots
+        self._link, self._slots, self._num_slots = link, slots, len(slots[0])
         self._waiting: deque[Work] = deque()
         self._issued: deque[Work] = deque()
         self._num_begun = self._num_issued = self._num_drained = 0
@@ -60,7 +62,7 @@ class Ring:
             self._drain()
 
     def _issue_ready(self) -> None:
-        while self._waiting and len(self._issued) < len(self._slots[0]):
+        while self._waiting and len(self._issued) < self._num_slots:
             if not self._issue(blocking=False):
                 return
 
@@ -75,7 +77,9 @@ class Ring:
             self._freed_by.add(peer)
         self._freed_by.clear()
         work = self._waiting.popleft()
-        work.fill(self._turn(self._link.rank, self._num_issued))
+        turn = self._num_issued % self._num_slots
+        work.fill(self._slots[self._link.rank][turn])
+        self._link.mark(turn, mark_of(work.what, self._num_issued))
         self._num_issued += 1
         self._issued.append(work)
         for peer in self._link.others:
@@ -83,14 +87,13 @@ class Ring:
         return True
 
     def _drain(self) -> None:
+        work, turn = self._issued[0], self._num_drained % self._num_slots
+        mark = mark_of(work.what, self._num_drained)
         for peer in self._link.others:
             self._link.await_(Signal.FULL, peer)
-        work = self._issued.popleft()
-        work.drain([self._turn(rank, self._num_drained) for rank in range(len(self._slots))])
+            self._link.check(turn, mark, peer, work.what)
+        work.drain([slots[turn] for slots in self._slots])
+        self._issued.popleft()
         self._num_drained += 1
         for peer in self._link.others:
             self._link.send(Signal.FREE, peer)
-
-    def _turn(self, rank: int, number: int) -> Tensor:
-        slots = self._slots[rank]
-        return slots[number % len(slots)]

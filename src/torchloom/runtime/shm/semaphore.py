@@ -12,6 +12,8 @@ import os
 import time
 from typing import Any
 
+from torch import Tensor
+
 NBYTES = 64
 """One semaphore per cache line; `sem_t` has 32 bytes or fewer on 64-bit Linux."""
 
@@ -23,12 +25,12 @@ class _Timespec(ctypes.Structure):
 
 
 class Semaphores:
-    """A row of counting semaphores that starts at one address."""
+    """A row of counting semaphores, `NBYTES` each, in a tensor of shared bytes."""
 
-    def __init__(self, address: int) -> None:
+    def __init__(self, memory: Tensor) -> None:
         # Calls that cannot block keep the interpreter's lock; one that sleeps must not.
         quick, blocking = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
-        self._address = address
+        self._memory, self._address = memory, memory.data_ptr()
         self._post = _typed(quick.sem_post)
         self._try = _typed(quick.sem_trywait)
         self._init = _typed(quick.sem_init, ctypes.c_int, ctypes.c_uint)
