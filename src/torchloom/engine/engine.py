@@ -405,6 +405,8 @@ class Engine:
     def destroy(self) -> None:
         """Let go of compiled code and gradients. The model stays sharded and usable."""
         self.local.zero_grad()
+        if self._session is not None:
+            self._session.keeps = None
         self._session = None
         _torch.forget_compiled_call(self.module)
 

@@ -25,8 +25,8 @@ from torchloom.runtime.shm.peers import Peer
 MAX_RANKS = 8
 """Each rank signals each other one, and reads its memory: beyond this, a tree would be better."""
 NUM_SLOTS = 2
-SLOT_BYTES = 16 << 20
-"""Bytes of one slot: the size up to which reductions are merged, so that one fits."""
+SLOT_BYTES = 8 << 20
+"""Bytes of one slot: what one of two ranks sends of a reduction of 16 MiB, the default bucket."""
 
 
 def connect(group: GroupRef, slot_bytes: int = SLOT_BYTES) -> SharedMemoryCollectives:
