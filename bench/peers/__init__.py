@@ -90,6 +90,13 @@ _ALL = (
         )
         for stage in (1, 2, 3)
     ),
+    Arm(
+        name="loom-3-shared",
+        module="peers.loom",
+        family="torchloom 3, shared memory",
+        variant="compiled",
+        options={"stage": 3, "symmetric_memory": True},
+    ),
 )
 
 ARMS: Mapping[str, Arm] = MappingProxyType({arm.name: arm for arm in _ALL})

@@ -17,6 +17,7 @@
   + PlanError            nothing can be planned from what was given
   + EngineError          the engine was called in an order that has no meaning
   + AgreementError       the ranks are about to run different programs
+  + PeerLostError        a rank that others wait for has ended or does not come
   + CheckpointError      a checkpoint does not fit the model, or is damaged
   + DataError            the training data is missing or too small
 
@@ -100,6 +101,10 @@ class EngineError(TorchloomError, RuntimeError):
 
 class AgreementError(TorchloomError, RuntimeError):
     """The ranks hold different plans or programs."""
+
+
+class PeerLostError(TorchloomError, RuntimeError):
+    """A rank that others wait for has ended, or did not come in time."""
 
 
 class CheckpointError(TorchloomError, RuntimeError):

@@ -89,7 +89,7 @@ BAD = [
     ("compile.offload_activation", True, None, "micro_batch"),
     ("compile.offload_opt_states", True, None, "remove it"),
     ("compile.offload_parameters", True, None, "remove it"),
-    ("compile.symmetric_memory", True, None, "process group"),
+    ("compile.symmetric_memory", "fast", None, "true or false"),
     ("compile.memory_budget", "lots", None, "40GB"),
     ("compile.autoep_non_moe", True, None, "remove it"),
     ("compile.kwargs", {"fulgraph": True}, "compile.kwargs.fulgraph", "fullgraph?"),

@@ -12,6 +12,7 @@ import logging
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,26 @@ def default_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
+
+
+@functools.cache
+def ops_made_in_place() -> frozenset[Any]:
+    """Return the operators that Inductor may turn into ones that write their input (2.11-2.13)."""
+    from torch._inductor.fx_passes import reinplace
+
+    return frozenset({*reinplace.inplaceable_ops, *reinplace.inplaceable_foreach_ops})
+
+
+def group_store(group: Any) -> Any:
+    """Return the key-value store of a process group, shared by its ranks alone (2.11-2.13)."""
+    from torch.distributed.distributed_c10d import _get_process_group_store
+
+    return _get_process_group_store(group)
+
+
+def group_timeout(group: Any) -> timedelta:
+    """Return how long a collective of a process group may take (2.11-2.13)."""
+    return group._get_backend(torch.device("cpu")).options._timeout
 
 
 def compile_in_place(module: torch.nn.Module, backend: Any, **kwargs: Any) -> None:

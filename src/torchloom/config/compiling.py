@@ -66,6 +66,7 @@ def resolve_compile(
         strict=section.strict,
         dump_graphs=section.dump_graphs,
         debug_log=section.debug_log,
+        symmetric_memory=section.symmetric_memory,
     )
 
 

@@ -133,6 +133,8 @@ class CompileOptions:
     """Whether graphs are written before and after each pass; a string names the folder."""
     debug_log: bool = False
     """Whether each pass logs what it did."""
+    symmetric_memory: bool = False
+    """Whether ranks of one host communicate through memory that they share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -62,8 +62,10 @@ class CompileSection(Section):
     offload_activation_pin_memory: MaybeFlag = no_effect(
         True, "pin host buffers of activations", "activations stay on the device"
     )
-    symmetric_memory: AnyValue = refused(
-        "collectives over symmetric memory", "remove it; collectives use the process group"
+    symmetric_memory: Flag = used(
+        False,
+        "ranks of one host communicate through memory that they share; where that cannot be had, "
+        "the log says why and the process group is used",
     )
     memory_budget: Budget = used(
         None,

@@ -102,7 +102,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
             "torch.distributed.init_process_group first, or drop the argument"
         )
     ensure_process_group(distributed_port, timeout=COLLECTIVE_TIMEOUT)
-    world = make_world(mesh, early.zero.shard_size)
+    world = make_world(mesh, early.zero.shard_size, symmetric_memory=early.compile.symmetric_memory)
     settings = load_config(source, world_size=world.world_size)
     if world.rank == 0:
         _log_notes(settings)

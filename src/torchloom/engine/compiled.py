@@ -9,7 +9,7 @@ advance   after an optimizer step: when another entry is due, or a pass asked fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import nn
@@ -19,6 +19,7 @@ from torchloom.config import Config
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.groups import World
 from torchloom.engine.planning import base_bytes, make_planner
+from torchloom.engine.symmetric import share_weights
 from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import ConfigError, EngineError
 from torchloom.log import get_logger
@@ -140,6 +141,10 @@ def start(
     book.residency = world.comm.residents
     book.table = CostTable(device=local_device(world.device), network=_network(world))
     keeps = config.batch.accumulation_steps > 1
+    shared = share_weights(model, world.comm, plan.all_passes)
+    if shared is not None:
+        session.context = replace(session.context, shared_weights=shared.facts)
+        session.keeps = shared.store
     base = agreement.most(
         "bytes that live on", base_bytes(model, engine.optimizer, keeps_gradients=keeps)
     )

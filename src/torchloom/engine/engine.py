@@ -407,6 +407,8 @@ class Engine:
     def destroy(self) -> None:
         """Let go of compiled code and gradients. The model stays sharded and usable."""
         self.local.zero_grad()
+        if self._compiled is not None:
+            self._compiled.session.keeps = None
         self._compiled = None
         self.world.comm.residents.clear()
         _torch.forget_compiled_call(self.module)

@@ -14,7 +14,14 @@ from torchloom.graph.activations import (
     mutated_inputs,
     source_of,
 )
-from torchloom.graph.contract import Choices, GraphPass, PassContext, PassFn, Stage
+from torchloom.graph.contract import (
+    Choices,
+    GraphPass,
+    PassContext,
+    PassFn,
+    SharedWeights,
+    Stage,
+)
 from torchloom.graph.edit import call, move_before, record_values, replace
 from torchloom.graph.liveness import live_bytes, viewed
 from torchloom.graph.nodes import args_of, find, nbytes, positions, value_of
@@ -25,6 +32,7 @@ __all__ = [
     "GraphPass",
     "PassContext",
     "PassFn",
+    "SharedWeights",
     "Stage",
     "args_of",
     "call",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import torch
 from torch import fx
 
 Stage = Literal["joint", "lowered"]
@@ -40,6 +41,18 @@ class Choices:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedWeights:
+    """Sharded parameters that lie whole in memory that all ranks map."""
+
+    name: str
+    """What graphs call them; equal on all ranks."""
+    handle: str
+    """The communicator of these ranks."""
+    params: tuple[tuple[str, torch.dtype], ...]
+    """Name and dtype of each, in the order in which graphs number them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PassContext:
     """Read-only facts shared by all passes of one compile."""
 
@@ -62,6 +75,8 @@ class PassContext:
     params: Mapping[str, str] = field(default_factory=dict)
     """Which parameter each input of this graph holds (a piece of it, or all): input -> name.
     Follows from the graph, so it is not part of the key."""
+    shared_weights: SharedWeights | None = None
+    """Weights that are read in place, without a gather."""
 
     def key(self) -> str:
         """Return everything a pass may depend on, as text for cache keys."""

@@ -16,6 +16,7 @@ ranks build byte-identical graphs and share compile caches.
 from __future__ import annotations
 
 from torchloom.ops.lowered import gather_start, reduce_start, resident, sync_start, wait_
+from torchloom.ops.symmetric import symmetric_done_, symmetric_start
 from torchloom.ops.traced import gather, reduce, replicate, sync
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "reduce_start",
     "replicate",
     "resident",
+    "symmetric_done_",
+    "symmetric_start",
     "sync",
     "sync_start",
     "wait_",

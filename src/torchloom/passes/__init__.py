@@ -14,6 +14,7 @@ from torchloom.passes.place import place
 from torchloom.passes.prefetch import prefetch
 from torchloom.passes.recompute import recompute
 from torchloom.passes.selective_gather import selective_gather
+from torchloom.passes.symmetric_gathers import symmetric_gathers
 from torchloom.passes.zero1 import zero1
 from torchloom.passes.zero2 import zero2
 from torchloom.passes.zero3 import zero3
@@ -45,6 +46,7 @@ PASSES: dict[str, GraphPass] = {
             conflicts_with=frozenset({"zero1", "zero2"}),
         ),
         GraphPass(name="recompute", fn=recompute, stage="joint"),
+        GraphPass(name="symmetric_gathers", fn=symmetric_gathers, stage="lowered"),
         GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),
         GraphPass(
             name="selective_gather",

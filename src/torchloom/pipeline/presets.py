@@ -11,7 +11,7 @@ PRESETS: dict[int, tuple[str, ...]] = {
     ),
     3: (
         *("dedupe_gathers", "elide_copies", "zero3"),
-        *("place", "selective_gather", "bucket", "prefetch"),
+        *("symmetric_gathers", "place", "selective_gather", "bucket", "prefetch"),
     ),
 }
 
@@ -37,4 +37,8 @@ NO_OPS: tuple[str, ...] = (
 
 # What DeepSpeed's `zero3_compile` does with gathers and reductions takes torchloom several passes.
 BASIS: tuple[str, ...] = ("dedupe_gathers", "elide_copies")
-COMMUNICATION: tuple[str, ...] = ("place",)
+COMMUNICATION: dict[str, tuple[str, ...]] = {
+    "zero1": ("place",),
+    "zero2": ("place",),
+    "zero3": ("symmetric_gathers", "place"),
+}

@@ -48,6 +48,11 @@ class Plan:
         """Return the entry that holds at a step."""
         return next(entry for entry in reversed(self.entries) if entry.step <= step)
 
+    @property
+    def all_passes(self) -> tuple[GraphPass, ...]:
+        """Passes of all entries, some more than once."""
+        return tuple(each for entry in self.entries for each in entry.passes)
+
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
@@ -137,7 +142,7 @@ class Resolver:
             logger.info("%spass %r is a phase of another pass and does nothing here", where, name)
             return ()
         if name.endswith("_compile") and name in ALIASES:
-            whole = (*BASIS, ALIASES[name], *COMMUNICATION)
+            whole = (*BASIS, ALIASES[name], *COMMUNICATION[ALIASES[name]])
             return tuple(known[each] for each in whole)
         return (_lookup(name, known, where),)
 

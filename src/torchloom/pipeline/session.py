@@ -78,6 +78,8 @@ class CompileSession:
     """Chooses what backward computes again; None leaves it to torch's partitioner."""
     book: Book = field(default_factory=Book)
     """What custom passes are told of the model and of all graphs."""
+    keeps: object = None
+    """What woven graphs need when they run, kept as long as they may."""
     report: CompileReport = field(default_factory=CompileReport)
     _woven: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     """Of each compiled graph: its parameters, and the residents that it knows."""

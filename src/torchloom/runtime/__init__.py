@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from torchloom.runtime import bodies as _bodies  # binds the operators
 from torchloom.runtime.communicator import CommStats, Communicator, get_communicator, lookup
+from torchloom.runtime.weights import WeightStore, make_store
 
-__all__ = ["CommStats", "Communicator", "get_communicator", "lookup"]
+__all__ = [
+    "CommStats",
+    "Communicator",
+    "WeightStore",
+    "get_communicator",
+    "lookup",
+    "make_store",
+]
 
 _bodies.bind()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchloom.ops.library import LIBRARY
 from torchloom.runtime.communicator import lookup
+from torchloom.runtime.weights import find_store
 from torchloom.shard.regather import LIVE, GatherCall
 
 
@@ -23,6 +24,8 @@ def bind() -> None:
         LIBRARY.impl(body.__name__[1:], body, "CompositeExplicitAutograd")
     LIBRARY.impl("wait_", _wait, "CompositeExplicitAutograd")
     LIBRARY.impl("resident", _resident, "CompositeExplicitAutograd")
+    LIBRARY.impl("symmetric_start", _symmetric_start, "CompositeExplicitAutograd")
+    LIBRARY.impl("symmetric_done_", _symmetric_done, "CompositeExplicitAutograd")
 
 
 def _gather(
@@ -109,3 +112,17 @@ def _resident(
     shard: Tensor, dtype: torch.dtype, world_size: int, handle: str, param: str
 ) -> Tensor:
     return lookup(handle).residents.get(shard, dtype, param)
+
+
+def _symmetric_start(
+    shards: Sequence[Tensor],
+    params: Sequence[int],
+    dtype: torch.dtype,
+    world_size: int,
+    weights: str,
+) -> list[Tensor]:
+    return find_store(weights).begin(shards, params)
+
+
+def _symmetric_done(wholes: Sequence[Tensor], weights: str) -> None:
+    find_store(weights).done()
