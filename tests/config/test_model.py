@@ -102,8 +102,8 @@ def test_the_names_of_all_fields():
         "consecutive_hysteresis max_consecutive_skips",
         "OptimizerConfig": "name params",
         "SchedulerConfig": "name params",
-        "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes strict dump_graphs "
-        "debug_log",
+        "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes choose_kernels "
+        "strict dump_graphs debug_log",
     }
 
 

@@ -52,6 +52,7 @@ def resolve_compile(section: CompileSection, stage: int, findings: Findings) -> 
         kwargs=_kwargs(section.kwargs, findings),
         passes=_passes(section, stage, findings),
         disable_passes=tuple(RENAMED.get(name, name) for name in section.disable_passes),
+        choose_kernels=section.choose_kernels,
         strict=section.strict,
         dump_graphs=section.dump_graphs,
         debug_log=section.debug_log,

@@ -121,6 +121,8 @@ class CompileOptions:
     """Passes to run, in order; None is the preset of the ZeRO stage."""
     disable_passes: tuple[str, ...] = ()
     """Passes left out of the preset."""
+    choose_kernels: bool = False
+    """Whether products run on the implementation that measured fastest."""
     strict: bool = False
     """Whether a failed weave is an error instead of an eager fallback."""
     dump_graphs: bool | str = False

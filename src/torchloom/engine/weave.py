@@ -17,6 +17,7 @@ from torchloom.errors import ConfigError
 from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, resolve_passes
+from torchloom.plan.costs import KernelChooser
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, detach_hooks
 
@@ -58,6 +59,7 @@ def build_session(
             layout.stage,
             asked if asked is not None else options.passes,
             options.disable_passes,
+            extra=("choose_kernels",) if options.choose_kernels else (),
         ),
         context=pass_context(config, layout),
         backend=get_backend_fn(backend or options.backend),
@@ -68,6 +70,8 @@ def build_session(
         announce=dist.get_rank() == 0,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
+    if any(each.name == "choose_kernels" for each in session.passes):
+        session.choose_kernels = KernelChooser(announce=session.announce)
     return session, kwargs
 
 

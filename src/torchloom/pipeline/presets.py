@@ -32,6 +32,7 @@ def resolve_passes(
     asked: Sequence[str | GraphPass] | None = None,
     disabled: Iterable[str] = (),
     known: Mapping[str, GraphPass] = PASSES,
+    extra: Iterable[str] = (),
 ) -> tuple[GraphPass, ...]:
     """Turn a user's choice into a checked list of passes.
 
@@ -40,6 +41,7 @@ def resolve_passes(
         asked: names or passes to run instead of the preset.
         disabled: names to leave out.
         known: passes by name.
+        extra: names to run after the others, unless they are among them.
 
     Raises:
         PassOrderError: an unknown name, a missing requirement, or a conflict.
@@ -48,6 +50,8 @@ def resolve_passes(
         each if isinstance(each, GraphPass) else _lookup(each, known)
         for each in (PRESETS[stage] if asked is None else asked)
     ]
+    names = {each.name for each in chosen}
+    chosen += [_lookup(name, known) for name in extra if name not in names]
     without = {_lookup(name, known).name for name in disabled}
     passes = tuple(each for each in chosen if each.name not in without)
     _check_order(passes, known)

@@ -66,6 +66,10 @@ class CompileSession:
     """Log each pass, not only when debugging."""
     agree: Callable[[str, str], None] | None = None
     """Compares a text between all ranks and raises where they differ, before a graph runs."""
+    choose_kernels: (
+        Callable[[fx.GraphModule, Sequence[Any]], tuple[tuple[str, str], ...]] | None
+    ) = None
+    """Says, before any pass runs, which products of a graph run on which implementation."""
     report: CompileReport = field(default_factory=CompileReport)
 
     def __call__(
@@ -78,17 +82,20 @@ class CompileSession:
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         if self.agree is not None:
             self.agree(f"the captured {name}", report.digest)
+        context = self.context
+        if self.choose_kernels is not None:
+            context = dataclasses.replace(context, kernels=self.choose_kernels(gm, example_inputs))
         started = time.perf_counter()
         unwoven = copy_graph_module(gm)  # compilers may rewrite the original
         try:
-            compiled = self._compile(gm, example_inputs, report)
+            compiled = self._compile(gm, example_inputs, report, context)
         except Exception as error:
             if self.strict or _pass_error(error) is None:
                 raise
             compiled = self._fall_back(unwoven, report, error)
         report.duration_s += time.perf_counter() - started
         if report.from_cache and self.backend == "inductor":
-            report.collectives.update(sidecar.load(self._sidecar_name(report)))
+            report.collectives.update(sidecar.load(self._sidecar_name(report, context)))
         events.emit(
             events.CompileFinished(
                 graph=name, duration_s=report.duration_s, from_cache=report.from_cache
@@ -97,12 +104,16 @@ class CompileSession:
         return compiled
 
     def _compile(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        report: GraphReport,
+        context: PassContext,
     ) -> Callable[..., Any]:
         hooks = WeaveHooks(
-            joint=lambda joint, kind: self._weave("joint", joint, kind, report),
-            lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report),
-            key=self._cache_key(),
+            joint=lambda joint, kind: self._weave("joint", joint, kind, report, context),
+            lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report, context),
+            key=self._cache_key(context),
         )
         if self.backend == "eager":
             return gm.forward
@@ -123,29 +134,40 @@ class CompileSession:
     @cached_property
     def key(self) -> str:
         """Hash of all that woven graphs depend on besides the captured graph."""
+        return self._key_in(self.context)
+
+    def _key_in(self, context: PassContext) -> str:
+        """Return the key of graphs that are woven in a context of their own."""
         parts = [
             each.name if _is_built_in(each) else identity_of(each).text for each in self.passes
         ]
-        return _torch.hash_files(_sources(), f"{parts}|{self.context.key()}").hex()
+        return _torch.hash_files(_sources(), f"{parts}|{context.key()}").hex()
 
-    def _cache_key(self) -> str | None:
+    def _cache_key(self, context: PassContext) -> str | None:
         """Return the key under which compilers may cache, None where they must not."""
         own = [identity_of(each) for each in self.passes if not _is_built_in(each)]
         if self.dump_dir is not None or not all(identity.is_complete for identity in own):
             return None
-        return self.key
+        return self._key_in(context)
 
-    def _sidecar_name(self, report: GraphReport) -> str:
-        return f"{report.digest}-{self.key}"
+    def _sidecar_name(self, report: GraphReport, context: PassContext) -> str:
+        return f"{report.digest}-{self._key_in(context)}"
 
-    def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport) -> None:
-        context = dataclasses.replace(self.context, is_backward=kind == "backward")
+    def _weave(
+        self,
+        stage: str,
+        gm: fx.GraphModule,
+        kind: GraphKind,
+        report: GraphReport,
+        own: PassContext,
+    ) -> None:
+        context = dataclasses.replace(own, is_backward=kind == "backward")
         passes = [each for each in self.passes if each.stage == stage]
         level = logging.INFO if self.debug_log else logging.DEBUG
         manager = PassManager(passes, context, self.dump_dir, level)
         manager.run(gm, context, f"{report.name}.{kind}", report)
         if self.backend == "inductor" and kind != "joint":
-            sidecar.save(self._sidecar_name(report), report.collectives)
+            sidecar.save(self._sidecar_name(report, own), report.collectives)
 
     def _fall_back(
         self, gm: fx.GraphModule, report: GraphReport, error: Exception
