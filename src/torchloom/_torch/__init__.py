@@ -100,11 +100,6 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
 
 
-def has_kernel(op: OpOverload, key: str) -> bool:
-    """Say whether an operator has a body for a dispatch key, composite ones included (2.11-2.13)."""
-    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key)
-
-
 def fake_mode() -> Any:
     """Return a new mode whose tensors hold no data; real ones may be mixed in (2.11-2.13)."""
     from torch._subclasses.fake_tensor import FakeTensorMode

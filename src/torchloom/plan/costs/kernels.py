@@ -21,10 +21,10 @@ import torch
 from torch import fx
 
 from torchloom import _torch, ops
-from torchloom.errors import PlanError
 from torchloom.graph import graph_text
 from torchloom.log import get_logger
 from torchloom.ops.compute import DEFAULT_KERNEL, KERNELS, Product
+from torchloom.ops.library import load_bodies
 from torchloom.plan.costs.products import find_products
 from torchloom.plan.costs.share import share_text
 from torchloom.plan.costs.signature import value_text
@@ -63,7 +63,6 @@ class KernelChooser:
 
         Raises:
             AgreementError: rank 0 did not come, or failed.
-            PlanError: the operators' bodies are not loaded.
         """
 
         def make() -> str:
@@ -95,17 +94,10 @@ def available_kernels() -> tuple[str, ...]:
     """Return the implementations besides torch's own that this process can use.
 
     None where the user allows products of lower precision, which torch has faster kernels for.
-
-    Raises:
-        PlanError: the operators' bodies are not loaded.
     """
     if torch.get_float32_matmul_precision() != "highest" or not _torch.has_onednn_linear():
         return ()
-    if not _torch.has_kernel(ops.matmul, "CPU"):
-        raise PlanError(
-            "choose_kernels needs the bodies of torchloom's operators, which are not loaded: "
-            "import torchloom.runtime first"
-        )
+    load_bodies()  # a plain `torch.compile(backend="torchloom")` has not
     return KERNELS
 
 

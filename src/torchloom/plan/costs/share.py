@@ -94,6 +94,7 @@ def slowest(tables: list[CostTable]) -> CostTable:
         network=first.network,
         ops=_largest([each.ops for each in tables]),
         collectives=collectives,
+        figures=first.figures,
     )
 
 

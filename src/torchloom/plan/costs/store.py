@@ -138,6 +138,7 @@ def table_to_json(table: CostTable, machine: Mapping[str, str] | None = None) ->
         "device": _plain(table.device),
         "network": _plain(table.network),
         "collectives": table.collectives,
+        "figures": table.figures,
         "ops": {key: float(f"{us:.6g}") for key, us in table.ops.items()},
     }
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
@@ -161,10 +162,15 @@ def table_from_json(text: str) -> CostTable:
                 str(key): [(int(size), float(us)) for size, us in points]
                 for key, points in record["collectives"].items()
             },
-            ops={str(key): float(us) for key, us in record["ops"].items()},
+            ops=_numbers(record["ops"]),
+            figures=_numbers(record["figures"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a part is missing or malformed: {error}") from error
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {str(key): float(value) for key, value in record.items()}
 
 
 def _plain(row: Device | Network) -> dict[str, Any]:

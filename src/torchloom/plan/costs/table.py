@@ -43,6 +43,9 @@ class CostTable:
     collectives: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     """Measured (bytes, microseconds) in rising order, by `"all_gather/2"`: kind and ranks."""
 
+    figures: dict[str, float] = field(default_factory=dict)
+    """What else `torchloom calibrate` measured, by name with unit."""
+
     def measure(self, nodes: Iterable[fx.Node], budget_s: float = 0.1) -> int:
         """Measure the operators of nodes that the table does not know; return how many were.
 
