@@ -80,7 +80,7 @@ class TestKernels:
             for arm, wall in steps.items()
         ]
         result.facts |= dict.fromkeys(steps, facts(195, 350))
-        result.losses |= dict.fromkeys(steps, [9.0, 7.4, 6.9])
+        result.losses |= {arm: [9.0, 7.4, 6.9] for arm in steps}
         return ["limit-compiled", "loom-3", *steps]
 
     def test_the_gain_of_kernels_is_never_credited_to_sharding(self, result):
@@ -299,4 +299,5 @@ def test_arms_are_picked_by_name_and_unknown_ones_refused():
     assert {name for name, arm in ARMS.items() if not arm.communicates} == {
         "limit-eager",
         "limit-compiled",
+        "limit-kernels",
     }
