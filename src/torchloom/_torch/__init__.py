@@ -25,8 +25,12 @@ from torch._inductor.custom_graph_pass import (
 )
 from torch._ops import OpOverload as OpOverload  # 2.11-2.13
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchloom._torch import introspect
+
+DispatchMode = TorchDispatchMode
+"""Base of modes that see each operator below autograd (2.11-2.13)."""
 
 BoxedCodeGen = _BoxedCodeGen
 """Code generation for functions that take one list and empty it (2.11-2.13)."""
@@ -100,6 +104,26 @@ def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
+
+
+def has_onednn_linear() -> bool:
+    """Say whether torch was built with oneDNN and its linear operator (2.11-2.13)."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return `x @ weight.T + bias` computed by oneDNN (2.11-2.13).
+
+    `weight` may have any strides; a transposed `x` is copied first.
+    """
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
+def fake_mode() -> Any:
+    """Return a new mode whose tensors hold no data; real ones may be mixed in (2.11-2.13)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def size_hint(size: Any) -> int:

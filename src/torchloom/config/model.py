@@ -127,6 +127,8 @@ class CompileOptions:
     """Steps, and the passes that run from them on; each a name, or a name and a memory budget."""
     memory_budget: MemoryBudget | None = None
     """Device memory that a step may use at its peak; None: nobody has said."""
+    choose_kernels: bool = False
+    """Whether products run on the implementation that measured fastest."""
     strict: bool = False
     """Whether a failed weave is an error instead of an eager fallback."""
     dump_graphs: bool | str = False

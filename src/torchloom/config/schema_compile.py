@@ -37,6 +37,11 @@ class CompileSection(Section):
     schedule: MaybeList = used(
         None, "`[[step, [name, [name, memory budget], ...]], ...]`: what runs from a step on"
     )
+    choose_kernels: Flag = used(
+        False,
+        "matrix products run on the implementation that measured fastest here; results differ in "
+        "the last bits",
+    )
     strict: Flag = used(False, "a failed weave is an error instead of an eager fallback")
     dump_graphs: FlagOrText = used(False, "write graphs around each pass; a string is the folder")
     debug_log: Flag = used(False, "each pass logs what it did")

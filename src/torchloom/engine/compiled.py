@@ -121,7 +121,8 @@ def start(
         passes, schedule = options.passes, options.schedule
     total_bytes = agreement.least("the device's memory", device_bytes(world.device))
     budget = options.memory_budget
-    resolver = Resolver(layout.stage, registry, options.disable_passes, total_bytes)
+    extra = ("choose_kernels",) if options.choose_kernels else ()
+    resolver = Resolver(layout.stage, registry, options.disable_passes, total_bytes, extra)
     if schedule is None:
         plan = Plan((Entry(0, resolver.passes(passes)),))
     else:

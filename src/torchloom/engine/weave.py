@@ -17,6 +17,7 @@ from torchloom.config import Config, thawed_map
 from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
+from torchloom.plan.costs import KernelChooser
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, detach_hooks
 
@@ -67,6 +68,7 @@ def build_session(
         announce=dist.get_rank() == 0,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
+    session.choose_kernels = KernelChooser(announce=session.announce)
     return session, kwargs
 
 

@@ -68,6 +68,8 @@ class PassContext:
     """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
     is_backward: bool = False
     """Whether the lowered graph is the backward one."""
+    kernels: tuple[tuple[str, str], ...] = ()
+    """Products that another implementation computes faster: (key of the product, its name)."""
     choices: Choices | None = None
     """What the plan decided about this graph; None where there is no plan."""
     memory_budget_bytes: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torchloom.graph.contract import GraphPass
 from torchloom.passes.bucket import bucket
+from torchloom.passes.choose_kernels import choose_kernels
 from torchloom.passes.dedupe_gathers import dedupe_gathers
 from torchloom.passes.elide_copies import elide_copies
 from torchloom.passes.place import place
@@ -56,6 +57,7 @@ PASSES: dict[str, GraphPass] = {
         ),
         GraphPass(name="bucket", fn=bucket, stage="lowered", requires=frozenset({"transfers"})),
         GraphPass(name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})),
+        GraphPass(name="choose_kernels", fn=choose_kernels, stage="lowered"),
     )
 }
 

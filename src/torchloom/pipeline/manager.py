@@ -82,7 +82,7 @@ class PassManager:
         gm.recompile()
         kind = name.rsplit(".", 1)[-1]
         for op, count in op_counts(gm.graph).items():
-            if op.startswith("torchloom."):
+            if op.startswith("torchloom.") and op != "torchloom.matmul":
                 into.collectives[f"{kind} {op}"] = count
 
     def _dump(self, gm: fx.GraphModule, name: str, index: int, label: str) -> None:

@@ -16,6 +16,7 @@ from torch import fx
 from torchloom._torch import partition as torch_partition
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
+from torchloom.capture.hooks import GraphKind
 from torchloom.graph import Choices, PassContext
 from torchloom.passes import PASSES
 from torchloom.pipeline.manager import PassManager
@@ -23,7 +24,7 @@ from torchloom.pipeline.report import GraphReport
 from torchloom.plan import Planner
 from torchloom.plan.memory import micro_step
 
-Lower = Callable[[fx.GraphModule, str], None]
+Lower = Callable[[fx.GraphModule, GraphKind], None]
 """Runs the lowered passes over a graph: `(gm, "forward" or "backward")`."""
 
 

@@ -63,6 +63,8 @@ class Resolver:
     disabled: tuple[str, ...] = ()
     total_bytes: int = field(default_factory=device_bytes)
     """Memory of the device, of which budgets given as fractions are a part."""
+    extra: tuple[str, ...] = ()
+    """Names of passes that run after the others, unless they are among them."""
 
     def passes(
         self, asked: Sequence[PassItem] | None = None, where: str = ""
@@ -84,6 +86,8 @@ class Resolver:
             found = self._resolved(item, known, where)
             extra = {each.name for each in chosen}
             chosen += [each for each in found if len(found) == 1 or each.name not in extra]
+        names = {each.name for each in chosen}
+        chosen += [_lookup(name, known, where) for name in self.extra if name not in names]
         without = {_lookup(name, known, where).name for name in self.disabled}
         passes = tuple(each for each in chosen if each.name not in without)
         if speaks_deepspeed:
@@ -152,6 +156,7 @@ def resolve_passes(
     asked: Sequence[PassItem] | None = None,
     disabled: Iterable[str] = (),
     registry: PassRegistry = REGISTRY,
+    extra: Iterable[str] = (),
 ) -> tuple[GraphPass, ...]:
     """Turn a user's choice into a checked list of passes.
 
@@ -160,11 +165,12 @@ def resolve_passes(
         asked: names, passes or functions to run instead of the preset.
         disabled: names to leave out.
         registry: passes by name.
+        extra: names to run after the others, unless they are among them.
 
     Raises:
         PassOrderError: an unknown name, a missing requirement, or a conflict.
     """
-    return Resolver(stage, registry, tuple(disabled)).passes(asked)
+    return Resolver(stage, registry, tuple(disabled), extra=tuple(extra)).passes(asked)
 
 
 def validate_schedule(schedule: Schedule, registry: PassRegistry | None = None) -> None:

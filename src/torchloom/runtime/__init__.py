@@ -1,4 +1,4 @@
-"""Bodies of torchloom's operators: collectives behind one seam.
+"""Bodies of torchloom's operators: collectives behind one seam, matrix products.
 
 Importing this package binds the bodies to the schemas of `torchloom.ops`. Communicators are
 made with `get_communicator`; which implementation carries the bytes is decided there and
@@ -8,6 +8,7 @@ nowhere else.
 from __future__ import annotations
 
 from torchloom.runtime import bodies as _bodies  # binds the operators
+from torchloom.runtime import kernels as _kernels
 from torchloom.runtime.communicator import CommStats, Communicator, get_communicator, lookup
 from torchloom.runtime.weights import WeightStore, make_store
 
@@ -21,3 +22,4 @@ __all__ = [
 ]
 
 _bodies.bind()
+_kernels.bind()

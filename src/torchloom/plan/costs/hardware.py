@@ -15,6 +15,7 @@ import torch
 from torchloom.errors import PlanError
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
+"""As torchloom's own transport runs them; `c10d_` in front means the process group's own ones."""
 LinkKind = Literal["h2d", "d2h"]
 
 
@@ -81,7 +82,7 @@ class Network:
             "reduce_scatter": (world_size - 1, share),
             "all_reduce": (2 * (world_size - 1), 2 * share),
             "broadcast": (world_size - 1, 1.0),
-        }[kind]
+        }[kind.removeprefix("c10d_")]
         modelled = rounds * self.alpha_us + 1e6 * volume * num_bytes / self.bytes_per_s
         return self.factors.get(kind, 1.0) * modelled
 

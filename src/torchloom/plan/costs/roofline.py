@@ -3,7 +3,7 @@
     time = launch + max(FLOPs / gemm rate, bytes / memory rate)
 
 FLOPs of products, convolutions and attention, forward and backward, are torch's own formulas
-(`torch.utils.flop_counter`), with one more for CPU attention. All else moves bytes: what it reads
+(`torch.utils.flop_counter`), with more for CPU attention and our own product. All else moves bytes: what it reads
 plus what it writes. Views cost nothing. Sizes that are not known count as what the trace saw.
 """
 
@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from torchloom import ops
 from torchloom._torch import OpOverload, size_hint
 from torchloom.graph import value_of
 from torchloom.plan.costs.hardware import Device
@@ -78,7 +79,7 @@ def is_computed(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return hasattr(target, "namespace")  # higher-order operators work, Python functions do not
-    if target.namespace == "torchloom" and not target._schema.name.endswith("matmul"):
+    if target.namespace == "torchloom" and target is not ops.matmul:
         return False
     return not is_view(target)
 
@@ -100,8 +101,8 @@ def node_flops(node: fx.Node) -> int:
         return 0
     args = fx.node.map_aggregate(fx.node.map_arg(node.args, value_of), _known)
     kwargs: Any = fx.node.map_aggregate(fx.node.map_arg(node.kwargs, value_of), _known)
-    if target in _CPU_ATTENTION:
-        flops = _CPU_ATTENTION[target](args)
+    if target in _FORMULAS:
+        flops = _FORMULAS[target](args)
     elif target.overloadpacket in flop_registry:
         out = fx.node.map_aggregate(value_of(node), _known)
         flops = flop_registry[target.overloadpacket](*args, **kwargs, out_val=out)
@@ -159,7 +160,13 @@ def _cpu_attention_backward(args: Any) -> int:
     return sdpa_backward_flop_count(grad, query, key, value)
 
 
-_CPU_ATTENTION = {
+def _matmul(args: Any) -> int:
+    (m, k), (_, n) = (tensor.shape for tensor in args[:2])
+    return 2 * m * k * n
+
+
+_FORMULAS = {
+    ops.matmul: _matmul,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _cpu_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _cpu_attention_backward,
 }
