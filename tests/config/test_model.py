@@ -103,7 +103,7 @@ def test_the_names_of_all_fields():
         "OptimizerConfig": "name params",
         "SchedulerConfig": "name params",
         "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes schedule "
-        "memory_budget choose_kernels strict dump_graphs debug_log symmetric_memory",
+        "memory_budget plan replan_step choose_kernels strict dump_graphs debug_log symmetric_memory",
     }
 
 
