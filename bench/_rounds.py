@@ -57,6 +57,8 @@ class ArmFacts:
     peak_bytes: int
     shared_bytes: int
     anonymous_bytes: int
+    said: Mapping[str, Any] = field(default_factory=dict)
+    """What its first rank says of itself; see `peers.base.Trainee.facts`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,8 +84,9 @@ def run_pass(
     environment: Mapping[str, str],
     allocator: Path,
     say: Say,
+    shape: Mapping[str, int] | None = None,
 ) -> PassResult:
-    """Build every arm, run the rounds, close every arm."""
+    """Build every arm, run the rounds, close every arm; `shape` is other sizes of the model."""
     result = PassResult(batch=batch)
     groups: dict[str, Group] = {}
     try:
@@ -96,6 +99,7 @@ def run_pass(
                 log_dir=log_dir,
                 environment=environment,
                 allocator=allocator,
+                shape=shape,
             )
             groups[arm.name] = group
             with _or_out(group, groups, result, say):
@@ -120,6 +124,7 @@ def _build(group: Group, result: PassResult, pace: Pace) -> None:
         peak_bytes=max(answer["peak_bytes"] for answer in answers),
         shared_bytes=max(answer["shared_bytes"] for answer in answers),
         anonymous_bytes=max(answer["anonymous_bytes"] for answer in answers),
+        said=answers[0]["said"],
     )
     result.losses[name] = _mean_losses(answers)
 

@@ -1,6 +1,6 @@
 """One rank of one arm: a process that obeys JSON lines on stdin and answers on stdout.
 
-    {"do": "build", ...}        build, compile, warm up; answers with times, memory and losses
+    {"do": "build", ...}        build, compile, warm up; answers with times, memory, losses, facts
     {"do": "run", "steps": n}   one settling step, then n recorded ones
     end of input                leave
 
@@ -42,9 +42,12 @@ class Worker:
         self._trainee: Trainee | None = None
         self._data: Iterator[tuple[Tensor, Tensor]] = iter(())
 
-    def build(self, *, warmup: int) -> Answer:
-        """Build the trainee and take `warmup` steps, then one more if memory is to be logged."""
-        spec, shape = self._spec, Shape()
+    def build(self, *, warmup: int, options: dict[str, Any] | None = None) -> Answer:
+        """Build the trainee and take `warmup` steps, then one more if memory is to be logged.
+
+        `options` replaces those of the arm: whoever only asks what fits needs one process.
+        """
+        spec, shape = self._spec, Shape(**self._spec["shape"])
         self._data = batches(
             read_corpus(), batch=spec["batch"], seq_len=shape.seq_len, rank=spec["rank"]
         )
@@ -56,7 +59,9 @@ class Worker:
             world_size=spec["world_size"],
             batch=spec["batch"],
         )
-        self._trainee = import_module(spec["module"]).build(job, **spec["options"])
+        self._trainee = import_module(spec["module"]).build(
+            job, **(spec["options"] if options is None else options)
+        )
         # Some peers import Inductor while they are built, some when they compile: not what is timed.
         import_module("torch._inductor.compile_fx")
         built = time.perf_counter()
@@ -78,16 +83,19 @@ class Worker:
             "first_step_cpu_s": first_cpu_s,
             "warm_step_s": (warm - first) / max(1, warmup - 1),
             "losses": losses,
+            "said": self._trainee.facts(),
             **self._memory(memory),
         }
 
     def run(self, *, steps: int) -> Answer:
         """Take one step that settles caches and heap again, then `steps` that count."""
+        assert self._trainee is not None, "the driver sends build first"
         losses, samples = [self._step()], []
         for _ in range(steps):
             start = read_clocks()
             losses.append(self._step())
-            samples.append(asdict(read_clocks().since(start)))
+            passed = asdict(read_clocks().since(start))
+            samples.append({**passed, "micro_s": self._trainee.micro_s()})
         trim_heap()
         return {"losses": losses, "samples": samples}
 

@@ -1,0 +1,87 @@
+"""The budgets of a field: evenly spaced from the least that the planner needs to no recomputation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _fields import Field
+from _group import ArmError, Group
+
+_TIMEOUT_S = 900.0
+_PLENTY_BYTES = 1 << 50
+_LACKING = re.compile(r"PlanError: infeasible.*Raise compile\.memory_budget by at least ([\d,]+)")
+_TRIES = 4
+
+
+class Limits(NamedTuple):
+    """Bytes of a rank, parameters and optimizer states included."""
+
+    min_bytes: int
+    """The least budget that the planner accepts."""
+    max_bytes: int
+    """Predicted peak when nothing is computed again."""
+
+
+def find_limits(
+    field: Field,
+    *,
+    batch: int,
+    log_dir: Path,
+    environment: Mapping[str, str],
+    shape: Mapping[str, int] | None,
+) -> Limits:
+    """Ask the planner in fresh processes, which then leave.
+
+    Raises:
+        ArmError: the processes failed, or the planner refuses what it called the minimum.
+    """
+    group = Group(
+        field.ours,
+        batch=batch,
+        world_size=field.world_size,
+        log_dir=log_dir,
+        environment=environment,
+        shape=shape,
+    )
+    try:
+        free = _plan(group, _PLENTY_BYTES)
+        least = free["min_peak_bytes"]
+        for _ in range(_TRIES):
+            try:
+                _plan(group, least)
+            except ArmError as error:
+                least += lacking_bytes(str(error)) or _reraise(error)
+                continue
+            return Limits(least, free["peak_bytes"])
+    finally:
+        group.close()
+    raise ArmError(f"the planner refuses {least:,} bytes, after it had called them the minimum")
+
+
+def budgets_between(limits: Limits, num: int) -> dict[int, int]:
+    """Return `num` budgets in bytes by percent of the way from the least to no recomputation."""
+    room = limits.max_bytes - limits.min_bytes
+    steps = [index / (num - 1) for index in range(num)]
+    return {round(100 * step): limits.min_bytes + round(step * room) for step in steps}
+
+
+def lacking_bytes(message: str) -> int | None:
+    """Return by how much a refused budget is too small, None when that is not what was refused."""
+    found = _LACKING.search(message)
+    return int(found.group(1).replace(",", "")) if found else None
+
+
+def _plan(group: Group, budget_bytes: int) -> Mapping[str, Any]:
+    options = {**group.arm.options, "memory_budget": budget_bytes}
+    command = {"do": "build", "warmup": 1, "options": options}
+    said = group.ask(command, timeout_s=_TIMEOUT_S)[0]["said"]
+    if not said["num_graphs"]:
+        raise ArmError("the engine has no plan after its first step")
+    return said
+
+
+def _reraise(error: ArmError) -> int:
+    raise error
