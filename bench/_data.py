@@ -31,8 +31,12 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (tokens, targets) without end; targets are the tokens one byte later."""
     generator = torch.Generator().manual_seed(seed * 1000 + rank)
-    span = torch.arange(seq_len + 1)
     while True:
         starts = torch.randint(len(corpus) - seq_len - 1, (batch, 1), generator=generator)
-        windows = corpus[starts + span].long()
-        yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        yield _cut(corpus, starts, seq_len)
+
+
+def _cut(corpus: Tensor, starts: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
+    """A function, so that nothing but the batch lives on while a step runs."""
+    windows = corpus[starts + torch.arange(seq_len + 1)].long()
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

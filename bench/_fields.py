@@ -21,7 +21,7 @@ CHECKPOINTS = "per-block checkpoint"
 _TORCH_BUDGETS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 TINY = {
-    "num_layers": 4,
+    "num_layers": 2,
     "dim": 64,
     "num_heads": 4,
     "hidden_dim": 176,
@@ -55,17 +55,29 @@ def our_arm(field: Field, budget_bytes: int, percent: int) -> Arm:
     )
 
 
-def pick_fields(names: Sequence[str], *, is_quick: bool = False) -> list[Field]:
-    """Return the fields called `names`; quick ones have three peers at most.
+def pick_fields(
+    names: Sequence[str], peers: Sequence[str] | None = None, *, is_quick: bool = False
+) -> list[Field]:
+    """Return the fields called `names`, with few peers if quick, or with those called `peers`.
 
     Raises:
         SystemExit: a name is unknown; the message lists the known ones.
     """
-    unknown = [name for name in names if name not in FIELDS]
-    if unknown:
-        raise SystemExit(f"no such field: {', '.join(unknown)}; known: {', '.join(FIELDS)}")
+    _refuse_unknown("field", names, list(FIELDS))
     found = [FIELDS[name] for name in names]
+    if peers is not None:
+        _refuse_unknown("peer", peers, [arm.name for field in found for arm in field.peers])
+        return [
+            replace(field, peers=tuple(arm for arm in field.peers if arm.name in peers))
+            for field in found
+        ]
     return [_quick(field) for field in found] if is_quick else found
+
+
+def _refuse_unknown(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"no such {what}: {', '.join(unknown)}; known: {', '.join(known)}")
 
 
 def _quick(field: Field) -> Field:

@@ -26,7 +26,7 @@ def table(result: FieldResult, min_clean: int) -> str:
     lines += [_line(p, min_clean) for p in (*reversed(result.ours), *result.others)]
     labels = {arm.name: arm.label for arm in result.arms}
     lines += [f"{labels[arm]:<42}  not run: {why}" for arm, why in result.measured.missing.items()]
-    base = labels[result.field.base]
+    base = labels.get(result.field.base, "not among these")
     lines.append(
         f"peaks in MiB, of the rank that held most, all it holds included; base = {base}; ratio: "
         f"median [quartiles] over rounds; * fewer than {min_clean} clean steps"
@@ -85,7 +85,7 @@ def _field_record(result: FieldResult) -> dict[str, Any]:
                 "state": cover.state,
                 "ours": cover.best.arm if cover.best else None,
                 "ratio": cover.ratio._asdict() if cover.ratio else None,
-                "on_line": cover.on_line,
+                "on_line": cover.on_line._asdict() if cover.on_line else None,
             }
             for cover in covers(result)
         ],
@@ -117,7 +117,7 @@ def write_chart(result: FieldResult, path: Path) -> str | None:
             families.setdefault(point.family, []).append(place)
     if not families:
         return f"no chart of {result.field.name}: no point has a ratio"
-    base = next(arm.label for arm in result.arms if arm.name == result.field.base)
+    base = next((arm.label for arm in result.arms if arm.name == result.field.base), "")
     series = []
     for family, places in families.items():
         best = pareto(places)

@@ -10,7 +10,8 @@ losses    all arms of the field agree
 
 A peer's point is covered when one of ours needs no more memory (0.2 % is taken as the same) and is
 not slower: the lower quartile of the paired ratios is at most 1. Else, when it lies between two of
-our budgets, the time there is read off the straight line between them, and the line says so.
+our budgets, the time there is read off the straight line between them (quartiles, too), and the
+verdict says so.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Cover(NamedTuple):
     """Ours with no more memory, the fastest of them."""
     ratio: Quartiles | None
     """Of `best` to the peer."""
-    on_line: float | None = None
+    on_line: Quartiles | None = None
     """Time on the line between two of ours, relative to the peer."""
 
 
@@ -81,8 +82,15 @@ def _cover(result: FieldResult, peer: Point) -> Cover:
     left, right = leaner[-1], fatter[0]
     share = (peer.peak_bytes - left.peak_bytes) / (right.peak_bytes - left.peak_bytes)
     share = min(1.0, max(0.0, share))
-    on_line = (1 - share) * found[left.arm].median + share * found[right.arm].median
-    return Cover(peer, "line" if on_line <= 1 else "BROKEN", best, ratio, on_line)
+    on_line = _between(found[left.arm], found[right.arm], share)
+    return Cover(peer, "line" if on_line.low <= 1 else "BROKEN", best, ratio, on_line)
+
+
+def _between(left: Quartiles, right: Quartiles, share: float) -> Quartiles:
+    low, middle, high = (
+        (1 - share) * a + share * b for a, b in zip(left[:3], right[:3], strict=True)
+    )
+    return Quartiles(low, middle, high, min(left.num, right.num))
 
 
 def _runs(result: FieldResult) -> str:
@@ -163,10 +171,14 @@ def _why(cover: Cover) -> str:
             return f"{where} no paired rounds"
         return f"{where} no point of ours is as lean ({peer.peak_bytes / 2**20:.1f} MiB)"
     text = (
-        f"{where} {best.label} takes {ratio.median:.3f} [{ratio.low:.3f}-{ratio.high:.3f}] of its "
-        f"time with {best.peak_bytes / peer.peak_bytes:.3f} of its memory, {ratio.num} rounds"
+        f"{where} {best.label} takes {_text(ratio)} of its time with "
+        f"{best.peak_bytes / peer.peak_bytes:.3f} of its memory, {ratio.num} rounds"
     )
-    return text if cover.on_line is None else f"{text}; {cover.on_line:.3f} on the line"
+    return text if cover.on_line is None else f"{text}; {_text(cover.on_line)} on the line"
+
+
+def _text(spread: Quartiles) -> str:
+    return f"{spread.median:.3f} [{spread.low:.3f}-{spread.high:.3f}]"
 
 
 def _losses(result: FieldResult) -> str | None:

@@ -74,7 +74,7 @@ class Worker:
         warm = time.perf_counter()
         memory = None
         if log:
-            losses.append(self._marked_step(log))
+            losses.append(self._step(log))
             memory = log.stop()[-1]
         trim_heap()
         return {
@@ -99,15 +99,15 @@ class Worker:
         trim_heap()
         return {"losses": losses, "samples": samples}
 
-    def _step(self) -> float:
+    def _step(self, log: AllocationLog | None = None) -> float:
+        """Take a step; with a log, mark where it begins and ends, its batch being alive before."""
         assert self._trainee is not None, "the driver sends build first"
         tokens, targets = next(self._data)
-        return self._trainee.step(tokens, targets).item()
-
-    def _marked_step(self, log: AllocationLog) -> float:
-        log.mark()
-        loss = self._step()
-        log.mark()
+        if log:
+            log.mark()
+        loss = self._trainee.step(tokens, targets).item()
+        if log:
+            log.mark()
         return loss
 
     def _memory(self, step: StepMemory | None) -> Answer:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     allocator = compile_allocator(options.cache)
     results: list[FieldResult] = []
     verdicts: list[str] = []
-    for field in pick_fields(options.fields, is_quick=options.quick):
+    for field in pick_fields(options.fields, options.peers, is_quick=options.quick):
         try:
             result = _measure(field, options, environment, allocator, say)
         except ArmError as error:
@@ -90,6 +90,7 @@ def _measure(
         allocator=allocator,
         say=say,
         shape=shape,
+        starts_ahead=options.quick,
     )
     return field_result(field, arms, measured)
 
@@ -118,6 +119,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--fields", type=_names, help=f"comma-separated, of: {', '.join(FIELDS)} (default: all)")
+    add("--peers", type=_names, help="peers by name, comma-separated (default: all of a field)")
     add("--budgets", type=int, help="budgets of torchloom in each field (default: 6)")
     add("--batch", type=int, default=4, help="sequences per rank")
     add("--rounds", type=int, help="rounds at least (default: 5)")
@@ -146,7 +148,7 @@ _DEFAULTS = {
     "tries": (1, 2),
     "patience": (0.5, 10.0),
     "min_clean": (3, 8),
-    "max_minutes": (1.0, 12.0),
+    "max_minutes": (0.25, 12.0),
 }
 """By option: for a quick run, else."""
 
