@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,18 +47,50 @@ def find_limits(
         shape=shape,
     )
     try:
-        free = _plan(group, _PLENTY_BYTES)
-        least = free["min_peak_bytes"]
-        for _ in range(_TRIES):
-            try:
-                _plan(group, least)
-            except ArmError as error:
-                least += lacking_bytes(str(error)) or _reraise(error)
-                continue
-            return Limits(least, free["peak_bytes"])
+        # Operators are measured here, so that all arms plan by the same times from the start.
+        free = _plan(group, _PLENTY_BYTES, warmup=3, replan_step=1)
+        least = search_least(
+            lambda budget_bytes: _plan(group, budget_bytes)["min_peak_bytes"],
+            free["min_peak_bytes"],
+        )
+        return Limits(least, free["peak_bytes"])
     finally:
         group.close()
-    raise ArmError(f"the planner refuses {least:,} bytes, after it had called them the minimum")
+
+
+def search_least(plan: Callable[[int], int], start: int) -> int:
+    """Return the least budget that is accepted.
+
+    Args:
+        plan: plans for a budget and returns what it calls the minimum, passes behind the split
+            left out; raises ArmError with the planner's refusal.
+        start: what to try first.
+
+    Raises:
+        ArmError: something else failed, or the planner keeps refusing.
+    """
+    accepted: int | None = None
+    refused: set[int] = set()
+    budget = start
+    for _ in range(_TRIES):
+        try:
+            least = plan(budget)
+        except ArmError as error:
+            lacking = lacking_bytes(str(error))
+            if lacking is None:
+                raise
+            if accepted is not None:
+                return accepted
+            refused.add(budget)
+            budget += lacking
+            continue
+        accepted = budget
+        if least >= budget or least in refused:
+            break
+        budget = least
+    if accepted is None:
+        raise ArmError(f"the planner refuses {budget:,} bytes, after it had called them enough")
+    return accepted
 
 
 def budgets_between(limits: Limits, num: int) -> dict[int, int]:
@@ -74,14 +106,12 @@ def lacking_bytes(message: str) -> int | None:
     return int(found.group(1).replace(",", "")) if found else None
 
 
-def _plan(group: Group, budget_bytes: int) -> Mapping[str, Any]:
-    options = {**group.arm.options, "memory_budget": budget_bytes}
-    command = {"do": "build", "warmup": 1, "options": options}
+def _plan(
+    group: Group, budget_bytes: int, *, warmup: int = 1, replan_step: int = 0
+) -> Mapping[str, Any]:
+    own = {"memory_budget": budget_bytes, "replan_step": replan_step}
+    command = {"do": "build", "warmup": warmup, "options": {**group.arm.options, **own}}
     said = group.ask(command, timeout_s=_TIMEOUT_S)[0]["said"]
     if not said["num_graphs"]:
         raise ArmError("the engine has no plan after its first step")
     return said
-
-
-def _reraise(error: ArmError) -> int:
-    raise error

@@ -22,13 +22,15 @@ def build(
     kernels: bool = False,
     backend: str = "inductor",
     memory_budget: int | None = None,
+    replan_step: int = 0,
 ) -> Trainee:
     """Build one rank of the torchloom engine; compiled as `engine.compile()` does by default.
 
     With `watched` all that it does is recorded, from its compile to its last step. With
     `symmetric_memory` the ranks communicate through shared memory; with `kernels` matrix products
     run on the fastest implementation. `memory_budget` is in bytes, everything of a rank included;
-    what was planned for it is in the facts.
+    what was planned for it is in the facts. With `replan_step` operators are measured at that step
+    and the table of costs is kept where later processes find it.
 
     Raises:
         UnavailableError: torchloom cannot be imported, or has no `initialize` yet.
@@ -48,7 +50,7 @@ def build(
         "backend": backend,
     }
     if memory_budget is not None:
-        compiling["memory_budget"] = memory_budget
+        compiling |= {"memory_budget": memory_budget, "replan_step": replan_step}
     engine, *_ = initialize(model=job.model(), config=_config(job, stage, compiling))
     micro_s: float | None = None
 

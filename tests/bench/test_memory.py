@@ -15,7 +15,8 @@ BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 from _fields import FIELDS, TINY, our_arm, pick_fields
-from _limits import Limits, budgets_between, lacking_bytes
+from _group import ArmError
+from _limits import Limits, budgets_between, lacking_bytes, search_least
 from _memory_report import table, write_chart, write_json
 from _memory_verdicts import covers, judge_field
 from _model import Shape, build_model
@@ -113,6 +114,33 @@ class TestBudgets:
         assert lacking
         assert Planner(budget_bytes=1 + lacking).plan(graph, 1).peak_bytes <= 1 + lacking
         assert lacking_bytes("PlanError: this plan was made for 2 ranks") is None
+
+    @pytest.mark.parametrize(
+        ("least", "start", "said", "found"),
+        [
+            (100, 100, 100, 100),
+            (100, 90, 90, 100),  # what is behind the split counts on top
+            (100, 130, 100, 100),  # measured times found a leaner plan than modelled ones
+            (100, 130, 90, 130),  # it would not fit
+        ],
+    )
+    def test_the_least_budget_is_one_that_was_accepted(self, least, start, said, found):
+        def plan(budget):
+            if budget < least:
+                raise ArmError(
+                    "PlanError: infeasible: the minimum is 1. Raise compile.memory_budget by at "
+                    f"least {least - budget:,} bytes"
+                )
+            return said
+
+        assert search_least(plan, start) == found
+
+    def test_other_failures_are_not_taken_for_a_refusal(self):
+        def plan(budget):
+            raise ArmError("a rank left with exit status 1")
+
+        with pytest.raises(ArmError, match="exit status 1"):
+            search_least(plan, 100)
 
     def test_an_arm_carries_its_budget(self):
         arm = our_arm(FIELDS["sharded"], 12345, 40)
