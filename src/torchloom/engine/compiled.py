@@ -164,6 +164,8 @@ def start(
     )
     pinned = load_pinned(options.plan, world.comm.world_size)
     session.planner = make_planner(budget_bytes, base, book.table, pinned)
+    if session.planner is not None:
+        session.planner.is_estimate = session.backend == "inductor"
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check("what engine.compile() weaves", session.key)
     session.agree = agreement.check

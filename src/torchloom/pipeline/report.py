@@ -39,6 +39,14 @@ class GraphReport:
     fallback: str | None = None
     """Why this graph runs eagerly sharded, or None."""
 
+    def take(self, other: GraphReport) -> None:
+        """Show what happened in one of several compiles, also what still happens in it.
+
+        Backward may be compiled later, and then adds to the same lists.
+        """
+        self.compile_s, self.passes = other.compile_s, other.passes
+        self.collectives, self.plan = other.collectives, other.plan
+
     @property
     def from_cache(self) -> bool:
         """Whether the compiler's caches held the woven graphs, so that no pass had to run."""

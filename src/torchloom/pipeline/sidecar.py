@@ -25,6 +25,8 @@ class Woven(NamedTuple):
 
     collectives: dict[str, int]
     plan: GraphPlan | None
+    wants_another: bool = False
+    """Whether another plan was tried after this one."""
 
 
 def save(key: str, woven: Woven) -> None:
@@ -34,6 +36,7 @@ def save(key: str, woven: Woven) -> None:
     data = {
         "collectives": woven.collectives,
         "plan": None if woven.plan is None else asdict(woven.plan),
+        "wants_another": woven.wants_another,
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +52,8 @@ def load(key: str) -> Woven:
         found = json.loads(_path(key).read_text())
         collectives = {str(name): int(count) for name, count in found["collectives"].items()}
         plan = found["plan"]
-        return Woven(collectives, None if plan is None else GraphPlan.from_dict(plan))
+        known = None if plan is None else GraphPlan.from_dict(plan)
+        return Woven(collectives, known, bool(found["wants_another"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Woven({}, None)
 

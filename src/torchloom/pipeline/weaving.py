@@ -30,7 +30,7 @@ from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.planning import PlannedSplit
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.site import Book, Spot
-from torchloom.plan import Planner
+from torchloom.plan import GraphPlan, Planner
 
 logger = get_logger(__name__)
 
@@ -62,6 +62,8 @@ class Weaving:
     setup: Setup
     report: GraphReport
     context: PassContext
+    wants_another: bool = False
+    """Whether a plan that knows what this code needs may be better."""
     _sources: dict[str, str] = field(default_factory=dict)
 
     def hooks(self) -> WeaveHooks:
@@ -82,29 +84,23 @@ class Weaving:
         if report.from_cache:
             known = sidecar.load(self._sidecar_name())
             report.collectives.update(known.collectives)
-            report.plan = known.plan
+            report.plan, self.wants_another = known.plan, known.wants_another
+            if known.plan is not None and self.setup.planner is not None:
+                self.setup.planner.learn(known.plan)
         elif self._split is not None and report.plan is not None:
-            peak_bytes = self._split.replay(self._sources)
-            if peak_bytes is None:
-                logger.info(
-                    "%s: the peak is that of the graphs, not of Inductor's code", report.name
-                )
-                return
-            report.plan = dataclasses.replace(report.plan, peak_bytes=peak_bytes)
-            self._save_sidecar()
+            self._weigh(self._split, report.plan)
 
-    def exceeds_budget(self) -> bool:
-        """Say whether the code needs more than the plan allowed; the next plan then takes less."""
-        plan, planner = self.report.plan, self.setup.planner
-        if plan is None or planner is None or plan.budget_bytes is None:
-            return False
-        excess = plan.peak_bytes - plan.budget_bytes
-        if excess <= 0:
-            return False
-        planner.tighten(plan.graph, excess)
-        self.report.collectives.clear()
-        self.report.passes.clear()
-        return True
+    def _weigh(self, split: PlannedSplit, plan: GraphPlan) -> None:
+        planner = self.setup.planner
+        peak_bytes = split.replay(self._sources)
+        if peak_bytes is None or planner is None:
+            logger.info("%s: the peak is that of the graphs, not of the code", self.report.name)
+            return
+        plan = self.report.plan = dataclasses.replace(plan, peak_bytes=peak_bytes)
+        planner.learn(plan)
+        is_free = plan.fits and not plan.recompute
+        self.wants_another = not is_free and planner.has_another(plan)
+        self._save_sidecar()
 
     def _compiled(self, kind: GraphKind, seconds: float, source: str | None) -> None:
         self.report.compile_s.append((kind, seconds))
@@ -146,7 +142,7 @@ class Weaving:
             self._save_sidecar()
 
     def _save_sidecar(self) -> None:
-        woven = sidecar.Woven(self.report.collectives, self.report.plan)
+        woven = sidecar.Woven(self.report.collectives, self.report.plan, self.wants_another)
         sidecar.save(self._sidecar_name(), woven)
 
     @cached_property

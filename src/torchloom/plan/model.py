@@ -40,6 +40,9 @@ class GraphPlan:
     """What forward and backward may add to what is live before them; None: no bound."""
     peak_bytes: int
     """Predicted highest sum of allocations above what is live before."""
+    graph_peak_bytes: int
+    """The same for the graphs as they are given to the compiler. A compiler that fuses and reuses
+    buffers may need less or more; the budget is kept by `peak_bytes`."""
     saved_bytes: int
     """Of these, live when backward begins."""
     min_peak_bytes: int
@@ -51,6 +54,11 @@ class GraphPlan:
     bound_us: float
     """No plan of the family within the budget adds less than this."""
     decisions: tuple[Decision, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the budget."""
+        return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
 
     @property
     def step_us(self) -> float:

@@ -53,24 +53,36 @@ class Planner:
     workspaces: WorkspaceTable = field(default_factory=WorkspaceTable)
     pinned: Plan | None = None
     _known: list[_Known] = field(default_factory=list)
-    _withheld: dict[str, int] = field(default_factory=dict)
-    """By graph: bytes that a compiler's code was found to need beyond the plan."""
+    is_estimate: bool = False
+    """Whether a compiler that allocates in its own way follows: what does not fit is then tried."""
+    _offsets: dict[str, int] = field(default_factory=dict)
+    """By graph: bytes that a compiler's code was found to need beyond its graphs."""
+    _tried: dict[str, set[frozenset[str]]] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """Text of all that choices depend on, for cache keys."""
         costs = hashlib.blake2b(table_to_json(self.costs).encode(), digest_size=8).hexdigest()
         pinned = None if self.pinned is None else self.pinned.digest
-        return f"{self.budget_bytes} {costs} {pinned} {sorted(self._withheld.items())}"
+        return f"{self.budget_bytes} {costs} {pinned} {sorted(self._offsets.items())}"
 
-    def tighten(self, graph: str, num_bytes: int) -> None:
-        """Plan a graph for less than the budget from now on.
+    def learn(self, plan: GraphPlan) -> None:
+        """Take the difference between a graph and its code into account from now on.
 
         Args:
-            graph: its digest.
-            num_bytes: how much less, on top of what was said before.
+            plan: one of this planner's, with the peak of the code that came out.
         """
-        self._withheld[graph] = self._withheld.get(graph, 0) + num_bytes
+        self._offsets[plan.graph] = plan.peak_bytes - plan.graph_peak_bytes
+
+    def has_another(self, plan: GraphPlan) -> bool:
+        """Say whether, by what was learnt, another plan than those tried may be better."""
+        tried = self._tried.setdefault(plan.graph, set())
+        tried.add(plan.recompute)
+        known = next((each for each in self._known if each.plan.graph == plan.graph), None)
+        if known is None:
+            return False
+        again = self._make(known.joint, known.num_results, known.verify)
+        return again.recompute not in tried
 
     def plan(self, joint: fx.Graph, num_results: int, verify: Verify | None = None) -> GraphPlan:
         """Plan one joint graph, without dead and repeated nodes.
@@ -140,6 +152,7 @@ class Planner:
         return replace(
             found,
             peak_bytes=peak_bytes,
+            graph_peak_bytes=peak_bytes,
             saved_bytes=peaks.saved_bytes,
             budget_bytes=self.budget_bytes,
         )
@@ -156,28 +169,29 @@ class Planner:
         ]
         trials = 160 if len(model.nodes) < _MANY_NODES else 48
         found = frontier(model, indices, cost_us, max_simulations=trials)
-        withheld = self._withheld.get(digest, 0)
-        point, peak_bytes = self._choose(found, model, verify, withheld)
+        offset = self._offsets.get(digest, 0)
+        point, peak_bytes = self._choose(found, model, verify, offset)
         return GraphPlan(
             graph=digest,
             budget_bytes=self.budget_bytes,
             peak_bytes=peak_bytes,
+            graph_peak_bytes=peak_bytes,
             saved_bytes=point.saved_bytes,
             min_peak_bytes=found.min_peak_bytes,
             compute_us=sum(cost_us),
             extra_us=point.extra_us,
-            bound_us=self._bound_us(found, point, withheld),
+            bound_us=self._bound_us(found, point, offset),
             decisions=_decisions(model, point, indices, cost_us),
         )
 
-    def _bound_us(self, found: Frontier, point: Point, withheld: int) -> float:
+    def _bound_us(self, found: Frontier, point: Point, offset: int) -> float:
         if self.budget_bytes is None:
             return 0.0
-        allowed = max(self.budget_bytes - withheld, point.peak_bytes)
+        allowed = max(self.budget_bytes - offset, point.peak_bytes)
         return min(found.bound_us(allowed), point.extra_us)
 
     def _choose(
-        self, found: Frontier, model: JointModel, verify: Verify | None, withheld: int
+        self, found: Frontier, model: JointModel, verify: Verify | None, offset: int
     ) -> tuple[Point, int]:
         """Return the fastest point that fits as it will run, and its peak.
 
@@ -194,7 +208,7 @@ class Planner:
 
         if self.budget_bytes is None:
             return points[0], peak_of(0)
-        allowed = self.budget_bytes - withheld
+        allowed = self.budget_bytes - offset
         if peak_of(0) <= allowed:
             return points[0], peak_of(0)
         low, high = 0, len(points) - 1
@@ -207,9 +221,13 @@ class Planner:
         if fitting:
             best = min(fitting)
             return points[best], peaks[best]
-        raise PlanError(self._infeasible(min(peaks.values()) + withheld))
+        least = min(peaks, key=lambda at: peaks[at])
+        if self.is_estimate:
+            return points[least], peaks[least]
+        raise PlanError(self.infeasible(peaks[least]))
 
-    def _infeasible(self, least: int) -> str:
+    def infeasible(self, least: int) -> str:
+        """Return the message for a graph that needs at least so many bytes."""
         assert self.budget_bytes is not None
         return (
             f"infeasible: forward and backward may add {self.budget_bytes:,} bytes, the minimum is "
