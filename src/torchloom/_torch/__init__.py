@@ -83,6 +83,33 @@ def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -
     return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
 
 
+def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Graph, fx.Graph]:
+    """Return the graphs that min-cut would make of a joint graph, which stays as it is (2.11-2.13).
+
+    Nodes keep their names: common subexpressions are not merged in the trial.
+    """
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(joint.graph, {}))
+    copy.output_node().meta.update(joint.graph.output_node().meta)
+    with config.patch(cse=False):  # type: ignore[attr-defined]
+        forward, backward = min_cut_rematerialization_partition(
+            fx.GraphModule(joint, copy), (), num_fwd_outputs=num_fwd_outputs
+        )
+    return forward.graph, backward.graph
+
+
+MUST_BE_IN_BACKWARD = {"partitioner_tag": "must_be_in_backward"}
+"""Meta of a node that min-cut leaves to the backward graph, with all that reads it (2.11-2.13)."""
+
+
+def is_random(node: fx.Node) -> bool:
+    """Say whether a node draws random numbers (2.11-2.13)."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:
     """Hash the contents of source files with a salt (2.11-2.13; cached for the last call only)."""
     from torch._inductor.custom_graph_pass import get_hash_for_files

@@ -9,6 +9,7 @@ from torchloom.config.findings import Findings
 from torchloom.config.frozen import frozen_map
 from torchloom.config.kinds import Kind, show
 from torchloom.config.model import CompileOptions
+from torchloom.config.offload import OPT_STATE_PASSES
 from torchloom.config.params import check_params
 from torchloom.config.schema_compile import CompileSection
 
@@ -27,19 +28,10 @@ RENAMED = {
     **{f"zero{stage}_compile": f"zero{stage}" for stage in (1, 2, 3)},
 }
 _STAGE_OF = {f"zero{stage}": stage for stage in (1, 2, 3)}
-_PHASES = ("offload_adam_states_for_init", "offload_adam_states_sync", "offload_activation_floor")
-_OFFLOADS = (
-    "offload_activation",
-    "offload_adam_states",
-    "offload_opt_states",
-    "offload_parameters",
-    "move_opt_states",
-    "move_opt_states_sync",
-)
+_PHASES = ("offload_activation_floor",)
 _REFUSED = {
     "autosp": "sequence parallelism is not supported; remove it and use ZeRO stage 3",
     "autotp": "tensor parallelism is not supported; remove it and use ZeRO stage 3",
-    **dict.fromkeys(_OFFLOADS, "offloading is not in this release; remove it"),
 }
 
 
@@ -102,6 +94,8 @@ def _translated(names: tuple[str, ...], path: str, findings: Findings) -> tuple[
         if name in _REFUSED:
             what, _, fix = _REFUSED[name].partition("; ")
             findings.error(path, f"{name}: {what}", fix)
+        elif name in OPT_STATE_PASSES:
+            findings.info(path, f"{name}: the optimizer step streams its states, without a pass")
         elif name in _PHASES:
             findings.info(path, f"{name} is a phase of another pass and is left out")
         elif ours in kept:

@@ -58,6 +58,7 @@ def build_session(
             layout.stage,
             asked if asked is not None else options.passes,
             options.disable_passes,
+            extras=extra_passes(config),
         ),
         context=pass_context(config, layout),
         backend=get_backend_fn(backend or options.backend),
@@ -87,7 +88,21 @@ def pass_context(config: Config, layout: Layout) -> PassContext:
         reduce_bucket_bytes=config.zero.reduce_bucket_bytes,
         prefetch_bytes=_prefetch_bytes(config, layout),
         sliced=tuple(sorted(spec.name for spec in layout if spec.is_sliced)),
+        offload_min_bytes=config.offload.activation_min_bytes,
+        pin_memory=config.offload.pin_memory,
+        copy_slots=2 if config.offload.double_buffer else 1,
     )
+
+
+def extra_passes(config: Config) -> tuple[str, ...]:
+    """Return the passes that settings add to the preset."""
+    offload = config.offload
+    names: list[str] = []
+    if offload.activations:
+        names.append("offload_activation")
+    if offload.activations or offload.parameters:
+        names.append("overlap_copies")
+    return tuple(names)
 
 
 def _prefetch_bytes(config: Config, layout: Layout) -> int:

@@ -53,6 +53,14 @@ class PassContext:
     """Weights gathered ahead of their use may hold this much memory."""
     sliced: tuple[str, ...] = ()
     """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
+    offload_min_bytes: int = 1 << 20
+    """Activations with fewer bytes stay on the device, unless a plan names them."""
+    pin_memory: bool = True
+    """Host copies are page-locked where the device can use it."""
+    copy_slots: int = 2
+    """Copies under way at a time between device and host, per direction."""
+    copy_bytes: int = 256 << 20
+    """Device memory that copies under way may hold; a single copy may always run."""
     is_backward: bool = False
     """Whether the lowered graph is the backward one."""
     choices: Choices | None = None

@@ -40,6 +40,14 @@ def move_before(nodes: Sequence[fx.Node], anchor: fx.Node) -> None:
         anchor.prepend(node)
 
 
+def move_after(nodes: Sequence[fx.Node], anchor: fx.Node) -> None:
+    """Move nodes, in their order, to just after `anchor`, which is not one of them."""
+    for node in nodes:
+        if anchor.next is not node:
+            anchor.append(node)
+        anchor = node
+
+
 def _run_fake(target: Any, args: Any) -> Any:
     mode = next((m for m in map(_mode, _leaves(args)) if m is not None), None)
     if mode is None:

@@ -8,20 +8,29 @@ tensors with no process group. Two families:
 * *lowered* operators replace them after the forward/backward split: `*_start` issues
   communication for a bucket of tensors, `wait_` blocks until it has arrived.
 
-Every operator names its communicator by a `handle` string, the same on all ranks, so that all
+`gather`, `reduce`, `replicate` and `sync` move tensors between ranks; `offload` and `reload` move
+them between the device and host memory (`torchloom.ops.copies`).
+
+Every operator between ranks names its communicator by a `handle` string, the same on all ranks, so that all
 ranks build byte-identical graphs and share compile caches.
 """
 
 from __future__ import annotations
 
+from torchloom.ops.copies import HOST, offload, offload_start, reload, reload_start
 from torchloom.ops.lowered import gather_start, reduce_start, sync_start, wait_
 from torchloom.ops.traced import gather, reduce, replicate, sync
 
 __all__ = [
+    "HOST",
     "gather",
     "gather_start",
+    "offload",
+    "offload_start",
     "reduce",
     "reduce_start",
+    "reload",
+    "reload_start",
     "replicate",
     "sync",
     "sync_start",

@@ -10,6 +10,8 @@ from torchloom.graph.contract import GraphPass
 from torchloom.passes.bucket import bucket
 from torchloom.passes.dedupe_gathers import dedupe_gathers
 from torchloom.passes.elide_copies import elide_copies
+from torchloom.passes.offload_activation import offload_activation
+from torchloom.passes.overlap_copies import overlap_copies
 from torchloom.passes.place import place
 from torchloom.passes.prefetch import prefetch
 from torchloom.passes.zero1 import zero1
@@ -42,9 +44,16 @@ PASSES: dict[str, GraphPass] = {
             provides=frozenset({"zero"}),
             conflicts_with=frozenset({"zero1", "zero2"}),
         ),
+        GraphPass(name="offload_activation", fn=offload_activation, stage="joint"),
         GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),
         GraphPass(name="bucket", fn=bucket, stage="lowered", requires=frozenset({"transfers"})),
         GraphPass(name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})),
+        GraphPass(
+            name="overlap_copies",
+            fn=overlap_copies,
+            stage="lowered",
+            requires=frozenset({"transfers"}),
+        ),
     )
 }
 

@@ -27,11 +27,31 @@ ALIASES: dict[str, str] = {
 }
 
 
+# Passes that a setting adds to a preset, each with the pass that it stands before; None is the end.
+EXTRAS: tuple[tuple[str, str | None], ...] = (
+    ("offload_parameters", "place"),
+    ("offload_activation", "place"),
+    ("free_activation", "place"),
+    ("overlap_copies", None),
+    ("free_saved", None),
+)
+
+
+def preset(stage: int, extras: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the names of a stage's passes, with those that settings ask for in their places."""
+    names, wanted = list(PRESETS[stage]), set(extras)
+    for name, before in EXTRAS:
+        if name in wanted:
+            names.insert(len(names) if before is None else names.index(before), name)
+    return tuple(names)
+
+
 def resolve_passes(
     stage: int,
     asked: Sequence[str | GraphPass] | None = None,
     disabled: Iterable[str] = (),
     known: Mapping[str, GraphPass] = PASSES,
+    extras: Iterable[str] = (),
 ) -> tuple[GraphPass, ...]:
     """Turn a user's choice into a checked list of passes.
 
@@ -40,13 +60,14 @@ def resolve_passes(
         asked: names or passes to run instead of the preset.
         disabled: names to leave out.
         known: passes by name.
+        extras: names that settings add to the preset, see `EXTRAS`; a list of one's own is complete.
 
     Raises:
         PassOrderError: an unknown name, a missing requirement, or a conflict.
     """
     chosen = [
         each if isinstance(each, GraphPass) else _lookup(each, known)
-        for each in (PRESETS[stage] if asked is None else asked)
+        for each in (preset(stage, extras) if asked is None else asked)
     ]
     without = {_lookup(name, known).name for name in disabled}
     passes = tuple(each for each in chosen if each.name not in without)

@@ -33,6 +33,7 @@ from torchloom.log import get_logger
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.identity import identity_of
 from torchloom.pipeline.manager import PassManager
+from torchloom.pipeline.races import check_races
 from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.shard.regather import LIVE
 
@@ -144,6 +145,8 @@ class CompileSession:
         level = logging.INFO if self.debug_log else logging.DEBUG
         manager = PassManager(passes, context, self.dump_dir, level)
         manager.run(gm, context, f"{report.name}.{kind}", report)
+        if stage == "lowered" and self.strict:
+            check_races(gm, f"{report.name}.{kind}", [each.name for each in passes])
         if self.backend == "inductor" and kind != "joint":
             sidecar.save(self._sidecar_name(report), report.collectives)
 

@@ -1,0 +1,1 @@
+"""What a training step will do with memory and time, before it runs."""
