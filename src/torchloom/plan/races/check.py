@@ -8,8 +8,9 @@ accesses, and only those:
 * compute must not read what a running transfer writes, nor write what one reads or writes;
 * a transfer must not start on memory that a running transfer of another engine uses, if either
   writes it;
-* memory must not be freed while a running transfer uses it, nor used after it was freed, nor read
-  before it was written;
+* memory must not be freed while a running transfer uses it, nor used after it was freed;
+* a value must have been written before it is read, and not been overwritten by another value that
+  is placed in the same memory;
 * every transfer is waited for exactly once before the schedule ends, so schedules may follow each
   other in any way.
 """
@@ -27,6 +28,7 @@ Kind = Literal[
     "freed under way",
     "used after free",
     "read before written",
+    "overwritten",
     "waited for without start",
     "never waited for",
 ]
@@ -62,7 +64,7 @@ def find_races(schedule: Schedule) -> list[Race]:
         >>> [race.kind for race in find_races(Schedule((reload, read, Wait("r")), given))]
         ['read before arrival']
     """
-    walk = _Walk(set(schedule.given))
+    walk = _Walk(schedule, {schedule.memory_of(value): value for value in schedule.given})
     for index, event in enumerate(schedule.events):
         walk.step(index, event)
     end = len(schedule.events)
@@ -74,7 +76,9 @@ def find_races(schedule: Schedule) -> list[Race]:
 class _Walk:
     """What is known after a prefix of the events."""
 
-    written: set[str]
+    schedule: Schedule
+    holds: dict[str, str]
+    """The value that each memory was given last."""
     freed: set[str] = field(default_factory=set)
     running: list[Start] = field(default_factory=list)
     done: list[Start] = field(default_factory=list)
@@ -83,34 +87,36 @@ class _Walk:
 
     def step(self, at: int, event: Event) -> None:
         if isinstance(event, Use):
-            self._access(at, event.reads, event.writes, self.running)
+            self._access(at, event, self.running)
         elif isinstance(event, Start):
-            others = [
-                job
-                for job in self.running
-                if job.engine != event.engine or event.engine not in IN_ORDER
-            ]
-            self._access(at, event.reads, event.writes, others)
+            ordered = event.engine in IN_ORDER
+            others = [job for job in self.running if not (ordered and job.engine == event.engine)]
+            self._access(at, event, others)
             self.running.append(event)
         elif isinstance(event, Wait):
             self._wait(at, event.job)
         else:
-            self._free(at, event)
+            self._free(at, self.schedule.memory_of(event.value))
 
-    def _access(
-        self, at: int, reads: frozenset[str], writes: frozenset[str], running: list[Start]
-    ) -> None:
-        for memory in sorted(reads | writes):
-            if memory in self.freed:
-                self.races.append(Race("used after free", at, memory))
-        for memory in sorted(reads - self.written):
-            self.races.append(Race("read before written", at, memory))
+    def _access(self, at: int, event: Use | Start, running: list[Start]) -> None:
+        memory_of = self.schedule.memory_of
+        for value in sorted(event.reads | event.writes):
+            if memory_of(value) in self.freed:
+                self.races.append(Race("used after free", at, value))
+        for value in sorted(event.reads):
+            held = self.holds.get(memory_of(value))
+            if held != value:
+                self.races.append(
+                    Race("read before written" if held is None else "overwritten", at, value)
+                )
+        reads, writes = self._memories(event.reads), self._memories(event.writes)
         for job in running:
-            for memory in sorted(reads & job.writes):
+            theirs = self._memories(job.writes)
+            for memory in sorted(reads & theirs):
                 self.races.append(Race("read before arrival", at, memory, job.job))
-            for memory in sorted(writes & (job.reads | job.writes)):
+            for memory in sorted(writes & (theirs | self._memories(job.reads))):
                 self.races.append(Race("written under way", at, memory, job.job))
-        self.written |= writes
+        self.holds.update((memory_of(value), value) for value in event.writes)
 
     def _wait(self, at: int, name: str) -> None:
         found = next((job for job in (*self.running, *self.done) if job.job == name), None)
@@ -120,19 +126,18 @@ class _Walk:
         self.waited.add(name)
         if found in self.running:
             index = self.running.index(found)
-            before = [
-                job
-                for job in self.running[:index]
-                if job.engine == found.engine and found.engine in IN_ORDER
-            ]
-            for job in (*before, found):
-                self.running.remove(job)
-                self.done.append(job)
+            for job in self.running[: index + 1]:
+                if job is found or (job.engine == found.engine and job.engine in IN_ORDER):
+                    self.running.remove(job)
+                    self.done.append(job)
 
-    def _free(self, at: int, event: Free) -> None:
-        if event.memory in self.freed:
-            self.races.append(Race("used after free", at, event.memory))
+    def _free(self, at: int, memory: str) -> None:
+        if memory in self.freed:
+            self.races.append(Race("used after free", at, memory))
         for job in self.running:
-            if event.memory in job.reads | job.writes:
-                self.races.append(Race("freed under way", at, event.memory, job.job))
-        self.freed.add(event.memory)
+            if memory in self._memories(job.reads | job.writes):
+                self.races.append(Race("freed under way", at, memory, job.job))
+        self.freed.add(memory)
+
+    def _memories(self, values: frozenset[str]) -> frozenset[str]:
+        return frozenset(map(self.schedule.memory_of, values))

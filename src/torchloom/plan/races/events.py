@@ -1,6 +1,6 @@
-"""What a schedule does: events of one issuing thread, over memory named by strings.
+"""What a schedule does: events of one issuing thread, over values in memory, named by strings.
 
-    Use     compute reads and writes memory; uses happen in order
+    Use     compute reads and writes values; uses happen in order
     Start   a transfer is handed to its engine; it may run at any time from here on
     Wait    what comes after happens after the transfer, and after all that its engine got before
     Free    memory is given back; whoever gets it next may write it at once
@@ -8,11 +8,15 @@
 Transfers of one engine run in order (a copy thread, a CUDA stream), except on the network, where
 messages overtake each other. Every transfer runs after all that compute did before its start: a
 stream waits for the compute stream, and a thread gets its work when it is issued.
+
+A value has memory of its own unless the schedule places it elsewhere: values that take turns in a
+slot are placed in one memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Engine = Literal["to_host", "to_device", "network"]
@@ -22,7 +26,7 @@ IN_ORDER: frozenset[Engine] = frozenset({"to_host", "to_device"})
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Compute reads and writes memory."""
+    """Compute reads and writes values."""
 
     name: str
     reads: frozenset[str] = frozenset()
@@ -48,9 +52,9 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Memory is given back."""
+    """The memory of a value is given back."""
 
-    memory: str
+    value: str
 
 
 Event: TypeAlias = Use | Start | Wait | Free
@@ -62,4 +66,10 @@ class Schedule:
 
     events: tuple[Event, ...]
     given: frozenset[str] = frozenset()
-    """Memory that holds data before the first event."""
+    """Values that are there before the first event."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Memory of values that do not have their own."""
+
+    def memory_of(self, value: str) -> str:
+        """Return the name of the memory that holds a value."""
+        return self.places.get(value, value)

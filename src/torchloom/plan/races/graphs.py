@@ -36,7 +36,7 @@ def schedule_of(graph: fx.Graph) -> Schedule:
             given |= {owner[node]} if node in owner else set()
         else:
             events += _events(node, owner)
-        events += [Free(memory) for memory in deaths.get(node, ())]
+        events += [Free(value) for value in deaths.get(node, ())]
     return Schedule(tuple(events), frozenset(given))
 
 
