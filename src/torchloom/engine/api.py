@@ -21,9 +21,11 @@ from torchloom.engine.groups import World, ensure_process_group, make_world
 from torchloom.engine.loader import make_loader
 from torchloom.engine.local import LocalParams
 from torchloom.engine.optim import make_lr_scheduler, make_optimizer
+from torchloom.engine.pieces import move_pieces
 from torchloom.engine.precision import shard_precision
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
+from torchloom.runtime import mover_of
 from torchloom.shard import is_sharded, plan_layout, shard_module
 
 logger = get_logger(__name__)
@@ -140,6 +142,8 @@ def _shard(
     if not any(tensor.is_meta for tensor in model.parameters()):
         model.to(world.device)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
+    if config.offload.parameters:
+        move_pieces(model, layout, mover_of(world.device))
     return LocalParams(model, layout, comm), agreement
 
 

@@ -29,6 +29,7 @@ from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
 from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.engine.scaling import LossScaler
+from torchloom.engine.stream import make_stream
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
 from torchloom.engine.weave import build_session, start_compiled
@@ -36,7 +37,7 @@ from torchloom.errors import EngineError
 from torchloom.graph import GraphPass
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileReport, CompileSession
-from torchloom.runtime import CommStats
+from torchloom.runtime import CommStats, MoveStats, mover_of
 from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
 
 logger = get_logger(__name__)
@@ -70,7 +71,8 @@ class Engine:
             config.precision.loss_scale if config.precision.dtype == "fp16" else None
         )
         self._session: CompileSession | None = None
-        self._update = Update(config, local, world.comm, self.scaler)
+        self.stream = make_stream(config.offload, optimizer, world.device)
+        self._update = Update(config, local, world.comm, self.scaler, self.stream)
         self._boundary: bool | None = None
         self._num_backwards = 0
         self._step_applied = False
@@ -325,6 +327,10 @@ class Engine:
     def comm_stats(self) -> CommStats:
         """Return how many collectives this rank has begun, and the bytes of their full tensors."""
         return self.world.comm.stats()
+
+    def move_stats(self) -> MoveStats:
+        """Return what this rank has moved between device and host, and its host memory, in bytes."""
+        return mover_of(self.world.device).stats()
 
     def save_checkpoint(
         self,

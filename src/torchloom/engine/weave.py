@@ -13,6 +13,7 @@ from torchloom import _torch
 from torchloom.backends.graphs import name_of
 from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, thawed_map
+from torchloom.engine.pieces import offloaded_params
 from torchloom.errors import ConfigError
 from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger
@@ -90,6 +91,7 @@ def pass_context(config: Config, layout: Layout) -> PassContext:
         sliced=tuple(sorted(spec.name for spec in layout if spec.is_sliced)),
         offload_min_bytes=config.offload.activation_min_bytes,
         pin_memory=config.offload.pin_memory,
+        host_params=offloaded_params(layout) if config.offload.parameters else (),
         copy_slots=2 if config.offload.double_buffer else 1,
     )
 
@@ -98,6 +100,8 @@ def extra_passes(config: Config) -> tuple[str, ...]:
     """Return the passes that settings add to the preset."""
     offload = config.offload
     names: list[str] = []
+    if offload.parameters:
+        names.append("offload_parameters")
     if offload.activations:
         names.append("offload_activation")
     if offload.activations or offload.parameters:

@@ -53,6 +53,8 @@ class PassContext:
     """Weights gathered ahead of their use may hold this much memory."""
     sliced: tuple[str, ...] = ()
     """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
+    host_params: tuple[str, ...] = ()
+    """Sharded parameters whose pieces wait in host memory until they are gathered."""
     offload_min_bytes: int = 1 << 20
     """Activations with fewer bytes stay on the device, unless a plan names them."""
     pin_memory: bool = True

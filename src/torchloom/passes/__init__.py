@@ -11,6 +11,7 @@ from torchloom.passes.bucket import bucket
 from torchloom.passes.dedupe_gathers import dedupe_gathers
 from torchloom.passes.elide_copies import elide_copies
 from torchloom.passes.offload_activation import offload_activation
+from torchloom.passes.offload_parameters import offload_parameters
 from torchloom.passes.overlap_copies import overlap_copies
 from torchloom.passes.place import place
 from torchloom.passes.prefetch import prefetch
@@ -43,6 +44,12 @@ PASSES: dict[str, GraphPass] = {
             stage="joint",
             provides=frozenset({"zero"}),
             conflicts_with=frozenset({"zero1", "zero2"}),
+        ),
+        GraphPass(
+            name="offload_parameters",
+            fn=offload_parameters,
+            stage="joint",
+            requires=frozenset({"zero"}),
         ),
         GraphPass(name="offload_activation", fn=offload_activation, stage="joint"),
         GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),

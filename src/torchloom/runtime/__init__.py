@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from torchloom.runtime import bodies as _bodies  # binds the operators
 from torchloom.runtime.communicator import CommStats, Communicator, get_communicator, lookup
-from torchloom.runtime.host import MoveStats, move_stats, mover_of
+from torchloom.runtime.host import Mover, MoveStats, move_stats, mover_of
 
 __all__ = [
     "CommStats",
     "Communicator",
     "MoveStats",
+    "Mover",
     "get_communicator",
     "lookup",
     "move_stats",

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchloom.ops.copies import HOST
 from torchloom.ops.library import LIBRARY
 from torchloom.runtime.communicator import lookup
-from torchloom.runtime.host import Mover, mover_of
+from torchloom.runtime.host import Mover, is_on_host, mover_of
 from torchloom.shard.regather import LIVE, GatherCall
 
 
@@ -36,7 +36,9 @@ def _gather(
     param: str,
 ) -> Tensor:
     comm = lookup(handle)
-    fulls = comm.begin_gather([shard], dtype)
+    # Outside of woven graphs nobody has reloaded a piece that waits on the host.
+    piece = _reload(shard, shard.device) if is_on_host(shard) else shard
+    fulls = comm.begin_gather([piece], dtype)
     comm.wait(fulls)
     weight = fulls[0][: math.prod(shape)].view(list(shape))
     LIVE.note(weight, GatherCall(shard, tuple(shape), dtype, wire_dtype, handle, param))

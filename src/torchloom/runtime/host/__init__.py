@@ -15,6 +15,7 @@ from torchloom.runtime.host.mover import (
     Ticket,
     fill_with_nans,
     fuzzed,
+    is_on_host,
     move_stats,
     mover_of,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Ticket",
     "fill_with_nans",
     "fuzzed",
+    "is_on_host",
     "move_stats",
     "mover_of",
 ]

@@ -119,6 +119,23 @@ class HostArena:
         finalizer.atexit = False
         return torch.frombuffer(view, dtype=dtype)
 
+    def device_like(self, tensor: Tensor) -> Tensor:
+        """Return host memory in `tensor`'s likeness that is a tensor of the arena's own device.
+
+        It can stand wherever the device's tensors can, e.g. as a parameter. On a GPU every access
+        of a kernel crosses the bus: copy it with the mover before computing with it.
+        """
+        return _device_view(self.empty_like(tensor), self.device)
+
+    def host_alias(self, tensor: Tensor) -> Tensor:
+        """Return the CPU tensor over the same memory as one that `device_like` made."""
+        if tensor.device.type == "cpu":
+            return tensor
+        nbytes = tensor.nbytes
+        view = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+        flat = torch.frombuffer(view, dtype=tensor.dtype)
+        return flat.as_strided(tensor.size(), tensor.stride())
+
     def trim(self) -> int:
         """Give segments without a living tensor back to the system; return their bytes."""
         with self._lock:
@@ -191,6 +208,27 @@ def _give_back(free: list[tuple[int, int]], offset: int, length: int) -> None:
         free[place - 1] = (offset, before + length)
     else:
         free.insert(place, (offset, length))
+
+
+class _OnDevice:
+    """Memory in the form in which torch takes over CUDA arrays of others; keeps `host` alive."""
+
+    def __init__(self, host: Tensor) -> None:
+        self.host = host
+        self.__cuda_array_interface__ = {
+            "shape": (host.nbytes,),
+            "typestr": "|u1",
+            "data": (host.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _device_view(host: Tensor, device: torch.device) -> Tensor:
+    """See page-locked host memory as a tensor of the GPU, which can address it directly."""
+    if device.type == "cpu" or host.numel() == 0:
+        return host.to(device) if host.numel() == 0 else host
+    flat = torch.as_tensor(_OnDevice(host), device=device).view(host.dtype)
+    return flat.as_strided(host.size(), host.stride())
 
 
 def _page_lock(address: int, size: int, device: torch.device) -> None:

@@ -103,8 +103,16 @@ class Mover:
             pairs: (source, destination), neither of which may change or die before `finish`.
         """
         self._moved[direction] += sum(source.nbytes for source, _ in pairs)
-        detached = [(source.detach(), destination.detach()) for source, destination in pairs]
-        return self.engines[direction].begin(detached)
+        return self.engines[direction].begin(
+            [(self._plain(source), self._plain(destination)) for source, destination in pairs]
+        )
+
+    def _plain(self, tensor: Tensor) -> Tensor:
+        """Return a side of a copy without autograd, host memory as the CPU's."""
+        tensor = tensor.detach()
+        if self.device.type == "cpu" or tensor.device.type == "cpu":
+            return tensor
+        return self.arena.host_alias(tensor) if self.arena.owns(tensor) else tensor
 
     def wait(self, results: Sequence[Tensor]) -> None:
         """Make the results of one `begin_*` call valid.
@@ -182,6 +190,11 @@ def mover_of(device: torch.device) -> Mover:
         if device not in _MOVERS:
             _MOVERS[device] = Mover(device, HostArena(device), _engines(device))
         return _MOVERS[device]
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Say whether a tensor lives in the host memory of some mover."""
+    return any(mover.arena.owns(tensor) for mover in _MOVERS.values())
 
 
 def move_stats(device: torch.device | None = None) -> MoveStats:
