@@ -14,6 +14,7 @@ from _stats import Quartiles, clean, fastest, paired_ratios, summarize
 from peers import ARMS
 
 _LIMITS = ("limit-eager", "limit-compiled")
+_KERNEL_LIMITS = ("limit-kernels",)
 _VARIANTS = ("eager", "compiled", "compiled per block")
 
 
@@ -24,7 +25,7 @@ class Row:
     arm: str
     step_s: Quartiles | None
     ratio: Quartiles | None
-    """To the limit, paired within rounds."""
+    """To what `base_of` names, paired within rounds."""
     num_clean: int
     num_discarded: int
     live_mib: float | None = None
@@ -58,10 +59,20 @@ def limit_of(result: PassResult) -> str | None:
     return fastest(result.samples, _LIMITS)
 
 
+def base_of(result: PassResult, arm: str) -> str | None:
+    """Return the arm that `arm` is compared with: the limit, which chooses kernels if `arm` does.
+
+    What the choice of kernels gains is thus never credited to sharding; the limit with kernels is
+    compared with the limit without, which shows that gain.
+    """
+    if ARMS[arm].chooses_kernels and ARMS[arm].communicates:
+        return fastest(result.samples, _KERNEL_LIMITS)
+    return limit_of(result)
+
+
 def rows(result: PassResult, arms: Sequence[str], loss_step: int) -> list[Row]:
     """Return one row for each arm, in the order of `arms`."""
-    limit = limit_of(result)
-    return [_row(result, arm, limit, loss_step) for arm in arms]
+    return [_row(result, arm, base_of(result, arm), loss_step) for arm in arms]
 
 
 def common_step(result: PassResult, wanted: int = 10) -> int:
@@ -69,7 +80,7 @@ def common_step(result: PassResult, wanted: int = 10) -> int:
     return min([wanted, *(len(losses) for losses in result.losses.values())])
 
 
-def _row(result: PassResult, arm: str, limit: str | None, loss_step: int) -> Row:
+def _row(result: PassResult, arm: str, base: str | None, loss_step: int) -> Row:
     if arm in result.missing:
         return Row(
             arm=arm, step_s=None, ratio=None, num_clean=0, num_discarded=0, note=result.missing[arm]
@@ -79,7 +90,7 @@ def _row(result: PassResult, arm: str, limit: str | None, loss_step: int) -> Row
     return Row(
         arm=arm,
         step_s=summarize([sample.wall_s for sample in good]),
-        ratio=summarize(paired_ratios(result.samples, arm, limit)) if limit else None,
+        ratio=summarize(paired_ratios(result.samples, arm, base)) if base else None,
         num_clean=len(good),
         num_discarded=taken - len(good),
         live_mib=facts.live_bytes / 2**20,
@@ -113,6 +124,8 @@ def table(result: PassResult, arms: Sequence[str], min_clean: int) -> str:
     limit = limit_of(result)
     lines.append(f"limit = {ARMS[limit].label}; " if limit else "no clean step of the limit; ")
     lines[-1] += f"ratio: median [quartiles] over rounds; * fewer than {min_clean} clean steps"
+    if any(ARMS[arm].chooses_kernels and ARMS[arm].communicates for arm in arms):
+        lines.append("arms that talk and choose kernels: ratio to the limit that chooses them, too")
     return "\n".join(lines)
 
 

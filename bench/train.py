@@ -25,7 +25,7 @@ from _verdicts import OURS, PLAIN, judge_compile, judge_pass
 from peers import ARMS, Arm, pick_arms
 
 _HERE = Path(__file__).parent
-_QUICK = ("limit-compiled", "fsdp2-whole", "loom-3")
+_QUICK = ("limit-compiled", "fsdp2-whole", "loom-3", "loom-3-shared")
 
 
 def main(arguments: Sequence[str]) -> int:

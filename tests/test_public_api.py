@@ -20,6 +20,8 @@ def test_exports() -> None:
         "Engine",
         "GraphPass",
         "PassContext",
+        "PassContract",
+        "PassContractError",
         "TorchloomError",
         "backends",
         "bisect",
@@ -37,8 +39,11 @@ def test_exports() -> None:
         "jit",
         "just_in_time_compile",
         "overhead",
+        "pad_tensors",
+        "register_compile_pass",
         "shard",
         "shard_model",
+        "validate_schedule",
         "watch",
     ]
     for name in torchloom.__all__:

@@ -25,6 +25,11 @@ class Arm:
     """Keyword arguments of the module's `build`."""
 
     @property
+    def chooses_kernels(self) -> bool:
+        """Whether matrix products run on the fastest implementation, which is no part of sharding."""
+        return bool(self.options.get("kernels"))
+
+    @property
     def label(self) -> str:
         return f"{self.family}, {self.variant}"
 
@@ -89,6 +94,34 @@ _ALL = (
             options={"stage": stage},
         )
         for stage in (1, 2, 3)
+    ),
+    Arm(
+        name="loom-3-shared",
+        module="peers.loom",
+        family="torchloom 3, shared memory",
+        variant="compiled",
+        options={"stage": 3, "symmetric_memory": True},
+    ),
+    Arm(
+        name="limit-kernels",
+        module="peers.limit",
+        family="limit + kernels",
+        variant="compiled",
+        options={"compiled": True, "kernels": True},
+    ),
+    Arm(
+        name="loom-3-kernels",
+        module="peers.loom",
+        family="torchloom 3 + kernels",
+        variant="compiled",
+        options={"stage": 3, "kernels": True},
+    ),
+    Arm(
+        name="loom-3-shared-kernels",
+        module="peers.loom",
+        family="torchloom 3, shared memory + kernels",
+        variant="compiled",
+        options={"stage": 3, "symmetric_memory": True, "kernels": True},
     ),
 )
 

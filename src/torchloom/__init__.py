@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from torchloom import backends, compiler, config, shard
     from torchloom.engine import Engine, clip_grad_norm_, initialize, shard_model
     from torchloom.engine import compile_model as compile
-    from torchloom.errors import TorchloomError
+    from torchloom.engine.padding import pad_tensors
+    from torchloom.errors import PassContractError, TorchloomError
     from torchloom.graph import GraphPass, PassContext
     from torchloom.inspect import entries, expect, explain, explain_call, jit, overhead, watch
     from torchloom.inspect import jit as just_in_time_compile
+    from torchloom.pipeline import PassContract, register_compile_pass, validate_schedule
     from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
 
@@ -25,6 +27,8 @@ _EXPORTS = {
     "Engine": ("torchloom.engine", "Engine"),
     "GraphPass": ("torchloom.graph", "GraphPass"),
     "PassContext": ("torchloom.graph", "PassContext"),
+    "PassContract": ("torchloom.pipeline", "PassContract"),
+    "PassContractError": ("torchloom.errors", "PassContractError"),
     "TorchloomError": ("torchloom.errors", "TorchloomError"),
     "backends": ("torchloom.backends", None),
     "bisect": ("torchloom.pipeline.bisect", "bisect"),
@@ -41,6 +45,9 @@ _EXPORTS = {
     "jit": ("torchloom.inspect", "jit"),
     "just_in_time_compile": ("torchloom.inspect", "jit"),
     "overhead": ("torchloom.inspect", "overhead"),
+    "pad_tensors": ("torchloom.engine.padding", "pad_tensors"),
+    "register_compile_pass": ("torchloom.pipeline", "register_compile_pass"),
+    "validate_schedule": ("torchloom.pipeline", "validate_schedule"),
     "watch": ("torchloom.inspect", "watch"),
     "initialize": ("torchloom.engine", "initialize"),
     "shard": ("torchloom.shard", None),
@@ -51,6 +58,8 @@ __all__ = [
     "Engine",
     "GraphPass",
     "PassContext",
+    "PassContract",
+    "PassContractError",
     "TorchloomError",
     "backends",
     "bisect",
@@ -68,8 +77,11 @@ __all__ = [
     "jit",
     "just_in_time_compile",
     "overhead",
+    "pad_tensors",
+    "register_compile_pass",
     "shard",
     "shard_model",
+    "validate_schedule",
     "watch",
 ]
 

@@ -15,8 +15,10 @@
   + InspectError         nothing can be said about this function
   + ExpectationError     more was compiled than a test allows
   + MoveError            tensors cannot be moved between the device and host memory
+  + PlanError            nothing can be planned from what was given
   + EngineError          the engine was called in an order that has no meaning
   + AgreementError       the ranks are about to run different programs
+  + PeerLostError        a rank that others wait for has ended or does not come
   + CheckpointError      a checkpoint does not fit the model, or is damaged
   + DataError            the training data is missing or too small
 
@@ -25,6 +27,9 @@ that a caller would expect to catch.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class TorchloomError(Exception):
@@ -49,6 +54,10 @@ class PassError(TorchloomError, RuntimeError):
 
 class PassOrderError(PassError, ValueError):
     """A list of passes runs a pass before what it needs, or names an unknown pass."""
+
+
+PassContractError = PassOrderError
+"""DeepSpeed's name for an error in the order of passes."""
 
 
 class BackendError(TorchloomError, RuntimeError):
@@ -87,6 +96,10 @@ class MoveError(TorchloomError, RuntimeError):
     """Tensors cannot be moved between the device and host memory."""
 
 
+class PlanError(TorchloomError, ValueError):
+    """Nothing can be planned or costed from what was given."""
+
+
 class EngineError(TorchloomError, RuntimeError):
     """An engine method was called at a point of the step where it has no meaning."""
 
@@ -95,9 +108,43 @@ class AgreementError(TorchloomError, RuntimeError):
     """The ranks hold different plans or programs."""
 
 
+class PeerLostError(TorchloomError, RuntimeError):
+    """A rank that others wait for has ended, or did not come in time."""
+
+
 class CheckpointError(TorchloomError, RuntimeError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
 
 class DataError(TorchloomError, ValueError):
     """The training data cannot be read or is too small for the run."""
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Let errors of this module leave the block as themselves.
+
+    Compilers wrap what their backends raise, in several layers and with advice of their own; what
+    a user has to do stands in the innermost message.
+    """
+    try:
+        yield
+    except TorchloomError:
+        raise
+    except Exception as error:
+        own = own_error(error)
+        if own is None:
+            raise
+        raise own from None
+
+
+def own_error(error: BaseException | None) -> TorchloomError | None:
+    """Return the error of this module that another one wraps, if there is one."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, TorchloomError):
+            return error
+        seen.add(id(error))
+        inner = getattr(error, "inner_exception", None)
+        error = inner or error.__cause__ or error.__context__
+    return None

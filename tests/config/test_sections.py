@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchloom.config import check_config, load_config
+from torchloom.config.budget import MemoryBudget
 
 MIB = 1 << 20
 
@@ -146,15 +147,28 @@ def test_phases_of_offloading_are_left_out_with_a_note():
     section = {"passes": ["offload_activation_floor", "zero2_compile", "prefetch"]}
     config = load_config({"zero_optimization": {"stage": 2}, "compile": section})
 
-    assert config.compile.passes == ("zero2", "prefetch")
+    assert config.compile.passes == ("zero2_compile", "prefetch")
     assert "offload_activation_floor" in str(config.notes)
 
 
-def test_budgets_of_single_passes_warn():
-    config = load_config({"compile": {"schedule": [[0, [["prefetch", 0.5]]]]}})
+def test_a_schedule_has_steps_and_budgets():
+    entries = [[5, [["prefetch", "2GB"], "z2"]], [0, ["zero2_compile"]]]
+    config = load_config({"zero_optimization": {"stage": 2}, "compile": {"schedule": entries}})
 
-    assert config.compile.passes == ("prefetch",)
-    assert warned(config) == ["compile.schedule[0][1][0][1]"]
+    assert config.compile.passes is None
+    assert config.compile.schedule == (
+        (0, ("zero2_compile",)),
+        (5, (("prefetch", MemoryBudget(2 * 10**9)), "zero2")),
+    )
+    assert not warned(config)
+
+
+@pytest.mark.parametrize("written", ["auto", 0.9, "90%"])
+def test_a_budget_may_be_a_part_of_the_device(written):
+    budget = load_config({"compile": {"memory_budget": written}}).compile.memory_budget
+
+    assert budget is not None
+    assert budget.resolve(1000) == 900
 
 
 def test_barriers_warn():

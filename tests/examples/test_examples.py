@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import socket
@@ -78,6 +79,49 @@ def test_custom_pass_saves_a_gather_and_changes_no_loss(tmp_path):
     without, kept = map(int, re.findall(r"backward torchloom\.gather_start: (\d+)", text))
     assert kept == without - 1
     assert "losses are equal: True" in text
+
+
+def test_adaptive_prefetch_merges_gathers_where_memory_allows(tmp_path):
+    text = run(tmp_path, EXAMPLES / "adaptive_prefetch.py", ranks=2)
+    assert "ample memory: gathers [3, 2] -> [1, 1], losses equal: True" in text
+    assert "scarce memory: gathers [3, 2] -> [3, 2], losses equal: True" in text
+
+
+def test_selective_gather_saves_gathers_within_its_budget(tmp_path):
+    text = run(tmp_path, EXAMPLES / "selective_gather.py", ranks=2)
+    found = re.findall(r"(\w+) memory: .* (\d+) -> (\d+), (\d+) bytes held, .*: (\w+)", text)
+    fewer = {title: int(after) for title, _, after, _, _ in found}
+    held = {title: int(size) for title, _, _, size, _ in found}
+    assert {before for _, before, *_ in found} == {"44"}  # 4 x (5 gathers, 3 + 3 reductions)
+    assert fewer["ample"] < fewer["scarce"] < fewer["none"] == 44
+    assert held["ample"] == 3 * 64 * 64 * 4 > held["scarce"] > held["none"] == 0
+    assert {same for *_, same in found} == {"True"}
+
+
+def test_fused_casts_halve_what_is_gathered(tmp_path):
+    text = run(tmp_path, EXAMPLES / "fuse_cast.py", ranks=2)
+    usual, fewer = map(int, re.findall(r"bytes (\d+) -> (\d+), losses equal: True", text)[0])
+    assert usual - fewer == 4 * 5 * 64 * 64 * 2  # steps x gathers x elements x bytes saved
+
+
+def test_the_passes_of_the_examples_are_short():
+    for name, function in PASSES_OF_EXAMPLES.items():
+        tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
+        found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        lines = sum(
+            (node.end_lineno or 0) - node.lineno + 1
+            for node in found.values()
+            if node.name not in ("main", "train")
+        )
+        assert function in found
+        assert lines < 60
+
+
+PASSES_OF_EXAMPLES = {
+    "adaptive_prefetch": "adaptive_prefetch",
+    "selective_gather": "keep_gathered",
+    "fuse_cast": "fuse_cast",
+}
 
 
 def test_the_walk_through_shows_entries_break_and_recompile(tmp_path):

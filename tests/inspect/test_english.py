@@ -53,6 +53,18 @@ SELF = "L['self']._modules['l']"
             "torch._functorch.aot_autograd.utils.top_saved_tensors_hooks ids == None",
             "the hooks on saved tensors are unchanged",
         ),
+        (
+            "TENSOR_MATCH",
+            "L['i']",
+            "check_tensor(L['i'], Tensor, DispatchKeySet(CPU), torch.int64, size=[2], stride=[1])",
+            "argument i is an int64 tensor of shape [2]",
+        ),
+        (
+            "SHAPE_ENV",
+            "",
+            "G['__import_torch_dot_nn'].F is G['__import_torch_dot_nn_dot_functional']",
+            "global torch.nn.F and global torch.nn.functional are one object",
+        ),
     ],
 )
 def test_words(kind: str, source: str, text: str, words: str) -> None:

@@ -34,6 +34,22 @@ def test_zero3_saves_no_weight() -> None:
     assert not [n for n in saved if tuple(n.meta["val"].shape) in full]
 
 
+class Autocast(TwoLayers):
+    """Weights are cast after they were gathered."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+def test_zero3_saves_no_cast_weight() -> None:
+    graphs = captured(Autocast(), [X], ["zero3"])
+    saved = graphs["forward"].graph.output_node().args[0]
+    full = {(8, 6), (6, 8), (5, 8), (8, 5)}
+    assert not [n for n in saved if tuple(n.meta["val"].shape) in full]
+    assert len(find(graphs["backward"].graph, ops.gather)) == 1
+
+
 def test_zero2_keeps_what_backward_needs() -> None:
     graphs = captured(TwoLayers(), [X], ["zero2"])
     assert not find(graphs["backward"].graph, ops.gather)

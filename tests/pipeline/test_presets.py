@@ -23,7 +23,21 @@ def test_one_pass_off_by_name() -> None:
 
 
 def test_deepspeed_names() -> None:
-    assert names(3, ["zero3_compile"]) == ["zero3"]
+    basis = ["dedupe_gathers", "elide_copies", "zero3", "place"]
+    assert names(3, ["zero3_compile"]) == basis
+    asked = ["zero3_compile", "offload_adam_states_sync", "prefetch", "selective_gather"]
+    assert names(3, asked) == [*basis, "selective_gather", "prefetch"]
+
+
+def test_own_passes_keep_their_place_among_deepspeeds() -> None:
+    joint = GraphPass(name="early", fn=lambda gm, ctx: 0, stage="joint")
+
+    def late(graph, bwd):
+        return graph
+
+    found = names(3, ["zero3_compile", joint, "prefetch", late, "selective_gather"])
+    assert found.index("early") < found.index("place")
+    assert found[-2:] == ["prefetch", "late"]
 
 
 def test_own_pass() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import Counter
 
 import pytest
@@ -172,3 +173,15 @@ def test_dropping_any_wait_of_a_graph_is_found(graphs) -> None:
             assert find_races(schedule_of(broken.graph)), index
             num_waits += 1
     assert num_waits >= 40
+
+
+def test_nested_results_are_written_by_what_made_them() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(3)
+    made = graph.call_function(torch.ops.higher_order.run_and_save_rng_state, (x,))
+    pair = graph.call_function(operator.getitem, (made, 1))
+    value = graph.call_function(operator.getitem, (pair, 0))
+    value.meta["val"] = torch.ones(3)
+    graph.output((graph.call_function(torch.ops.aten.neg.default, (value,)),))
+    assert find_races(schedule_of(graph)) == []

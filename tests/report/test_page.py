@@ -114,6 +114,23 @@ def test_no_script_writes_markup():
         )
 
 
+def test_scripts_and_styles_can_be_read():
+    assets = Path(sys.modules[render_page.__module__].__file__ or "").parent / "assets"
+    own = [*assets.glob("*.js"), *assets.glob("*.css")]
+    assert len(own) > 20
+    for path in own:
+        lines = path.read_text("utf-8").splitlines()
+        assert max(map(len, lines)) <= 110, path.name
+        assert len(lines) <= (260 if path.suffix == ".js" else 600), path.name
+
+
+def test_every_script_and_style_is_in_the_page():
+    assets = Path(sys.modules[render_page.__module__].__file__ or "").parent / "assets"
+    page = render_page(Session())
+    for path in [*assets.glob("*.js"), *assets.glob("*.css")]:
+        assert path.read_text("utf-8").strip().splitlines()[0] in page, path.name
+
+
 def test_the_script_is_the_one_that_the_policy_allows():
     import hashlib
 

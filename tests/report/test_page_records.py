@@ -138,6 +138,26 @@ def run_session() -> Session:
     return session
 
 
+def recompiled_session(num_entries: int) -> Session:
+    """Return a record of a function whose text argument was another one at each compile."""
+    function = Function(name="scale", file="/home/me/s.py", line=3, num_misses=num_entries)
+    function.source = '@compile\ndef scale(x, mode):\n    """Scale\n    x."""\n    return x\n'
+    for i in range(num_entries):
+        recompiles = [
+            Recompile(
+                entry=f"0/{older}", source="argument mode", expected=f"== 'm{older}'",
+                actual="another value", text=f"mode == 'm{older}'", fix="pass few",
+            )
+            for older in reversed(range(i))
+        ]  # fmt: skip
+        trigger = {"kw": "a `dict`", "mode": f"== 'm{i}'", "x": "a float32 tensor of shape [4]"}
+        entry = Entry(compile_id=f"0/{i}", trigger=trigger, recompiles=recompiles, num_hits=2)
+        function.entries.append(entry)
+    function.entries[-1].status = "evicted"
+    function.num_hits = 2 * num_entries
+    return Session(torchloom="0.1", functions=[function])
+
+
 def big_session(num_layers: int) -> Session:
     """Return a record the size of a sharded model's: joint, forward, backward, three passes."""
     random.seed(0)

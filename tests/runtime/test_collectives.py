@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from support.ranks import run_ranks
 from torchloom.errors import ShardError
-from torchloom.runtime import get_communicator, lookup
+from torchloom.runtime import get_communicator, lookup, shm
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.c10d import C10dCollectives
 from torchloom.runtime.gloo import GlooCollectives
@@ -19,7 +19,7 @@ from torchloom.shard.pieces import cut
 
 # Around the size at which tensors stop being packed, odd, tiny, and empty.
 NUMELS = [1, 7, 0, 33, 65_536, 200_003, 2]
-IMPLEMENTATIONS = [GlooCollectives, C10dCollectives]
+IMPLEMENTATIONS = [GlooCollectives, C10dCollectives, shm.connect]
 
 
 def whole(rank: int, numel: int) -> torch.Tensor:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -18,25 +20,46 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass  # 2.11-2.13
+from torch._inductor.custom_graph_pass import (
+    CustomPartitionerFn as CustomPartitionerFn,  # 2.11-2.13
+)
 from torch._ops import OpOverload as OpOverload  # 2.11-2.13
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchloom._torch import introspect
+
+DispatchMode = TorchDispatchMode
+"""Base of modes that see each operator below autograd (2.11-2.13)."""
 
 BoxedCodeGen = _BoxedCodeGen
 """Code generation for functions that take one list and empty it (2.11-2.13)."""
 
 
 def inductor_compile(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any]
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    timed: Callable[[Any, float], None],
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor under config patches (2.11-2.13).
 
-    The patches also hold for the backward graph, which is compiled later.
+    The patches also hold for the backward graph, which is compiled later. `timed` is told "forward",
+    "backward" or "inference" and the seconds that it took, unless a cache held both graphs.
     """
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    compiled: Any = compile_fx(gm, list(example_inputs), config_patches=dict(patches))
+    @functools.wraps(compile_fx_inner)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        compiled = compile_fx_inner(*args, **kwargs)
+        kind = "inference" if kwargs.get("is_inference") else "forward"
+        timed("backward" if kwargs.get("is_backward") else kind, time.perf_counter() - started)
+        return compiled
+
+    compiled: Any = compile_fx(
+        gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches)
+    )
     return compiled
 
 
@@ -86,16 +109,21 @@ def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -
 def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Graph, fx.Graph]:
     """Return the graphs that min-cut would make of a joint graph, which stays as it is (2.11-2.13).
 
-    Nodes keep their names: common subexpressions are not merged in the trial.
+    Nodes keep their names: in the trial common subexpressions are not merged, and random operators
+    that backward runs again are not wrapped.
     """
-    from torch._functorch import config
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from unittest import mock
+
+    from torch._functorch import config, partitioners
 
     copy = fx.Graph()
     copy.output(copy.graph_copy(joint.graph, {}))
     copy.output_node().meta.update(joint.graph.output_node().meta)
-    with config.patch(cse=False):  # type: ignore[attr-defined]
-        forward, backward = min_cut_rematerialization_partition(
+    as_they_are = mock.patch.object(
+        partitioners, "functionalize_rng_ops", lambda joint, fw, bw, num_syms: (fw, bw)
+    )
+    with config.patch(cse=False), as_they_are:  # type: ignore[attr-defined]
+        forward, backward = partitioners.min_cut_rematerialization_partition(
             fx.GraphModule(joint, copy), (), num_fwd_outputs=num_fwd_outputs
         )
     return forward.graph, backward.graph
@@ -105,9 +133,42 @@ MUST_BE_IN_BACKWARD = {"partitioner_tag": "must_be_in_backward"}
 """Meta of a node that min-cut leaves to the backward graph, with all that reads it (2.11-2.13)."""
 
 
+def keeps_graph() -> bool:
+    """Say whether the backward pass that runs here keeps its graph for another one (2.11-2.13)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 def is_random(node: fx.Node) -> bool:
     """Say whether a node draws random numbers (2.11-2.13)."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def has_onednn_linear() -> bool:
+    """Say whether torch was built with oneDNN and its linear operator (2.11-2.13)."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return `x @ weight.T + bias` computed by oneDNN (2.11-2.13).
+
+    `weight` may have any strides; a transposed `x` is copied first.
+    """
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
+def fake_mode() -> Any:
+    """Return a new mode whose tensors hold no data; real ones may be mixed in (2.11-2.13)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def size_hint(size: Any) -> int:
+    """Return a size as a number, without a guard: for a symbol what the trace saw (2.11-2.13)."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 1 if hint is None else int(hint)
 
 
 def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:
@@ -175,6 +236,26 @@ def default_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
+
+
+@functools.cache
+def ops_made_in_place() -> frozenset[Any]:
+    """Return the operators that Inductor may turn into ones that write their input (2.11-2.13)."""
+    from torch._inductor.fx_passes import reinplace
+
+    return frozenset({*reinplace.inplaceable_ops, *reinplace.inplaceable_foreach_ops})
+
+
+def group_store(group: Any) -> Any:
+    """Return the key-value store of a process group, shared by its ranks alone (2.11-2.13)."""
+    from torch.distributed.distributed_c10d import _get_process_group_store
+
+    return _get_process_group_store(group)
+
+
+def group_timeout(group: Any) -> timedelta:
+    """Return how long a collective of a process group may take (2.11-2.13)."""
+    return group._get_backend(torch.device("cpu")).options._timeout
 
 
 def compile_in_place(module: torch.nn.Module, backend: Any, **kwargs: Any) -> None:

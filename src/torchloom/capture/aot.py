@@ -6,6 +6,7 @@ graphs then run as FX code that drops each value after its last use, or go to an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,16 +35,18 @@ def compile_with_aot(
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
         hooks.joint(joint, "joint")
-        return _torch.min_cut_partition(joint, joint_inputs, **kwargs)
+        split = hooks.partition or _torch.min_cut_partition
+        return split(joint, joint_inputs, **kwargs)
 
     def compiler(kind: GraphKind) -> Callable[..., Any]:
         def compile_graph(lowered: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             if kind == "inference":
                 hooks.joint(lowered, "inference")
+            started = time.perf_counter()
             hooks.lowered(lowered, kind)
-            if lower is None:
-                return run_boxed(lowered)
-            return _torch.boxed(lower(lowered, inputs))
+            compiled = run_boxed(lowered) if lower is None else _torch.boxed(lower(lowered, inputs))
+            hooks.compiled(kind, time.perf_counter() - started)
+            return compiled
 
         return compile_graph
 

@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from torch import fx
 
-from torchloom._torch import CustomGraphPass
+from torchloom._torch import CustomGraphPass, CustomPartitionerFn
 
 GraphKind = Literal["joint", "forward", "backward", "inference"]
 WeaveFn = Callable[[fx.GraphModule, GraphKind], None]
+Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+"""A partitioner of AOTAutograd: `(joint, joint_inputs, *, num_fwd_outputs, ...)`."""
 
 
 class GraphHook(CustomGraphPass):
@@ -40,6 +42,26 @@ class GraphHook(CustomGraphPass):
         return {"_weave": None, "_key": self._key}
 
 
+class SplitHook(CustomPartitionerFn):
+    """A partitioner, as Inductor wants it."""
+
+    def __init__(self, split: Partition, key: str | None) -> None:
+        self._split, self._key = split, key
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split a joint graph."""
+        return self._split(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> Any:
+        """Return the key of the split; None forbids caches."""
+        return self._key
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_split": None, "_key": self._key}
+
+
 @dataclass(frozen=True)
 class WeaveHooks:
     """What to do with a captured graph before and after the forward/backward split."""
@@ -48,6 +70,10 @@ class WeaveHooks:
     lowered: WeaveFn
     key: str | None
     """Hash of everything that the two may depend on; None where caches must not be used."""
+    compiled: Callable[[GraphKind, float], None] = lambda kind, seconds: None
+    """Is told how many seconds the compiler took for a lowered graph."""
+    partition: Partition | None = None
+    """Splits the joint graph as a plan says; None leaves it to torch's min-cut."""
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

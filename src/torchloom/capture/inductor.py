@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from torchloom import _torch
-from torchloom.capture.hooks import GraphHook, WeaveHooks, kind_of
+from torchloom.capture.hooks import GraphHook, SplitHook, WeaveHooks, kind_of
 
 
 def compile_with_inductor(
@@ -36,7 +36,9 @@ def compile_with_inductor(
             lambda lowered: hooks.lowered(lowered, kind_of(lowered)), _named("lowered", hooks.key)
         ),
     }
-    return _torch.inductor_compile(gm, example_inputs, patches)
+    if hooks.partition is not None:
+        patches["custom_partitioner_fn"] = SplitHook(hooks.partition, _named("split", hooks.key))
+    return _torch.inductor_compile(gm, example_inputs, patches, hooks.compiled)
 
 
 def _named(stage: str, key: str | None) -> str | None:

@@ -1,20 +1,24 @@
 """`torchloom explain FILE.py[:function]`: run it, watched, and say on one screen what was compiled.
 
 A script runs as `python FILE.py ARGS` would. A function is called without arguments; if it is not
-compiled itself, it is compiled for the call.
+compiled itself, it is compiled for the call. What raises ends with one message, after the summary of
+what was compiled until then; the record keeps the whole traceback.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
+from torchloom.cli.failures import told, whole, writing
 from torchloom.errors import InspectError
 from torchloom.inspect import Watch
 from torchloom.inspect import explain as explain_function
@@ -39,49 +43,94 @@ def explain(
     file = Path(path)
     if not file.is_file():
         raise InspectError(f"there is no file {path!r}: write FILE.py or FILE.py:function")
-    session = _call(file, name) if name else _run(file, arguments or [])
-    typer.echo(summary(session))
+    seen = _call(file, name) if name else _run(file, arguments or [])
+    typer.echo(summary(seen.session))
+    if seen.error is not None:
+        seen.session.orphans.append(whole(seen.error))
     if record is not None:
-        typer.echo(f"record  {save_record(session, record)}")
+        with writing(record):
+            typer.echo(f"record  {save_record(seen.session, record)}")
     if report is not None:
         from torchloom.report.page import write_page
 
-        typer.echo(f"report  {write_page(session, report)}")
+        with writing(report):
+            typer.echo(f"report  {write_page(seen.session, report)}")
+    if seen.error is not None:
+        raise InspectError(told(target, seen.error, kept_in=record or report)) from None
+    if seen.exit_code:
+        typer.echo(f"the script ended with exit code {seen.exit_code}", err=True)
+        raise typer.Exit(seen.exit_code)
+
+
+class _Seen(NamedTuple):
+    """What a watch saw, and how the script or function ended."""
+
+    session: Session
+    error: Exception | None = None
+    exit_code: int = 0
 
 
 def _names_function(target: str) -> bool:
     return target.rpartition(":")[2].isidentifier() and ".py:" in target
 
 
-def _run(file: Path, arguments: list[str]) -> Session:
+def _run(file: Path, arguments: list[str]) -> _Seen:
     before = sys.argv
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.resolve().parent))
-    watch = Watch()
     try:
-        with watch:
-            runpy.run_path(str(file), run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            typer.echo(f"the script ended with exit code {end.code}", err=True)
+        return _watched(lambda: runpy.run_path(str(file), run_name="__main__"))
     finally:
         sys.argv = before
         sys.path.pop(0)
-    return watch.record
 
 
-def _call(file: Path, name: str) -> Session:
-    module = _load(file)
+def _watched(call: Callable[[], object]) -> _Seen:
+    watch = Watch()
+    error, code = None, 0
+    try:
+        with watch:
+            call()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            typer.echo(end.code, err=True)
+    except Exception as raised:  # noqa: BLE001 - a user's code may raise anything
+        error = raised
+    return _Seen(watch.record, error, code)
+
+
+def _call(file: Path, name: str) -> _Seen:
+    try:
+        module = _load(file)
+    except Exception as error:  # noqa: BLE001 - as above
+        return _Seen(Session(), error)
     fn = getattr(module, name, None)
     if not callable(fn):
         known = ", ".join(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
         raise InspectError(f"{file} has no function {name!r}; it has {known or 'none'}")
-    watch = Watch()
-    with watch:
-        fn()
-    if any(True for _ in watch.record.entries()):
-        return watch.record
-    return explain_function(fn).record
+    _check_takes_nothing(fn, f"{file}:{name}")
+    seen = _watched(fn)
+    if seen.error is not None or any(True for _ in seen.session.entries()):
+        return seen
+    try:
+        return _Seen(explain_function(fn).record)
+    except Exception as error:  # noqa: BLE001 - as above
+        return _Seen(seen.session, error)
+
+
+def _check_takes_nothing(fn: Callable[..., object], name: str) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:
+        return  # one in C that tells nothing: the call will show
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise InspectError(
+            f"{name} cannot be called without arguments ({error}): explain calls it with none, "
+            "so name a function that makes its own inputs, or run the whole script"
+        ) from None
 
 
 def _load(file: Path) -> ModuleType:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchloom.cli.failures import writing
 from torchloom.errors import RecordError
 from torchloom.records import load_record
 from torchloom.report.page import write_page, write_trace
@@ -24,10 +25,13 @@ def report(
     """Write the HTML report of a record, one file that opens without a network."""
     path = find_record(source)
     session = load_record(path)
-    page = write_page(session, out or path.with_name("report.html"))
+    target = out or path.with_name("report.html")
+    with writing(target):
+        page = write_page(session, target)
     typer.echo(f"report  {page} ({page.stat().st_size / 1e6:.2f} MB)")
     if trace is not None:
-        typer.echo(f"trace   {write_trace(session, trace)}")
+        with writing(trace):
+            typer.echo(f"trace   {write_trace(session, trace)}")
 
 
 def find_record(source: Path) -> Path:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torchloom.config import kinds
+from torchloom.config.budget import parse_budget
 from torchloom.config.findings import Findings
 from torchloom.config.frozen import frozen_map
-from torchloom.config.kinds import Kind, show
-from torchloom.config.model import CompileOptions
-from torchloom.config.offload import OPT_STATE_PASSES
+from torchloom.config.keys import Written
+from torchloom.config.kinds import Kind, RefusedError, show
+from torchloom.config.model import CompileOptions, PassName
 from torchloom.config.params import check_params
 from torchloom.config.schema_compile import CompileSection
 
@@ -23,30 +24,42 @@ _KWARGS: Mapping[str, Kind] = {
     "disable": kinds.flag,
 }
 _STAGE_MARKS = {"z1": 1, "z2": 2, "z3": 3}
-RENAMED = {
-    **{mark: f"zero{stage}" for mark, stage in _STAGE_MARKS.items()},
-    **{f"zero{stage}_compile": f"zero{stage}" for stage in (1, 2, 3)},
-}
-_STAGE_OF = {f"zero{stage}": stage for stage in (1, 2, 3)}
-_PHASES = ("offload_activation_floor",)
+RENAMED = {mark: f"zero{stage}" for mark, stage in _STAGE_MARKS.items()}
+_STAGE_OF = {f"zero{stage}{end}": stage for stage in (1, 2, 3) for end in ("", "_compile")}
+_PHASES = (
+    *("offload_adam_states_for_init", "offload_adam_states_sync", "offload_activation_floor"),
+    "move_opt_states_sync",
+)
 _REFUSED = {
     "autosp": "sequence parallelism is not supported; remove it and use ZeRO stage 3",
     "autotp": "tensor parallelism is not supported; remove it and use ZeRO stage 3",
 }
 
 
-def resolve_compile(section: CompileSection, stage: int, findings: Findings) -> CompileOptions:
+def resolve_compile(
+    section: CompileSection, stage: int, written: Written, findings: Findings
+) -> CompileOptions:
     """Return what `engine.compile()` is to do."""
+    budget = section.memory_budget
+    if "compile.memory_budget" in written.auto:
+        budget = parse_budget("auto")
+    passes = _passes(section.passes, stage, findings)
+    if passes is not None and section.schedule is not None:
+        findings.error(_SCHEDULE, f"{_PASSES} is given too", "keep one of the two")
     return CompileOptions(
         enabled=section.enabled,
         deepcompile=section.deepcompile,
         backend=section.backend,
         kwargs=_kwargs(section.kwargs, findings),
-        passes=_passes(section, stage, findings),
+        passes=passes,
         disable_passes=tuple(RENAMED.get(name, name) for name in section.disable_passes),
+        schedule=_schedule(section.schedule, stage, findings),
+        memory_budget=budget,
+        choose_kernels=section.choose_kernels,
         strict=section.strict,
         dump_graphs=section.dump_graphs,
         debug_log=section.debug_log,
+        symmetric_memory=section.symmetric_memory,
     )
 
 
@@ -60,18 +73,12 @@ def _kwargs(given: Mapping[str, object], findings: Findings) -> Mapping[str, obj
     return frozen_map(check_params(rest, _KWARGS, path, findings))
 
 
-def _passes(section: CompileSection, stage: int, findings: Findings) -> tuple[str, ...] | None:
-    names, path = section.passes, _PASSES
-    scheduled = _first_step(section.schedule, findings)
-    if names is None:
-        names, path = scheduled, f"{_SCHEDULE}[0][1]"
-    elif scheduled is not None:
-        findings.error(_SCHEDULE, f"{_PASSES} is given too", "keep one of the two")
+def _passes(
+    names: tuple[str, ...] | None, stage: int, findings: Findings
+) -> tuple[str, ...] | None:
     if names is None:
         return None
-    known = _translated(names, path, findings)
-    for name in known:
-        _check_stage(name, stage, path, findings)
+    known = tuple(str(item) for item in _translated(names, _PASSES, stage, findings))
     return None if set(names) <= set(_STAGE_MARKS) else known
 
 
@@ -87,60 +94,64 @@ def _check_stage(name: str, stage: int, path: str, findings: Findings) -> None:
     )
 
 
-def _translated(names: tuple[str, ...], path: str, findings: Findings) -> tuple[str, ...]:
-    kept = []
-    for name in names:
+def _translated(
+    items: Sequence[PassName], path: str, stage: int, findings: Findings
+) -> tuple[PassName, ...]:
+    """Return names as torchloom knows them; phases of DeepSpeed's passes are left out."""
+    kept: dict[str, PassName] = {}
+    for item in items:
+        name, *budget = (item,) if isinstance(item, str) else item
         ours = RENAMED.get(name, name)
         if name in _REFUSED:
             what, _, fix = _REFUSED[name].partition("; ")
             findings.error(path, f"{name}: {what}", fix)
-        elif name in OPT_STATE_PASSES:
-            findings.info(path, f"{name}: the optimizer step streams its states, without a pass")
         elif name in _PHASES:
             findings.info(path, f"{name} is a phase of another pass and is left out")
         elif ours in kept:
             findings.error(path, f"{ours} is listed twice", "list each pass once")
         else:
-            kept.append(ours)
-    return tuple(kept)
+            _check_stage(ours, stage, path, findings)
+            kept[ours] = (ours, budget[0]) if budget else ours
+    return tuple(kept.values())
 
 
-def _first_step(schedule: tuple[object, ...] | None, findings: Findings) -> tuple[str, ...] | None:
-    """Return the passes of step 0; later steps would plan again, which this release does not."""
-    found = None
-    for index, entry in enumerate(schedule or ()):
+def _schedule(
+    given: tuple[object, ...] | None, stage: int, findings: Findings
+) -> tuple[tuple[int, tuple[PassName, ...]], ...] | None:
+    if given is None:
+        return None
+    entries: dict[int, tuple[PassName, ...]] = {}
+    for index, entry in enumerate(given):
         path = f"{_SCHEDULE}[{index}]"
         if not isinstance(entry, list | tuple) or len(entry) != 2:
             findings.error(path, f"{show(entry)} is not an entry", "write [step, [names]]")
             continue
         step, names = entry
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            findings.error(f"{path}[0]", f"{show(step)} is not a step", "write 0")
-        elif step > 0:
-            findings.error(
-                f"{path}[0]",
-                f"{step}: planning again at a later step is not in this release",
-                "keep the entry of step 0 alone",
-            )
-        elif found is not None:
-            findings.error(f"{path}[0]", "step 0 is given twice", "merge the two entries")
+            findings.error(f"{path}[0]", f"{show(step)} is not a step", "write a whole number")
+        elif step in entries:
+            findings.error(f"{path}[0]", f"step {step} is given twice", "merge the two entries")
         else:
-            found = _entry_names(names, f"{path}[1]", findings)
-    return found
+            items = _entry_names(names, f"{path}[1]", findings)
+            entries[step] = _translated(items, f"{path}[1]", stage, findings)
+    return tuple(sorted(entries.items()))
 
 
-def _entry_names(names: object, path: str, findings: Findings) -> tuple[str, ...]:
+def _entry_names(names: object, path: str, findings: Findings) -> tuple[PassName, ...]:
     """Return the names of one entry, each alone or paired with a memory budget."""
     if not isinstance(names, list | tuple):
         findings.error(path, f"{show(names)} is not a list of names", 'write ["name", ...]')
         return ()
-    found = []
+    found: list[PassName] = []
     for index, item in enumerate(names):
-        if isinstance(item, list | tuple) and len(item) == 2:
-            findings.warn(f"{path}[{index}][1]", "a pass's own memory budget has no effect")
-            item = item[0]
-        if isinstance(item, str) and item:
-            found.append(item)
+        name, budget = item if isinstance(item, list | tuple) and len(item) == 2 else (item, None)
+        if not isinstance(name, str) or not name:
+            findings.error(f"{path}[{index}]", f"{show(name)} is not a name", "write a string")
+        elif budget is None:
+            found.append(name)
         else:
-            findings.error(f"{path}[{index}]", f"{show(item)} is not a name", "write a string")
+            try:
+                found.append((name, parse_budget(budget)))
+            except RefusedError as refusal:
+                findings.error(f"{path}[{index}][1]", refusal.what, refusal.fix)
     return tuple(found)

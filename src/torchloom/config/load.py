@@ -128,7 +128,7 @@ def _resolve(
         optimizer=optimizer,
         scheduler=resolve_scheduler(schema.scheduler, optimizer, findings),
         offload=resolve_offload(schema, world_size, findings),
-        compile=resolve_compile(schema.compile, schema.zero_optimization.stage, findings),
+        compile=resolve_compile(schema.compile, schema.zero_optimization.stage, written, findings),
         steps_per_print=schema.steps_per_print,
         wall_clock_breakdown=schema.wall_clock_breakdown,
         dataloader_drop_last=schema.dataloader_drop_last,

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Literal
 
+from torchloom.config.budget import MemoryBudget
 from torchloom.config.findings import Hint, Note
 from torchloom.config.frozen import FrozenMap, thaw
 
 MIB = 1 << 20
+PassName = str | tuple[str, MemoryBudget]
 DType = Literal["fp32", "bf16", "fp16"]
 
 
@@ -143,12 +145,20 @@ class CompileOptions:
     """Passes to run, in order; None is the preset of the ZeRO stage."""
     disable_passes: tuple[str, ...] = ()
     """Passes left out of the preset."""
+    schedule: tuple[tuple[int, tuple[PassName, ...]], ...] | None = None
+    """Steps, and the passes that run from them on; each a name, or a name and a memory budget."""
+    memory_budget: MemoryBudget | None = None
+    """Device memory that a step may use at its peak; None: nobody has said."""
+    choose_kernels: bool = False
+    """Whether products run on the implementation that measured fastest."""
     strict: bool = False
     """Whether a failed weave is an error instead of an eager fallback."""
     dump_graphs: bool | str = False
     """Whether graphs are written before and after each pass; a string names the folder."""
     debug_log: bool = False
     """Whether each pass logs what it did."""
+    symmetric_memory: bool = False
+    """Whether ranks of one host communicate through memory that they share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,4 +230,6 @@ class Config:
 def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
     return thaw(value)

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torchloom.config.findings import Findings
 from torchloom.config.model import OffloadConfig
 from torchloom.config.schema import ConfigSchema
-
-OPT_STATE_PASSES = (
-    "offload_adam_states",
-    "offload_adam_states_for_init",
-    "offload_adam_states_sync",
-    "offload_opt_states",
-    "move_opt_states",
-    "move_opt_states_sync",
-)
-"""DeepSpeed's names of passes for what the optimizer step does here, outside of any graph."""
 
 
 def resolve_offload(
@@ -24,9 +12,7 @@ def resolve_offload(
 ) -> OffloadConfig:
     """Return what waits in host memory, and what frees device memory early."""
     section, zero = schema.compile, schema.zero_optimization
-    listed = set(_names(section.passes)) | set(_names(section.schedule))
-    opt_states = section.offload_opt_states or bool(listed & set(OPT_STATE_PASSES))
-    parameters = section.offload_parameters or "offload_parameters" in listed
+    opt_states, parameters = section.offload_opt_states, section.offload_parameters
     if zero.offload_optimizer.device == "cpu" and not opt_states:
         opt_states = True
         findings.info(
@@ -42,37 +28,32 @@ def resolve_offload(
             "compile.offload_parameters says the same",
         )
     if parameters:
-        _check_parameters(zero.stage, world_size, findings)
+        _check_parameters(schema, world_size, findings)
     return OffloadConfig(
-        activations=section.offload_activation or "offload_activation" in listed,
+        activations=section.offload_activation,
         activation_min_bytes=section.offload_activation_threshold,
         pin_memory=section.offload_activation_pin_memory,
         opt_states=opt_states,
         parameters=parameters,
         double_buffer=section.double_buffer,
-        free_activations=section.free_activation or "free_activation" in listed,
+        free_activations=section.free_activation,
         free_min_bytes=section.free_activation_threshold,
     )
 
 
-def _check_parameters(stage: int, world_size: int | None, findings: Findings) -> None:
+def _check_parameters(schema: ConfigSchema, world_size: int | None, findings: Findings) -> None:
+    path, stage = "compile.offload_parameters", schema.zero_optimization.stage
     if stage < 2:
         findings.error(
-            "compile.offload_parameters",
+            path,
             f"zero_optimization.stage {stage} keeps whole parameters, which are read in place",
             "set zero_optimization.stage to 3, or remove it",
         )
-    elif world_size == 1:
-        findings.warn(
-            "compile.offload_parameters",
-            "a single rank shards nothing, so parameters stay on the device",
+    elif schema.compile.symmetric_memory:
+        findings.error(
+            path,
+            "compile.symmetric_memory keeps parameters in memory that ranks share",
+            "remove one of the two",
         )
-
-
-def _names(listed: object) -> Iterator[str]:
-    """Yield every string of nested lists: names of passes, in whatever form they are listed."""
-    if isinstance(listed, str):
-        yield listed
-    elif isinstance(listed, list | tuple):
-        for item in listed:
-            yield from _names(item)
+    elif world_size == 1:
+        findings.warn(path, "a single rank shards nothing, so parameters stay on the device")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchloom.config.fields import Section, free_form, no_effect, refused, used
 from torchloom.config.schema_types import (
     AnyValue,
+    Budget,
     Count,
     Flag,
     FlagOrText,
@@ -33,7 +34,14 @@ class CompileSection(Section):
         None, 'passes to run, in order; `"z1"`, `"z2"`, `"z3"` mean the preset of that stage'
     )
     disable_passes: Names = used((), "passes left out of the preset")
-    schedule: MaybeList = used(None, "`[[0, [names]]]`; later steps are refused in this release")
+    schedule: MaybeList = used(
+        None, "`[[step, [name, [name, memory budget], ...]], ...]`: what runs from a step on"
+    )
+    choose_kernels: Flag = used(
+        False,
+        "matrix products run on the implementation that measured fastest here; results differ in "
+        "the last bits",
+    )
     strict: Flag = used(False, "a failed weave is an error instead of an eager fallback")
     dump_graphs: FlagOrText = used(False, "write graphs around each pass; a string is the folder")
     debug_log: Flag = used(False, "each pass logs what it did")
@@ -61,11 +69,15 @@ class CompileSection(Section):
     offload_parameters: Flag = used(
         False, "this rank's pieces of parameters wait on the host until they are gathered"
     )
-    symmetric_memory: AnyValue = refused(
-        "collectives over symmetric memory", "remove it; collectives use the process group"
+    symmetric_memory: Flag = used(
+        False,
+        "ranks of one host communicate through memory that they share; where that cannot be had, "
+        "the log says why and the process group is used",
     )
-    memory_budget: AnyValue = refused(
-        "a bound on the memory of a step", "remove it; lower train_micro_batch_size_per_gpu"
+    memory_budget: Budget = used(
+        None,
+        'device memory of a step: bytes, `"40GB"`, `"40GiB"`, a fraction of the device, `"auto"`',
+        auto="derive",
     )
     autoep_non_moe: AnyValue = refused("expert parallelism", "remove it; use ZeRO stage 3")
     sync_before_reduce: MaybeFlag = no_effect(False, "wait before a reduction", BARRIER)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import PlainValidator
 
 from torchloom.config import kinds
+from torchloom.config.budget import MemoryBudget, parse_budget
 
 
 def _stage(value: object) -> int:
@@ -55,4 +56,5 @@ Items: TypeAlias = Annotated[Mapping[str, object], PlainValidator(kinds.mapping)
 MaybeList: TypeAlias = Annotated[tuple[object, ...] | None, PlainValidator(kinds.sequence)]
 Stage: TypeAlias = Annotated[Literal[0, 1, 2, 3], PlainValidator(_stage)]
 Device: TypeAlias = Annotated[str, PlainValidator(kinds.word("none", "cpu", "nvme"))]
+Budget: TypeAlias = Annotated[MemoryBudget | None, PlainValidator(parse_budget)]
 AnyValue: TypeAlias = Annotated[object, PlainValidator(lambda value: value)]

@@ -46,23 +46,52 @@ class Agreement:
         """
         if self.world_size == 1:
             return
+        held = self._exchange(what, f"{what}\0{text}")
+        if len(held) > 1:
+            self._differ(what, held)
+
+    def least(self, what: str, value: int) -> int:
+        """Return the smallest value that any rank holds; all ranks must call in the same order.
+
+        Raises:
+            AgreementError: some ranks did not come within the timeout.
+        """
+        return min(self._all(what, value))
+
+    def most(self, what: str, value: int) -> int:
+        """Return the largest value that any rank holds; otherwise as `least`."""
+        return max(self._all(what, value))
+
+    def _all(self, what: str, value: int) -> list[int]:
+        if self.world_size == 1:
+            return [value]
+        held = self._exchange(what, f"{what}\0{value}")
+        parts = [text.partition("\0") for text in held]
+        if any(name != what for name, _, _ in parts):
+            self._differ(what, held)
+        return [int(number) for _, _, number in parts]
+
+    def _differ(self, what: str, held: dict[str, list[int]]) -> None:
+        sides = "; ".join(
+            f"ranks {ranks}: {value.replace(chr(0), ' = ')}" for value, ranks in held.items()
+        )
+        raise AgreementError(
+            f"the ranks do not agree on {what}: {sides}. Give every rank the same model, "
+            "config, passes and library versions"
+        )
+
+    def _exchange(self, what: str, text: str) -> dict[str, list[int]]:
+        """Return all texts with the ranks that hold them."""
         ordinal = next(self._ordinal)
         store = dist.PrefixStore(f"torchloom/agree/{self._serial}/{ordinal}", _store())
-        store.set(str(self.rank), f"{what}\0{text}")
+        store.set(str(self.rank), text)
         held, missing = self._collect(store)
         if missing:
             raise AgreementError(
                 f"ranks {missing} did not reach {what!r} within {self.timeout_s:.0f} s: look at "
                 "their output for an error, or for a branch that only some ranks take"
             )
-        if len(held) > 1:
-            sides = "; ".join(
-                f"ranks {ranks}: {value.replace(chr(0), ' = ')}" for value, ranks in held.items()
-            )
-            raise AgreementError(
-                f"the ranks do not agree on {what}: {sides}. Give every rank the same model, "
-                "config, passes and library versions"
-            )
+        return held
 
     def _collect(self, store: Any) -> tuple[dict[str, list[int]], list[int]]:
         deadline = time.monotonic() + self.timeout_s

@@ -21,11 +21,9 @@ from torchloom.engine.groups import World, ensure_process_group, make_world
 from torchloom.engine.loader import make_loader
 from torchloom.engine.local import LocalParams
 from torchloom.engine.optim import make_lr_scheduler, make_optimizer
-from torchloom.engine.pieces import move_pieces
 from torchloom.engine.precision import shard_precision
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
-from torchloom.runtime import mover_of
 from torchloom.shard import is_sharded, plan_layout, shard_module
 
 logger = get_logger(__name__)
@@ -104,7 +102,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
             "torch.distributed.init_process_group first, or drop the argument"
         )
     ensure_process_group(distributed_port, timeout=COLLECTIVE_TIMEOUT)
-    world = make_world(mesh, early.zero.shard_size)
+    world = make_world(mesh, early.zero.shard_size, symmetric_memory=early.compile.symmetric_memory)
     settings = load_config(source, world_size=world.world_size)
     if world.rank == 0:
         _log_notes(settings)
@@ -142,8 +140,6 @@ def _shard(
     if not any(tensor.is_meta for tensor in model.parameters()):
         model.to(world.device)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
-    if config.offload.parameters:
-        move_pieces(model, layout, mover_of(world.device))
     return LocalParams(model, layout, comm), agreement
 
 

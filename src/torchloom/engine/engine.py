@@ -10,8 +10,8 @@ caller's, sharded in place.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,29 @@ from torch.optim import Optimizer
 from torchloom import _torch
 from torchloom.compiler.support import check_supported
 from torchloom.config import Config
-from torchloom.engine import checkpoint, export
+from torchloom.engine import checkpoint, compiled, export
 from torchloom.engine.agreement import Agreement
+from torchloom.engine.boundary import Boundary, check_step, print_progress, reduces_at_boundary
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
+from torchloom.engine.offloads import Offloads
 from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.engine.scaling import LossScaler
-from torchloom.engine.stream import make_stream
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
-from torchloom.engine.weave import build_session, start_compiled
-from torchloom.errors import EngineError
-from torchloom.graph import GraphPass
-from torchloom.log import get_logger
-from torchloom.pipeline import CompileReport, CompileSession
+from torchloom.errors import unwrapped
+from torchloom.pipeline import (
+    REGISTRY,
+    CompileReport,
+    PassContract,
+    PassItem,
+    PassRegistry,
+    Schedule,
+)
+from torchloom.plan import Plan
 from torchloom.runtime import CommStats, MoveStats, mover_of
 from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
-
-logger = get_logger(__name__)
 
 
 class Engine:
@@ -70,20 +74,21 @@ class Engine:
         self.scaler = LossScaler(
             config.precision.loss_scale if config.precision.dtype == "fp16" else None
         )
-        self._session: CompileSession | None = None
-        self.stream = make_stream(config.offload, optimizer, world.device)
-        self._update = Update(config, local, world.comm, self.scaler, self.stream)
-        self._boundary: bool | None = None
+        self._compiled: compiled.Compiled | None = None
+        self._passes = PassRegistry(REGISTRY)
+        self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
+        self._update = Update(config, local, world.comm, self.scaler, self.offloads)
+        self._boundary = Boundary(config.batch.accumulation_steps)
         self._num_backwards = 0
         self._step_applied = False
-        self._timers = Timers(config.wall_clock_breakdown, world.device)
+        self.timers = Timers(config.wall_clock_breakdown, world.device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; floating-point inputs are cast to the compute dtype."""
         dtype = dtype_of(self.config.precision.dtype)
         if dtype is not torch.float32:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
-        with self._timers.measure("forward"):
+        with self.timers.measure("forward"), unwrapped():
             return self.module(*args, **kwargs)
 
     forward = __call__
@@ -109,7 +114,7 @@ class Engine:
         if scale_wrt_gas:
             loss = loss / self.gradient_accumulation_steps()
         scaled = loss * self.scaler.scale if self.scaler.scale != 1.0 else loss
-        with self._timers.measure("backward"):
+        with self.timers.measure("backward"):
             scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
         self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
@@ -125,66 +130,57 @@ class Engine:
         Raises:
             EngineError: no backward pass since the last step, or there is no optimizer.
         """
-        if self._num_backwards == 0:
-            raise EngineError(
-                "step() was called without backward(): call engine.backward(loss) first, then "
-                "engine.step(), once per micro-batch"
-            )
-        if self.optimizer is None:
-            raise EngineError(
-                "step() needs an optimizer: pass optimizer= to torchloom.initialize, or name one "
-                "in the config"
-            )
+        optimizer = check_step(self._num_backwards, self.optimizer)
         is_boundary = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
         self._step_applied = False
         self._num_backwards = 0
         if is_boundary:
             owners_of(self.module)  # a parameter added since initialize would never be stepped
-            with self._timers.measure("step"):
+            with self.timers.measure("step"):
                 self._step_applied = self._update.apply(
-                    self.optimizer,
+                    optimizer,
                     self.lr_scheduler,
-                    reduce=self._reduces_at_boundary(),
+                    reduce=reduces_at_boundary(layout_of(self.module)),
                     step=self.global_steps,
                 )
             self.global_steps += 1
-            self._timers.step = self.global_steps
-            self._print_progress()
+            self.timers.step = self.global_steps
+            compiled.advance(self._compiled, self.global_steps)
+            print_progress(self)
 
-    def _reduces_at_boundary(self) -> bool:
-        layout = layout_of(self.module)
-        return layout.stage < 2 and all(spec.mode != "synced" for spec in layout)
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Leave the gradients of micro-steps inside unsynchronised; they add up locally.
 
         Raises:
             EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.
         """
-        if not self._reduces_at_boundary():
-            raise EngineError(
-                "no_sync() needs whole local gradients: stages 2 and 3 shard them, and a compiled "
-                "stage 0 or 1 without accumulation averages them in its graph. Set "
-                "gradient_accumulation_steps in the config instead"
-            )
-        before, self._boundary = self._boundary, False
-        try:
-            yield
-        finally:
-            self._boundary = before
+        return self._boundary.held_off(layout_of(self.module))
 
     def zero_grad(self) -> None:
         """Drop all gradients that have accumulated."""
         self.local.zero_grad()
 
+    def register_compile_pass(
+        self, name: str, fn: Callable[..., Any], contract: PassContract | None = None
+    ) -> None:
+        """Give a pass a name that this engine's schedules can use.
+
+        Takes what `torchloom.register_compile_pass` takes; other engines do not know the pass.
+
+        Raises:
+            PassOrderError: the name is one of torchloom's.
+            PassError: the function has a parameter that no form of a pass has.
+        """
+        self._passes.register(name, fn, contract)
+
     def compile(
         self,
         backend: str | Callable[..., Any] | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
-        passes: Sequence[str | GraphPass] | None = None,
-        schedule: Sequence[tuple[int, Sequence[str | GraphPass]]] | None = None,
+        schedule: Schedule | None = None,
+        compiled_autograd_enabled: bool = False,
+        passes: Sequence[PassItem] | None = None,
     ) -> None:
         """Compile the model in place, with sharding and communication woven into its graphs.
 
@@ -192,49 +188,60 @@ class Engine:
             backend: "inductor" (default), "aot_eager", "eager", any registered backend, a path
                 "package.module.function", or a callable `(gm, example_inputs) -> callable`.
             compile_kwargs: more arguments for `torch.compile`, e.g. `{"dynamic": True}`.
-            passes: names or passes to run instead of the stage's preset.
-            schedule: `[(0, passes)]`, another way to say `passes`.
+            schedule: `[(step, [pass, ...]), ...]`: what runs from an optimizer step on. A pass is a
+                name, a function, a `GraphPass`, or a pair of one of them and a memory budget.
+            compiled_autograd_enabled: no effect, as backward graphs are compiled with the forward.
+            passes: passes to run from the start, instead of the stage's preset or a schedule.
 
         Raises:
             CompileError: torch.compile does not work here.
-            ConfigError: the backend cannot be found.
+            ConfigError: the backend cannot be found, or both passes and a schedule are given.
             EngineError: the engine is compiled already.
             PassOrderError: the passes are unknown, contradict each other, or lack what they need.
             AgreementError: the ranks were given different passes or options.
         """
         check_supported()
-        if self._session is not None:
-            if self.config.compile.enabled and not (
-                backend or compile_kwargs or passes or schedule
-            ):
-                return  # initialize() has done it, as the config asked
-            raise EngineError(
-                "this engine is compiled already: call engine.compile() once, with all options"
-                + (", or drop compile.enabled" if self.config.compile.enabled else "")
-            )
+        if self._compiled is not None:
+            asks = backend or compile_kwargs or passes or schedule
+            compiled.refuse_second(bool(asks), self.config.compile.enabled)
+            return
         if self.gradient_accumulation_steps() == 1:
             sync_in_backward(self.module, True)
-        session, kwargs = build_session(
-            self.config,
-            layout_of(self.module),
-            backend=backend,
-            compile_kwargs=compile_kwargs,
-            passes=passes,
-            schedule=schedule,
+        self._compiled = compiled.start(
+            self,
+            self._agreement,
+            self._passes,
+            backend,
+            compile_kwargs,
+            passes,
+            schedule,
+            compiled_autograd_enabled,
         )
-        self._agreement.check("what engine.compile() weaves", session.key)
-        session.agree = self._agreement.check
-        start_compiled(self.module, session, **kwargs)
-        self._session = session
 
     @property
     def is_compiled(self) -> bool:
         """Whether `compile()` has been called."""
-        return self._session is not None
+        return self._compiled is not None
+
+    def is_deepcompile_enabled(self) -> bool:
+        """Whether the config asks for weaving."""
+        return self.config.compile.deepcompile
+
+    def is_deepcompile_active(self) -> bool:
+        """Whether the model runs woven: `compile()` has been called."""
+        return self.is_compiled
 
     def compile_report(self) -> CompileReport:
         """Return what was captured, woven, taken from caches or left eager so far."""
-        return CompileReport() if self._session is None else self._session.report
+        return CompileReport() if self._compiled is None else self._compiled.session.report
+
+    def plan(self) -> Plan:
+        """Return what was planned for the graphs compiled so far; see `compile.memory_budget`."""
+        return compiled.plan_of(self._compiled, self.world)
+
+    def get_compile_time(self) -> list[tuple[str, int, int, float]]:
+        """Return `("fwd" or "bwd", place, graph id, seconds)` of each compiled graph."""
+        return self.compile_report().compile_time
 
     @property
     def device(self) -> torch.device:
@@ -276,13 +283,11 @@ class Engine:
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step()` updates the weights."""
-        if self._boundary is not None:
-            return self._boundary
-        return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+        return self._boundary.is_next(self.micro_steps)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Say whether the next `step()` updates the weights, instead of counting micro-steps."""
-        self._boundary = is_boundary
+        self._boundary.forced = is_boundary
 
     def get_global_grad_norm(self) -> float | None:
         """Return the norm before clipping of the last step; None if nothing asked for it.
@@ -381,7 +386,7 @@ class Engine:
         Raises:
             CheckpointError: nothing to load, or it belongs to another model; on every rank.
         """
-        return checkpoint.load(
+        loaded = checkpoint.load(
             self,
             Path(load_dir),
             tag,
@@ -389,6 +394,9 @@ class Engine:
             optimizer_states=load_optimizer_states,
             scheduler_states=load_lr_scheduler_states,
         )
+        self.world.comm.residents.invalidate()
+        compiled.advance(self._compiled, self.global_steps)
+        return loaded
 
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "model.safetensors"
@@ -405,22 +413,13 @@ class Engine:
     def destroy(self) -> None:
         """Let go of compiled code and gradients. The model stays sharded and usable."""
         self.local.zero_grad()
-        self._session = None
+        if self._compiled is not None:
+            self._compiled.session.keeps = None
+        self._compiled = None
+        self.world.comm.residents.clear()
         _torch.forget_compiled_call(self.module)
 
     def unshard(self) -> nn.Module:
         """Give the model back whole; all ranks must call. The engine is of no use afterwards."""
         self.destroy()
         return unshard(self.module)
-
-    def _print_progress(self) -> None:
-        every = self.config.steps_per_print
-        if every and every != float("inf") and self.global_steps % int(every) == 0:
-            rates = ", ".join(f"{lr:.3g}" for lr in self.get_lr())
-            logger.info(
-                "step %d, skipped %d, lr %s%s",
-                self.global_steps,
-                self.skipped_steps,
-                rates,
-                self._timers.report(),
-            )

@@ -70,12 +70,15 @@ def _destroy_at_exit(backend: str) -> None:
         atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
 
 
-def make_world(mesh: DeviceMesh | None, shard_size: int | None) -> World:
+def make_world(
+    mesh: DeviceMesh | None, shard_size: int | None, *, symmetric_memory: bool = False
+) -> World:
     """Build the mesh and the communicator of a run.
 
     Args:
         mesh: one axis (shard), or two (replicate, shard); None makes one from `shard_size`.
         shard_size: ranks that share one copy of the weights; None means all.
+        symmetric_memory: let ranks of one host communicate through shared memory.
 
     Raises:
         ConfigError: the sizes do not divide, or the mesh has more than two axes.
@@ -107,7 +110,7 @@ def make_world(mesh: DeviceMesh | None, shard_size: int | None) -> World:
         rank=dist.get_rank(),
         world_size=mesh.size(),
         device=device,
-        comm=get_communicator(shard_group, replicate_group),
+        comm=get_communicator(shard_group, replicate_group, symmetric_memory=symmetric_memory),
     )
 
 

@@ -15,8 +15,7 @@ from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import ShardError
-from torchloom.graph import GraphPass
-from torchloom.pipeline import CompileSession
+from torchloom.pipeline import CompileSession, PassItem, resolve_passes
 from torchloom.runtime import lookup
 from torchloom.shard import (
     Precision,
@@ -85,7 +84,7 @@ def compile_model(
     model: nn.Module,
     *,
     backend: str | Callable[..., Any] = "inductor",
-    passes: Sequence[str | GraphPass] | None = None,
+    passes: Sequence[PassItem] | None = None,
     strict: bool = False,
     **compile_kwargs: Any,
 ) -> CompileSession:
@@ -94,7 +93,7 @@ def compile_model(
     Args:
         model: a model that `shard_model` or `initialize` sharded.
         backend: as for `Engine.compile`.
-        passes: names or passes instead of the stage's preset.
+        passes: names, passes or functions instead of the stage's preset.
         strict: raise when weaving fails instead of running eagerly.
         compile_kwargs: more arguments for `torch.compile`.
 
@@ -110,11 +109,11 @@ def compile_model(
     session, kwargs = build_session(
         config,
         layout,
+        passes=resolve_passes(layout.stage, passes),
         backend=backend,
         compile_kwargs=compile_kwargs,
-        passes=passes,
-        schedule=None,
     )
+    session.book.layout, session.book.parameters = layout, owners_of(model)
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
     agreement.check("what torchloom.compile weaves", session.key)
     session.agree = agreement.check

@@ -24,3 +24,11 @@ def move_pieces(model: nn.Module, layout: Layout, mover: Mover) -> None:
         host = mover.arena.device_like(params[name].data)
         mover.begin_copy("to_host", [(params[name].data, host)]).finish()
         params[name].data = host
+
+
+def fetch_pieces(model: nn.Module, layout: Layout, mover: Mover) -> None:
+    """Move this rank's pieces back to the device."""
+    params = owners_of(model)
+    for name in offloaded_params(layout):
+        if mover.arena.owns(params[name].data):
+            params[name].data = mover.fetch(params[name].data)

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from torchloom.config import OffloadConfig
 from torchloom.engine.stream_plan import stream_actions
 from torchloom.errors import EngineError
-from torchloom.runtime.host import Mover, Ticket, fill_with_nans, mover_of
+from torchloom.runtime.host import Mover, Ticket, fill_with_nans
 
 CHUNK_BYTES = 64 << 20
 """Bytes that a chunk may load; a larger parameter is a chunk of its own. A guess, several times what
@@ -66,7 +65,7 @@ class StateStream:
     chunk_bytes: int = CHUNK_BYTES
     states: bool = True
     resident_bytes: int = 0
-    """States of the first parameters stay on the device, up to this many bytes."""
+    """States that stay on the device, in bytes: of each parameter in turn that still fits."""
 
     _streamed: set[nn.Parameter] = field(default_factory=set, init=False)
 
@@ -108,6 +107,23 @@ class StateStream:
             else:
                 self._settle(chunk)
 
+    def fit(self, free_bytes: int, step_bytes: int) -> None:
+        """Choose the size of chunks, and how many states stay, by the device memory there is.
+
+        Args:
+            free_bytes: what forward and backward leave free at their peak.
+            step_bytes: what is free in a step that keeps no states, for slots and residents.
+        """
+        leaves = [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
+        sizes = [sum(_room(value) for _, value in self._tensors(leaf)) for leaf in leaves]
+        if sum(sizes) <= min(free_bytes, step_bytes):
+            self.resident_bytes = sum(sizes)
+            return
+        # Slots take a quarter: below that, what stays saves more time than larger chunks do.
+        self.chunk_bytes = max(_ALIGN, min(CHUNK_BYTES, step_bytes // (4 * self.num_slots)))
+        slots = self.num_slots * max([self.chunk_bytes, *sizes])
+        self.resident_bytes = max(0, min(free_bytes, step_bytes - slots))
+
     def _check_hooks(self) -> None:
         hooks = [
             *getattr(self.optimizer, "_optimizer_step_pre_hooks", ()),
@@ -141,20 +157,22 @@ class StateStream:
         chosen: set[nn.Parameter] = set()
         used = 0
         for leaf in leaves:
-            used += sum(value.nbytes for _, value in self._tensors(leaf))
-            if not self.optimizer.state.get(leaf) or used > self.resident_bytes:
-                break
-            chosen.add(leaf)
+            size = sum(_room(value) for _, value in self._tensors(leaf))
+            if self.optimizer.state.get(leaf) and used + size <= self.resident_bytes:
+                chosen.add(leaf)
+                used += size
         for leaf in chosen:
             for key, value in self._tensors(leaf):
                 if self.mover.arena.owns(value):
-                    self.optimizer.state[leaf][key] = self._fetched(value)
+                    self.optimizer.state[leaf][key] = self.mover.fetch(value)
         return chosen
 
-    def _fetched(self, host: Tensor) -> Tensor:
-        results = self.mover.begin_reload([host])
-        self.mover.wait(results)
-        return results[0]
+    def fetch_all(self) -> None:
+        """Move all states to the device."""
+        for leaf, state in self.optimizer.state.items():
+            for key, value in self._tensors(leaf):
+                if self.mover.arena.owns(value):
+                    state[key] = self.mover.fetch(value)
 
     def _chunks(self, leaves: list[nn.Parameter], resident: set[nn.Parameter]) -> list[_Chunk]:
         """Group parameters in order until their host tensors reach the size of a chunk."""
@@ -182,9 +200,7 @@ class StateStream:
     def _make_slots(self, chunks: list[_Chunk]) -> list[Tensor]:
         size = max((sum(map(_room, chunk.hosts.values())) for chunk in chunks), default=0)
         num = min(self.num_slots, len(chunks))
-        slots = [
-            torch.empty(size, dtype=torch.uint8, device=self.mover.device) for _ in range(num)
-        ]
+        slots = [torch.empty(size, dtype=torch.uint8, device=self.mover.device) for _ in range(num)]
         if self.mover.poison:
             fill_with_nans(slots)
         return slots
@@ -222,7 +238,7 @@ class StateStream:
             self._put(leaf, key, host)
         chunk.stores.clear()
 
-    def _tensors(self, leaf: nn.Parameter) -> list[tuple[str, Tensor]]:
+    def _tensors(self, leaf: Tensor) -> list[tuple[str, Tensor]]:
         """Return the states of a parameter that are worth moving: not the count of its steps."""
         return [
             (key, value)
@@ -235,16 +251,6 @@ class StateStream:
             self.optimizer.state[leaf][key] = value
         else:
             leaf.data = value
-
-
-def make_stream(
-    config: OffloadConfig, optimizer: Optimizer | None, device: torch.device
-) -> StateStream | None:
-    """Return what steps the optimizer, None if nothing of it lives on the host."""
-    if optimizer is None or not (config.opt_states or config.parameters):
-        return None
-    num_slots = 2 if config.double_buffer else 1
-    return StateStream(optimizer, mover_of(device), num_slots=num_slots, states=config.opt_states)
 
 
 def _room(host: Tensor) -> int:

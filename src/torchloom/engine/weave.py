@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from torchloom.backends.graphs import name_of
 from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, thawed_map
 from torchloom.engine.pieces import offloaded_params
-from torchloom.errors import ConfigError
 from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger
-from torchloom.pipeline import CompileSession, resolve_passes
+from torchloom.pipeline import CompileSession
+from torchloom.plan.costs import KernelChooser
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, detach_hooks
 
@@ -30,16 +31,20 @@ def build_session(
     config: Config,
     layout: Layout,
     *,
+    passes: tuple[GraphPass, ...],
     backend: str | Callable[..., Any] | None,
     compile_kwargs: Mapping[str, Any] | None,
-    passes: Sequence[str | GraphPass] | None,
-    schedule: Sequence[tuple[int, Sequence[str | GraphPass]]] | None,
+    budget_bytes: int | None = None,
 ) -> tuple[CompileSession, dict[str, Any]]:
     """Return the session and the remaining arguments of `torch.compile`.
 
-    Raises:
-        ConfigError: both `passes` and `schedule` are given, or a schedule switches later.
-        PassOrderError: see `resolve_passes`.
+    Args:
+        config: the run's settings.
+        layout: how the model is sharded.
+        passes: what runs first.
+        backend: as for `Engine.compile`; None is the configured one.
+        compile_kwargs: more arguments of `torch.compile`.
+        budget_bytes: device memory that a step may use, where somebody has said.
     """
     options = config.compile
     kwargs = {**thawed_map(options.kwargs), **(compile_kwargs or {})}
@@ -53,15 +58,9 @@ def build_session(
             )
         backend = backend or named
     inductor_options = thawed_map(kwargs.pop("options", None) or {})
-    asked = _from_schedule(passes, schedule)
     session = CompileSession(
-        passes=resolve_passes(
-            layout.stage,
-            asked if asked is not None else options.passes,
-            options.disable_passes,
-            extras=extra_passes(config),
-        ),
-        context=pass_context(config, layout),
+        passes=passes,
+        context=replace(pass_context(config, layout), memory_budget_bytes=budget_bytes),
         backend=get_backend_fn(backend or options.backend),
         options=inductor_options,
         strict=options.strict,
@@ -70,14 +69,20 @@ def build_session(
         announce=dist.get_rank() == 0,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
+    session.choose_kernels = KernelChooser(announce=session.announce)
     return session, kwargs
 
 
-def start_compiled(model: nn.Module, session: CompileSession, **kwargs: Any) -> None:
-    """Let calls of a sharded model go through a session from now on."""
+def start_compiled(
+    model: nn.Module,
+    session: CompileSession,
+    passes: tuple[GraphPass, ...] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Let calls of a sharded model go through a session from now on, with other passes if given."""
     if session.backend == "inductor":
         _torch.load_inductor()
-    _torch.compile_in_place(model, session, **kwargs)
+    _torch.compile_in_place(model, session.begin(passes), **kwargs)
     detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was
 
 
@@ -91,21 +96,26 @@ def pass_context(config: Config, layout: Layout) -> PassContext:
         sliced=tuple(sorted(spec.name for spec in layout if spec.is_sliced)),
         offload_min_bytes=config.offload.activation_min_bytes,
         pin_memory=config.offload.pin_memory,
-        host_params=offloaded_params(layout) if config.offload.parameters else (),
+        host_params=offloaded_params(layout),
+        free_min_bytes=config.offload.free_min_bytes,
         copy_slots=2 if config.offload.double_buffer else 1,
     )
 
 
 def extra_passes(config: Config) -> tuple[str, ...]:
-    """Return the passes that settings add to the preset."""
+    """Return the passes that settings ask for."""
     offload = config.offload
     names: list[str] = []
     if offload.parameters:
         names.append("offload_parameters")
     if offload.activations:
         names.append("offload_activation")
-    if offload.activations or offload.parameters:
-        names.append("overlap_copies")
+    if offload.free_activations:
+        names.append("free_activation")
+    if offload.opt_states:
+        names.append("offload_opt_states")
+    if config.compile.choose_kernels:
+        names.append("choose_kernels")
     return tuple(names)
 
 
@@ -120,23 +130,6 @@ def _prefetch_bytes(config: Config, layout: Layout) -> int:
         return asked
     num_buckets = 4 if lookup(layout.handle).overlaps_compute else 1
     return num_buckets * config.zero.gather_bucket_bytes
-
-
-def _from_schedule(
-    passes: Sequence[str | GraphPass] | None,
-    schedule: Sequence[tuple[int, Sequence[str | GraphPass]]] | None,
-) -> Sequence[str | GraphPass] | None:
-    if schedule is None:
-        return passes
-    if passes is not None:
-        raise ConfigError("engine.compile() got both passes= and schedule=: give one of them")
-    if len(schedule) != 1 or schedule[0][0] != 0:
-        steps = [entry[0] for entry in schedule]
-        raise ConfigError(
-            f"schedule has entries at steps {steps}: only one entry, at step 0, is supported; "
-            "put all passes there"
-        )
-    return schedule[0][1]
 
 
 def _dump_dir(asked: bool | str, rank: int) -> Path | None:

@@ -7,10 +7,11 @@ and the context: no clock, no environment, no rank, so that all ranks build the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import torch
 from torch import fx
 
 Stage = Literal["joint", "lowered"]
@@ -24,10 +25,10 @@ class Choices:
     Activations that are named nowhere are kept.
     """
 
-    recompute: frozenset[str] = frozenset()
-    """Activations that backward computes again."""
-    offload: frozenset[str] = frozenset()
-    """Activations that wait in host memory for backward."""
+    recompute: frozenset[str] | None = None
+    """Activations that backward computes again; None leaves it to the partitioner."""
+    offload: frozenset[str] | None = None
+    """Activations that wait in host memory for backward; None leaves it to the pass."""
     resident: frozenset[str] = frozenset()
     """Parameters that are gathered once per optimizer step."""
     keep: frozenset[str] = frozenset()
@@ -36,7 +37,19 @@ class Choices:
     def key(self) -> str:
         """Return the choices as text that is equal on all ranks, whatever the order of sets."""
         parts = (self.recompute, self.offload, self.resident, self.keep)
-        return repr(tuple(tuple(sorted(part)) for part in parts))
+        return repr(tuple(None if part is None else tuple(sorted(part)) for part in parts))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedWeights:
+    """Sharded parameters that lie whole in memory that all ranks map."""
+
+    name: str
+    """What graphs call them; equal on all ranks."""
+    handle: str
+    """The communicator of these ranks."""
+    params: tuple[tuple[str, torch.dtype], ...]
+    """Name and dtype of each, in the order in which graphs number them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +67,7 @@ class PassContext:
     sliced: tuple[str, ...] = ()
     """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
     host_params: tuple[str, ...] = ()
-    """Sharded parameters whose pieces wait in host memory until they are gathered."""
+    """Sharded parameters whose pieces can wait in host memory until they are gathered."""
     offload_min_bytes: int = 1 << 20
     """Activations with fewer bytes stay on the device, unless a plan names them."""
     pin_memory: bool = True
@@ -63,15 +76,28 @@ class PassContext:
     """Copies under way at a time between device and host, per direction."""
     copy_bytes: int = 256 << 20
     """Device memory that copies under way may hold; a single copy may always run."""
+    free_min_bytes: int = 10 << 20
+    """Saved activations with fewer bytes are left to the backend."""
+    keeps_inputs: bool = False
+    """Whether the backend's code holds its inputs until it returns."""
     is_backward: bool = False
     """Whether the lowered graph is the backward one."""
+    kernels: tuple[tuple[str, str], ...] = ()
+    """Products that another implementation computes faster: (key of the product, its name)."""
     choices: Choices | None = None
     """What the plan decided about this graph; None where there is no plan."""
+    memory_budget_bytes: int | None = None
+    """Device memory that a step may use at its peak; None where nobody has said."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """Which parameter each input of this graph holds (a piece of it, or all): input -> name.
+    Follows from the graph, so it is not part of the key."""
+    shared_weights: SharedWeights | None = None
+    """Weights that are read in place, without a gather."""
 
     def key(self) -> str:
         """Return everything a pass may depend on, as text for cache keys."""
         choices = "None" if self.choices is None else self.choices.key()
-        return f"{replace(self, choices=None)!r} {choices}"
+        return f"{replace(self, choices=None, params={})!r} {choices}"
 
 
 PassFn = Callable[[fx.GraphModule, PassContext], int]
@@ -87,3 +113,5 @@ class GraphPass:
     provides: frozenset[str] = frozenset()
     requires: frozenset[str] = frozenset()
     conflicts_with: frozenset[str] = frozenset()
+    memory_budget_bytes: int | None = None
+    """What a schedule gave this pass; replaces the context's budget."""

@@ -48,14 +48,26 @@ def move_after(nodes: Sequence[fx.Node], anchor: fx.Node) -> None:
         anchor = node
 
 
-def _run_fake(target: Any, args: Any) -> Any:
-    mode = next((m for m in map(_mode, _leaves(args)) if m is not None), None)
+def record_values(graph: fx.Graph) -> None:
+    """Record the values of calls that have none, e.g. those that a foreign pass inserted."""
+    for node in graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            args = fx.node.map_arg(node.args, value_of)
+            kwargs = fx.node.map_arg(node.kwargs, value_of)
+            node.meta["val"] = _run_fake(node.target, args, kwargs)
+
+
+def _run_fake(target: Any, args: Any, kwargs: Any = None) -> Any:
+    kwargs = dict(kwargs or {})
+    leaves = [*_leaves(args), *_leaves(tuple(kwargs.values()))]
+    mode = next((m for m in map(_mode, leaves) if m is not None), None)
     if mode is None:
         # Tests trace with real tensors; operators without a body cannot run on them.
         with torch.device("meta"):
-            return target(*fx.node.map_aggregate(args, _to_meta))
+            kwargs = {name: fx.node.map_aggregate(v, _to_meta) for name, v in kwargs.items()}
+            return target(*fx.node.map_aggregate(args, _to_meta), **kwargs)
     with mode:
-        return target(*args)
+        return target(*args, **kwargs)
 
 
 def _mode(value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import fx
 
 from torchloom._torch import OpOverload
-from torchloom.graph.nodes import nbytes
+from torchloom.graph.nodes import is_on_host, nbytes
 
 
 def live_bytes(graph: fx.Graph) -> tuple[int, ...]:
@@ -22,12 +22,12 @@ def live_bytes(graph: fx.Graph) -> tuple[int, ...]:
             owner: fx.Node | None = used
             while owner is not None:  # who reads a view keeps what it views
                 last_use[owner] = index
-                owner = _viewed(owner)
+                owner = viewed(owner)
     dies: dict[int, int] = {}
     alive, curve = 0, []
     for index, node in enumerate(nodes):
-        if node.op != "output" and _viewed(node) is None:
-            size = nbytes(node)
+        if node.op != "output" and viewed(node) is None:
+            size = 0 if is_on_host(node) else nbytes(node)
             alive += size
             dies[last_use[node]] = dies.get(last_use[node], 0) + size
         alive -= dies.pop(index, 0)
@@ -35,8 +35,15 @@ def live_bytes(graph: fx.Graph) -> tuple[int, ...]:
     return tuple(curve)
 
 
-def _viewed(node: fx.Node) -> fx.Node | None:
-    """Return the node whose storage this one shares, None for a value of its own."""
+def viewed(node: fx.Node) -> fx.Node | None:
+    """Return the node whose storage this one shares, None for a value of its own.
+
+    Example:
+        >>> graph = fx.Graph()
+        >>> x = graph.placeholder("x")
+        >>> viewed(graph.call_function(torch.ops.aten.t.default, (x,))) is x
+        True
+    """
     if node.op != "call_function" or not node.all_input_nodes:
         return None
     target = node.target

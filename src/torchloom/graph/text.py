@@ -48,6 +48,11 @@ def target_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
+def short_dtype(dtype: torch.dtype) -> str:
+    """Return a dtype's short name, e.g. "f32"."""
+    return _SHORT.get(dtype, str(dtype))
+
+
 def _line(node: fx.Node) -> str:
     if node.op == "output":
         return f"return {_format(node.args[0])}"
@@ -64,7 +69,7 @@ def _line(node: fx.Node) -> str:
 def _type(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         shape = ", ".join(str(size) for size in value.shape)
-        return f" : {_SHORT.get(value.dtype, value.dtype)}[{shape}]"
+        return f" : {short_dtype(value.dtype)}[{shape}]"
     if isinstance(value, (list, tuple)):
         return f" : {len(value)} values"
     return ""
@@ -77,5 +82,5 @@ def _format(value: Any) -> str:
         body = ", ".join(_format(item) for item in value)
         return f"[{body}]" if isinstance(value, list) else f"({body})"
     if isinstance(value, torch.dtype):
-        return _SHORT.get(value, str(value))
+        return short_dtype(value)
     return repr(value)

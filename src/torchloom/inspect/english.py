@@ -91,7 +91,8 @@ def without_addresses(text: str) -> str:
 
 def _tensor(what: str, text: str) -> str:
     found = _DTYPE.search(text.partition("DispatchKeySet")[2] or text)
-    parts = [f"{what} is a", found.group(1) if found else "", "tensor"]
+    dtype = found.group(1) if found else ""
+    parts = [what, "is an" if dtype.startswith("int") else "is a", dtype, "tensor"]
     shape, grad, device = _SHAPES.search(text), _GRAD.search(text), _DEVICE.search(text)
     if shape:
         sizes = re.sub(r"\bNone\b", "any", shape.group(1))
@@ -137,6 +138,11 @@ def _contains(what: str, text: str) -> str:
 
 
 def _sizes(what: str, text: str) -> str:
+    same = re.fullmatch(r"([LG]\[\S+) is ([LG]\[\S+)", text)
+    if same:  # not a size: two ways to one object
+        return (
+            f"{source_in_words(same.group(1))} and {source_in_words(same.group(2))} are one object"
+        )
     text = re.sub(r"L((?:\['\w+'\])+)", lambda match: match.group(1), without_addresses(text))
     text = re.sub(r"(?<![\w\])])\['(\w+)'\]", r"\1", text)
     return "sizes: " + re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", text)

@@ -104,6 +104,15 @@ def _parse(body: str) -> tuple[str, str, str, str]:  # noqa: PLR0911
             source,
             f"== {without_addresses(value)}",
             "another value",
-            "pass it as a tensor, or mark it dynamic (torch._dynamo.config.allow_unspec_int)",
+            _constant_fix(value.strip()),
         )
     return "", without_addresses(body.strip()), "", ""
+
+
+def _constant_fix(value: str) -> str:
+    """Return what ends recompiles for a constant that changes: only numbers can become dynamic."""
+    if re.fullmatch(r"-?\d+", value):
+        return "pass it as a tensor, or compile with dynamic=True"
+    if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?|-?inf|nan", value):
+        return "pass it as a tensor"
+    return "each value makes an entry of its own: pass few different ones, or branch outside"

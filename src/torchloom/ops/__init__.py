@@ -1,30 +1,37 @@
 """Schemas and fakes of torchloom's operators; their bodies live in `torchloom.runtime`.
 
 A pass knows an operator by its schema alone, so passes, planner and their tests run on fake
-tensors with no process group. Two families:
+tensors with no process group. Three families:
 
 * *traced* operators are what a model's properties call, and what the joint graph holds: one node
   for a whole gather or reduction, differentiable.
 * *lowered* operators replace them after the forward/backward split: `*_start` issues
-  communication for a bucket of tensors, `wait_` blocks until it has arrived.
+  communication for a bucket of tensors, `wait_` blocks until it has arrived, `resident` reads a
+  weight that stays gathered.
+* *compute*: `matmul` is a matrix product by a named implementation.
 
 `gather`, `reduce`, `replicate` and `sync` move tensors between ranks; `offload` and `reload` move
-them between the device and host memory (`torchloom.ops.copies`).
+them between the device and host memory (`torchloom.ops.copies`); `free_` ends their life.
 
-Every operator between ranks names its communicator by a `handle` string, the same on all ranks, so that all
+Operators that communicate name their communicator by a `handle` string, the same on all ranks, so that all
 ranks build byte-identical graphs and share compile caches.
 """
 
 from __future__ import annotations
 
+from torchloom.ops.compute import matmul
 from torchloom.ops.copies import HOST, offload, offload_start, reload, reload_start
-from torchloom.ops.lowered import gather_start, reduce_start, sync_start, wait_
+from torchloom.ops.lifetime import free_
+from torchloom.ops.lowered import gather_start, reduce_start, resident, sync_start, wait_
+from torchloom.ops.symmetric import symmetric_done_, symmetric_start
 from torchloom.ops.traced import gather, reduce, replicate, sync
 
 __all__ = [
     "HOST",
+    "free_",
     "gather",
     "gather_start",
+    "matmul",
     "offload",
     "offload_start",
     "reduce",
@@ -32,6 +39,9 @@ __all__ = [
     "reload",
     "reload_start",
     "replicate",
+    "resident",
+    "symmetric_done_",
+    "symmetric_start",
     "sync",
     "sync_start",
     "wait_",

@@ -4,6 +4,7 @@
     reduce_start(grads)   -> flat shards of mean gradients, not yet arrived
     sync_start(grads)     -> whole mean gradients, not yet arrived
     wait_(results, inputs)   the results have arrived
+    resident(shard)       -> the flat full weight that stays gathered between micro-steps
 
 `wait_` is declared to write `results`: a compiler that respects mutation can then neither read a
 result too early nor drop the wait. It takes the `inputs` of the start as well, so that their
@@ -50,6 +51,12 @@ def _fake_wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str)
     return None
 
 
+def _fake_resident(
+    shard: Tensor, dtype: torch.dtype, world_size: int, handle: str, param: str
+) -> Tensor:
+    return shard.new_empty((shard.numel() * world_size,), dtype=dtype)
+
+
 gather_start = define(
     "gather_start(Tensor[] shards, ScalarType dtype, int world_size, str handle) -> Tensor[]",
     _fake_gather_start,
@@ -72,3 +79,13 @@ sync_start = define(
 
 wait_ = define("wait_(Tensor(a!)[] results, Tensor[] inputs, str handle) -> ()", _fake_wait)
 """Block until the results of a start have arrived; `inputs` may be freed afterwards."""
+
+resident = define(
+    "resident(Tensor(a) shard, ScalarType dtype, int world_size, str handle, str param) "
+    "-> Tensor(a)",
+    _fake_resident,
+)
+"""Return a full flat weight that outlives the graph; it is gathered when the shard has changed.
+
+Declared as a view of `shard`: the memory belongs to neither graph nor compiler, which must not use
+it again for another value, and may not write to it."""

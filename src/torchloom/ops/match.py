@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import fx
 
+from torchloom.graph.edit import call
 from torchloom.graph.nodes import args_of, find, nbytes
 from torchloom.ops.copies import offload_start, reload_start
 from torchloom.ops.lowered import gather_start, reduce_start, sync_start, wait_
+
+aten = torch.ops.aten
+_WEIGHT_VIEWS = frozenset(
+    {
+        aten.t.default,
+        aten.permute.default,
+        aten.view.default,
+        aten.unsqueeze.default,
+        aten.expand.default,
+        aten.detach.default,
+        aten.alias.default,
+        aten.transpose.int,
+        aten.slice.Tensor,
+        aten.select.int,
+        # A cast weight is a weight: kept, it would cost as much as the gathered one.
+        aten._to_copy.default,
+        torch.ops.prims.convert_element_type.default,
+    }
+)
 
 
 class Transfer(NamedTuple):
@@ -39,6 +61,14 @@ class Transfer(NamedTuple):
         """Transfers of one family can share a start."""
         per_tensor = {reduce_start: 2}.get(self.start.target, 1)
         return (self.start.target, *args_of(self.start)[per_tensor:])
+
+
+def with_views(weight: fx.Node) -> list[fx.Node]:
+    """Return a gather of the joint graph, and the views and casts of its result."""
+    chain = [weight]
+    for link in chain:  # grows while it is walked
+        chain += [user for user in link.users if user.target in _WEIGHT_VIEWS]
+    return chain
 
 
 def gathers(graph: fx.Graph) -> list[Transfer]:
@@ -71,3 +101,31 @@ def _transfers(graph: fx.Graph, starts: tuple[object, ...]) -> list[Transfer]:
         picks.sort(key=lambda pick: args_of(pick)[1])
         found.append(Transfer(node, picks, waits[picks[0]]))
     return found
+
+
+def merge(graph: fx.Graph, group: Sequence[Transfer], before: fx.Node) -> Transfer:
+    """Make one transfer of several of one family; its start and its wait stand before a node.
+
+    The node may be none of those that the transfers consist of, unless it is the start of one.
+    """
+    head = group[0].start
+    inputs = [node for transfer in group for node in transfer.inputs]
+    rest: list[object] = list(args_of(head)[1:])
+    if head.target is reduce_start:
+        rest[0] = [numel for transfer in group for numel in args_of(transfer.start)[1]]
+    picks = [pick for transfer in group for pick in transfer.results]
+    with graph.inserting_before(before):
+        start = call(graph, head.target, (inputs, *rest))
+        merged = [
+            call(graph, operator.getitem, (start, i), name=pick.name)
+            for i, pick in enumerate(picks)
+        ]
+        wait = call(graph, wait_, (merged, inputs, args_of(head)[-1]))
+    for transfer in group:
+        graph.erase_node(transfer.wait)
+    for old, new in zip(picks, merged, strict=True):
+        old.replace_all_uses_with(new)
+        graph.erase_node(old)
+    for transfer in group:
+        graph.erase_node(transfer.start)
+    return Transfer(start, merged, wait)

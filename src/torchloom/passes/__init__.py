@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from torchloom.graph.contract import GraphPass
 from torchloom.passes.bucket import bucket
+from torchloom.passes.choose_kernels import choose_kernels
 from torchloom.passes.dedupe_gathers import dedupe_gathers
 from torchloom.passes.elide_copies import elide_copies
+from torchloom.passes.free_activation import free_activation, free_saved
 from torchloom.passes.offload_activation import offload_activation
+from torchloom.passes.offload_opt_states import offload_opt_states
 from torchloom.passes.offload_parameters import offload_parameters
 from torchloom.passes.overlap_copies import overlap_copies
 from torchloom.passes.place import place
 from torchloom.passes.prefetch import prefetch
+from torchloom.passes.recompute import recompute
+from torchloom.passes.selective_gather import selective_gather
+from torchloom.passes.symmetric_gathers import symmetric_gathers
 from torchloom.passes.zero1 import zero1
 from torchloom.passes.zero2 import zero2
 from torchloom.passes.zero3 import zero3
@@ -52,7 +58,16 @@ PASSES: dict[str, GraphPass] = {
             requires=frozenset({"zero"}),
         ),
         GraphPass(name="offload_activation", fn=offload_activation, stage="joint"),
+        GraphPass(name="free_activation", fn=free_activation, stage="joint"),
+        GraphPass(name="recompute", fn=recompute, stage="joint"),
+        GraphPass(name="symmetric_gathers", fn=symmetric_gathers, stage="lowered"),
         GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),
+        GraphPass(
+            name="selective_gather",
+            fn=selective_gather,
+            stage="lowered",
+            requires=frozenset({"transfers"}),
+        ),
         GraphPass(name="bucket", fn=bucket, stage="lowered", requires=frozenset({"transfers"})),
         GraphPass(name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})),
         GraphPass(
@@ -61,6 +76,9 @@ PASSES: dict[str, GraphPass] = {
             stage="lowered",
             requires=frozenset({"transfers"}),
         ),
+        GraphPass(name="free_saved", fn=free_saved, stage="lowered"),
+        GraphPass(name="offload_opt_states", fn=offload_opt_states, stage="lowered"),
+        GraphPass(name="choose_kernels", fn=choose_kernels, stage="lowered"),
     )
 }
 

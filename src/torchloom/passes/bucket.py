@@ -10,14 +10,12 @@ the context, so the memory that merging costs is bounded by it. Needs: transfers
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, positions
-from torchloom.ops.match import Transfer, gathers, reductions
+from torchloom.graph import PassContext, positions
+from torchloom.ops.match import Transfer, gathers, merge, reductions
 
 
 def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
@@ -31,7 +29,7 @@ def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
         size=lambda transfer: transfer.result_bytes,
         fits=lambda group, new: _inputs_ready(new, group[0], where),
     ):
-        _merge(graph, group, before=group[0].start)
+        merge(graph, group, before=group[0].start)
         num_merged += len(group) - 1
     where = positions(graph)
     for group in _group(
@@ -40,7 +38,7 @@ def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
         size=lambda transfer: transfer.input_bytes,
         fits=lambda group, new: _not_yet_read(group, new, where),
     ):
-        _merge(graph, group, before=group[-1].start)
+        merge(graph, group, before=group[-1].start)
         num_merged += len(group) - 1
     return num_merged
 
@@ -75,26 +73,3 @@ def _not_yet_read(group: list[Transfer], new: Transfer, where: dict[fx.Node, int
     readers = (user for old in group for pick in old.results for user in pick.users)
     waits = {old.wait for old in group}
     return all(where[user] > where[new.start] for user in readers if user not in waits)
-
-
-def _merge(graph: fx.Graph, group: list[Transfer], before: fx.Node) -> None:
-    head = group[0].start
-    inputs = [node for transfer in group for node in transfer.inputs]
-    rest: list[object] = list(args_of(head)[1:])
-    if head.target is ops.reduce_start:
-        rest[0] = [numel for transfer in group for numel in args_of(transfer.start)[1]]
-    picks = [pick for transfer in group for pick in transfer.results]
-    with graph.inserting_before(before):
-        start = call(graph, head.target, (inputs, *rest))
-        merged = [
-            call(graph, operator.getitem, (start, i), name=pick.name)
-            for i, pick in enumerate(picks)
-        ]
-        call(graph, ops.wait_, (merged, inputs, args_of(head)[-1]))
-    for transfer in group:
-        graph.erase_node(transfer.wait)
-    for old, new in zip(picks, merged, strict=True):
-        old.replace_all_uses_with(new)
-        graph.erase_node(old)
-    for transfer in group:
-        graph.erase_node(transfer.start)

@@ -24,6 +24,8 @@ from torchloom.graph import (
     PassContext,
     Split,
     call,
+    forward_nodes,
+    mark_host,
     movable,
     nbytes,
     outputs_of,
@@ -38,7 +40,7 @@ from torchloom.graph import (
 def offload_activation(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Insert an offload and a reload for each chosen activation; return how many."""
     owner = movable(gm.graph)
-    if ctx.choices is None:
+    if ctx.choices is None or ctx.choices.offload is None:
         split = split_of(gm)
         if split is None:
             return 0
@@ -81,14 +83,21 @@ class _Move:
             if node in again:
                 with self.graph.inserting_after(cursor):
                     twin = self.graph.node_copy(node, lambda arg: back.get(arg, arg))
-                for tag in ("recompute", "ac_graph_id", "partitioner_tag"):
-                    twin.meta.pop(tag, None)
+                twin.meta.pop("partitioner_tag", None)
                 back[node] = cursor = twin
             elif node.name in self.split.backward and node.name not in self.split.forward:
                 node.args = fx.node.map_arg(node.args, lambda arg: back.get(arg, arg))
                 node.kwargs = fx.node.map_arg(node.kwargs, lambda arg: back.get(arg, arg))
         self._map_gradients(back)
+        self._leave_to_backward({back[node] for node in chosen})
         return len(chosen)
+
+    def _leave_to_backward(self, reloads: set[fx.Node]) -> None:
+        """Tag what reads a reload: a partitioner that plans would take it for a part of forward."""
+        for node in forward_nodes(self.graph):
+            if node in reloads or not reloads.isdisjoint(node.all_input_nodes):
+                reloads.add(node)
+                _drop(node)
 
     def _map_gradients(self, back: dict[fx.Node, fx.Node]) -> None:
         """Let gradients that are computed again come from what was moved back."""
@@ -138,6 +147,7 @@ class _Move:
         uses = [n for n in self.graph.nodes if n in users and n.name in self.split.forward]
         with self.graph.inserting_after(uses[-1] if uses else node):
             host = call(self.graph, ops.offload, (node, self.pin), name=f"{node.name}_host")
+        mark_host(host)
         _keep(host)
         return host
 
@@ -151,6 +161,11 @@ class _Move:
 
 def _keep(node: fx.Node) -> None:
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    node.meta["ac_graph_id"] = 0
+
+
+def _drop(node: fx.Node) -> None:
+    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     node.meta["ac_graph_id"] = 0
 
 

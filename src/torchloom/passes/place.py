@@ -19,7 +19,16 @@ import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, find, replace, value_of
+from torchloom.graph import (
+    PassContext,
+    args_of,
+    call,
+    find,
+    is_on_host,
+    mark_host,
+    replace,
+    value_of,
+)
 
 aten = torch.ops.aten
 
@@ -79,6 +88,8 @@ def _place_copy(
         issued = call(graph, start, args)
         result = call(graph, operator.getitem, (issued, 0), name=node.name)
         call(graph, ops.wait_, ([result], args[0], ops.HOST))
+    if is_on_host(node):
+        mark_host(issued, result)
     replace(node, result)
 
 

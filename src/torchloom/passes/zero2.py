@@ -3,7 +3,8 @@
     before   gather                 the partitioner decides
     after    gather  # MUST_SAVE    one gather a micro-step, the weight lives until its gradient
 
-Gradients are reduced to shards by the gathers' own derivatives. Needs nothing. Changes no values.
+Gradients are reduced to shards by the gathers' own derivatives. Weights that are resident anyway are
+tagged as recomputed, which costs them nothing. Needs nothing. Changes no values.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom import ops
-from torchloom.graph import PassContext, find
+from torchloom.graph import PassContext, args_of, find
+from torchloom.ops.match import with_views
 
 
 def zero2(gm: fx.GraphModule, ctx: PassContext) -> int:
-    """Tag every gather as one whose result is saved; return how many."""
+    """Tag every gather as one whose result is saved; return how many gathers."""
     nodes = find(gm.graph, ops.gather)
+    resident = frozenset() if ctx.choices is None else ctx.choices.resident
     for node in nodes:
+        if args_of(node)[-1] in resident:
+            for link in with_views(node):
+                link.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+                link.meta["ac_graph_id"] = 0
+            continue
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         node.meta["ac_graph_id"] = 0
     return len(nodes)

@@ -1,9 +1,33 @@
-"""Running passes over captured graphs: presets, the pass manager, compile sessions."""
+"""Running passes over captured graphs: presets, schedules, the pass manager, compile sessions."""
 
 from __future__ import annotations
 
-from torchloom.pipeline.presets import PRESETS, resolve_passes
+from torchloom.pipeline.presets import PRESETS
+from torchloom.pipeline.profile import ProfilingResult
+from torchloom.pipeline.registry import REGISTRY, PassContract, PassRegistry, register_compile_pass
 from torchloom.pipeline.report import CompileReport, GraphReport
+from torchloom.pipeline.schedule import (
+    PassItem,
+    Resolver,
+    Schedule,
+    resolve_passes,
+    validate_schedule,
+)
 from torchloom.pipeline.session import CompileSession
 
-__all__ = ["PRESETS", "CompileReport", "CompileSession", "GraphReport", "resolve_passes"]
+__all__ = [
+    "PRESETS",
+    "REGISTRY",
+    "CompileReport",
+    "CompileSession",
+    "GraphReport",
+    "PassContract",
+    "PassItem",
+    "PassRegistry",
+    "ProfilingResult",
+    "Resolver",
+    "Schedule",
+    "register_compile_pass",
+    "resolve_passes",
+    "validate_schedule",
+]

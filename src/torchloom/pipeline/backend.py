@@ -20,12 +20,22 @@ from torch import fx
 from torchloom import ops
 from torchloom.errors import BackendError
 from torchloom.graph import PassContext, find
-from torchloom.pipeline.presets import resolve_passes
+from torchloom.pipeline.schedule import resolve_passes
 from torchloom.pipeline.session import CompileSession
+from torchloom.plan.costs import KernelChooser
 from torchloom.shard import Layout, layouts_over
 
 _SIZES = ("gather_bucket_bytes", "reduce_bucket_bytes", "prefetch_bytes")
-_OPTIONS = ("lowering", "passes", "disable_passes", "inductor", "strict", "dump_graphs", *_SIZES)
+_OPTIONS = (
+    "lowering",
+    "passes",
+    "disable_passes",
+    "choose_kernels",
+    "inductor",
+    "strict",
+    "dump_graphs",
+    *_SIZES,
+)
 
 
 def weave(
@@ -42,7 +52,8 @@ def weave(
         example_inputs: its inputs, fake or real.
         mode: not taken; give Inductor's settings as `options={"inductor": {...}}`.
         options: `lowering` (a registered backend's name or a callable, default "inductor"),
-            `passes` and `disable_passes` (names or `GraphPass` objects), `inductor` (its settings),
+            `passes` and `disable_passes` (names or `GraphPass` objects), `choose_kernels` (whether
+            products run on the implementation that measures fastest), `inductor` (its settings),
             `strict` (raise when a pass fails instead of running eagerly), `dump_graphs` (a folder),
             and `gather_bucket_bytes`, `reduce_bucket_bytes`, `prefetch_bytes`.
 
@@ -67,7 +78,10 @@ def weave(
     folder = given.get("dump_graphs")
     session = CompileSession(
         passes=resolve_passes(
-            layout.stage if layout else 0, asked, given.get("disable_passes", ())
+            layout.stage if layout else 0,
+            asked,
+            given.get("disable_passes", ()),
+            extra=("choose_kernels",) if given.get("choose_kernels") else (),
         ),
         context=dataclasses.replace(context, **sizes),
         backend=given.get("lowering", "inductor"),
@@ -76,6 +90,8 @@ def weave(
         regather=layout is not None and layout.stage == 3,
         dump_dir=None if folder is None else Path(folder),
     )
+    # No rank waits for another here, and products are the same for all: each chooses alone.
+    session.choose_kernels = KernelChooser(shared=False)
     return session(gm, example_inputs)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchloom.graph import GraphPass
+from torchloom.pipeline.forms import adapted_of
 
 _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype)
 
@@ -30,8 +31,12 @@ class Identity(NamedTuple):
 
 def identity_of(each: GraphPass) -> Identity:
     """Describe a pass that did not come with torchloom."""
-    body = _function(each.fn)
-    return Identity(f"{each.name}/{each.stage}: {body.text}", body.is_complete)
+    adapted = adapted_of(each)
+    body = _function(each.fn if adapted is None else adapted.fn)
+    # What other graphs, the optimizer or the runtime tell a pass is in no key.
+    is_complete = body.is_complete and not (adapted and adapted.sees_beyond_its_graph)
+    text = f"{each.name}/{each.stage}/{each.memory_budget_bytes}: {body.text}"
+    return Identity(text, is_complete)
 
 
 def _function(fn: Callable[..., Any]) -> Identity:

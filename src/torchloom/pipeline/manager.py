@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import fx
@@ -32,6 +32,8 @@ class PassManager:
     context: PassContext
     dump_dir: Path | None = None
     log_level: int = logging.DEBUG
+    tells: bool = True
+    """Whether recorders hear of it; trials on copies are not told."""
 
     def run(self, gm: fx.GraphModule, context: PassContext, name: str, into: GraphReport) -> None:
         """Run every pass over `gm` in place.
@@ -52,7 +54,7 @@ class PassManager:
             num_edits = _run_one(each, gm, context, name, before)
             duration = time.perf_counter() - started
             into.passes.append(PassReport(each.name, name, num_edits, duration))
-            if events.is_heard():
+            if self.tells and events.is_heard():
                 edited = num_edits > 0
                 events.emit(
                     events.PassRan(
@@ -80,7 +82,7 @@ class PassManager:
         gm.recompile()
         kind = name.rsplit(".", 1)[-1]
         for op, count in op_counts(gm.graph).items():
-            if op.startswith("torchloom."):
+            if op.startswith("torchloom.") and op != "torchloom.matmul":
                 into.collectives[f"{kind} {op}"] = count
 
     def _dump(self, gm: fx.GraphModule, name: str, index: int, label: str) -> None:
@@ -94,6 +96,8 @@ def _run_one(
     each: GraphPass, gm: fx.GraphModule, context: PassContext, name: str, before: str
 ) -> int:
     try:
+        if each.memory_budget_bytes is not None:
+            context = replace(context, memory_budget_bytes=each.memory_budget_bytes)
         num_edits = each.fn(gm, context)
         gm.graph.lint()
     except Exception as error:

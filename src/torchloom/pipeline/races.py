@@ -1,4 +1,4 @@
-"""Refuses a woven graph whose transfers race: in strict mode, after the passes."""
+"""Refuses a woven graph whose transfers race, after the passes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from torchloom import ops
 from torchloom.errors import PassError
-from torchloom.graph import graph_text
+from torchloom.graph import find, graph_text
 from torchloom.plan.races import find_races, schedule_of
+
+
+def copies_in(graph: fx.Graph) -> bool:
+    """Say whether a lowered graph copies between device and host beside compute."""
+    return bool(find(graph, ops.offload_start) or find(graph, ops.reload_start))
 
 
 def check_races(gm: fx.GraphModule, name: str, passes: Sequence[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torchloom.plan import GraphPlan
+
 
 @dataclass(frozen=True)
 class PassReport:
@@ -24,10 +26,16 @@ class GraphReport:
     backend: str
     digest: str
     """Hash of the captured graph; equal on ranks that run the same program."""
+    graph_id: int = 0
+    """Number that passes know the graph by; equal for graphs that are captured again."""
     duration_s: float = 0.0
+    compile_s: list[tuple[str, float]] = field(default_factory=list)
+    """Seconds in the compiler, per lowered graph: "forward", "backward", "inference"."""
     passes: list[PassReport] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)
     """Calls of torchloom operators in the final graphs: "forward torchloom.gather_start" -> 3."""
+    plan: GraphPlan | None = None
+    """What was planned for this graph, where a budget was given."""
     fallback: str | None = None
     """Why this graph runs eagerly sharded, or None."""
 
@@ -47,6 +55,21 @@ class CompileReport:
     def fallbacks(self) -> list[str]:
         """Why graphs run eagerly, one text each; empty when everything is woven."""
         return [graph.fallback for graph in self.graphs if graph.fallback is not None]
+
+    @property
+    def compile_time(self) -> list[tuple[str, int, int, float]]:
+        """Per lowered graph: "fwd" or "bwd", its place, its graph id, seconds in the compiler.
+
+        A graph that came from the compiler's caches has one entry, its time altogether.
+        """
+        found = []
+        for index, graph in enumerate(self.graphs):
+            times = graph.compile_s or [("forward", graph.duration_s)]
+            for kind, seconds in times:
+                found.append(
+                    ("bwd" if kind == "backward" else "fwd", index, graph.graph_id, seconds)
+                )
+        return found
 
     @property
     def duration_s(self) -> float:

@@ -8,8 +8,6 @@ announced, when weaving fails.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,28 +17,25 @@ from typing import Any
 
 from torch import fx
 
-import torchloom.graph
-import torchloom.ops
-import torchloom.passes
-from torchloom import _torch, events
+from torchloom import events
 from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
-from torchloom.capture.hooks import GraphKind
-from torchloom.errors import PassError
-from torchloom.graph import GraphPass, PassContext, graph_text
+from torchloom.errors import PassError, own_error
+from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger
-from torchloom.pipeline import sidecar
-from torchloom.pipeline.identity import identity_of
-from torchloom.pipeline.manager import PassManager
-from torchloom.pipeline.races import check_races
 from torchloom.pipeline.report import CompileReport, GraphReport
+from torchloom.pipeline.site import Book
+from torchloom.pipeline.weaving import Weaving, digest_of, key_of
+from torchloom.plan import Planner
 from torchloom.shard.regather import LIVE
 
 logger = get_logger(__name__)
 
+ChooseKernels = Callable[[fx.GraphModule, Sequence[Any]], tuple[tuple[str, str], ...]]
 
-@dataclass
+
+@dataclass(eq=False)  # Dynamo compares backends to tell compiled entries apart
 class CompileSession:
     """Compiles the graphs of one module.
 
@@ -67,29 +62,42 @@ class CompileSession:
     """Log each pass, not only when debugging."""
     agree: Callable[[str, str], None] | None = None
     """Compares a text between all ranks and raises where they differ, before a graph runs."""
+    planner: Planner | None = None
+    """Chooses what backward computes again; None leaves it to torch's partitioner."""
+    choose_kernels: ChooseKernels | None = None
+    """Says which products of a graph run on which implementation, where a pass asks for it."""
+    book: Book = field(default_factory=Book)
+    """What custom passes are told of the model and of all graphs."""
+    keeps: object = None
+    """What woven graphs need when they run, kept as long as they may."""
     report: CompileReport = field(default_factory=CompileReport)
+    _woven: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
+    """Of each compiled graph: its parameters, and the residents that it knows."""
 
     def __call__(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
         """Compile one captured graph: the signature of a torch.compile backend."""
         name = f"graph{len(self.report.graphs)}"
-        report = GraphReport(name, len(gm.graph.nodes), name_of(self.backend), _digest(gm))
+        report = GraphReport(name, len(gm.graph.nodes), name_of(self.backend), digest_of(gm))
+        report.graph_id = self.book.page(report.digest).graph_id
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         if self.agree is not None:
             self.agree(f"the captured {name}", report.digest)
+        weaving = Weaving(self, report, self._context_of(gm, example_inputs))
         started = time.perf_counter()
         unwoven = copy_graph_module(gm)  # compilers may rewrite the original
         try:
-            compiled = self._compile(gm, example_inputs, report)
+            known = frozenset(self.book.residents)
+            compiled = self._compile(gm, example_inputs, weaving.hooks())
+            self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:
-            if self.strict or _pass_error(error) is None:
+            if self.strict or not isinstance(own_error(error), PassError):
                 raise
             compiled = self._fall_back(unwoven, report, error)
         report.duration_s += time.perf_counter() - started
-        if report.from_cache and self.backend == "inductor":
-            report.collectives.update(sidecar.load(self._sidecar_name(report)))
+        weaving.recall()
         events.emit(
             events.CompileFinished(
                 graph=name, duration_s=report.duration_s, from_cache=report.from_cache
@@ -97,14 +105,28 @@ class CompileSession:
         )
         return compiled
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a pass chose residents that a graph compiled before does not know of."""
+        residents = self.book.residents
+        return any(params & (residents - known) for params, known in self._woven)
+
+    def begin(self, passes: Sequence[GraphPass] | None = None) -> Callable[..., Any]:
+        """Return a backend for one compile of the module, with other passes if given.
+
+        Dynamo tells entries apart by their backend: under a new one everything is captured anew,
+        while what other functions have compiled stays.
+        """
+        if passes is not None:
+            self.passes = passes
+            self.__dict__.pop("key", None)
+        self.book.start_over(forget=passes is not None)
+        self._woven.clear()
+        return _Round(self)
+
     def _compile(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], hooks: WeaveHooks
     ) -> Callable[..., Any]:
-        hooks = WeaveHooks(
-            joint=lambda joint, kind: self._weave("joint", joint, kind, report),
-            lowered=lambda lowered, kind: self._weave("lowered", lowered, kind, report),
-            key=self._cache_key(),
-        )
         if self.backend == "eager":
             return gm.forward
         if self.backend == "inductor":
@@ -124,36 +146,19 @@ class CompileSession:
     @cached_property
     def key(self) -> str:
         """Hash of all that woven graphs depend on besides the captured graph."""
-        parts = [
-            each.name if _is_built_in(each) else identity_of(each).text for each in self.passes
-        ]
-        return _torch.hash_files(_sources(), f"{parts}|{self.context.key()}").hex()
+        return key_of(self, self.context)
 
-    def _cache_key(self) -> str | None:
-        """Return the key under which compilers may cache, None where they must not."""
-        own = [identity_of(each) for each in self.passes if not _is_built_in(each)]
-        if self.dump_dir is not None or not all(identity.is_complete for identity in own):
-            return None
-        return self.key
-
-    def _sidecar_name(self, report: GraphReport) -> str:
-        return f"{report.digest}-{self.key}"
-
-    def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind, report: GraphReport) -> None:
-        context = dataclasses.replace(self.context, is_backward=kind == "backward")
-        passes = [each for each in self.passes if each.stage == stage]
-        level = logging.INFO if self.debug_log else logging.DEBUG
-        manager = PassManager(passes, context, self.dump_dir, level)
-        manager.run(gm, context, f"{report.name}.{kind}", report)
-        if stage == "lowered" and self.strict:
-            check_races(gm, f"{report.name}.{kind}", [each.name for each in passes])
-        if self.backend == "inductor" and kind != "joint":
-            sidecar.save(self._sidecar_name(report), report.collectives)
+    def _context_of(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> PassContext:
+        """Return what passes may know of one graph; before any pass runs, as ranks may wait here."""
+        asks = any(each.name == "choose_kernels" for each in self.passes)
+        if self.choose_kernels is None or not asks:
+            return self.context
+        return dataclasses.replace(self.context, kernels=self.choose_kernels(gm, example_inputs))
 
     def _fall_back(
         self, gm: fx.GraphModule, report: GraphReport, error: Exception
     ) -> Callable[..., Any]:
-        cause = _pass_error(error) or error
+        cause = own_error(error) or error
         report.fallback = f"{type(cause).__name__}: {cause}"
         first_line = str(cause).splitlines()[0]
         if self.announce and len(self.report.fallbacks) == 1:
@@ -173,26 +178,14 @@ class CompileSession:
         return run
 
 
-def _is_built_in(each: GraphPass) -> bool:
-    return torchloom.passes.PASSES.get(each.name) is each
+class _Round:
+    """One compile of a module by a session: what Dynamo knows as the backend."""
 
+    def __init__(self, session: CompileSession) -> None:
+        self._session = session
+        self.compiler_name = session.compiler_name
 
-def _digest(gm: fx.GraphModule) -> str:
-    """Return a short hash of a captured graph that is equal on ranks that run the same program."""
-    return hashlib.blake2b(graph_text(gm.graph).encode(), digest_size=8).hexdigest()
-
-
-def _pass_error(error: BaseException | None) -> PassError | None:
-    """Find our error in the chain: compilers wrap what their hooks raise."""
-    while error is not None:
-        if isinstance(error, PassError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _sources() -> tuple[str, ...]:
-    """Source files of everything that shapes a woven graph."""
-    packages = (torchloom.passes, torchloom.graph, torchloom.ops)
-    folders = [Path(package.__path__[0]) for package in packages]
-    return tuple(sorted(str(path) for folder in folders for path in folder.glob("*.py")))
+    def __call__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
+    ) -> Callable[..., Any]:
+        return self._session(gm, example_inputs, **options)

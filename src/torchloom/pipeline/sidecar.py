@@ -1,40 +1,57 @@
 """What was woven, kept beside the compiler's caches.
 
-On a cache hit no pass runs, so nothing could say which collectives the graphs hold. The counts are
-written where the compiled graphs are, under the same key, and read back on a warm start.
+On a cache hit no pass runs and nothing is planned, so nothing could say which collectives the graphs
+hold and what was decided. Both are written where the compiled graphs are, under the same key, and
+read back on a warm start.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from torchloom import _torch
 from torchloom.log import get_logger
+from torchloom.plan import GraphPlan
 
 logger = get_logger(__name__)
 
 
-def save(key: str, collectives: dict[str, int]) -> None:
-    """Remember the collectives of a woven graph; a full disk costs a warning, not the run."""
+class Woven(NamedTuple):
+    """What is remembered of one graph."""
+
+    collectives: dict[str, int]
+    plan: GraphPlan | None
+
+
+def save(key: str, woven: Woven) -> None:
+    """Remember a woven graph; a full disk costs a warning, not the run."""
     path = _path(key)
     partial = path.with_suffix(f".{os.getpid()}.partial")
+    data = {
+        "collectives": woven.collectives,
+        "plan": None if woven.plan is None else asdict(woven.plan),
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(collectives, sort_keys=True))
+        partial.write_text(json.dumps(data, sort_keys=True))
         partial.replace(path)
     except OSError as error:
         logger.warning("the record of a woven graph cannot be written to %s: %s", path, error)
 
 
-def load(key: str) -> dict[str, int]:
-    """Return the collectives of a graph that came from the caches; empty when unknown."""
+def load(key: str) -> Woven:
+    """Return what is known of a graph that came from the caches; empty when nothing is."""
     try:
         found = json.loads(_path(key).read_text())
-    except (OSError, ValueError):
-        return {}
-    return {str(name): int(count) for name, count in found.items()}
+        collectives = {str(name): int(count) for name, count in found["collectives"].items()}
+        plan = found["plan"]
+        return Woven(collectives, None if plan is None else GraphPlan.from_dict(plan))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Woven({}, None)
 
 
 def _path(key: str) -> Path:

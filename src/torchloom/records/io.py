@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import tempfile
+import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,9 +35,9 @@ def from_json(data: Mapping[str, Any], name: str = "the record") -> Session:
     if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
         raise RecordError(f"{name} is not a torchloom record: write one with torchloom.watch(path)")
     version = data.get("version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise RecordError(
-            f"{name} has version {version!r}, this torchloom reads up to {SCHEMA_VERSION}: "
+            f"{name} has version {version!r}, this torchloom reads 1 to {SCHEMA_VERSION}: "
             "use the torchloom that wrote it, or a newer one"
         )
     try:
@@ -85,14 +86,32 @@ def _build(of: type[Any], data: Any) -> Any:
     known = {each.name for each in dataclasses.fields(of)}
     values = {}
     for key in known & data.keys():
-        values[key] = _value(hints[key], data[key])
+        values[key] = _value(f"{of.__name__}.{key}", hints[key], data[key])
     return of(**values)
 
 
-def _value(hint: Any, value: Any) -> Any:
+def _value(name: str, hint: Any, value: Any) -> Any:
     args = typing.get_args(hint)
     if typing.get_origin(hint) is list and args and dataclasses.is_dataclass(args[0]):
         if not isinstance(value, list):
-            raise TypeError(f"a list of {args[0].__name__} is written as {type(value).__name__}")
+            raise TypeError(f"{name}, a list, is written as {type(value).__name__}")
         return [_build(args[0], each) for each in value]
+    if not _fits(hint, value):
+        raise TypeError(f"{name} cannot be {type(value).__name__}")
     return value
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Return whether plain data is of a field's type, which has no dataclass in it."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(each, value) for each in args)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(args[0], each) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(args[1], each) for each in value.values())
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))

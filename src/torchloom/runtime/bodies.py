@@ -12,10 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchloom._torch import keeps_graph
 from torchloom.ops.copies import HOST
 from torchloom.ops.library import LIBRARY
 from torchloom.runtime.communicator import lookup
 from torchloom.runtime.host import Mover, is_on_host, mover_of
+from torchloom.runtime.weights import find_store
 from torchloom.shard.regather import LIVE, GatherCall
 
 
@@ -24,7 +26,11 @@ def bind() -> None:
     between_ranks = (_gather, _reduce, _replicate, _sync, _gather_start, _reduce_start, _sync_start)
     for body in (*between_ranks, _offload, _reload, _offload_start, _reload_start):
         LIBRARY.impl(body.__name__[1:], body, "CompositeExplicitAutograd")
+    LIBRARY.impl("free_", _free, "CompositeExplicitAutograd")
     LIBRARY.impl("wait_", _wait, "CompositeExplicitAutograd")
+    LIBRARY.impl("resident", _resident, "CompositeExplicitAutograd")
+    LIBRARY.impl("symmetric_start", _symmetric_start, "CompositeExplicitAutograd")
+    LIBRARY.impl("symmetric_done_", _symmetric_done, "CompositeExplicitAutograd")
 
 
 def _gather(
@@ -134,7 +140,36 @@ def _reload_start(hosts: Sequence[Tensor], device: torch.device) -> list[Tensor]
     return mover_of(device).begin_reload(hosts)
 
 
+def _free(xs: Sequence[Tensor]) -> None:
+    if keeps_graph():
+        return  # somebody will run this backward pass again
+    for x in xs:
+        storage = x.untyped_storage()
+        if storage.resizable():
+            storage.resize_(0)
+
+
 def _mover(tensors: Sequence[Tensor]) -> Mover:
     """Return the mover of the one device among both sides of a copy."""
     cpu = torch.device("cpu")
     return mover_of(next((t.device for t in tensors if t.device != cpu), cpu))
+
+
+def _resident(
+    shard: Tensor, dtype: torch.dtype, world_size: int, handle: str, param: str
+) -> Tensor:
+    return lookup(handle).residents.get(shard, dtype, param)
+
+
+def _symmetric_start(
+    shards: Sequence[Tensor],
+    params: Sequence[int],
+    dtype: torch.dtype,
+    world_size: int,
+    weights: str,
+) -> list[Tensor]:
+    return find_store(weights).begin(shards, params)
+
+
+def _symmetric_done(wholes: Sequence[Tensor], weights: str) -> None:
+    find_store(weights).done()

@@ -17,10 +17,15 @@ from torch import Tensor
 
 from torchloom import events
 from torchloom.errors import ShardError
+from torchloom.log import get_logger
+from torchloom.runtime import shm
 from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.c10d import C10dCollectives
 from torchloom.runtime.gloo import GlooCollectives
+from torchloom.runtime.residents import Residents
 from torchloom.shard.pieces import piece_numel
+
+logger = get_logger(__name__)
 
 
 class CommStats(NamedTuple):
@@ -39,9 +44,16 @@ class Communicator:
     replicate_group: GroupRef | None
     shard: Collectives
     replicate: Collectives | None
+    symmetric_memory: bool = False
+    """Whether shared memory was asked for, where it can be had."""
     _num_collectives: int = 0
     _num_bytes: int = 0
     _in_flight: dict[int, Pending] = field(default_factory=dict)
+    residents: Residents = field(init=False)
+    """Weights that stay gathered between micro-steps."""
+
+    def __post_init__(self) -> None:
+        self.residents = Residents(self.gather_into, self.world_size)
 
     @property
     def world_size(self) -> int:
@@ -68,6 +80,11 @@ class Communicator:
         """Whether transfers run beside compute, instead of taking the same cores."""
         return self.shard.overlaps_compute
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the ranks that share one copy of the weights communicate through memory."""
+        return isinstance(self.shard, shm.SharedMemoryCollectives)
+
     def is_over(
         self, shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None
     ) -> bool:
@@ -86,7 +103,7 @@ class Communicator:
         """Begin to gather flat shards, cast to `dtype`; `wait` makes the results valid."""
         sources = [shard.detach().to(dtype).contiguous() for shard in shards]
         fulls = [source.new_empty(source.numel() * self.world_size) for source in sources]
-        self._begin("gather", fulls, fulls, self.shard.all_gather(sources, fulls))
+        self.begin("gather", fulls, self.shard.all_gather(sources, fulls))
         return fulls
 
     def gather_into(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> None:
@@ -108,7 +125,7 @@ class Communicator:
             for source, numel in zip(sources, shard_numels, strict=True)
         ]
         pending = self.shard.reduce_scatter(sources, shards, self._mean)
-        self._begin("reduce", shards, sources, self._then_replicate(pending, shards))
+        self.begin("reduce", shards, self._then_replicate(pending, shards), payload=sources)
         return shards
 
     def begin_sync(
@@ -132,7 +149,7 @@ class Communicator:
         pending = self._then_replicate(self.shard.all_reduce(wires, self._mean), wires)
         if results is not wires:
             pending = _then_copy(pending, wires, results)
-        self._begin("sync", results, wires, pending)
+        self.begin("sync", results, pending, payload=wires)
         return results
 
     def _begin_sync_slices(
@@ -155,7 +172,7 @@ class Communicator:
                 own = result.view(-1)[start : start + shard.numel()]
                 own.copy_(shard[: own.numel()])
 
-        self._begin("sync", results, sources, Pending(finish))
+        self.begin("sync", results, Pending(finish), payload=sources)
         return results
 
     def wait(self, results: Sequence[Tensor]) -> None:
@@ -184,9 +201,23 @@ class Communicator:
                 if tensor.numel():
                     dist.broadcast(tensor, group=group(), group_src=0)
 
-    def _begin(
-        self, op: str, results: list[Tensor], payload: Sequence[Tensor], pending: Pending
+    def begin(
+        self,
+        op: str,
+        results: list[Tensor],
+        pending: Pending,
+        *,
+        payload: Sequence[Tensor] | None = None,
     ) -> None:
+        """Note communication that has begun, for `wait` and for those who count.
+
+        Args:
+            op: gather, reduce or sync.
+            results: tensors that hold their values once it is waited for.
+            pending: what to wait for.
+            payload: the full tensors; default: the results.
+        """
+        payload = results if payload is None else payload
         self._count(payload)
         key = _key(results)
         if key is not None:
@@ -251,7 +282,10 @@ _COMMUNICATORS: dict[str, Communicator] = {}
 
 
 def get_communicator(
-    shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None = None
+    shard_group: dist.ProcessGroup,
+    replicate_group: dist.ProcessGroup | None = None,
+    *,
+    symmetric_memory: bool = False,
 ) -> Communicator:
     """Return the communicator of these groups, made at the first call.
 
@@ -261,11 +295,15 @@ def get_communicator(
     Args:
         shard_group: ranks that share one copy of the weights.
         replicate_group: ranks that hold the same shard of different copies, or None.
+        symmetric_memory: let ranks of one host communicate through memory that they share. Where
+            that cannot be had the log says why, and the process group's own messages are used.
     """
     if replicate_group is not None and replicate_group.size() == 1:
         replicate_group = None
     for known in _COMMUNICATORS.values():
-        if known.is_over(shard_group, replicate_group):
+        if known.symmetric_memory == symmetric_memory and known.is_over(
+            shard_group, replicate_group
+        ):
             return known
     num_replicas = 1 if replicate_group is None else replicate_group.size()
     handle = f"{shard_group.size()}x{num_replicas}#{len(_COMMUNICATORS)}"
@@ -275,8 +313,9 @@ def get_communicator(
         handle,
         shard,
         replicate,
-        _implementation(shard),
-        None if replicate is None else _implementation(replicate),
+        _implementation(shard, symmetric_memory),
+        None if replicate is None else _implementation(replicate, symmetric_memory),
+        symmetric_memory,
     )
     return communicator
 
@@ -296,6 +335,22 @@ def lookup(handle: str) -> Communicator:
         ) from None
 
 
-def _implementation(group: GroupRef) -> Collectives:
-    backend = dist.get_backend(group())
-    return GlooCollectives(group) if "gloo" in str(backend) else C10dCollectives(group)
+def _implementation(group: GroupRef, symmetric_memory: bool) -> Collectives:
+    backend = str(dist.get_backend(group()))
+    is_gloo = "gloo" in backend
+    if symmetric_memory and group.size > 1:
+        reason = f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
+        if is_gloo:
+            try:
+                return shm.connect(group)
+            except shm.UnavailableError as error:
+                reason = str(error)
+        if dist.get_rank() == 0:
+            logger.warning(
+                "compile.symmetric_memory: %s; %d ranks communicate over %s instead (slower, same "
+                "results)",
+                reason,
+                group.size,
+                backend,
+            )
+    return GlooCollectives(group) if is_gloo else C10dCollectives(group)

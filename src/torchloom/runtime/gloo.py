@@ -23,6 +23,7 @@ from torch import Tensor
 
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.packing import pack, split_by_size, unpack
+from torchloom.runtime.summing import sum_into
 
 _TAG = 1 << 20
 """Keeps these messages apart from a user's own sends; those of one pair arrive in order."""
@@ -98,7 +99,7 @@ class GlooCollectives:
         def finish() -> None:
             _wait_all(works)
             for inbox, target in zip(inboxes, targets, strict=True):
-                _sum_into(target, inbox, scale)
+                sum_into(target, inbox, scale)
             if split.packed:
                 unpack(targets[-1], small)
             rows.clear()
@@ -163,17 +164,3 @@ def _padded_row(full: Tensor, rank: int, numel: int) -> Tensor:
     row = _row(full, rank, numel)
     missing = numel - row.numel()
     return torch.nn.functional.pad(row, (0, missing)) if missing else row
-
-
-def _sum_into(out: Tensor, parts: Sequence[Tensor], scale: float) -> None:
-    """Write the scaled sum over ranks 0, 1, ... into `out`; padding becomes zero."""
-    valid = out[: parts[0].numel()]
-    if len(parts) == 1:
-        valid.copy_(parts[0])
-    else:
-        torch.add(parts[0].to(out.dtype), parts[1].to(out.dtype), out=valid)
-    for part in parts[2:]:
-        valid.add_(part)
-    if scale != 1.0:
-        valid.mul_(scale)
-    out[valid.numel() :].zero_()

@@ -117,6 +117,8 @@ def _write_back(
         dist.broadcast(whole, src=modifier_rank)
     with torch.no_grad():
         if spec.mode == "sharded":
-            param.data.copy_(cut(whole, layout.rank, spec.shard_numel))
+            # Through detach(), not .data: torch counts the write, by which gathered copies of the
+            # weight are known to be out of date.
+            param.detach().copy_(cut(whole, layout.rank, spec.shard_numel))
         else:
-            param.data.copy_(whole)
+            param.detach().copy_(whole)

@@ -31,12 +31,16 @@ from torchloom.cli.train.stop import EXIT_INTERRUPTED
 _TERMINATE = (signal.SIGINT, signal.SIGTERM)
 
 
-def launch(worker_argv: Sequence[str], nproc: int) -> int:
+SAVING = "saving after this step; once more to quit at once"
+
+
+def launch(worker_argv: Sequence[str], nproc: int, on_signal: str = SAVING) -> int:
     """Run `python -m torchloom ARGV` in `nproc` processes; return the exit code of the run.
 
     Args:
         worker_argv: the arguments after `torchloom`.
         nproc: how many ranks to start on this host.
+        on_signal: what the ranks do when they are signalled, for the terminal.
     """
     num_cores = len(os.sched_getaffinity(0))
     envs.set_default("OMP_NUM_THREADS", str(max(1, num_cores // nproc)))
@@ -44,13 +48,13 @@ def launch(worker_argv: Sequence[str], nproc: int) -> int:
     envs.set_default("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGHUP,SIGQUIT")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     agent = _agent(worker_argv, nproc)
-    relay = _Relay(agent)
+    relay = _Relay(agent, on_signal)
     try:
         with relay.listening():
             result = agent.run()
     except SignalException:
         return EXIT_INTERRUPTED
-    return _exit_code(result, relay)
+    return _exit_code(result, relay, worker_argv[0])
 
 
 def _agent(worker_argv: Sequence[str], nproc: int) -> LocalElasticAgent:
@@ -79,8 +83,9 @@ def _agent(worker_argv: Sequence[str], nproc: int) -> LocalElasticAgent:
 class _Relay:
     """Pass the first signal to each worker; a second one kills them."""
 
-    def __init__(self, agent: LocalElasticAgent) -> None:
+    def __init__(self, agent: LocalElasticAgent, on_signal: str) -> None:
         self._agent = agent
+        self._on_signal_words = on_signal
         self.received: signal.Signals | None = None
 
     @contextmanager
@@ -99,7 +104,7 @@ class _Relay:
             raise KeyboardInterrupt
         if self.received is None:
             self.received = signal.Signals(number)
-            print(f"\n{self.received.name}: saving after this step; once more to quit at once")
+            print(f"\n{self.received.name}: {self._on_signal_words}")
             _signal_all(pids, self.received)
         else:
             _signal_all(pids, signal.SIGKILL)
@@ -113,7 +118,7 @@ def _signal_all(pids: Sequence[int], sig: signal.Signals) -> None:
             continue
 
 
-def _exit_code(result: RunResult, relay: _Relay) -> int:
+def _exit_code(result: RunResult, relay: _Relay, command: str) -> int:
     if not result.is_failed():
         return 0
     if relay.received is not None:
@@ -125,5 +130,5 @@ def _exit_code(result: RunResult, relay: _Relay) -> int:
         cause = f"was killed by {name}; SIGKILL often means that the host ran out of memory"
     else:
         cause = f"failed with exit code {failure.exitcode}; see its message above"
-    print(f"torchloom train: rank {rank} {cause}", file=sys.stderr)
+    print(f"torchloom {command}: rank {rank} {cause}", file=sys.stderr)
     return 1

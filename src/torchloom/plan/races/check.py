@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchloom.plan.races.events import IN_ORDER, Event, Free, Schedule, Start, Use, Wait
+from torchloom.plan.races.events import IN_ORDER, Event, Schedule, Start, Use, Wait
 
 Kind = Literal[
     "read before arrival",

@@ -60,8 +60,9 @@ def _memories(nodes: list[fx.Node], owner: dict[fx.Node, str]) -> frozenset[str]
 
 def _written(node: fx.Node, owner: dict[fx.Node, str]) -> frozenset[str]:
     """Memory that a call makes or changes: its result, its picks, and what its schema mutates."""
-    picks = [user for user in node.users if user.target is operator.getitem]
-    made = [node, *picks]
+    made = [node]
+    for each in made:  # grows while it is walked: results may be nested
+        made += [user for user in each.users if user.target is operator.getitem]
     if isinstance(node.target, OpOverload):
         for arg, given in zip(node.target._schema.arguments, node.args, strict=False):
             if arg.alias_info is not None and arg.alias_info.is_write:

@@ -20,21 +20,33 @@ _SCRIPTS = (
     "dom.js",
     "data.js",
     "lanes.js",
+    "flame.js",
+    "colour.js",
     "code.js",
     "diff.js",
     "graph_parse.js",
     "graph_groups.js",
+    "graph_layout.js",
+    "graph_draw.js",
+    "graph_detail.js",
+    "graph_open.js",
     "graph_view.js",
+    "recompiles.js",
+    "fixes.js",
     "overview.js",
     "function.js",
     "guards.js",
     "passes.js",
+    "entry_graphs.js",
+    "entry_parts.js",
     "entry.js",
+    "steps.js",
     "timeline.js",
     "events.js",
     "app.js",
 )
 """In the order in which they are joined; together they are one scope."""
+_STYLES = ("theme.css", "style.css", "code.css", "charts.css", "graph.css")
 _LIBRARIES = ("uplot-1.6.32", "dagre-3.1.3")
 
 
@@ -98,7 +110,7 @@ def _script() -> str:
 
 @cache
 def _style() -> str:
-    return _asset("vendor/uplot-1.6.32.min.css") + "\n" + _asset("style.css")
+    return "\n".join(_asset(name) for name in ("vendor/uplot-1.6.32.min.css", *_STYLES))
 
 
 @cache

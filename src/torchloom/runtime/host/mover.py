@@ -95,6 +95,12 @@ class Mover:
         self._note(results, self.begin_copy("to_device", list(zip(hosts, results, strict=True))))
         return results
 
+    def fetch(self, host: Tensor) -> Tensor:
+        """Return a copy of a tensor of host memory on the device, valid at once."""
+        results = self.begin_reload([host])
+        self.wait(results)
+        return results[0]
+
     def begin_copy(self, direction: Direction, pairs: Pairs) -> Ticket:
         """Begin copies into memory that the caller owns; the ticket's `finish` makes them valid.
 

@@ -1,13 +1,23 @@
 // The views by the address: #overview, #fn/NAME, #entry/ID/PART, #timeline, #events.
 
 const VIEWS_BY_TAB = {
-  overview: overviewView, fn: functionView, entry: entryView, timeline: timelineView, events: eventsView,
+  overview: overviewView,
+  fn: functionView,
+  entry: entryView,
+  timeline: timelineView,
+  events: eventsView,
 };
-const MAIN_TABS = [["overview", "Overview"], ["fn", "Functions"], ["entry", "Entries"], ["timeline", "Timeline"], ["events", "Events"]];
+const MAIN_TABS = [
+  ["overview", "Overview"],
+  ["fn", "Functions"],
+  ["entry", "Entries"],
+  ["timeline", "Timeline"],
+  ["events", "Events"],
+];
 
 function route() {
   const [tab, ...rest] = location.hash.slice(1).split("/").map(decode);
-  if (tab === "view") return;  // the skip link
+  if (tab === "view") return; // the skip link
   const key = VIEWS_BY_TAB[tab] ? tab : "overview";
   const view = document.getElementById("view");
   markTab(document.getElementById("tabs"), key);
@@ -17,32 +27,50 @@ function route() {
     view.replaceChildren(...[VIEWS_BY_TAB[key](...rest)].flat(Infinity).filter(Boolean));
   } catch (error) {
     console.error(error);
-    view.replaceChildren(empty(`This view could not be drawn: ${error.message}. The other views may work.`));
+    view.replaceChildren(
+      empty(`This view could not be drawn: ${error.message}. The other views may work.`),
+    );
   }
   view.dataset.ready = String(Number(view.dataset.ready || 0) + 1);
 }
 
 function decode(part) {
-  try { return decodeURIComponent(part); } catch { return part; }
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
+
+const THEME_KEY = "torchloom-theme";
 
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
-  const toggle = document.getElementById("theme");
-  toggle.setAttribute("aria-pressed", String(name === "dark"));
-  try { localStorage.setItem("torchloom-theme", name); } catch { /* a page from a file may have no store */ }
+  document.getElementById("theme").setAttribute("aria-pressed", String(name === "dark"));
   document.dispatchEvent(new Event("themechange"));
 }
 
+// The system's theme, until the user picks one. A page from a file may have no store.
 function startTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)");
   let kept = null;
-  try { kept = localStorage.getItem("torchloom-theme"); } catch { /* as above */ }
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = () => document.documentElement.dataset.theme || (dark ? "dark" : "light");
-  if (kept === "dark" || kept === "light") setTheme(kept);
-  const toggle = document.getElementById("theme");
-  toggle.setAttribute("aria-pressed", String(now() === "dark"));
-  toggle.addEventListener("click", () => setTheme(now() === "dark" ? "light" : "dark"));
+  try {
+    kept = localStorage.getItem(THEME_KEY);
+  } catch {
+    /* no store: the choice lasts as long as the page */
+  }
+  const ofSystem = () => (system.matches ? "dark" : "light");
+  setTheme(kept === "dark" || kept === "light" ? kept : ofSystem());
+  system.addEventListener("change", () => kept || setTheme(ofSystem()));
+  document.getElementById("theme").addEventListener("click", () => {
+    kept = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    setTheme(kept);
+    try {
+      localStorage.setItem(THEME_KEY, kept);
+    } catch {
+      /* as above */
+    }
+  });
 }
 
 async function start() {
@@ -54,7 +82,9 @@ async function start() {
     document.getElementById("view").replaceChildren(empty(error.message));
     return;
   }
-  tabs(document.getElementById("tabs"), MAIN_TABS, "overview", (key) => { location.hash = key; });
+  tabs(document.getElementById("tabs"), MAIN_TABS, "overview", (key) => {
+    location.hash = key;
+  });
   addEventListener("hashchange", route);
   route();
   document.getElementById("view").dataset.openMs = (performance.now() - began).toFixed(0);

@@ -1,44 +1,43 @@
-// Code with line numbers, search and light colouring; long texts draw only the lines in sight.
+// Code with line numbers and search; long texts draw only the lines in sight.
 
-const LINE = 18, ALL_LINES = 400;
-const PYTHON = /(#.*)|("""[\s\S]*?"""|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*")|\b(\d[\w.]*)\b|\b(def|class|return|if|else|elif|for|while|in|is|not|and|or|import|from|as|with|None|True|False|del|try|except|finally|raise|lambda|global|yield|pass|assert|self|async|await)\b/g;
-const CPP = /(\/\/.*|^\s*#.*)|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|\b(\d[\w.]*)\b|\b(auto|bool|break|case|char|class|const|constexpr|continue|double|else|enum|extern|float|for|if|inline|int|int32_t|int64_t|long|namespace|return|short|signed|sizeof|static|static_cast|struct|switch|template|typename|unsigned|using|void|while)\b/g;
-const CLASSES = [null, "t-c", "t-s", "t-n", "t-k"];
-
-function colour(line, language) {
-  if (line.length > 4000) return [line];
-  const found = [];
-  let at = 0;
-  for (const m of line.matchAll(language === "cpp" ? CPP : PYTHON)) {
-    const i = m.findIndex((g, n) => n > 0 && g !== undefined);
-    if (m.index > at) found.push(line.slice(at, m.index));
-    found.push(el("span", { class: CLASSES[i] }, m[0]));
-    at = m.index + m[0].length;
-  }
-  if (at < line.length) found.push(line.slice(at));
-  return found;
-}
-
+const LINE = 18,
+  ALL_LINES = 400;
 // options: language, first (number of the first line), classes (line index -> class), label
 function codeView(text, options = {}) {
   const lines = (text || "").replace(/\n$/, "").split("\n");
   const digits = String((options.first || 1) + lines.length).length;
   const widest = lines.reduce((most, l) => Math.max(most, l.length), 0);
-  const body = el("div", { class: "lines", style: `height:${lines.length * LINE}px;min-width:${widest + digits + 4}ch` });
-  const box = el("div", {
-    class: "code", tabindex: "0", role: "region", "aria-label": options.label || "code",
-    style: `height:${Math.min(lines.length, 34) * LINE + 26}px`,
-  }, body);
+  const body = el("div", {
+    class: "lines",
+    style: `height:${lines.length * LINE}px;min-width:${widest + digits + 4}ch`,
+  });
+  const box = el(
+    "div",
+    {
+      class: "code",
+      tabindex: "0",
+      role: "region",
+      "aria-label": options.label || "code",
+      style: `height:${Math.min(lines.length, 34) * LINE + 26}px`,
+    },
+    body,
+  );
+  const modes = colourModes(lines, options.language);
   const state = { hit: -1, drawn: "" };
   const draw = () => {
     const all = lines.length <= ALL_LINES;
     const from = all ? 0 : Math.max(0, Math.floor(box.scrollTop / LINE) - 20);
-    const to = all ? lines.length : Math.min(lines.length, from + Math.ceil((box.clientHeight || 640) / LINE) + 40);
+    const to = all
+      ? lines.length
+      : Math.min(lines.length, from + Math.ceil((box.clientHeight || 640) / LINE) + 40);
     const key = `${from} ${to} ${state.hit}`;
     if (key === state.drawn) return;
     state.drawn = key;
-    body.replaceChildren(...lines.slice(from, to).map((line, i) =>
-      codeLine(line, from + i, digits, options, from + i === state.hit)));
+    body.replaceChildren(
+      ...lines
+        .slice(from, to)
+        .map((line, i) => codeLine(line, modes[from + i], from + i, digits, options, state.hit)),
+    );
   };
   box.addEventListener("scroll", draw, { passive: true });
   new ResizeObserver(draw).observe(box);
@@ -51,12 +50,15 @@ function codeView(text, options = {}) {
   return { box, show, lines };
 }
 
-function codeLine(line, i, digits, options, isHit) {
+function codeLine(line, mode, i, digits, options, hit) {
   const number = String((options.first || 1) + i).padStart(digits);
   const more = options.classes?.(i) || "";
-  return el("div", { class: `line ${more}${isHit ? " hit" : ""}`, style: `top:${i * LINE}px` },
+  return el(
+    "div",
+    { class: `line ${more}${i === hit ? " hit" : ""}`, style: `top:${i * LINE}px` },
     el("span", { class: "no", "aria-hidden": "true" }, number),
-    options.language === "plain" ? line : colour(line, options.language));
+    colour(line, mode),
+  );
 }
 
 function code(text, options) {
@@ -79,17 +81,34 @@ function searchable(text, options = {}) {
     const low = word.toLowerCase();
     state.at = -1;
     state.hits = [];
-    if (low) view.lines.forEach((l, i) => { if (l.toLowerCase().includes(low)) state.hits.push(i); });
+    if (low)
+      view.lines.forEach((l, i) => {
+        if (l.toLowerCase().includes(low)) state.hits.push(i);
+      });
     told.textContent = low ? "no line" : count(view.lines.length, "line");
     if (!low) view.show(-1);
     step(1);
   };
   const input = el("input", {
-    type: "search", placeholder: "Search", "aria-label": "Search the text",
+    type: "search",
+    placeholder: "Search",
+    "aria-label": "Search the text",
     oninput: debounce(() => find(input.value), 120),
-    onkeydown: (e) => { if (e.key === "Enter") { e.preventDefault(); step(e.shiftKey ? -1 : 1); } },
+    onkeydown: (e) => {
+      if (e.key === "Enter") {
+        e.preventDefault();
+        step(e.shiftKey ? -1 : 1);
+      }
+    },
   });
-  const bar = el("div", { class: "bar" }, input, button("Previous line", "↑", () => step(-1)),
-    button("Next line", "↓", () => step(1)), told, options.extra);
+  const bar = el(
+    "div",
+    { class: "bar" },
+    input,
+    button("Previous line", "↑", () => step(-1)),
+    button("Next line", "↓", () => step(1)),
+    told,
+    options.extra,
+  );
   return { node: el("div", {}, bar, view.box), show: view.show };
 }

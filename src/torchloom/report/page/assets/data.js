@@ -4,8 +4,10 @@ const data = { record: null, functions: [], entries: [], breaks: [], root: "" };
 
 async function readRecord() {
   if (typeof DecompressionStream === "undefined") {
-    throw new Error("This browser cannot unpack the record: it lacks DecompressionStream " +
-      "(Chrome 80, Firefox 113, Safari 16.4 have it).");
+    throw new Error(
+      "This browser cannot unpack the record: it lacks DecompressionStream " +
+        "(Chrome 80, Firefox 113, Safari 16.4 have it).",
+    );
   }
   const coded = atob(document.getElementById("record").textContent.trim());
   const raw = Uint8Array.from(coded, (c) => c.charCodeAt(0));
@@ -48,7 +50,8 @@ function index() {
 
 function unique(name, items) {
   const taken = new Set(items.map((i) => i.id));
-  let id = name, n = 2;
+  let id = name,
+    n = 2;
   while (taken.has(id)) id = `${name}~${n++}`;
   return id;
 }
@@ -58,7 +61,8 @@ function commonFolder(files) {
   if (!paths.length) return "";
   let head = paths[0].slice(0, paths[0].lastIndexOf("/") + 1);
   for (const path of paths) {
-    while (head && !path.startsWith(head)) head = head.slice(0, head.lastIndexOf("/", head.length - 2) + 1);
+    while (head && !path.startsWith(head))
+      head = head.slice(0, head.lastIndexOf("/", head.length - 2) + 1);
   }
   return head.length > 1 ? head : "";
 }
@@ -87,8 +91,10 @@ const entriesOf = (item) => data.entries.filter((e) => e.owner === item);
 const fnHash = (item) => "fn/" + encodeURIComponent(item.id);
 const entryHash = (item, sub) => "entry/" + encodeURIComponent(item.id) + (sub ? "/" + sub : "");
 const entryByName = (item, name) =>
-  data.entries.find((e) => e.owner === item.owner && e.entry.compile_id === name &&
-    e.entry.epoch === item.entry.epoch);
+  data.entries.find(
+    (e) =>
+      e.owner === item.owner && e.entry.compile_id === name && e.entry.epoch === item.entry.epoch,
+  );
 
 // `file:line in function` to its parts.
 function parsePlace(place) {
@@ -96,20 +102,8 @@ function parsePlace(place) {
   return m ? { file: m[1], line: Number(m[2]), where: m[3] || "" } : null;
 }
 
-// Recompiles that one fix would end: of one function, about one value.
-function recompileCauses() {
-  const found = new Map();
-  for (const item of data.entries) {
-    for (const each of item.entry.recompiles) {
-      // Without a source, the check itself names the value: `n == 'a'`.
-      const value = each.source || each.expected.split(/ (?:==|!=|<=|>=|<|>|is|in) /)[0] || each.text;
-      const key = [item.owner.id, value, each.fix].join("\n");
-      const seen = found.get(key) || { item, each, entries: new Set(), values: new Set(), checks: new Set() };
-      seen.entries.add(item);
-      if (each.expected) seen.checks.add(each.expected.trim());
-      if (each.actual) seen.values.add(each.actual);
-      found.set(key, seen);
-    }
-  }
-  return [...found.values()].sort((a, b) => b.entries.size - a.entries.size);
+// What Dynamo calls torch_dynamo_resume_in_f_at_3 is the rest of f behind a graph break.
+function nameOf(fn) {
+  const rest = /^torch_dynamo_resume_in_(.+)_at_(\d+)$/.exec(fn.name);
+  return rest ? `${rest[1]}, from line ${rest[2]} on` : fn.name;
 }

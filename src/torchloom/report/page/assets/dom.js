@@ -45,23 +45,42 @@ function section(title, ...children) {
 function table(columns, rows, attrs) {
   const head = columns.map((c) => el("th", { scope: "col", class: c.class }, c.name || c));
   const body = rows.map((row) =>
-    el("tr", {}, row.map((cell, i) => el("td", { class: columns[i].class }, cell))),
+    el(
+      "tr",
+      {},
+      row.map((cell, i) =>
+        el("td", { class: columns[i].class, "data-name": columns[i].name }, cell),
+      ),
+    ),
   );
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "table" },
-    el("table", attrs, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "table" },
+    el("table", attrs, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)),
+  );
 }
 
 function pairs(rows) {
-  const parts = rows.filter((r) => r[1] !== null && r[1] !== undefined && r[1] !== "")
+  const parts = rows
+    .filter((r) => r[1] !== null && r[1] !== undefined && r[1] !== "")
     .map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)));
   return el("dl", {}, parts);
 }
 
 function choice(label, options, value, onchange) {
-  const select = el("select", { onchange: () => onchange(select.value) },
-    options.map((o) => o.items
-      ? el("optgroup", { label: o.name }, o.items.map((i) => option(i, value)))
-      : option(o, value)));
+  const select = el(
+    "select",
+    { onchange: () => onchange(select.value) },
+    options.map((o) =>
+      o.items
+        ? el(
+            "optgroup",
+            { label: o.name },
+            o.items.map((i) => option(i, value)),
+          )
+        : option(o, value),
+    ),
+  );
   return el("label", { class: "choice" }, el("span", {}, label), select);
 }
 
@@ -71,11 +90,21 @@ function option(o, value) {
 
 // A row of tabs: arrow keys, Home and End move, as the ARIA pattern has it.
 function tabs(list, names, current, onpick) {
-  const buttons = names.map(([key, name]) => el("button", {
-    type: "button", role: "tab", id: `${list.id || "sub"}-${key}`, "data-key": key,
-    "aria-selected": String(key === current), tabindex: key === current ? "0" : "-1",
-    onclick: () => onpick(key),
-  }, name));
+  const buttons = names.map(([key, name]) =>
+    el(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        id: `${list.id || "sub"}-${key}`,
+        "data-key": key,
+        "aria-selected": String(key === current),
+        tabindex: key === current ? "0" : "-1",
+        onclick: () => onpick(key),
+      },
+      name,
+    ),
+  );
   list.replaceChildren(...buttons);
   list.onkeydown = (event) => {
     const at = buttons.indexOf(document.activeElement);
@@ -103,6 +132,20 @@ function markTab(list, current) {
   }
 }
 
+function button(title, text, onclick) {
+  return el("button", { type: "button", title, "aria-label": title, onclick }, text);
+}
+
+// Keys of a focused picture; combinations stay the browser's.
+function onKeys(target, keys) {
+  target.addEventListener("keydown", (event) => {
+    const act = keys[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act();
+  });
+}
+
 function debounce(call, wait_ms) {
   let timer = 0;
   return (...args) => {
@@ -125,11 +168,17 @@ function seconds(s) {
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let i = 0;
-  while (Math.abs(n) >= 1024 && i < units.length - 1) { n /= 1024; i++; }
+  while (Math.abs(n) >= 1024 && i < units.length - 1) {
+    n /= 1024;
+    i++;
+  }
   return `${i && Math.abs(n) < 100 ? n.toFixed(1) : Math.round(n)} ${units[i]}`;
 }
 
-// A path without the folder that all files of the record share.
+// A path without the folder that all files of the record share; of one elsewhere, its end.
 function short(place) {
-  return (place || "").replace(/^.*\/site-packages\//, "").replace(data.root, "");
+  const text = place || "";
+  if (data.root && text.startsWith(data.root)) return text.slice(data.root.length);
+  const installed = text.replace(/^.*\/site-packages\//, "");
+  return installed.replace(/^\/.*?((?:\/[^/]+){3})$/, "…$1");
 }

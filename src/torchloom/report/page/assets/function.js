@@ -2,46 +2,121 @@
 
 function functionView(id) {
   if (!data.functions.length) return empty("No function was compiled while watching.");
-  const item = data.functions.find((f) => f.id === id) || data.functions.find((f) => f.fn.name === id) || data.functions[0];
+  const item =
+    data.functions.find((f) => f.id === id) ||
+    data.functions.find((f) => f.fn.name === id) ||
+    data.functions[0];
   const f = item.fn;
-  const pick = choice("Function", data.functions.map((o) => ({ value: o.id, name: " ".repeat(o.depth * 2) + o.fn.name })), item.id,
-    (value) => { location.hash = "fn/" + encodeURIComponent(value); });
+  const pick = choice(
+    "Function",
+    data.functions.map((o) => ({ value: o.id, name: "\u00a0".repeat(o.depth * 2) + nameOf(o.fn) })),
+    item.id,
+    (value) => {
+      location.hash = "fn/" + encodeURIComponent(value);
+    },
+  );
   const children = data.functions.filter((o) => o.parent === item);
   return [
     el("div", { class: "bar" }, pick),
-    pairs([["place", el("code", {}, `${f.file}:${f.line}`)],
-      ["continues", item.parent && jump(fnHash(item.parent), item.parent.fn.name)],
-      ["calls served by entries", f.num_hits], ["calls that compiled or found no entry", f.num_misses],
-      ["runs eagerly", f.skipped], ["reset", f.epoch ? `after ${count(f.epoch, "reset")}` : ""]]),
+    pairs([
+      ["place", el("code", {}, `${f.file}:${f.line}`)],
+      ["name of its code", nameOf(f) !== f.name ? el("code", {}, f.name) : null],
+      ["continues", item.parent && jump(fnHash(item.parent), nameOf(item.parent.fn))],
+      ["calls served by entries", f.num_hits],
+      ["calls that fitted no entry at first", f.num_misses],
+      ["runs eagerly", f.skipped],
+      ["reset", f.epoch ? `after ${count(f.epoch, "reset")}` : ""],
+    ]),
     section("Entries", entryTable(item)),
     section("Graph breaks", breakList(item)),
     section("Source", sourceView(item)),
-    children.length ? section("Continued after a break in", el("ul", {}, children.map((c) => el("li", {}, jump(fnHash(c), c.fn.name), ` line ${c.fn.line}, ${count(c.fn.entries.length, "entry", "entries")}`)))) : null,
+    children.length
+      ? section(
+          "Continued after a break in",
+          el(
+            "ul",
+            {},
+            children.map((c) =>
+              el(
+                "li",
+                {},
+                jump(fnHash(c), nameOf(c.fn)),
+                ` line ${c.fn.line}, ${count(c.fn.entries.length, "entry", "entries")}`,
+              ),
+            ),
+          ),
+        )
+      : null,
   ];
 }
 
 function entryTable(item) {
-  const rows = entriesOf(item).map((e) => {
-    const entry = e.entry, why = entry.recompiles.at(-1);
-    return [jump(entryHash(e), e.name), String(entry.guards.length), String(entry.kernels.length),
-      String(entry.num_hits), seconds(compileSeconds(entry)), entry.status,
-      why ? el("span", {}, why.source ? `${why.source}: ` : "", why.expected ? `${why.expected}, got ${why.actual || "another"}` : why.text) : "first entry"];
-  });
-  if (!rows.length) return empty(item.fn.skipped ? "None: Dynamo runs this function eagerly." : "None: no call of it was compiled while watching.");
-  return table([{ name: "entry" }, { name: "guards", class: "num" }, { name: "kernels", class: "num" },
-    { name: "calls", class: "num" }, { name: "compile time", class: "num" }, { name: "status" }, { name: "why it was made" }], rows);
+  const rows = entriesOf(item).map((e) => [
+    jump(entryHash(e), e.name),
+    String(e.entry.guards.length),
+    String(e.entry.kernels.length),
+    String(e.entry.num_hits),
+    seconds(compileSeconds(e.entry)),
+    e.entry.status,
+    whyMade(e),
+  ]);
+  if (!rows.length) {
+    return empty(
+      item.fn.skipped
+        ? "None: Dynamo runs this function eagerly."
+        : "None: no call of it was compiled while watching.",
+    );
+  }
+  const numbers = ["guards", "kernels", "calls", "compile time"];
+  return table(
+    [
+      { name: "entry" },
+      ...numbers.map((name) => ({ name, class: "num" })),
+      { name: "status" },
+      { name: "why it was made" },
+    ],
+    rows,
+    { class: "stack" },
+  );
 }
 
 function breakList(item) {
   const own = data.breaks.filter((b) => b.owner === item);
-  if (!own.length) return empty("None: each of its graphs reaches from the first line to the last.");
-  return own.map(({ each, count: times, place, item: entry }) => el("article", { class: "break" },
-    el("h3", {}, each.reason, " ", el("span", { class: "faint" }, each.gb_type)),
-    el("p", {}, "At ", el("code", {}, short(place)), times > 1 ? `, met ${times} times` : "", entry ? [", in entry ", jump(entryHash(entry), entry.name)] : ", and no entry was made"),
-    each.explanation ? el("p", {}, prose(each.explanation)) : null,
-    each.hints.length ? el("ul", {}, each.hints.map((h) => el("li", {}, prose(h)))) : null,
-    each.user_stack.length ? el("details", {}, el("summary", {}, "Stack, innermost last"), el("pre", { class: "text" }, each.user_stack.join("\n"))) : null,
-    each.doc_url ? el("p", {}, "More: ", link(each.doc_url)) : null));
+  if (!own.length) return empty("None: every graph of it reaches the end.");
+  return own.map(({ each, count: times, place, item: entry }) =>
+    el(
+      "article",
+      { class: "break" },
+      el("h3", {}, each.reason, " ", el("span", { class: "faint" }, each.gb_type)),
+      el(
+        "p",
+        {},
+        "At ",
+        el("code", {}, short(place)),
+        times > 1 ? `, met ${times} times` : "",
+        entry
+          ? [", first in entry ", jump(entryHash(entry), entry.name)]
+          : ", and no entry was made",
+      ),
+      each.explanation ? el("p", {}, prose(each.explanation)) : null,
+      each.hints.length
+        ? el(
+            "ul",
+            {},
+            each.hints.map((h) => el("li", {}, prose(h))),
+          )
+        : null,
+      each.user_stack.length
+        ? el(
+            "details",
+            {},
+            el("summary", {}, "Stack, innermost last"),
+            el("pre", { class: "text" }, each.user_stack.join("\n")),
+          )
+        : null,
+      each.doc_url ? el("p", {}, "More: ", link(each.doc_url)) : null,
+    ),
+  );
 }
 
 // The rest of a function has no text of its own: it lies in that of the function it continues.
@@ -54,32 +129,70 @@ function sourceOwner(item) {
 
 function sourceView(item) {
   const owner = sourceOwner(item);
-  if (!owner) return empty(`The text of the function was not recorded: ${item.fn.file} could not be read.`);
-  const { file, line } = owner.fn, lines = owner.fn.source.replace(/\n$/, "").split("\n");
-  const breaks = new Map(), guards = new Map();
-  const near = (n) => n >= line && n < line + lines.length;
-  for (const b of data.breaks) {
-    const at = parsePlace(b.place);
-    if (at && at.file === file && near(at.line)) breaks.set(at.line, [...(breaks.get(at.line) || []), b.each]);
+  if (!owner) {
+    return empty(`The text of the function was not recorded: ${item.fn.file} could not be read.`);
   }
-  for (const e of entriesOf(item)) {
-    for (const guard of e.entry.guards) {
-      const at = parsePlace(guard.user_line);
-      if (at && at.file === file && near(at.line)) guards.set(at.line, (guards.get(at.line) || new Set()).add(guard.english));
-    }
-  }
-  return [el("p", { class: "told" }, "Marks: ", el("span", { class: "tag bad" }, "break"), " a graph ends here, ",
-    el("span", { class: "tag info" }, "guards"), " conditions that began here."),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "source" },
-      el("table", { class: "source" }, el("tbody", {}, lines.map((text, i) => sourceLine(text, line + i, breaks, guards, item)))))];
+  const lines = dedent(owner.fn.source.trimEnd().split("\n"));
+  const marks = sourceMarks(item, owner.fn, lines.length);
+  const modes = colourModes(lines);
+  const rows = lines.map((text, i) => sourceLine(text, modes[i], owner.fn.line + i, marks, item));
+  const key = [
+    marks.breaks.size ? [el("span", { class: "tag bad" }, "break"), " a graph ends here. "] : null,
+    marks.guards.size
+      ? [el("span", { class: "tag info" }, "guards"), " conditions that began here."]
+      : null,
+  ];
+  return [
+    el("p", { class: "told" }, key),
+    el(
+      "div",
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "source" },
+      el("table", { class: "source" }, el("tbody", {}, rows)),
+    ),
+  ];
 }
 
-function sourceLine(text, n, breaks, guards, item) {
-  const ends = breaks.get(n), born = guards.get(n);
-  return el("tr", { class: ends ? "cut" : n === item.fn.line ? "start" : null },
+function dedent(lines) {
+  const widths = lines.filter((l) => l.trim()).map((l) => /^\s*/.exec(l)[0].length);
+  const common = Math.min(...widths);
+  return lines.map((l) => l.slice(common));
+}
+
+// By line: the breaks that lie in the text of a function, and the guards of its entries.
+function sourceMarks(item, { file, line }, numLines) {
+  const breaks = new Map();
+  const guards = new Map();
+  const lineOf = (place) => {
+    const at = parsePlace(place);
+    const isNear = at && at.file === file && at.line >= line && at.line < line + numLines;
+    return isNear ? at.line : null;
+  };
+  for (const b of data.breaks) {
+    const n = lineOf(b.place);
+    if (n !== null) breaks.set(n, [...(breaks.get(n) || []), b.each]);
+  }
+  for (const guard of entriesOf(item).flatMap((e) => e.entry.guards)) {
+    const n = lineOf(guard.user_line);
+    if (n !== null) guards.set(n, (guards.get(n) || new Set()).add(guard.english));
+  }
+  return { breaks, guards };
+}
+
+function sourceLine(text, mode, n, marks, item) {
+  const ends = marks.breaks.get(n);
+  const born = marks.guards.get(n);
+  return el(
+    "tr",
+    { class: ends ? "cut" : n === item.fn.line ? "start" : null },
     el("td", { class: "no" }, n),
-    el("td", { class: "marks" },
-      ends && el("span", { class: "tag bad", title: ends.map((b) => b.reason).join("\n") }, "break"),
-      born && el("span", { class: "tag info", title: [...born].join("\n") }, count(born.size, "guard"))),
-    el("td", {}, el("pre", {}, colour(text, "python"))));
+    el(
+      "td",
+      { class: "marks" },
+      ends &&
+        el("span", { class: "tag bad", title: ends.map((b) => b.reason).join("\n") }, "break"),
+      born &&
+        el("span", { class: "tag info", title: [...born].join("\n") }, count(born.size, "guard")),
+    ),
+    el("td", {}, el("pre", {}, colour(text, mode))),
+  );
 }

@@ -1,22 +1,30 @@
 // Nodes into boxes: layers, modules inside them, lines of source inside those; each a run of
 // neighbours, so that a picture of groups is acyclic wherever the graph is.
 
-const SHOWN_FIRST = 150, SHOWN_MOST = 300;
+const OUTPUT_KEY = "\0output";
+const SHOWN_FIRST = 150; // boxes at first
+const SHOWN_MOST = 400; // boxes at once: drawing more takes seconds
 
 // Returns the root {label, children, nodes}; leaves of the tree are nodes of the graph.
 function groupGraph(graph) {
   const order = placeInputs(graph.nodes);
   const inner = order.filter((n) => n.kind !== "input");
   const layers = spread(inner.map((n) => layerOf(n.module)));
-  const modules = spread(inner.map((n) => n.module), layers);
+  const modules = spread(
+    inner.map((n) => n.module),
+    layers,
+  );
   const lines = inner.map((n) => (n.source ? `${n.source.place} in ${n.source.where}` : ""));
   const keys = new Map(inner.map((n, i) => [n, [layers[i], modules[i], lines[i]]]));
   // From the end: an input is where the node after it is, its first user.
   let next = ["", "", ""];
-  const items = [...order].reverse().map((n) => {
-    next = keys.get(n) || next;
-    return { node: n, keys: next };
-  }).reverse();
+  const items = [...order]
+    .reverse()
+    .map((n) => {
+      next = keys.get(n) || next;
+      return { node: n, keys: next };
+    })
+    .reverse();
   const root = { id: "g", label: "graph", children: runs(items, 0, "g"), nodes: order };
   root.children = chunks(root.children, "g");
   return root;
@@ -24,16 +32,20 @@ function groupGraph(graph) {
 
 // An input stands before its first user: else all of a model's weights would be one far row.
 function placeInputs(nodes) {
-  const user = new Map(), inputs = new Map(nodes.filter((n) => n.kind === "input").map((n) => [n.name, n]));
-  for (const n of nodes) for (const name of n.inputs) if (inputs.has(name) && !user.has(name)) user.set(name, n);
+  const user = new Map(),
+    inputs = new Map(nodes.filter((n) => n.kind === "input").map((n) => [n.name, n]));
+  for (const n of nodes)
+    for (const name of n.inputs) if (inputs.has(name) && !user.has(name)) user.set(name, n);
   const before = new Map();
   for (const [name, n] of inputs) {
     const at = user.get(name);
     if (at) before.set(at, [...(before.get(at) || []), n]);
   }
   const unused = [...inputs.values()].filter((n) => !user.has(n.name));
-  return [...unused, ...nodes.filter((n) => n.kind !== "input")
-    .flatMap((n) => [...(before.get(n) || []), n])];
+  return [
+    ...unused,
+    ...nodes.filter((n) => n.kind !== "input").flatMap((n) => [...(before.get(n) || []), n]),
+  ];
 }
 
 const layerOf = (path) => {
@@ -55,16 +67,24 @@ function spread(keys, within) {
 }
 
 function runs(items, level, path) {
-  if (level === 3) return items.map((i) => ({ id: path + "/" + i.node.name, node: i.node, nodes: [i.node] }));
+  if (level === 3)
+    return items.map((i) => ({ id: path + "/" + i.node.name, node: i.node, nodes: [i.node] }));
   const found = [];
   for (const item of items) {
-    const key = item.node.kind === "output" ? "\0output" : item.keys[level];
+    const key = item.node.kind === "output" ? OUTPUT_KEY : item.keys[level];
     if (found.length && found.at(-1).key === key) found.at(-1).items.push(item);
     else found.push({ key, items: [item] });
   }
-  if (found.length === 1) return runs(items, level + 1, path);
+  // One run of all nodes, but perhaps the output, needs no box around it.
+  const inner = found.filter((run) => run.key !== OUTPUT_KEY);
+  if (inner.length <= 1) {
+    const rest = found.filter((run) => run.key === OUTPUT_KEY).flatMap((run) => run.items);
+    const own = inner.length ? runs(inner[0].items, level + 1, path) : [];
+    return [...own, ...runs(rest, 3, path)];
+  }
   return found.flatMap((run, i) => {
-    const id = `${path}/${level}.${i}`, inner = runs(run.items, level + 1, id);
+    const id = `${path}/${level}.${i}`,
+      inner = runs(run.items, level + 1, id);
     return run.items.length === 1 ? inner : [group(id, runLabel(run, level), inner)];
   });
 }
@@ -84,7 +104,8 @@ function group(id, label, children) {
 // Where even the outermost runs are too many, neighbours are put together.
 function chunks(children, path) {
   if (children.length <= SHOWN_FIRST) return children;
-  const size = Math.ceil(children.length / 60), found = [];
+  const size = Math.ceil(children.length / 60),
+    found = [];
   for (let i = 0; i < children.length; i += size) {
     const part = children.slice(i, i + size);
     const named = part.find((c) => c.children) || part[0];
@@ -99,31 +120,51 @@ function openFirst(root) {
   let shown = root.children;
   for (;;) {
     const next = shown.flatMap((c) => c.children || [c]);
-    if (next.length === shown.length || next.length > (root.nodes.length <= 60 ? 60 : 90)) return open;
+    if (next.length === shown.length || next.length > (root.nodes.length <= 60 ? 60 : 90))
+      return open;
     shown.forEach((c) => c.children && open.add(c.id));
     shown = next;
   }
 }
 
-// The boxes in sight, in order, with the box that each node is in.
+// What is in sight with these groups open: boxes and frames in order; for each node the box that
+// it is in, and the chain of boxes from the outermost to that one.
 function visible(root, open) {
-  const boxes = [], holder = new Map();
-  const walk = (item, depth) => {
-    if (item.children && (item === root || open.has(item.id))) {
-      if (item !== root) boxes.push({ item, frame: true, depth });
-      item.children.forEach((c) => walk(c, depth + 1));
+  const shown = { open, boxes: [], frames: [], holder: new Map(), chains: new Map() };
+  const walk = (item, chain) => {
+    if (item !== root && item.children && open.has(item.id)) shown.frames.push(item);
+    if (item === root || (item.children && open.has(item.id))) {
+      item.children.forEach((c) => walk(c, [...chain, c.id]));
       return;
     }
-    boxes.push({ item, frame: false, depth });
-    item.nodes.forEach((n) => holder.set(n.name, item.id));
+    shown.boxes.push(item);
+    for (const n of item.nodes) {
+      shown.holder.set(n.name, item.id);
+      shown.chains.set(n.name, chain);
+    }
   };
-  walk(root, 0);
-  return { boxes, holder };
+  walk(root, []);
+  return shown;
+}
+
+// The groups around a node, outermost first, and its own box last.
+function wayTo(root, name) {
+  const way = [];
+  let item = root;
+  while (item?.children) {
+    item = item.children.find((c) => c.nodes.some((n) => n.name === name));
+    if (item) way.push(item);
+  }
+  return way;
 }
 
 function parentsOf(root) {
   const parents = new Map();
-  const walk = (item) => item.children?.forEach((c) => { parents.set(c.id, item); walk(c); });
+  const walk = (item) =>
+    item.children?.forEach((c) => {
+      parents.set(c.id, item);
+      walk(c);
+    });
   walk(root);
   return parents;
 }

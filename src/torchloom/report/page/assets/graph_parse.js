@@ -1,7 +1,15 @@
 // Printed graphs back to nodes. Two forms: FX's readable text and torchloom's own pass text.
 
-const GRAPH_KINDS = ["dynamo", "pre_grad", "joint", "forward", "backward", "inference",
-  "before_post_grad", "post_grad"];
+const GRAPH_KINDS = [
+  "dynamo",
+  "pre_grad",
+  "joint",
+  "forward",
+  "backward",
+  "inference",
+  "before_post_grad",
+  "post_grad",
+];
 
 // Returns {nodes, output}: nodes are {name, kind, target, shape, inputs, line, text, source, module}.
 function parseGraph(text, moduleOf = new Map()) {
@@ -10,12 +18,15 @@ function parseGraph(text, moduleOf = new Map()) {
   const graph = loom ? parseLoom(lines) : parseReadable(lines, text);
   const known = new Map(graph.nodes.map((n) => [n.name, n]));
   for (const node of graph.nodes) {
-    node.inputs = [...new Set(names(node.expr, loom))].filter((n) => n !== node.name)
-      .map((n) => graph.alias.get(n) || n).filter((n) => known.has(n));
+    node.inputs = [...new Set(names(node.expr, loom))]
+      .filter((n) => n !== node.name)
+      .map((n) => graph.alias.get(n) || n)
+      .filter((n) => known.has(n));
     node.kind = kindOf(node);
     if (node.kind === "input") node.module = moduleOf.get(node.name) || modulePath(node.name);
   }
-  const flat = [...new Set(moduleOf.values())].sort((a, b) => b.length - a.length)
+  const flat = [...new Set(moduleOf.values())]
+    .sort((a, b) => b.length - a.length)
     .map((path) => [path.replaceAll(".", "_") + "_", path]);
   for (const node of graph.nodes) {
     if (node.kind !== "input") node.module = moduleOfNode(node, known, flat);
@@ -35,7 +46,8 @@ function orderByWaits(nodes) {
   for (const n of nodes) {
     n.after = [...new Set(n.inputs.map((i) => waits.get(i)).filter(Boolean))];
     const values = /wait_(?:\.default)?\(\[([^\]]*)\]/.exec(n.kind === "wait" ? n.expr : "");
-    for (const name of values ? values[1].split(",") : []) waits.set(name.trim().replace("%", ""), n.name);
+    for (const name of values ? values[1].split(",") : [])
+      waits.set(name.trim().replace("%", ""), n.name);
   }
 }
 
@@ -48,7 +60,13 @@ function moduleOfNode(n, known, flat) {
   if (n.kind !== "compute" && n.kind !== "view") return "";
   const begins = n.target !== "getitem" && flat.find(([start]) => n.name.startsWith(start));
   if (begins) return begins[1];
-  const read = new Set(n.inputs.map((i) => known.get(i)).filter((i) => i.kind === "input").map((i) => i.module).filter(Boolean));
+  const read = new Set(
+    n.inputs
+      .map((i) => known.get(i))
+      .filter((i) => i.kind === "input")
+      .map((i) => i.module)
+      .filter(Boolean),
+  );
   return read.size === 1 ? [...read][0] : "";
 }
 
@@ -72,7 +90,8 @@ function parseLoom(lines) {
 }
 
 function parseReadable(lines, text) {
-  const nodes = [], alias = new Map();
+  const nodes = [],
+    alias = new Map();
   const state = { source: "", signature: false };
   for (let i = 0; i < lines.length; i++) {
     const line = lines[i].trim();
@@ -84,7 +103,10 @@ function parseReadable(lines, text) {
       if (/\):$/.test(line)) state.signature = false;
       continue;
     }
-    if (line.startsWith("#")) { state.source = sourceOf(line); continue; }
+    if (line.startsWith("#")) {
+      state.source = sourceOf(line);
+      continue;
+    }
     if (/^return\b/.test(line)) {
       const whole = statement(lines, i);
       nodes.push(node("output", "", whole, i, whole.slice(0, 2000), "", "output"));
@@ -108,7 +130,7 @@ function statement(lines, i) {
 }
 
 function readStatement(line, i, source, nodes, alias) {
-  let m = /^(\w+): "([^"]*)"\s*(#.*)?$/.exec(line);  // an input of a joint graph
+  let m = /^(\w+): "([^"]*)"\s*(#.*)?$/.exec(line); // an input of a joint graph
   if (m) {
     nodes.push(node(m[1], m[2], "placeholder", i, line, "", "placeholder"));
     return;
@@ -117,10 +139,20 @@ function readStatement(line, i, source, nodes, alias) {
   if (!m || /\bfx_pytree\b/.test(line)) return;
   const expr = m[3].replace(/;\s+(?:\w+ = )+None$/, "");
   if (/^\w+$/.test(expr) && expr.toLowerCase() === m[1].toLowerCase()) {
-    alias.set(m[1], expr);  // l_x_ = L_x_
+    alias.set(m[1], expr); // l_x_ = L_x_
     return;
   }
-  nodes.push(node(m[1], m[2] || "", expr, i, line.replace(/;\s+(?:\w+ = )+None$/, ""), source, targetOf(expr)));
+  nodes.push(
+    node(
+      m[1],
+      m[2] || "",
+      expr,
+      i,
+      line.replace(/;\s+(?:\w+ = )+None$/, ""),
+      source,
+      targetOf(expr),
+    ),
+  );
 }
 
 const commentOf = (line) => /"\s*,?(\s+# .*)$/.exec(line)?.[1] || "";
@@ -135,8 +167,11 @@ function targetOf(expr) {
   if (call) {
     const path = call[1].replace(/^torch\.ops\./, "").replace(/\.default$/, "");
     const m = /^(\w+)\.(\w+)$/.exec(path);
-    return m && !/^(torch|aten|torchloom|prims|operator|_C|inductor)$/.test(m[1]) && !call[1].startsWith("torch.")
-      ? "." + m[2] : path;
+    return m &&
+      !/^(torch|aten|torchloom|prims|operator|_C|inductor)$/.test(m[1]) &&
+      !call[1].startsWith("torch.")
+      ? "." + m[2]
+      : path;
   }
   if (/^\w+\[[^\]]*\]$/.test(expr)) return "getitem";
   if (/^-/.test(expr)) return "neg";
@@ -150,7 +185,10 @@ function names(expr, loom) {
   return [...bare.matchAll(/(?<![\w.])([A-Za-z_]\w*)(?!\w*\s*=[^=])/g)].map((m) => m[1]);
 }
 
-const VIEWS = /(^|\.)(_unsafe_view|view|reshape|permute|transpose|expand|unsqueeze|squeeze|slice|select|alias|detach|split|split_with_sizes|chunk|getitem|as_strided|unbind|t|flatten|unflatten|contiguous|clone)(\.|$)/;
+const VIEW_NAMES =
+  "_unsafe_view|view|reshape|permute|transpose|expand|unsqueeze|squeeze|slice|select|alias|detach|" +
+  "split|split_with_sizes|chunk|getitem|as_strided|unbind|t|flatten|unflatten|contiguous|clone";
+const VIEWS = new RegExp(`(^|\\.)(${VIEW_NAMES})(\\.|$)`);
 
 function kindOf(n) {
   if (n.target === "placeholder" || n.target === "get_attr") return "input";
@@ -181,9 +219,12 @@ function inputModules(entry, text) {
   const found = new Map();
   const dynamo = entry.artifacts.find((a) => a.kind === "dynamo");
   if (!dynamo) return found;
-  const given = parseReadable(dynamo.text.split("\n"), dynamo.text).nodes
-    .filter((n) => n.target === "placeholder").map((n) => modulePath(n.name));
-  const commented = entry.artifacts.filter((a) => ["joint", "forward", "backward", "inference"].includes(a.kind));
+  const given = parseReadable(dynamo.text.split("\n"), dynamo.text)
+    .nodes.filter((n) => n.target === "placeholder")
+    .map((n) => modulePath(n.name));
+  const commented = entry.artifacts.filter((a) =>
+    ["joint", "forward", "backward", "inference"].includes(a.kind),
+  );
   for (const each of [text, ...commented.map((a) => a.text)]) {
     for (const m of each.matchAll(/^\s*(primals_\d+|arg\d+_1):.*# PlainAOTInput\(idx=(\d+)\)/gm)) {
       if (given[Number(m[2])]) found.set(m[1], given[Number(m[2])]);

@@ -3,18 +3,46 @@
 function overviewView() {
   const r = data.record;
   return [
-    cards(), fixFirst(), section("Functions", functionTree()), section("Compile time by phase", phases()),
-    el("div", { class: "columns" },
-      section("Versions and machine", pairs([
-        ["torchloom", r.torchloom], ["torch", r.torch], ["Python", r.python], ["platform", r.platform],
-        ["device", r.device], ["rank", `${r.rank} of ${r.world_size}`], ["watched for", seconds(r.duration_s)],
-        ["started", r.started_at_s ? new Date(r.started_at_s * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : ""],
-        ["resets of Dynamo", r.num_resets]])),
+    cards(),
+    el("p", { class: "told" }, WORDS),
+    fixFirst(),
+    section("Functions", functionTree()),
+    section("Compile time by phase", phases()),
+    el(
+      "div",
+      { class: "columns" },
+      section(
+        "Versions and machine",
+        pairs([
+          ["torchloom", r.torchloom],
+          ["torch", r.torch],
+          ["Python", r.python],
+          ["platform", r.platform],
+          ["device", r.device],
+          ["rank", `${r.rank} of ${r.world_size}`],
+          ["watched for", seconds(r.duration_s)],
+          [
+            "started",
+            r.started_at_s
+              ? new Date(r.started_at_s * 1000).toISOString().replace("T", " ").slice(0, 19) +
+                " UTC"
+              : "",
+          ],
+          ["resets of Dynamo", r.num_resets],
+        ]),
+      ),
       section("Settings that are not at their defaults", settings(r.config)),
-      section("What watching cost", overhead())),
-    r.orphans.length ? section("Logged about no function in particular", r.orphans.map((o) => el("pre", { class: "text" }, o))) : null,
-    Object.keys(r.unknown).length ? section("Trace records that this torchloom does not read",
-      pairs(Object.entries(r.unknown))) : null,
+      section("What watching cost", overhead()),
+    ),
+    r.orphans.length
+      ? section(
+          "Logged about no function in particular",
+          r.orphans.map((o) => el("pre", { class: "text" }, o)),
+        )
+      : null,
+    Object.keys(r.unknown).length
+      ? section("Trace records that this torchloom does not read", pairs(Object.entries(r.unknown)))
+      : null,
   ];
 }
 
@@ -23,118 +51,129 @@ function cards() {
   const hits = uses.filter((u) => u.outcome === "hit").length;
   const recompiles = data.functions.reduce((n, f) => n + Math.max(0, f.fn.entries.length - 1), 0);
   const total = data.entries.reduce((s, e) => s + compileSeconds(e.entry), 0);
-  const card = (number, name, bad) => el("div", { class: "card" + (bad ? " bad" : "") },
-    el("strong", {}, number), el("span", {}, name));
-  return el("div", { class: "cards" },
-    card(data.functions.length, data.functions.length === 1 ? "function" : "functions"),
-    card(data.entries.length, data.entries.length === 1 ? "entry" : "entries"),
-    card(data.breaks.length, data.breaks.length === 1 ? "graph break" : "graph breaks", data.breaks.length),
-    card(recompiles, recompiles === 1 ? "recompile" : "recompiles", recompiles),
+  const { all, steady, isSteady } = steadySteps(
+    data.record.events.filter((r) => r.kind === "PhaseRan"),
+  );
+  const times = (isSteady ? steady : all).map((s) => s.to - s.from).sort((a, b) => a - b);
+  const card = (number, name, bad) =>
+    el(
+      "div",
+      { class: "card" + (bad ? " bad" : "") },
+      el("strong", {}, number),
+      el("span", {}, name),
+    );
+  const many = (n, one, more) => card(n, n === 1 ? one : more);
+  const bad = (n, one) => card(n, n === 1 ? one : one + "s", n);
+  return el(
+    "div",
+    { class: "cards" },
+    many(data.functions.length, "function", "functions"),
+    many(data.entries.length, "entry", "entries"),
+    bad(data.breaks.length, "graph break"),
+    bad(recompiles, "recompile"),
     card(seconds(total), "compiling"),
-    card(`${hits} of ${uses.length}`, "cache lookups hit"));
+    uses.length ? card(`${hits} of ${uses.length}`, "cache lookups hit") : null,
+    times.length
+      ? card(
+          seconds(times[times.length >> 1]),
+          jump("timeline", `median of ${count(times.length, "step")}`),
+        )
+      : null,
+  );
 }
 
-function fixFirst() {
-  const items = [
-    ...data.breaks.slice(0, 10).map(breakItem),
-    ...recompileCauses().slice(0, 10).map(recompileItem),
-  ];
-  const rest = Math.max(0, data.breaks.length - 10) + Math.max(0, recompileCauses().length - 10);
-  if (!items.length) {
-    return section("What to fix first", empty(data.entries.length
-      ? "Nothing: no graph break and no recompile was seen."
-      : "Nothing was compiled while watching, so there is nothing to fix."));
-  }
-  return section("What to fix first", el("ol", { class: "fixes" }, items),
-    rest ? el("p", { class: "told" }, `and ${rest} more, at their functions`) : null);
-}
-
-function breakItem({ each, place, owner, count: times }) {
-  return el("li", {}, el("span", { class: "tag bad" }, "graph break"), " ",
-    el("strong", {}, each.reason), " at ", el("code", {}, short(place)),
-    times > 1 ? `, met ${times} times` : "", " in ", jump(fnHash(owner), owner.fn.name),
-    each.hints.length ? el("p", { class: "fix" }, "Fix: ", prose(each.hints[0])) : null);
-}
-
-function recompileItem({ item, each, entries, values, checks }) {
-  const few = (set) => [...set].slice(0, 4).join(", ") + (set.size > 4 ? ", ..." : "");
-  return el("li", {}, el("span", { class: "tag warn" }, entries.size === 1 ? "recompile" : `${entries.size} recompiles`), " of ",
-    jump(fnHash(item.owner), item.owner.fn.name), ": ",
-    each.source ? [el("strong", {}, each.source), " "] : null,
-    each.expected ? ["was expected as ", el("code", {}, few(checks)),
-      values.size ? [", came as ", el("code", {}, few(values))] : null] : each.text,
-    each.fix ? el("p", { class: "fix" }, "Fix: ", prose(each.fix)) : null);
-}
+const WORDS =
+  "A function is compiled into entries: each is one compiled version, with guards that say for " +
+  "which calls it may be used. A call that fits none makes a recompile; a graph break cuts a " +
+  "function into pieces that are compiled apart.";
 
 // `code` in a sentence.
 function prose(text) {
-  return text.split(/(`[^`]+`)/).map((part) => (/^`.+`$/.test(part) ? el("code", {}, part.slice(1, -1)) : part));
+  return text
+    .split(/(`[^`]+`)/)
+    .map((part) => (/^`.+`$/.test(part) ? el("code", {}, part.slice(1, -1)) : part));
 }
 
 function functionTree() {
-  if (!data.functions.length) return empty("No function was compiled while watching. Was the compiled function called inside the watch?");
-  const rows = [];
-  for (const item of data.functions) {
-    const f = item.fn;
-    const time = f.entries.reduce((s, e) => s + compileSeconds(e), 0);
-    rows.push([
-      el("span", { style: `padding-left:${item.depth * 1.4}em` }, item.depth ? "↳ " : "", jump(fnHash(item), f.name),
-        el("span", { class: "faint" }, ` ${short(f.file)}:${f.line}`)),
-      el("span", {}, entriesOf(item).slice(0, 6).map((e) => [jump(entryHash(e), e.name), " "]), f.entries.length > 6 ? `and ${f.entries.length - 6} more` : "", f.entries.length ? "" : "none"),
-      String(f.num_hits), seconds(time), functionStatus(f),
-    ]);
+  if (!data.functions.length) {
+    return empty(
+      "No function was compiled while watching. Was the compiled function called inside the watch?",
+    );
   }
-  return table([{ name: "function" }, { name: "entries" }, { name: "calls served", class: "num" },
-    { name: "compile time", class: "num" }, { name: "status" }], rows);
+  const rows = data.functions.map((item) => [
+    el(
+      "span",
+      { style: `padding-left:${item.depth * 1.4}em` },
+      item.depth ? "↳ " : "",
+      jump(fnHash(item), nameOf(item.fn)),
+      el("span", { class: "faint" }, ` ${short(item.fn.file)}:${item.fn.line}`),
+    ),
+    functionStatus(item),
+    entryLinks(item),
+    String(item.fn.num_hits),
+    seconds(item.fn.entries.reduce((s, e) => s + compileSeconds(e), 0)),
+  ]);
+  return table(
+    [
+      { name: "function" },
+      { name: "status" },
+      { name: "entries", class: "entries" },
+      { name: "calls served", class: "num" },
+      { name: "compile time", class: "num" },
+    ],
+    rows,
+    { class: "stack" },
+  );
 }
 
-function functionStatus(f) {
-  if (f.skipped) return el("span", { class: "tag warn" }, "runs eagerly: " + f.skipped);
+const ENTRIES_LINKED = 6;
+
+function entryLinks(item) {
+  const all = entriesOf(item);
+  const more = all.length - ENTRIES_LINKED;
+  return el(
+    "span",
+    {},
+    all.slice(0, ENTRIES_LINKED).map((e) => [jump(entryHash(e), e.name), " "]),
+    more > 0 ? `and ${more} more` : "",
+    all.length ? "" : "none",
+  );
+}
+
+function functionStatus(item) {
+  const f = item.fn;
+  const tag = (kind, text) => [el("span", { class: "tag " + kind }, text), " "];
+  if (f.skipped) return tag("warn", "runs eagerly: " + f.skipped);
   const dead = f.entries.filter((e) => e.status !== "live");
-  const breaks = f.breaks.length + f.entries.reduce((n, e) => n + e.breaks.length, 0);
-  const parts = [];
-  if (breaks) parts.push(el("span", { class: "tag bad" }, count(breaks, "graph break")), " ");
-  if (dead.length) parts.push(el("span", { class: "tag warn" }, dead.length === 1 ? dead[0].status : `${dead.length} entries not live`), " ");
-  if (f.entries.length > 1) parts.push(el("span", { class: "tag warn" }, count(f.entries.length - 1, "recompile")));
-  return parts.length ? el("span", {}, parts) : el("span", { class: "tag good" }, "live");
-}
-
-function phases() {
-  const self = new Map();
-  for (const { entry } of data.entries) {
-    for (const item of flame(entry.spans)) {
-      const seen = self.get(item.name) || { us: 0, n: 0 };
-      seen.us += Math.max(0, item.self_us);
-      seen.n++;
-      self.set(item.name, seen);
-    }
-  }
-  if (!self.size) return empty("No compile spans were recorded, so time cannot be told by phase.");
-  const all = [...self].sort((a, b) => b[1].us - a[1].us);
-  const total = all.reduce((s, [, v]) => s + v.us, 0), top = all.slice(0, 14);
-  const rest = all.slice(14).reduce((s, [, v]) => s + v.us, 0);
-  if (rest) top.push([`${all.length - 14} others`, { us: rest, n: 0 }]);
-  const most = Math.max(...top.map(([, v]) => v.us));
-  return [el("p", { class: "told" }, "Time in each phase itself, without the phases inside it, over all entries. Each entry has a flame chart of its own."),
-    el("div", { class: "bars" }, top.map(([name, v]) => [
-      el("span", { class: "bar-name", title: name }, name),
-      el("span", { class: "bar-line" }, el("span", { style: `width:${(100 * v.us / most).toFixed(2)}%` })),
-      el("span", { class: "num" }, `${seconds(v.us / 1e6)}  ${(100 * v.us / total).toFixed(0)}%`)]))];
+  const breaks = data.breaks.filter((b) => b.owner === item).length;
+  const parts = [
+    breaks ? tag("bad", count(breaks, "graph break")) : [],
+    dead.length === 1 ? tag("warn", dead[0].status) : [],
+    dead.length > 1 ? tag("warn", `${dead.length} entries not live`) : [],
+    f.entries.length > 1 ? tag("warn", count(f.entries.length - 1, "recompile")) : [],
+  ].flat();
+  return el("span", {}, parts.length ? parts : tag("good", "live"));
 }
 
 function settings(config) {
   const names = Object.keys(config);
-  if (!names.length) return empty("None was recorded.");
+  if (!names.length) return empty("None: Dynamo and Inductor ran with their defaults.");
   return names.map((name) => {
     const value = config[name];
-    const lines = Array.isArray(value) ? value.map(String)
-      : value && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k} = ${v}`) : [String(value)];
+    const lines = Array.isArray(value)
+      ? value.map(String)
+      : value && typeof value === "object"
+        ? Object.entries(value).map(([k, v]) => `${k} = ${v}`)
+        : [String(value)];
     return [el("h3", {}, name), el("pre", { class: "text" }, lines.join("\n"))];
   });
 }
 
+const COSTS = { tap_ms: "listening to torch's log", build_ms: "making the record" };
+
 function overhead() {
   const rows = Object.entries(data.record.overhead);
   if (!rows.length) return empty("Not measured.");
-  return pairs(rows.map(([k, v]) => [k.replace(/_ms$/, "").replaceAll("_", " "), seconds(v / 1e3)]));
+  const name = (key) => COSTS[key] || key.replace(/_ms$/, "").replaceAll("_", " ");
+  return pairs(rows.map(([key, ms]) => [name(key), seconds(ms / 1e3)]));
 }

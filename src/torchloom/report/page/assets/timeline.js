@@ -2,56 +2,209 @@
 
 const OP_COLOURS = { gather: "c0", reduce: "c1", sync: "c2" };
 const PHASE_COLOURS = { forward: "c3", backward: "c4", step: "c5" };
+const MOST_OP_LANES = 12;
+const TIMELINE_GUTTER = 82;
 
 function timelineView() {
   const rows = data.record.events;
-  const phases = rows.filter((r) => r.kind === "PhaseRan"), moves = rows.filter((r) => r.kind === "CollectiveRan");
+  const phases = rows.filter((r) => r.kind === "PhaseRan");
+  const moves = rows.filter((r) => r.kind === "CollectiveRan");
   if (!phases.length && !moves.length) {
-    return empty("No run recorded its steps here, only compiling was watched. ", el("code", {}, "torchloom train --report"), " records the phases of each step and its collectives.");
+    return empty(
+      "No run recorded its steps here, only compiling was watched. ",
+      el("code", {}, "torchloom train --report"),
+      " records the phases of each step and its collectives.",
+    );
   }
+  const { lanes, items } = timelineItems(phases, moves);
+  const { all, steady, isSteady } = steadySteps(phases);
+  const tables = el("div", {});
+  const drawTables = ({ from, to }) => {
+    const inSight = (start, end) => start + end >= 2 * from && start + end <= 2 * to;
+    const near = moves.filter((r) => inSight(r.data.start_s, r.data.end_s));
+    const ran = phases.filter((r) => inSight(r.data.start_s, r.data.start_s + r.data.duration_s));
+    tables.replaceChildren(
+      ...[
+        near.length && section("Collectives in sight", moveTable(near)),
+        ran.length && section("Phases in sight", phaseTable(ran)),
+      ].filter(Boolean),
+    );
+  };
+  const chart = laneChart(lanes, items, {
+    label: "timeline of phases and collectives",
+    gutter: TIMELINE_GUTTER,
+    onview: debounce(drawTables, 120),
+  });
+  const whole = [
+    items.reduce((t, i) => Math.min(t, i.start), Infinity),
+    items.reduce((t, i) => Math.max(t, i.end), -Infinity),
+  ];
+  const bar = stepBar(all, isSteady ? steady[0] : all.at(-1), isSteady, whole, chart);
+  drawTables({ from: -Infinity, to: Infinity });
+  return [section("Timeline", bar, timelineKey(moves.length), chart.node), tables];
+}
+
+// Whole run or steps; among these, one after the other.
+function stepBar(all, first, isSteady, whole, chart) {
+  const state = { at: first ? all.indexOf(first) : -1 };
+  const told = el("span", { class: "told", role: "status" });
+  const runButton = el("button", { type: "button", onclick: () => go(-1) }, "Whole run");
+  const stepButton = el(
+    "button",
+    { type: "button", onclick: () => go(state.last ?? all.indexOf(first)) },
+    "Steps",
+  );
+  const back = button("Previous step", "‹ step", () => go(Math.max(0, state.at - 1)));
+  const next = button("Next step", "step ›", () => go(Math.min(all.length - 1, state.at + 1)));
+  const go = (at) => {
+    state.at = at;
+    if (at >= 0) state.last = at;
+    runButton.setAttribute("aria-pressed", String(at < 0));
+    stepButton.setAttribute("aria-pressed", String(at >= 0));
+    back.disabled = at <= 0;
+    next.disabled = at < 0 || at === all.length - 1;
+    if (at < 0) {
+      told.textContent = all.length
+        ? `${count(all.length, "step")}, with compiling and evaluation`
+        : "no full step was recorded";
+      chart.show(...whole);
+      return;
+    }
+    const { step, from, to } = all[at];
+    const margin = (to - from) * 0.01;
+    const isFirst = isSteady && all[at] === first ? ", the first after the last compile" : "";
+    const noSteady = isSteady ? "" : "; something was compiled in each step recorded";
+    told.textContent =
+      `step ${step} of ${all[0].step} to ${all.at(-1).step}${isFirst}: ` +
+      seconds(to - from) +
+      noSteady;
+    chart.show(Math.max(from - margin, whole[0]), Math.min(to + margin, whole[1]));
+  };
+  stepButton.disabled = !all.length;
+  // The chart has its size only when it stands on the page.
+  requestAnimationFrame(() => go(state.at));
+  const pick = el(
+    "div",
+    { class: "pick", role: "group", "aria-label": "What to show" },
+    stepButton,
+    runButton,
+  );
+  return el("div", { class: "bar" }, pick, back, next, told);
+}
+
+function timelineKey(hasMoves) {
+  if (!hasMoves) return null;
+  return el(
+    "p",
+    { class: "told" },
+    "Collectives: a thin bar is in flight beside other work, a full bar is time that the step " +
+      "waits for it.",
+  );
+}
+
+function timelineItems(phases, moves) {
   const lanes = ["phases"];
-  const items = phases.map((r) => ({
-    lane: 0, start: r.data.start_s, end: r.data.start_s + r.data.duration_s, name: `${r.data.phase} ${r.data.step}`,
-    color: PHASE_COLOURS[r.data.phase] || "c5", title: `step ${r.data.step}, ${r.data.phase}: ${seconds(r.data.duration_s)}`,
-  }));
-  for (const op of [...new Set(moves.map((r) => r.data.op))].sort()) placeMoves(op, moves.filter((r) => r.data.op === op), lanes, items);
-  return [section("Timeline", el("p", { class: "told" }, "Collectives: pale while in flight beside other work, full while the step waits for them."),
-    laneChart(lanes, items, { label: "timeline of phases and collectives", gutter: 82 })),
-    moves.length ? section("Collectives", moveTable(moves)) : null,
-    phases.length ? section("Phases", phaseTable(phases)) : null];
+  const items = phaseItems(phases);
+  const compiles = compileItems();
+  if (compiles.length) {
+    lanes.push("compile");
+    items.push(...compiles);
+  }
+  for (const op of [...new Set(moves.map((r) => r.data.op))].sort()) {
+    placeMoves(
+      op,
+      moves.filter((r) => r.data.op === op),
+      lanes,
+      items,
+    );
+  }
+  return { lanes, items };
+}
+
+function phaseItems(phases) {
+  const sorted = [...phases].sort((a, b) => a.data.start_s - b.data.start_s);
+  return sorted.map(({ data: d }, i) => {
+    const name = isEvaluation(sorted, i) ? "evaluate" : `${d.phase} ${d.step}`;
+    const what = isEvaluation(sorted, i) ? "forward without backward" : d.phase;
+    return {
+      lane: 0,
+      start: d.start_s,
+      end: d.start_s + d.duration_s,
+      name,
+      color: PHASE_COLOURS[d.phase] || "c5",
+      title: `step ${d.step}, ${what}: ${seconds(d.duration_s)}`,
+    };
+  });
+}
+
+function compileItems() {
+  return data.entries.flatMap(({ entry, owner, name }) =>
+    entry.spans
+      .filter((span) => span.depth === 0)
+      .map((span) => ({
+        lane: 1,
+        start: span.start_us / 1e6,
+        end: (span.start_us + span.duration_us) / 1e6,
+        name: `compile ${name}`,
+        color: "c5",
+        title: `${span.name} of entry ${name} of ${owner.fn.name}: ${seconds(span.duration_us / 1e6)}`,
+      })),
+  );
 }
 
 // Collectives that overlap lie on lanes below each other.
 function placeMoves(op, moves, lanes, items) {
-  const first = lanes.length, free = [];
+  const first = lanes.length;
+  const free = [];
+  const color = OP_COLOURS[op] || "c5";
   for (const { data: d } of [...moves].sort((a, b) => a.data.start_s - b.data.start_s)) {
     let lane = free.findIndex((t) => t <= d.start_s);
-    if (lane < 0) lane = free.length < 12 ? free.length : 11;
-    free[lane] = d.end_s;
+    if (lane < 0) lane = Math.min(free.length, MOST_OP_LANES - 1);
+    free[lane] = Math.max(d.end_s, free[lane] || 0);
     lanes[first + lane] ??= lane ? "" : op;
-    const color = OP_COLOURS[op] || "c5";
-    const title = `${op} of ${count(d.num_tensors, "tensor")}, ${bytes(d.num_bytes)}: ${seconds(d.end_s - d.start_s)}, of which waited ${seconds(Math.max(0, d.end_s - d.wait_s))}`;
-    items.push({ lane: first + lane, start: d.start_s, end: d.end_s, name: `${op} ${bytes(d.num_bytes)}`, color: color + " pale", faint: true, title });
-    if (d.end_s > d.wait_s) items.push({ lane: first + lane, start: d.wait_s, end: d.end_s, name: "wait", color, title });
+    const waited = Math.max(0, d.end_s - d.wait_s);
+    const title =
+      `${op} of ${count(d.num_tensors, "tensor")}, ${bytes(d.num_bytes)}: ` +
+      `${seconds(d.end_s - d.start_s)}, of which waited ${seconds(waited)}`;
+    const own = { lane: first + lane, end: d.end_s, color, title };
+    const name = `${op} ${bytes(d.num_bytes)}`;
+    items.push({
+      ...own,
+      start: d.start_s,
+      name,
+      thin: true,
+      nameEnd: waited ? d.wait_s : d.end_s,
+    });
+    if (waited) items.push({ ...own, start: d.wait_s, name: "wait" });
   }
 }
 
 function moveTable(moves) {
   const ops = [...new Set(moves.map((r) => r.data.op))].sort();
-  return table([{ name: "operation" }, { name: "number", class: "num" }, { name: "bytes", class: "num" }, { name: "in flight", class: "num" }, { name: "waited", class: "num" }, { name: "hidden", class: "num" }],
-    ops.map((op) => {
-      const own = moves.filter((r) => r.data.op === op).map((r) => r.data);
-      const sum = (of) => own.reduce((s, d) => s + of(d), 0);
-      const flight = sum((d) => d.end_s - d.start_s), wait = sum((d) => Math.max(0, d.end_s - d.wait_s));
-      return [op, String(own.length), bytes(sum((d) => d.num_bytes)), seconds(flight), seconds(wait), flight > 0 ? `${(100 * (1 - wait / flight)).toFixed(0)}%` : ""];
-    }));
+  const columns = ["number", "bytes", "in flight", "waited", "hidden"];
+  const rows = ops.map((op) => {
+    const own = moves.filter((r) => r.data.op === op).map((r) => r.data);
+    const sum = (of) => own.reduce((s, d) => s + of(d), 0);
+    const flight = sum((d) => d.end_s - d.start_s);
+    const wait = sum((d) => Math.max(0, d.end_s - d.wait_s));
+    const hidden = flight > 0 ? `${(100 * (1 - wait / flight)).toFixed(0)}%` : "";
+    const size = bytes(sum((d) => d.num_bytes));
+    return [op, String(own.length), size, seconds(flight), seconds(wait), hidden];
+  });
+  const heads = [{ name: "operation" }, ...columns.map((name) => ({ name, class: "num" }))];
+  return [
+    table(heads, rows),
+    el("p", { class: "told" }, "Hidden: the part of the time in flight that no step waited for."),
+  ];
 }
 
 function phaseTable(phases) {
   const names = [...new Set(phases.map((r) => r.data.phase))];
-  return table([{ name: "phase" }, { name: "number", class: "num" }, { name: "median", class: "num" }, { name: "shortest", class: "num" }, { name: "longest", class: "num" }],
-    names.map((name) => {
-      const t = phases.filter((r) => r.data.phase === name).map((r) => r.data.duration_s).sort((a, b) => a - b);
-      return [name, String(t.length), seconds(t[t.length >> 1]), seconds(t[0]), seconds(t.at(-1))];
-    }));
+  const columns = ["number", "median", "shortest", "longest"];
+  const rows = names.map((name) => {
+    const own = phases.filter((r) => r.data.phase === name);
+    const t = own.map((r) => r.data.duration_s).sort((a, b) => a - b);
+    return [name, String(t.length), seconds(t[t.length >> 1]), seconds(t[0]), seconds(t.at(-1))];
+  });
+  return table([{ name: "phase" }, ...columns.map((name) => ({ name, class: "num" }))], rows);
 }

@@ -1,0 +1,84 @@
+"""The pieces of torch's partitioner that do not choose: checks before, extraction after.
+
+Read in torch 2.11-2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+
+def prepare_joint(joint: fx.GraphModule) -> fx.GraphModule:
+    """Remove dead and repeated nodes; tag what must be saved whatever anybody wants."""
+    from torch._functorch import config
+    from torch._functorch import partitioners as torch_partitioners
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    joint.graph.eliminate_dead_code()
+    joint.recompile()
+    if config.cse:
+        joint.graph = fx_graph_cse(joint.graph)
+    if torch_partitioners.has_recomputable_ops(joint):
+        joint = torch_partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
+    for name in (
+        "force_save_collectives",
+        "force_save_effectful_ops",
+        "force_save_bw_mutation_src",
+    ):
+        check = getattr(torch_partitioners, name, None)
+        if check is not None:
+            check(joint)
+    return joint
+
+
+def split_joint(
+    joint: fx.GraphModule,
+    saved: Sequence[fx.Node],
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int],
+    redraws: bool,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph into forward and backward, given the values that cross.
+
+    Args:
+        joint: from `prepare_joint`.
+        saved: nodes whose values forward hands to backward; numbers of symbolic shapes among them.
+        num_fwd_outputs: results of the forward graph, without saved values.
+        static_lifetime_input_indices: inputs that live on, as AOTAutograd knows them.
+        redraws: whether random operators run again in backward and must draw the same numbers.
+    """
+    from torch._functorch import partitioners as torch_partitioners
+    from torch.fx.experimental.proxy_tensor import is_sym_node
+
+    info = torch_partitioners.classify_nodes(
+        joint, list(static_lifetime_input_indices), num_fwd_outputs
+    )
+    symbols = [node for node in saved if is_sym_node(node)]
+    forward, backward = torch_partitioners._extract_fwd_bwd_modules(
+        joint,
+        [node for node in saved if not is_sym_node(node)],
+        saved_sym_nodes=symbols,
+        num_fwd_outputs=num_fwd_outputs,
+        static_lifetime_input_nodes=info.static_lifetime_input_nodes,
+    )
+    if redraws:
+        forward, backward = torch_partitioners.functionalize_rng_ops(
+            joint, forward, backward, len(symbols)
+        )
+    backward = torch_partitioners.reordering_to_mimic_autograd_engine(backward)
+    forward = torch_partitioners.raise_getitems(forward)
+    backward = torch_partitioners.raise_getitems(backward)
+    thread = getattr(torch_partitioners, "thread_graphsafe_rng_from_hops", None)
+    if thread is not None:
+        forward, backward = thread(forward, is_backward=False), thread(backward, is_backward=True)
+    return forward, backward
+
+
+def is_symbol(node: fx.Node) -> bool:
+    """Say whether a node's value is a symbolic number."""
+    from torch.fx.experimental.proxy_tensor import is_sym_node
+
+    return bool(is_sym_node(node))

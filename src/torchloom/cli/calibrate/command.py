@@ -1,0 +1,108 @@
+"""The command `torchloom calibrate`: measure, show, keep.
+
+    torchloom calibrate                  this device: products, memory, AdamW, link to the host
+    torchloom calibrate --nproc 2        also collectives between two ranks of this host
+    torchrun ... -m torchloom calibrate  the same with the ranks that torchrun starts
+    torchloom calibrate --show           what is known already
+
+Ranks measure at the same time, as they train, and the slowest figure counts. Nothing else should
+run on the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchloom import envs
+from torchloom.errors import PlanError
+
+_STOPPING = "stopping"
+
+
+def calibrate(
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    nproc: Annotated[
+        int,
+        typer.Option(min=1, help="Ranks to start, to measure collectives; under torchrun: its."),
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="JSON file to write.", show_default="this machine's own cost table"),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Measure nothing; show what is known.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small operands, kept only with --out: to try it out.")
+    ] = False,
+) -> None:
+    """Measure this machine, for plans and choices that rest on costs."""
+    _check_writable(out)
+    if show:
+        _show(device, out, as_json)
+    elif envs.is_launched() or nproc == 1:
+        _measure(device, out, as_json, quick)
+    else:
+        from torchloom.cli.train.launcher import launch  # imports torch's elastic agent
+        from torchloom.plan.costs import find_device
+
+        find_device(device)  # a bad name is one message here, not one for each rank
+        flags = [*(["--json"] if as_json else []), *(["--quick"] if quick else [])]
+        where = [] if out is None else ["--out", str(out)]
+        argv = ["calibrate", "--device", device, *where, *flags]
+        raise typer.Exit(launch(argv, nproc, _STOPPING))
+
+
+def _show(device: str, path: Path | None, as_json: bool) -> None:
+    from torchloom.cli.calibrate.table import print_table
+    from torchloom.plan.costs import find_device, load_table, table_path
+
+    where = path or table_path(find_device(device))
+    if not where.exists():
+        raise PlanError(f"nothing was measured yet ({where} is not there): run torchloom calibrate")
+    print_table(load_table(path=where), where, as_json)
+
+
+def _measure(device_name: str, path: Path | None, as_json: bool, quick: bool) -> None:
+    from torchloom.cli.calibrate.collectives import join_ranks, measure_collectives
+    from torchloom.cli.calibrate.table import print_table
+    from torchloom.plan.costs import (
+        calibrate_device,
+        find_device,
+        load_table,
+        save_table,
+        shared_table,
+    )
+
+    device = find_device(device_name)
+    launch = envs.launch()
+    started = time.perf_counter()
+    table = load_table(device)
+    if launch.world_size > 1:
+        join_ranks(device)
+    table.device, table.figures = calibrate_device(device, quick)
+    if launch.world_size > 1:
+        table.collectives |= measure_collectives(device, quick)
+    table = shared_table(table, "max")
+    if launch.rank == 0:
+        table.figures["calibrated_in_s"] = time.perf_counter() - started
+        where = None
+        if path is not None or not quick:  # figures from small operands would mislead plans
+            try:
+                where = save_table(table, device, path)
+            except OSError as error:
+                raise PlanError(f"the cost table cannot be written: {error}") from error
+        print_table(table, where, as_json)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Refuse a bad path before minutes of measuring."""
+    if path is not None and path.is_dir():
+        raise PlanError(f"--out {path} is a folder: name a file, e.g. {path / 'costs.json'}")
+    if path is not None and not path.parent.is_dir():
+        raise PlanError(f"--out {path}: the folder {path.parent} does not exist: make it first")

@@ -1,0 +1,71 @@
+"""Failures of a user's code or disk as one message: what, where in the user's files, what to do."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torchloom.errors import RecordError
+
+_MAX_FRAMES = 6
+_MAX_LINES = 12
+_NOT_THE_USERS = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    str(Path(__file__).resolve().parents[1]),  # torchloom itself
+    "<frozen",
+)
+
+
+def told(what: str, error: BaseException, *, kept_in: Path | None = None) -> str:
+    """Return what a user's code raised and the lines of that code that it came through.
+
+    Args:
+        what: the script or function that was run.
+        error: what it raised.
+        kept_in: the file that holds the whole traceback, if there is one.
+    """
+    lines = str(error).strip().splitlines()
+    if len(lines) > _MAX_LINES:
+        lines = [*lines[:_MAX_LINES], f"... and {len(lines) - _MAX_LINES} more lines"]
+    name = type(error).__name__
+    head = f"{what} raised {name}" + (f": {lines[0]}" if lines else "")
+    where = [f"  {place}" for place in _places(error)]
+    if kept_in is None:
+        advice = "Add --record FILE to keep the whole traceback."
+    else:
+        advice = f"The whole traceback is in {kept_in}."
+    return "\n".join([head, *(f"  {line}" for line in lines[1:]), *where, advice])
+
+
+def whole(error: BaseException) -> str:
+    """Return the whole traceback as text, for a record."""
+    return "".join(traceback.format_exception(error))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses inside a `with` block into one message.
+
+    Raises:
+        RecordError: the file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+
+
+def _places(error: BaseException) -> list[str]:
+    """Return `file:line in function: code` of the user's frames, innermost last."""
+    found = [
+        f"at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_NOT_THE_USERS)
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        found.append(f"at {error.filename}:{error.lineno}: {(error.text or '').strip()}")
+    left_out = len(found) - _MAX_FRAMES
+    return [f"... {left_out} frames", *found[-_MAX_FRAMES:]] if left_out > 0 else found

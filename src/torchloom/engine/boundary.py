@@ -1,0 +1,95 @@
+"""Which micro-steps end in an optimizer step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch.optim import Optimizer
+
+from torchloom.config import Config
+from torchloom.engine.timers import Timers
+from torchloom.errors import EngineError
+from torchloom.log import get_logger
+from torchloom.shard import Layout
+
+logger = get_logger(__name__)
+
+
+@dataclass
+class Boundary:
+    """Counts micro-steps, unless the caller says where the boundary is."""
+
+    accumulation_steps: int
+    forced: bool | None = None
+    """What the caller said of the next micro-step."""
+
+    def is_next(self, micro_steps: int) -> bool:
+        """Say whether the micro-step after `micro_steps` others updates the weights."""
+        if self.forced is not None:
+            return self.forced
+        return (micro_steps + 1) % self.accumulation_steps == 0
+
+    @contextlib.contextmanager
+    def held_off(self, layout: Layout) -> Iterator[None]:
+        """Let micro-steps inside be none; see `Engine.no_sync`."""
+        if not reduces_at_boundary(layout):
+            raise EngineError(
+                "no_sync() needs whole local gradients: stages 2 and 3 shard them, and a compiled "
+                "stage 0 or 1 without accumulation averages them in its graph. Set "
+                "gradient_accumulation_steps in the config instead"
+            )
+        before, self.forced = self.forced, False
+        try:
+            yield
+        finally:
+            self.forced = before
+
+
+def reduces_at_boundary(layout: Layout) -> bool:
+    """Say whether gradients stay local until the boundary."""
+    return layout.stage < 2 and all(spec.mode != "synced" for spec in layout)
+
+
+def check_step(num_backwards: int, optimizer: Optimizer | None) -> Optimizer:
+    """Return the optimizer of a step that may be taken."""
+    if num_backwards == 0:
+        raise EngineError(
+            "step() was called without backward(): call engine.backward(loss) first, then "
+            "engine.step(), once per micro-batch"
+        )
+    if optimizer is None:
+        raise EngineError(
+            "step() needs an optimizer: pass optimizer= to torchloom.initialize, or name one in "
+            "the config"
+        )
+    return optimizer
+
+
+class Stepping(Protocol):
+    """What a progress line tells of an engine."""
+
+    config: Config
+    global_steps: int
+    timers: Timers
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps left out."""
+        ...
+
+    def get_lr(self) -> list[float]:
+        """Return the learning rates."""
+        ...
+
+
+def print_progress(engine: Stepping) -> None:
+    """Log a line every `steps_per_print` steps."""
+    every = engine.config.steps_per_print
+    if every and every != float("inf") and engine.global_steps % int(every) == 0:
+        rates = ", ".join(f"{lr:.3g}" for lr in engine.get_lr())
+        times = engine.timers.report()
+        skipped = engine.skipped_steps
+        logger.info("step %d, skipped %d, lr %s%s", engine.global_steps, skipped, rates, times)

@@ -1,0 +1,123 @@
+"""The forward half of a joint graph: which of its values backward could read or compute again."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor, fx
+
+from torchloom._torch import OpOverload
+from torchloom.graph.nodes import value_of
+
+
+def forward_nodes(joint: fx.Graph) -> list[fx.Node]:
+    """Return the calls of a joint graph that depend on no gradient, in order.
+
+    These are what a partitioner may put into forward. Some belong to backward alone, such as
+    constants that it makes; nothing tells them apart, and nothing needs to.
+    """
+    after_tangents: set[fx.Node] = set()
+    found = []
+    for node in joint.nodes:
+        if node.op == "placeholder":
+            if node.name.startswith("tangents"):
+                after_tangents.add(node)
+        elif any(used in after_tangents for used in node.all_input_nodes):
+            after_tangents.add(node)
+        elif node.op == "call_function":
+            found.append(node)
+    return found
+
+
+def is_view(node: fx.Node) -> bool:
+    """Say whether a node makes no memory of its own: a view, or one of several results."""
+    if node.target is operator.getitem:
+        return True
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    arguments = target._schema.arguments
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
+
+
+def source_of(node: fx.Node) -> fx.Node:
+    """Return the node that made the memory that this one looks at: itself, unless it is a view."""
+    while is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def droppable(joint: fx.Graph) -> set[fx.Node]:
+    """Return the calls of the forward half whose results need not wait for backward.
+
+    Not among them: views (they follow what they view), results of the graph (the caller holds them
+    anyway), whatever must not run twice, and what reads an input that forward writes.
+    """
+    half = forward_nodes(joint)
+    half_set = set(half)
+    written = mutated_inputs(joint)
+    results = {source_of(node) for node in joint.output_node().all_input_nodes if node in half_set}
+    return {
+        node
+        for node in half
+        if not is_view(node)
+        and may_recompute(node)
+        and node not in results
+        and not any(source_of(used) in written for used in node.all_input_nodes)
+    }
+
+
+def mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
+    """Return the inputs that forward writes: buffers such as running means.
+
+    Backward sees them as they are then, so nothing that reads one can be computed again. They are
+    told by AOTAutograd's descriptors of outputs, or by a copy into them.
+    """
+    output = joint.output_node()
+    described = output.meta.get("desc") or ()
+    written = [getattr(each, "mutated_input", None) for each in described]
+    found = {
+        node
+        for node in joint.find_nodes(op="placeholder")
+        if node.meta.get("desc") is not None and node.meta["desc"] in written
+    }
+    for node in joint.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        target = node.args[0]
+        if isinstance(target, fx.Node) and source_of(target).op == "placeholder":
+            found.add(source_of(target))
+    return found
+
+
+def may_recompute(node: fx.Node) -> bool:
+    """Say whether computing a value twice gives the same value twice and has no other effect.
+
+    Random operators would draw again; communication would have to happen on all ranks; what writes
+    its arguments would write twice.
+    """
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
+        return False
+    if draws(node) or target._schema.is_mutable:
+        return False
+    return _holds_tensor(value_of(node))
+
+
+def draws(node: fx.Node) -> bool:
+    """Say whether a node draws random numbers. Attention does so for dropout alone."""
+    target = node.target
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    if place < len(node.args):
+        return bool(node.args[place] != 0)
+    return bool(node.kwargs.get("dropout_p", 0.0) != 0)
+
+
+def _holds_tensor(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds_tensor(item) for item in value)
+    return isinstance(value, Tensor)

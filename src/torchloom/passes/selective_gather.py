@@ -1,0 +1,78 @@
+"""Read resident weights instead of gathering them.
+
+    before   [f] = gather_start([shard]) .. wait_([f])     in forward and in backward
+    after    f = resident(shard)                           gathered once per optimizer step
+
+Which parameters are resident is the plan's choice, or that of a custom pass (`nz3.set_persistent`).
+A weight that leaves the graph, or that an operator may overwrite, stays an ordinary gather. Needs:
+transfers. Changes no values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from torchloom import ops
+from torchloom.graph import PassContext, args_of, call, viewed
+from torchloom.ops.match import Transfer, gathers
+
+# A compiler may let these write into their first argument once nobody else reads it.
+_OVERWRITES = (
+    *("index_put", "scatter", "index_copy", "index_add", "aten.copy.", "all_reduce", "_foreach"),
+    *("auto_functionalized", "triton_kernel"),
+)
+
+
+def selective_gather(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Replace the gathers of resident parameters; return how many."""
+    chosen = frozenset() if ctx.choices is None else ctx.choices.resident
+    return sum(_replace_members(gm.graph, each, ctx, chosen) for each in gathers(gm.graph))
+
+
+def _replace_members(
+    graph: fx.Graph, transfer: Transfer, ctx: PassContext, chosen: frozenset[str]
+) -> int:
+    shards, dtype, world_size, handle = args_of(transfer.start)
+    names = [ctx.params.get(shard.name, "") for shard in shards]
+    stays = [
+        name not in chosen or not _only_read(pick, transfer.wait)
+        for name, pick in zip(names, transfer.results, strict=True)
+    ]
+    if all(stays):
+        return 0
+    with graph.inserting_before(transfer.start):
+        for stay, shard, name, pick in zip(stays, shards, names, transfer.results, strict=True):
+            if not stay:
+                args = (shard, dtype, world_size, handle, name)
+                weight = call(graph, ops.resident, args)
+                pick.replace_all_uses_with(weight, lambda user: user is not transfer.wait)
+        rest = [shard for stay, shard in zip(stays, shards, strict=True) if stay]
+        kept = [pick for stay, pick in zip(stays, transfer.results, strict=True) if stay]
+        if rest:
+            start = call(graph, transfer.start.target, (rest, *args_of(transfer.start)[1:]))
+            for index, pick in enumerate(kept):
+                pick.args = (start, index)
+            transfer.wait.args = (kept, rest, handle)
+    if not rest:
+        graph.erase_node(transfer.wait)
+    for stay, pick in zip(stays, transfer.results, strict=True):
+        if not stay:
+            graph.erase_node(pick)
+    graph.erase_node(transfer.start)
+    return stays.count(False)
+
+
+def _only_read(weight: fx.Node, wait: fx.Node) -> bool:
+    """Say whether no user of a weight or of its views returns it or may write to it."""
+    views = [weight]
+    for view in views:  # grows while it is walked
+        for user in view.users:
+            if user is wait:
+                continue
+            name = str(user.target)
+            if user.op == "output" or any(mark in name for mark in _OVERWRITES):
+                return False
+            if viewed(user) is not None or user.target is torch.ops.aten._unsafe_view.default:
+                views.append(user)
+    return True

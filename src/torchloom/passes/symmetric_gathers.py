@@ -1,0 +1,128 @@
+"""Weights in shared memory are read where they are.
+
+    before   w = gather(shard)
+    after    [f] = symmetric_start([shard])        at the top: a view, nothing is copied
+             wait_([f], [shard])                   before the first weight is read
+             w = view(slice(f))
+             symmetric_done_([f])                  at the end: now the weights may change
+
+A gather stays what it is when its weight leaves the graph, or goes to an operator that may write it:
+a view of live weights must not. Needs traced gathers after the forward/backward split, and weights
+that the engine has put into shared memory. Changes no values.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchloom import _torch, ops
+from torchloom.graph import PassContext, SharedWeights, args_of, call, find, replace, value_of
+
+aten = torch.ops.aten
+
+
+def symmetric_gathers(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Replace gathers of shared weights by views; return how many."""
+    shared = ctx.shared_weights
+    if shared is None:
+        return 0
+    by_dtype: defaultdict[torch.dtype, list[fx.Node]] = defaultdict(list)
+    for node in _eligible(gm.graph, shared):
+        by_dtype[args_of(node)[2]].append(node)
+    for dtype, nodes in by_dtype.items():
+        _view(gm.graph, nodes, dtype, shared, ctx.world_size)
+    return sum(map(len, by_dtype.values()))
+
+
+def _eligible(graph: fx.Graph, shared: SharedWeights) -> list[fx.Node]:
+    gathers = [node for node in find(graph, ops.gather) if _is_shared(node, shared)]
+    shards: defaultdict[str, set[fx.Node]] = defaultdict(set)
+    for node in gathers:
+        shards[args_of(node)[5]].add(args_of(node)[0])
+    # Two shards of one name belong to two models: which of them is ours cannot be seen here.
+    return [n for n in gathers if len(shards[args_of(n)[5]]) == 1 and _is_only_read(n)]
+
+
+def _is_shared(node: fx.Node, shared: SharedWeights) -> bool:
+    shard, _shape, dtype, _wire, handle, param = args_of(node)
+    return handle == shared.handle and shard.op == "placeholder" and (param, dtype) in shared.params
+
+
+def _is_only_read(weight: fx.Node) -> bool:
+    chain = [weight]
+    for node in chain:  # grows while it is walked
+        for user in node.users:
+            if _is_view(user):
+                chain.append(user)
+            elif not _only_reads(user):
+                return False
+    return True
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return True  # of a list of views: what else is read here is no view's result
+    if node.target is torch.ops.prims.convert_element_type.default:
+        source = args_of(node)[0]
+        return value_of(source) is not None and value_of(source).dtype == args_of(node)[1]
+    if not isinstance(node.target, _torch.OpOverload):
+        return False
+    returns = node.target._schema.returns
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _only_reads(node: fx.Node) -> bool:
+    return (
+        isinstance(node.target, _torch.OpOverload)
+        and not node.target._schema.is_mutable
+        and node.target not in _torch.ops_made_in_place()
+    )
+
+
+def _view(
+    graph: fx.Graph,
+    gathers: list[fx.Node],
+    dtype: torch.dtype,
+    shared: SharedWeights,
+    world_size: int,
+) -> None:
+    first: dict[str, fx.Node] = {}
+    for node in gathers:
+        first.setdefault(args_of(node)[5], node)
+    shards = [args_of(node)[0] for node in first.values()]
+    names = [name for name, _ in shared.params]
+    places = [names.index(name) for name in first]
+    with graph.inserting_before(_first_call(graph)):
+        args = (shards, places, dtype, world_size, shared.name)
+        start = call(graph, ops.symmetric_start, args)
+        flats = [
+            call(graph, operator.getitem, (start, i), name=f"{name.replace('.', '_')}_whole")
+            for i, name in enumerate(first)
+        ]
+    flat_of = dict(zip(first, flats, strict=True))
+    with graph.inserting_before(gathers[0]):
+        call(graph, ops.wait_, (flats, shards, shared.handle))
+    for node in gathers:
+        _place(graph, node, flat_of[args_of(node)[5]])
+    with graph.inserting_before(graph.output_node()):
+        call(graph, ops.symmetric_done_, (flats, shared.name))
+
+
+def _first_call(graph: fx.Graph) -> fx.Node:
+    return next(node for node in graph.nodes if node.op != "placeholder")
+
+
+def _place(graph: fx.Graph, node: fx.Node, flat: fx.Node) -> None:
+    shape: Any = args_of(node)[1]
+    numel = value_of(node).numel()
+    with graph.inserting_before(node):
+        if value_of(flat).numel() != numel:
+            flat = call(graph, aten.slice.Tensor, (flat, 0, 0, numel))
+        weight = call(graph, aten.view.default, (flat, list(shape)))
+    weight.meta["recompute"] = node.meta.get("recompute")
+    replace(node, weight)

@@ -1,0 +1,164 @@
+"""Passes by name: the built-in ones, those registered for the process, those of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchloom.errors import PassError, PassOrderError
+from torchloom.graph import GraphPass
+from torchloom.passes import PASSES
+from torchloom.pipeline.forms import Adapted, adapt
+from torchloom.pipeline.presets import ALIASES, NO_OPS
+
+_CAPABILITIES = {"z3_gather_release": "transfers"}
+"""DeepSpeed's words for what a pass provides, and ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassContract:
+    """What a pass needs and gives; words of one's own, or those of the built-in passes.
+
+    Example:
+        >>> PassContract(requires={"transfers"}).requires
+        frozenset({'transfers'})
+    """
+
+    provides: Iterable[str] = frozenset()
+    requires: Iterable[str] = frozenset()
+    """What an earlier pass of the same schedule entry must provide."""
+    conflicts_with: Iterable[str] = frozenset()
+    """Names of passes that cannot be in the same schedule entry."""
+    phase: Literal["fwd", "bwd", "both"] = "both"
+    """For readers: every pass is called for forward and backward graphs."""
+
+    def __post_init__(self) -> None:
+        for name in ("provides", "requires", "conflicts_with"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                raise PassOrderError(f"PassContract.{name} is a string: write {{{given!r}}}")
+            object.__setattr__(self, name, frozenset(given))
+
+
+class PassRegistry:
+    """Named passes over those of a parent.
+
+    Args:
+        parent: passes that are known as well; None for the built-in ones alone.
+    """
+
+    def __init__(self, parent: PassRegistry | None = None) -> None:
+        self._parent = parent
+        self._own: dict[str, GraphPass] = {}
+
+    def register(
+        self, name: str, fn: Callable[..., Any] | GraphPass, contract: PassContract | None = None
+    ) -> GraphPass:
+        """Name a pass; a second registration replaces function and contract.
+
+        Args:
+            name: what schedules and configurations call it.
+            fn: a function of one of the forms in `torchloom.pipeline.forms`, or a `GraphPass`.
+            contract: what it needs and gives; None: it may stand anywhere.
+
+        Raises:
+            PassOrderError: the name is one of torchloom's.
+            PassError: a parameter of the function belongs to no form.
+        """
+        if name in PASSES or name in ALIASES or name in NO_OPS:
+            raise PassOrderError(
+                f"pass name {name!r} is one of torchloom's: choose another (to leave the built-in "
+                "pass out, use compile.disable_passes)"
+            )
+        self._own[name] = made = _made(name, fn, contract)
+        return made
+
+    def known(self) -> Mapping[str, GraphPass]:
+        """Return all passes by name."""
+        return {**(PASSES if self._parent is None else self._parent.known()), **self._own}
+
+    def of_function(self, fn: Callable[..., Any]) -> GraphPass:
+        """Return the pass that a function was registered as, or an unnamed one made of it.
+
+        Raises:
+            PassOrderError: it was registered under several names.
+            PassError: it is not registered, and no pass can be made of it.
+        """
+        found = [each for each in self.known().values() if _function_of(each) is fn]
+        if len(found) > 1:
+            names = " and ".join(repr(each.name) for each in found)
+            raise PassOrderError(
+                f"a scheduled function is registered as {names}: schedule it by one of the names"
+            )
+        if found:
+            return found[0]
+        name = str(getattr(fn, "__name__", None) or type(fn).__name__)
+        return _made(name, fn, None)
+
+
+REGISTRY = PassRegistry()
+"""Passes of this process, known to every engine."""
+
+
+def register_compile_pass(
+    name: str, fn: Callable[..., Any] | GraphPass, contract: PassContract | None = None
+) -> None:
+    """Give a pass of one's own a name that schedules and configurations can use.
+
+    It runs on the forward and on the backward graph of every captured fragment, after the split.
+
+    Args:
+        name: the name.
+        fn: a function of any of these arguments, by name: `gm` or `graph`, `ctx`, `graph_id`,
+            `graph_order`, `profiling_results`, `create_inputs_fn`, `mem_budget`, `param_manager`,
+            `bwd`, `ds_optimizer`, `nz3`. It returns the graph, the graph module, a number of edits,
+            or None for no change. A `GraphPass` is taken as well.
+        contract: what it needs and gives.
+
+    Raises:
+        PassOrderError: the name is one of torchloom's.
+        PassError: the function has a parameter that no form of a pass has.
+
+    Example:
+        >>> register_compile_pass("count", lambda graph, bwd: None)
+    """
+    REGISTRY.register(name, fn, contract)
+
+
+def _made(
+    name: str, fn: Callable[..., Any] | GraphPass, contract: PassContract | None
+) -> GraphPass:
+    stage: Literal["joint", "lowered"] = "lowered"
+    given = contract or PassContract()
+    if isinstance(fn, GraphPass):
+        if contract is None:
+            return GraphPass(
+                name=name,
+                fn=fn.fn,
+                stage=fn.stage,
+                provides=fn.provides,
+                requires=fn.requires,
+                conflicts_with=fn.conflicts_with,
+            )
+        function, stage = fn.fn, fn.stage
+    elif isinstance(fn, str) or not callable(fn):
+        raise PassError(f"pass {name!r} is a {type(fn).__name__}: register a function")
+    else:
+        function = adapt(name, fn)
+    return GraphPass(
+        name=name,
+        fn=function,
+        stage=stage,
+        provides=_ours(given.provides),
+        requires=_ours(given.requires),
+        conflicts_with=frozenset(ALIASES.get(each, each) for each in given.conflicts_with),
+    )
+
+
+def _ours(words: Iterable[str]) -> frozenset[str]:
+    return frozenset(_CAPABILITIES.get(word, word) for word in words)
+
+
+def _function_of(each: GraphPass) -> object:
+    return each.fn.fn if isinstance(each.fn, Adapted) else each.fn

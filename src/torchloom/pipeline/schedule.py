@@ -1,0 +1,297 @@
+"""Which passes run from which step on: what users write, checked before anything runs.
+
+    schedule = [(0, ["zero3_compile"]), (5, ["zero3_compile", "prefetch", (mine, "2GB")])]
+
+An entry is due at the first step that is not below its number, so a run that resumes later still
+gets it. Before the first entry the stage's preset runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from torchloom.config.budget import parse_budget
+from torchloom.config.kinds import RefusedError
+from torchloom.errors import PassOrderError
+from torchloom.graph import GraphPass
+from torchloom.log import get_logger
+from torchloom.passes import PASSES
+from torchloom.pipeline.device import device_bytes
+from torchloom.pipeline.presets import (
+    ALIASES,
+    BASIS,
+    COMMUNICATION,
+    NO_OPS,
+    PRESETS,
+    SECOND_HALF,
+)
+from torchloom.pipeline.registry import REGISTRY, PassRegistry
+
+logger = get_logger(__name__)
+
+PassItem: TypeAlias = "str | GraphPass | Callable[..., Any] | tuple[Any, Any]"
+"""A name, a pass, a function, or one of them with a memory budget."""
+Schedule: TypeAlias = "Sequence[tuple[int, Sequence[PassItem]]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Passes that run from a step on."""
+
+    step: int
+    passes: tuple[GraphPass, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The entries of a schedule, by step."""
+
+    entries: tuple[Entry, ...]
+
+    def due(self, step: int) -> Entry:
+        """Return the entry that holds at a step."""
+        return next(entry for entry in reversed(self.entries) if entry.step <= step)
+
+    @property
+    def all_passes(self) -> tuple[GraphPass, ...]:
+        """Passes of all entries, some more than once."""
+        return tuple(each for entry in self.entries for each in entry.passes)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Turns names into passes for models of one ZeRO stage."""
+
+    stage: int
+    registry: PassRegistry = REGISTRY
+    disabled: tuple[str, ...] = ()
+    total_bytes: int = field(default_factory=device_bytes)
+    """Memory of the device, of which budgets given as fractions are a part."""
+    extra: tuple[str, ...] = ()
+    """Names of passes that run last of their stage, unless they are among the others."""
+
+    def passes(
+        self, asked: Sequence[PassItem] | None = None, where: str = ""
+    ) -> tuple[GraphPass, ...]:
+        """Return a checked list of passes.
+
+        Args:
+            asked: what to run; None is the preset.
+            where: which part of a schedule this is, for messages.
+
+        Raises:
+            PassOrderError: an unknown name, a missing requirement, or a conflict.
+        """
+        known = self.registry.known()
+        items = PRESETS[self.stage] if asked is None else _as_list(asked, where)
+        speaks_deepspeed = any(_is_deepspeed_name(item) for item in items)
+        chosen: list[GraphPass] = []
+        for item in items:
+            found = self._resolved(item, known, where)
+            extra = {each.name for each in chosen}
+            chosen += [each for each in found if len(found) == 1 or each.name not in extra]
+        chosen = _with_extra(chosen, [_lookup(name, known, where) for name in self.extra], known)
+        without = {_lookup(name, known, where).name for name in self.disabled}
+        passes = tuple(each for each in chosen if each.name not in without)
+        if speaks_deepspeed:
+            passes = _in_order_of_preset(passes, self.stage)
+        check_order(passes, known, where)
+        return passes
+
+    def plan(self, schedule: Schedule) -> Plan:
+        """Return a checked schedule.
+
+        Raises:
+            PassOrderError: it is not a list of steps and lists of passes, or a list is wrong.
+        """
+        entries = []
+        for index, entry in enumerate(_as_list(schedule, "schedule")):
+            is_pair = isinstance(entry, tuple | list) and len(entry) == 2
+            if not is_pair or isinstance(entry[0], bool) or not isinstance(entry[0], int):
+                raise PassOrderError(
+                    f"schedule[{index}] is {entry!r}: write (step, [pass, ...]) with a whole number"
+                )
+            step, asked = entry
+            if step < 0 or step in {each.step for each in entries}:
+                what = "is negative" if step < 0 else "is given twice"
+                raise PassOrderError(f"schedule[{index}]: step {step} {what}")
+            entries.append(Entry(step, self.passes(asked, f"schedule step {step}: ")))
+        entries.sort(key=lambda each: each.step)
+        if not entries or entries[0].step > 0:
+            entries.insert(0, Entry(0, self.passes()))
+        return Plan(tuple(entries))
+
+    def _resolved(
+        self, item: PassItem, known: Mapping[str, GraphPass], where: str
+    ) -> tuple[GraphPass, ...]:
+        budget = None
+        if isinstance(item, tuple | list):
+            item, budget = _pair(item, self.total_bytes, where)
+        if isinstance(item, GraphPass):
+            found: tuple[GraphPass, ...] = (item,)
+        elif isinstance(item, str):
+            found = self._named(item, known, where)
+        elif callable(item):
+            found = (self.registry.of_function(item),)
+        else:
+            raise PassOrderError(
+                f"{where}{item!r} is no pass: give a name, a function, a GraphPass, or a pair of "
+                "one of them and a memory budget"
+            )
+        if budget is None:
+            return found
+        return tuple(replace(each, memory_budget_bytes=budget) for each in found)
+
+    def _named(
+        self, name: str, known: Mapping[str, GraphPass], where: str
+    ) -> tuple[GraphPass, ...]:
+        if name in NO_OPS:
+            logger.info("%spass %r is a phase of another pass and does nothing here", where, name)
+            return ()
+        if name.endswith("_compile") and name in ALIASES:
+            whole = (*BASIS, ALIASES[name], *COMMUNICATION[ALIASES[name]])
+            return tuple(known[each] for each in whole)
+        return (_lookup(name, known, where),)
+
+
+def resolve_passes(
+    stage: int,
+    asked: Sequence[PassItem] | None = None,
+    disabled: Iterable[str] = (),
+    registry: PassRegistry = REGISTRY,
+    extra: Iterable[str] = (),
+) -> tuple[GraphPass, ...]:
+    """Turn a user's choice into a checked list of passes.
+
+    Args:
+        stage: ZeRO stage, which chooses the preset.
+        asked: names, passes or functions to run instead of the preset.
+        disabled: names to leave out.
+        registry: passes by name.
+        extra: names to run last of their stage, unless they are among the others.
+
+    Raises:
+        PassOrderError: an unknown name, a missing requirement, or a conflict.
+    """
+    return Resolver(stage, registry, tuple(disabled), extra=tuple(extra)).passes(asked)
+
+
+def validate_schedule(schedule: Schedule, registry: PassRegistry | None = None) -> None:
+    """Check a schedule without running anything.
+
+    Args:
+        schedule: `[(step, [pass, (pass, memory budget), ...]), ...]`.
+        registry: passes by name; default: the built-in ones and those registered for the process.
+
+    Raises:
+        PassOrderError: an unknown name, a missing requirement, or a conflict; the text says which
+            pass, at which step, what it lacks, what came before, and which pass would provide it.
+
+    Example:
+        >>> validate_schedule([(0, ["zero3_compile"]), (5, ["zero3_compile", "prefetch"])])
+    """
+    Resolver(3, registry or REGISTRY).plan(schedule)
+
+
+def check_order(
+    passes: Sequence[GraphPass], known: Mapping[str, GraphPass], where: str = ""
+) -> None:
+    """Check what passes need, what they exclude, and that joint ones come first.
+
+    Raises:
+        PassOrderError: something is missing, excluded, or in the wrong place.
+    """
+    provided: set[str] = set()
+    names: list[str] = []
+    stage_seen = "joint"
+    for each in passes:
+        missing = each.requires - provided
+        if missing:
+            need = ", ".join(sorted(missing))
+            givers = [p.name for p in known.values() if p.provides & missing]
+            raise PassOrderError(
+                f"{where}pass {each.name!r} needs {need!r}, which no earlier pass provides: put "
+                f"{' or '.join(map(repr, givers)) or 'a pass that provides it'} before it, or "
+                f"disable {each.name!r} (so far: {', '.join(names) or 'nothing'})"
+            )
+        clash = sorted(p.name for p in passes if p.name in each.conflicts_with and p is not each)
+        if clash:
+            raise PassOrderError(
+                f"{where}passes {each.name!r} and {clash[0]!r} exclude each other: drop one "
+                f"(so far: {', '.join(names) or 'nothing'})"
+            )
+        if stage_seen == "lowered" and each.stage == "joint":
+            raise PassOrderError(
+                f"{where}pass {each.name!r} works on the joint graph and must come before "
+                f"{names[-1]!r}, which works on the split graphs"
+            )
+        if each.name in names:
+            raise PassOrderError(f"{where}pass {each.name!r} is listed twice: keep one")
+        stage_seen = each.stage
+        provided |= each.provides
+        names.append(each.name)
+
+
+def _lookup(name: str, known: Mapping[str, GraphPass], where: str = "") -> GraphPass:
+    found = known.get(ALIASES.get(name, name))
+    if found is None:
+        near = difflib.get_close_matches(name, [*known, *ALIASES], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise PassOrderError(f"{where}unknown pass {name!r}{hint} Known passes: {', '.join(known)}")
+    return found
+
+
+def _with_extra(
+    chosen: list[GraphPass], extra: list[GraphPass], known: Mapping[str, GraphPass]
+) -> list[GraphPass]:
+    """Add passes that settings ask for; those whose needs a list of one's own lacks stay out."""
+    halves = [SECOND_HALF.get(each.name) for each in (*chosen, *extra)]
+    for each in (*extra, *(known[name] for name in halves if name is not None)):
+        provided = frozenset[str]().union(*(other.provides for other in chosen))
+        if not each.requires <= provided or any(each.name == other.name for other in chosen):
+            continue
+        stages = [other.stage for other in chosen]
+        joint = each.stage == "joint" and "lowered" in stages
+        chosen.insert(stages.index("lowered") if joint else len(chosen), each)
+    return chosen
+
+
+def _is_deepspeed_name(item: PassItem) -> bool:
+    name = item[0] if isinstance(item, tuple | list) and item else item
+    return isinstance(name, str) and name in ALIASES and name not in ("z1", "z2", "z3")
+
+
+def _in_order_of_preset(passes: tuple[GraphPass, ...], stage: int) -> tuple[GraphPass, ...]:
+    """Put built-in passes where the preset has them; others stay behind what they stood behind.
+
+    DeepSpeed's names say nothing about stages: its `selective_gather` may come last.
+    """
+    order = {name: index for index, name in enumerate(PRESETS[stage])}
+    place, keys = -1, []
+    for each in passes:
+        is_built_in = PASSES.get(each.name) is not None and each.name in order
+        place = max(place, order[each.name]) if is_built_in else place
+        keys.append((each.stage == "lowered", order[each.name] if is_built_in else place))
+    return tuple(each for _, each in sorted(zip(keys, passes, strict=True), key=lambda k: k[0]))
+
+
+def _as_list(value: Any, where: str) -> Sequence[Any]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise PassOrderError(
+            f"{where or 'passes: '}{value!r} is not a list: write [pass, ...]"
+            if where != "schedule"
+            else f"schedule is {value!r}: write [(step, [pass, ...]), ...]"
+        )
+    return value
+
+
+def _pair(item: Sequence[Any], total_bytes: int, where: str) -> tuple[Any, int]:
+    if len(item) != 2:
+        raise PassOrderError(f"{where}{item!r} is not a pair: write (pass, memory budget)")
+    try:
+        return item[0], parse_budget(item[1]).resolve(total_bytes)
+    except RefusedError as refusal:
+        raise PassOrderError(f"{where}{refusal.what}; {refusal.fix}") from None

@@ -1,0 +1,196 @@
+"""One captured graph on its way through a session's passes, and the keys under which it is cached."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import fx
+
+import torchloom.graph
+import torchloom.ops
+import torchloom.passes
+import torchloom.plan
+from torchloom import _torch
+from torchloom.capture import WeaveHooks
+from torchloom.capture.hooks import GraphKind
+from torchloom.graph import Choices, GraphPass, PassContext, graph_text
+from torchloom.pipeline import sidecar
+from torchloom.pipeline.device import default_budget_bytes
+from torchloom.pipeline.forms import adapted_of
+from torchloom.pipeline.identity import identity_of
+from torchloom.pipeline.manager import PassManager
+from torchloom.pipeline.planning import PlannedSplit
+from torchloom.pipeline.races import check_races, copies_in
+from torchloom.pipeline.report import GraphReport
+from torchloom.pipeline.site import Book, Spot
+from torchloom.plan import Planner
+
+SELECTIVE = "selective_gather"
+_BOXED = ("inductor", "aot_eager", "eager")
+"""Routes whose code takes its inputs in a list that it empties."""
+
+
+class Setup(Protocol):
+    """What weaving a graph needs of its session."""
+
+    passes: Sequence[GraphPass]
+    backend: str | Callable[..., Any]
+    dump_dir: Path | None
+    debug_log: bool
+    strict: bool
+    agree: Callable[[str, str], None] | None
+    planner: Planner | None
+    book: Book
+
+
+@dataclass(frozen=True, eq=False)
+class Weaving:
+    """Runs a session's passes over the graphs that one captured graph becomes.
+
+    Args:
+        setup: the session.
+        report: of this graph; filled.
+        context: what passes may know of it.
+    """
+
+    setup: Setup
+    report: GraphReport
+    context: PassContext
+
+    def hooks(self) -> WeaveHooks:
+        """Return what a route of capture calls."""
+        return WeaveHooks(
+            joint=lambda joint, kind: self._weave("joint", joint, kind),
+            lowered=lambda lowered, kind: self._weave("lowered", lowered, kind),
+            key=self._cache_key(),
+            partition=self._planned_split(),
+            compiled=lambda kind, seconds: self.report.compile_s.append((kind, seconds)),
+        )
+
+    def recall(self) -> None:
+        """Complete the report of a graph that came from the compiler's caches."""
+        if self.report.from_cache and self.setup.backend == "inductor":
+            known = sidecar.load(self._sidecar_name())
+            self.report.collectives.update(known.collectives)
+            self.report.plan = known.plan
+
+    @cached_property
+    def _key(self) -> str:
+        return key_of(self.setup, self.context)
+
+    def _cache_key(self) -> str | None:
+        """Return the key under which compilers may cache, None where they must not."""
+        own = [identity_of(each) for each in self.setup.passes if not _is_built_in(each)]
+        if self.setup.dump_dir is not None or not all(identity.is_complete for identity in own):
+            return None
+        return f"{self._key}-{','.join(sorted(self.setup.book.residents))}"
+
+    def _sidecar_name(self) -> str:
+        key = hashlib.blake2b((self._cache_key() or self._key).encode(), digest_size=16).hexdigest()
+        return f"{self.report.digest}-{key}"
+
+    def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind) -> None:
+        setup, report = self.setup, self.report
+        page = setup.book.page(report.digest)
+        if stage == "joint":
+            page.read_joint(gm, needs_backward=kind == "joint")
+        context = dataclasses.replace(self._context_of(kind), params=dict(page.params))
+        spot = Spot(setup.book, page, self.context.world_size, default_budget_bytes())
+        passes = [_bound(each, spot) for each in self._passes_of(stage)]
+        level = logging.INFO if setup.debug_log else logging.DEBUG
+        manager = PassManager(passes, context, setup.dump_dir, level)
+        manager.run(gm, context, f"{report.name}.{kind}", report)
+        spot.leave(gm, context)
+        if stage == "lowered" and (setup.strict or copies_in(gm.graph)):
+            check_races(gm, f"{report.name}.{kind}", [each.name for each in passes])
+        if stage == "lowered" and setup.agree is not None and _see_beyond(setup.passes):
+            # Nothing but their own care makes such passes do the same on all ranks.
+            residents = ", ".join(sorted(setup.book.residents))
+            setup.agree(f"{report.name}.{kind} as woven", f"{digest_of(gm)}, resident: {residents}")
+        if setup.backend == "inductor" and kind != "joint":
+            woven = sidecar.Woven(report.collectives, report.plan)
+            sidecar.save(self._sidecar_name(), woven)
+
+    def _planned_split(self) -> PlannedSplit | None:
+        if self.setup.planner is None:
+            return None
+        report = self.report
+
+        def lower(gm: fx.GraphModule, kind: GraphKind) -> None:
+            # Passes of others may do more than edit; trials are for those that only do that.
+            passes = [each for each in self._passes_of("lowered") if _is_built_in(each)]
+            trial = GraphReport(f"{report.name}.trial", 0, "", "")
+            context = self._context_of(kind)
+            PassManager(passes, context, tells=False).run(gm, context, f"trial.{kind}", trial)
+
+        return PlannedSplit(self.setup.planner, self.context, lower, report, report.name)
+
+    def _context_of(self, kind: GraphKind) -> PassContext:
+        return dataclasses.replace(
+            self.context,
+            is_backward=kind == "backward",
+            keeps_inputs=self.setup.backend not in _BOXED,
+            choices=self._choices(),
+        )
+
+    def _passes_of(self, stage: str) -> list[GraphPass]:
+        """Return the passes of a stage; residents that passes ask for are read at the end."""
+        found = [each for each in self.setup.passes if each.stage == stage]
+        if stage == "lowered" and self.setup.book.residents:
+            found = [each for each in found if each.name != SELECTIVE]
+            found.append(torchloom.passes.PASSES[SELECTIVE])
+        return found
+
+    def _choices(self) -> Choices | None:
+        """Return what the plan chose, and the residents that passes asked for."""
+        planned = self.context.choices
+        residents = self.setup.book.residents
+        if not residents:
+            return planned
+        planned = planned or Choices()
+        return dataclasses.replace(planned, resident=planned.resident | residents)
+
+
+def key_of(setup: Setup, context: PassContext) -> str:
+    """Return a hash of all that woven graphs depend on besides the captured graph."""
+    parts = [
+        f"{each.name}/{each.memory_budget_bytes}" if _is_built_in(each) else identity_of(each).text
+        for each in setup.passes
+    ]
+    planned = "" if setup.planner is None else setup.planner.key
+    return _torch.hash_files(_sources(), f"{parts}|{context.key()}|{planned}").hex()
+
+
+def digest_of(gm: fx.GraphModule) -> str:
+    """Return a short hash of a captured graph that is equal on ranks that run the same program."""
+    return hashlib.blake2b(graph_text(gm.graph).encode(), digest_size=8).hexdigest()
+
+
+def _bound(each: GraphPass, spot: Spot) -> GraphPass:
+    """Let a pass of another form know where it runs."""
+    adapted = adapted_of(each)
+    return each if adapted is None else dataclasses.replace(each, fn=adapted.at(spot))
+
+
+def _see_beyond(passes: Sequence[GraphPass]) -> bool:
+    adapted = (adapted_of(each) for each in passes)
+    return any(each is not None and each.sees_beyond_its_graph for each in adapted)
+
+
+def _is_built_in(each: GraphPass) -> bool:
+    known = torchloom.passes.PASSES.get(each.name)
+    return known is not None and known.fn is each.fn
+
+
+def _sources() -> tuple[str, ...]:
+    """Source files of everything that shapes a woven graph."""
+    packages = (torchloom.passes, torchloom.graph, torchloom.ops, torchloom.plan)
+    folders = [Path(package.__path__[0]) for package in packages]
+    return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))

@@ -1,0 +1,46 @@
+"""What operators, copies and collectives cost, in microseconds.
+
+    roofline     FLOPs and bytes of an operator against the rates of a device: no measurement
+    table        measured figures where there are any, the roofline where there are none
+
+Rates are data (`hardware`): a new device is one row. Nothing here runs a user's graph.
+"""
+
+from __future__ import annotations
+
+from torchloom.plan.costs.calibrate import calibrate_device, find_device
+from torchloom.plan.costs.hardware import DEVICES, NETWORKS, Device, Network, device_row
+from torchloom.plan.costs.kernels import KernelChooser, available_kernels, measure_products
+from torchloom.plan.costs.roofline import node_flops, node_traffic_bytes, roofline_us
+from torchloom.plan.costs.share import share_text, shared_table
+from torchloom.plan.costs.signature import node_key
+from torchloom.plan.costs.store import load_table, machine_facts, save_table, table_path
+from torchloom.plan.costs.table import CostTable, collective_us, graph_us, link_us, node_us
+
+__all__ = [
+    "DEVICES",
+    "NETWORKS",
+    "CostTable",
+    "Device",
+    "KernelChooser",
+    "Network",
+    "available_kernels",
+    "calibrate_device",
+    "collective_us",
+    "device_row",
+    "find_device",
+    "graph_us",
+    "link_us",
+    "load_table",
+    "machine_facts",
+    "measure_products",
+    "node_flops",
+    "node_key",
+    "node_traffic_bytes",
+    "node_us",
+    "roofline_us",
+    "save_table",
+    "share_text",
+    "shared_table",
+    "table_path",
+]

@@ -1,0 +1,199 @@
+"""Rates of devices and networks: what a cost is computed from until it is measured.
+
+Rated figures come from the makers' data sheets; the fractions of them that kernels reach are marked
+with where they were seen. `torchloom calibrate` replaces a row by what was measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from torchloom.errors import PlanError
+
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
+"""As torchloom's own transport runs them; `c10d_` in front means the process group's own ones."""
+LinkKind = Literal["h2d", "d2h"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """Rates that one device reaches, and of its link to the host.
+
+    Example:
+        >>> device_row("h100-80gb").flops_of("bfloat16") > 1e14
+        True
+    """
+
+    name: str
+    gemm_flops: Mapping[str, float]
+    """FLOP/s of a large matrix product, by dtype (`"float32"`); other dtypes run as float32."""
+    memory_bytes_per_s: float
+    """Bytes read and written per second by a large elementwise kernel."""
+    launch_us: float
+    """Fixed cost of starting one operator."""
+    attention_fraction: float = 0.7
+    """Rate of fused attention as a part of `gemm_flops`."""
+    h2d_bytes_per_s: float
+    d2h_bytes_per_s: float
+    link_latency_us: float = 10.0
+    full_duplex: bool = True
+    """Whether both directions of the link to the host run at full rate at once."""
+    adamw_params_per_s: float
+    """Parameters that one fused fp32 AdamW step updates per second."""
+    capacity_bytes: int | None = None
+    """Bytes of device memory; None where the host decides."""
+
+    def flops_of(self, dtype: str) -> float:
+        """Return the rate of matrix products in a dtype, in FLOP/s."""
+        found = self.gemm_flops.get(dtype)
+        return self.gemm_flops["float32"] if found is None else found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Alpha-beta model of collectives between ranks: a latency per message, a time per byte."""
+
+    name: str
+    alpha_us: float
+    """Latency of one message between two ranks."""
+    bytes_per_s: float
+    """What one rank sends per second while it receives as much."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Measured time over modelled time, by kind of collective."""
+
+    def collective_us(self, kind: CollectiveKind, num_bytes: int, world_size: int) -> float:
+        """Return the time of one collective by the ring model.
+
+        Args:
+            kind: which collective.
+            num_bytes: bytes of the whole tensor: what an all-gather returns, what a reduce-scatter
+                or an all-reduce takes.
+            world_size: ranks that take part.
+        """
+        if world_size <= 1:
+            return 0.0
+        share = (world_size - 1) / world_size
+        rounds, volume = {
+            "all_gather": (world_size - 1, share),
+            "reduce_scatter": (world_size - 1, share),
+            "all_reduce": (2 * (world_size - 1), 2 * share),
+            "broadcast": (world_size - 1, 1.0),
+        }[kind.removeprefix("c10d_")]
+        modelled = rounds * self.alpha_us + 1e6 * volume * num_bytes / self.bytes_per_s
+        return self.factors.get(kind, 1.0) * modelled
+
+
+def _cuda(name: str, tflops: float, hbm_tb_s: float, link_gb_s: float, gib: int) -> Device:
+    """Return a row from rated dense bf16 TFLOP/s, TB/s of memory and GB/s of the host link."""
+    # Of the rated figures, large kernels reach about two thirds of the products and four fifths of
+    # the memory: 650 of 989 TFLOP/s and 2.6 of 3.35 TB/s on an H100, as commonly reported.
+    dense, memory = 0.66 * tflops * 1e12, 0.78 * hbm_tb_s * 1e12
+    return Device(
+        name=name,
+        gemm_flops={
+            "bfloat16": dense,
+            "float16": dense,
+            "float32": dense / 16,  # plain fp32 units, TF32 off as torch has it
+            "float64": dense / 16,
+            "float8_e4m3fn": 2 * dense,
+            "float8_e5m2": 2 * dense,
+        },
+        memory_bytes_per_s=memory,
+        launch_us=4.0,
+        h2d_bytes_per_s=link_gb_s * 1e9,
+        d2h_bytes_per_s=link_gb_s * 1e9,
+        # fused AdamW in fp32 reads four and writes three words for each parameter
+        adamw_params_per_s=memory / 28,
+        capacity_bytes=gib << 30,
+    )
+
+
+DEVICES: dict[str, Device] = {
+    row.name: row
+    for row in (
+        # One thread of a recent server processor; measured on 2 shared cores with AVX-512.
+        Device(
+            name="cpu",
+            gemm_flops={"float32": 1.1e11, "float64": 5e10, "bfloat16": 1.1e11, "float16": 5e10},
+            memory_bytes_per_s=1.2e10,
+            launch_us=4.0,
+            attention_fraction=0.4,
+            h2d_bytes_per_s=1.0e10,
+            d2h_bytes_per_s=1.0e10,
+            link_latency_us=2.0,
+            full_duplex=False,
+            adamw_params_per_s=4e8,
+        ),
+        _cuda("a100-40gb", 312, 1.56, 25, 40),
+        _cuda("a100-80gb", 312, 2.0, 25, 80),
+        _cuda("h100-80gb", 989, 3.35, 55, 80),
+        _cuda("h200-141gb", 989, 4.8, 55, 141),
+        _cuda("b200-180gb", 2250, 8.0, 55, 180),
+    )
+}
+"""Known devices by name. Adding one is one row."""
+
+NETWORKS: dict[str, Network] = {
+    row.name: row
+    for row in (
+        # Two ranks of one host, measured: 16 MB all-gather 6-7 ms, 1 MB 0.4 ms; a reduction adds
+        # what it gets, and takes about 2.5 times as long.
+        Network(
+            name="gloo",
+            alpha_us=120.0,
+            bytes_per_s=1.2e9,
+            factors={"reduce_scatter": 2.2, "all_reduce": 0.8},
+        ),
+        Network(name="nvlink", alpha_us=6.0, bytes_per_s=3.6e11),
+        Network(name="infiniband-400", alpha_us=12.0, bytes_per_s=4.5e10),
+    )
+}
+"""Known networks by name."""
+
+
+def device_row(name: str) -> Device:
+    """Return a device's row.
+
+    Raises:
+        PlanError: no such row.
+    """
+    if name not in DEVICES:
+        raise PlanError(f"unknown device {name!r}: known are {', '.join(DEVICES)}")
+    return DEVICES[name]
+
+
+def network_row(name: str) -> Network:
+    """Return a network's row.
+
+    Raises:
+        PlanError: no such row.
+    """
+    if name not in NETWORKS:
+        raise PlanError(f"unknown network {name!r}: known are {', '.join(NETWORKS)}")
+    return NETWORKS[name]
+
+
+def row_for_cuda_name(full_name: str) -> Device:
+    """Return the row that fits a CUDA device's marketing name best, an A100 where none does."""
+    text = full_name.lower()
+    for mark, row in (
+        ("b200", "b200-180gb"),
+        ("h200", "h200-141gb"),
+        ("h100", "h100-80gb"),
+        ("a100-sxm4-40", "a100-40gb"),
+    ):
+        if mark in text:
+            return DEVICES[row]
+    return DEVICES["a100-80gb"]
+
+
+def local_device(device: torch.device | str = "cpu") -> Device:
+    """Return the row of a device of this machine."""
+    kind = torch.device(device)
+    if kind.type == "cuda":
+        return row_for_cuda_name(torch.cuda.get_device_name(kind))
+    return DEVICES["cpu"]

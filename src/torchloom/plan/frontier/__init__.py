@@ -1,0 +1,7 @@
+"""What to keep and what to compute again: the frontier between time and memory."""
+
+from __future__ import annotations
+
+from torchloom.plan.frontier.search import Frontier, Point, frontier
+
+__all__ = ["Frontier", "Point", "frontier"]

@@ -1,0 +1,182 @@
+"""The frontier of a graph: plans from fast and big to slow and small, each simulated exactly.
+
+The units' steps are taken in the order of their price (the Lagrangian relaxation of a
+multiple-choice knapsack: Sinha and Zoltners, "The Multiple-Choice Knapsack Problem", Operations
+Research 27(3), 1979), for several sizes of units. What is tried does not depend on a budget, so a
+smaller budget can only select a smaller plan.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torchloom.plan.frontier.options import Drop, drops_of
+from torchloom.plan.frontier.units import num_places, units_of
+from torchloom.plan.memory.joint import JointModel, Peaks
+
+_GROUPS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Numbers of runs that make one unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One plan of the frontier."""
+
+    dropped: frozenset[int]
+    """Nodes whose values do not cross from forward to backward."""
+    peak_bytes: int
+    saved_bytes: int
+    extra_us: float
+    """Time of what backward runs again."""
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Plans in the order of their time; each later one needs less memory."""
+
+    points: tuple[Point, ...]
+    hull: tuple[Drop, ...]
+    """Steps of the finest units by price, for the bound."""
+    num_tried: int
+
+    @property
+    def min_peak_bytes(self) -> int:
+        """The least that any plan needs."""
+        return min(point.peak_bytes for point in self.points)
+
+    def within(self, budget_bytes: int) -> Point | None:
+        """Return the fastest plan whose peak is at most the budget, None if none is."""
+        return next((p for p in self.points if p.peak_bytes <= budget_bytes), None)
+
+    def bound_us(self, budget_bytes: int) -> float:
+        """Return a time that no plan of this family can beat within the budget.
+
+        A plan's peak is at least its saved bytes and the least that any plan needs beside them; the
+        cheapest way to free the difference, fractions of steps allowed, costs this much.
+        """
+        beside = min(point.peak_bytes - point.saved_bytes for point in self.points)
+        needed = self.points[0].saved_bytes + beside - budget_bytes
+        spent = 0.0
+        for step in self.hull:
+            if needed <= 0:
+                break
+            spent += step.cost_us * min(1.0, needed / max(step.freed_bytes, 1))
+            needed -= step.freed_bytes
+        return spent
+
+
+def frontier(
+    model: JointModel,
+    may_drop: Collection[int],
+    cost_us: Sequence[float],
+    *,
+    max_simulations: int = 160,
+) -> Frontier:
+    """Find the frontier of a joint graph.
+
+    Args:
+        model: the graph.
+        may_drop: indices of values that may be computed again.
+        cost_us: time of each node, by index.
+        max_simulations: how many plans are simulated at most.
+    """
+    rule = _Rule(model, may_drop)
+    kept = rule.kept()
+    groups = [g for g in _GROUPS if g <= max(1, num_places(model) // 2 + 1)]
+    ways = [_way(model, g, kept, may_drop, cost_us) for g in groups]
+    share = max(2, max_simulations // max(1, sum(1 for way in ways if way.steps)))
+    points: list[Point] = []
+    for group, way in zip(groups, ways, strict=True):
+        for count in _spread(way.steps, share):
+            dropped = frozenset(way.base.union(*(values for values, _ in way.steps[:count])))
+            found = model.simulate(rule.under(dropped))
+            points.append(_point(dropped, found, cost_us, group))
+    hull = tuple(sorted((drop for _, drop in ways[0].steps), key=lambda drop: drop.price))
+    return Frontier(_pareto(points), hull, len(points))
+
+
+class _Rule:
+    """Which values do not cross: views, constants, what is tagged so, and what a plan drops."""
+
+    def __init__(self, model: JointModel, may_drop: Collection[int]) -> None:
+        self._model = model
+        constants = {i for i in may_drop if not model.inputs[i]}
+        views = {
+            i
+            for i, inside in enumerate(model.in_forward)
+            if inside and not model.fresh[i] and model.maker[i] == i
+        }
+        self._always = constants | views | model.fixed
+
+    def under(self, dropped: Collection[int]) -> Callable[[int], bool]:
+        """Return the rule under a plan; a pick of several results follows its maker."""
+        maker, always = self._model.maker, self._always
+        return lambda i: i in always or maker[i] in dropped or maker[i] in always
+
+    def kept(self) -> dict[int, int]:
+        """Return what backward reads when nothing is dropped: bytes by makers."""
+        found: dict[int, int] = {}
+        for index in self._model.saved(self.under(())):
+            size = sum(self._model.sizes[s] for s in self._model.touched[index])
+            maker = self._model.maker[index]
+            found[maker] = found.get(maker, 0) + size
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    base: frozenset[int]
+    """Values that backward does not read itself: dropped whatever else is."""
+    steps: tuple[tuple[frozenset[int], Drop], ...]
+
+
+def _way(
+    model: JointModel,
+    group: int,
+    kept: Mapping[int, int],
+    may_drop: Collection[int],
+    cost_us: Sequence[float],
+) -> _Way:
+    units = units_of(model, group)
+    by_kind: dict[int, list[Drop]] = {}
+    steps = []
+    for number, unit in enumerate(units):
+        if unit.kind not in by_kind:
+            by_kind[unit.kind] = drops_of(model, unit, kept, may_drop, cost_us)
+        for drop in by_kind[unit.kind]:
+            values = frozenset(unit.nodes[offset] for offset in drop.values)
+            steps.append((drop.price, number, values, drop))
+    # Of equal prices the earlier unit first: its values wait longest.
+    steps.sort(key=lambda each: (each[0], each[1]))
+    borders = {i for unit in units for i in unit.passes_on}
+    base = frozenset(i for i in may_drop if i not in kept and i not in borders)
+    return _Way(base, tuple((values, drop) for _, _, values, drop in steps))
+
+
+def _spread(steps: Sequence[tuple[frozenset[int], Drop]], most: int) -> list[int]:
+    """Return how many steps to take in each trial, evenly over the bytes that they free."""
+    if len(steps) < most:
+        return list(range(len(steps) + 1))
+    freed, running = [], 0
+    for _, drop in steps:
+        running += drop.freed_bytes
+        freed.append(running)
+    wanted = (running * k / (most - 1) for k in range(most))
+    return sorted({0, len(steps), *(bisect.bisect_left(freed, each) for each in wanted)})
+
+
+def _point(dropped: frozenset[int], found: Peaks, cost_us: Sequence[float], group: int) -> Point:
+    extra = sum(cost_us[i] for i in found.recomputed)
+    return Point(dropped, found.peak_bytes, found.saved_bytes, extra, group)
+
+
+def _pareto(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Keep plans that no other one beats in both time and memory, the fastest first."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.extra_us, p.peak_bytes)):
+        if not kept or point.peak_bytes < kept[-1].peak_bytes:
+            kept.append(point)
+    return tuple(kept)

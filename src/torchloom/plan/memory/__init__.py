@@ -1,0 +1,20 @@
+"""Peak memory of captured graphs, to the byte."""
+
+from __future__ import annotations
+
+from torchloom.plan.memory.measure import Measured, measure_peak
+from torchloom.plan.memory.micro_step import MicroStep, micro_step
+from torchloom.plan.memory.program import Program, program_of
+from torchloom.plan.memory.storages import storages_of
+from torchloom.plan.memory.workspace import WorkspaceTable
+
+__all__ = [
+    "Measured",
+    "MicroStep",
+    "Program",
+    "WorkspaceTable",
+    "measure_peak",
+    "micro_step",
+    "program_of",
+    "storages_of",
+]

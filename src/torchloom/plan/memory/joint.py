@@ -1,0 +1,227 @@
+"""The peak of a joint graph under a choice of dropped values, without splitting it.
+
+Does on indices what the split does on graphs: forward runs the forward half in order; backward runs
+the rest in order and brings in, before each node, what of the forward half it needs and does not
+get from forward. So thousands of choices can be tried on one captured graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from torchloom.graph import forward_nodes, value_of
+from torchloom.plan.memory.micro_step import MUTATIONS
+from torchloom.plan.memory.program import Probe
+from torchloom.plan.memory.storages import storages_of
+
+_DROPPED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+class Peaks(NamedTuple):
+    """Bytes above what was live before the step."""
+
+    forward_bytes: int
+    backward_bytes: int
+    saved_bytes: int
+    """Allocated by forward and live when backward begins; results and the seed included."""
+    recomputed: tuple[int, ...]
+    """Nodes of the forward half that backward runs again, by index."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The higher of the two."""
+        return max(self.forward_bytes, self.backward_bytes)
+
+
+@dataclass(slots=True)
+class JointModel:
+    """A joint graph as arrays over the indices of nodes and the numbers of storages."""
+
+    nodes: list[fx.Node]
+    inputs: list[tuple[int, ...]]
+    touched: list[tuple[int, ...]]
+    """Storages of which each node's value is a part."""
+    fresh: list[tuple[int, ...]]
+    """Storages that a node allocates."""
+    sizes: list[int]
+    """Bytes by storage."""
+    workspace: list[int]
+    in_forward: list[bool]
+    is_input: list[bool]
+    results: list[int]
+    gradients: list[int]
+    held: set[int]
+    """Storages that live before and after: parameters, the batch, constants."""
+    returned: set[int]
+    """Storages of forward's results, which the caller holds through backward."""
+    written: set[int]
+    """Storages that are copied into inputs behind forward, and dropped."""
+    seeds: set[int]
+    """Storages of the gradients of results."""
+    roots: set[int]
+    """Those of scalar results: who calls backward() holds them."""
+    first_of_backward: int
+    maker: list[int]
+    """Of what picks one of several results: the node that made them; of others the node itself."""
+    fixed: frozenset[int]
+    """Nodes that tags drop already: gathered weights, the user's checkpoints."""
+
+    def simulate(self, dropped: Callable[[int], bool]) -> Peaks:
+        """Return the peaks when forward hands over no value for which `dropped` says so.
+
+        Args:
+            dropped: by the index of a node of the forward half.
+        """
+        saved = self.saved(dropped)
+        forward = self._forward_order(saved)
+        backward = self._backward_order(saved)
+        crossing = {s for i in saved for s in self.touched[i]}
+        kept = (crossing | self.returned) - self.held
+        ends = kept | {s for i in self.results for s in self.touched[i]}
+        up = self._walk(forward, set(self.held), self.held | ends, 0)
+        start = kept | self.seeds
+        live = sum(self.sizes[s] for s in start)
+        forever = self.held | self.returned | self.roots
+        grads = {s for i in self.gradients for s in self.touched[i]}
+        down = self._walk(backward, start | self.held, forever | grads, live)
+        again = tuple(i for i in backward if self.in_forward[i])
+        return Peaks(up, down, live, again)
+
+    def saved(self, dropped: Callable[[int], bool]) -> list[int]:
+        """Return the values of the forward half that backward reads and does not compute."""
+        waiting = list(self.gradients)
+        seen, found = set(waiting), []
+        while waiting:
+            index = waiting.pop()
+            if self.in_forward[index] and (self.is_input[index] or not dropped(index)):
+                found.append(index)
+                continue
+            for used in self.inputs[index]:
+                if used not in seen:
+                    seen.add(used)
+                    waiting.append(used)
+        return found
+
+    def _closure(self, wanted: Iterable[int], given: set[int]) -> set[int]:
+        waiting = [index for index in wanted if index not in given]
+        needed = set(waiting)
+        while waiting:
+            for used in self.inputs[waiting.pop()]:
+                if used not in needed and used not in given:
+                    needed.add(used)
+                    waiting.append(used)
+        return needed
+
+    def _forward_order(self, saved: Iterable[int]) -> list[int]:
+        needed = self._closure([*self.results, *saved], set())
+        return sorted(i for i in needed if not self.is_input[i])
+
+    def _backward_order(self, saved: Iterable[int]) -> list[int]:
+        """Return backward's nodes in order.
+
+        As torch's `reordering_to_mimic_autograd_engine`: from the first node that reads a gradient
+        on, each node in order, preceded by what it needs.
+        """
+        given = set(saved)
+        needed = self._closure(self.gradients, given)
+        placed = given | {i for i in needed if self.is_input[i]}
+        order: list[int] = []
+        for index in sorted(i for i in needed if i >= self.first_of_backward):
+            missing = self._closure([index], placed)
+            order += sorted(missing)
+            placed |= missing
+        return order
+
+    def _walk(self, order: Sequence[int], alive: set[int], stay: set[int], live: int) -> int:
+        """Return the highest sum of live bytes, of which `live` are there at the start."""
+        last: dict[int, int] = {}
+        for place, index in enumerate(order):
+            for storage in self.touched[index]:
+                last[storage] = place
+            for used in self.inputs[index]:
+                for storage in self.touched[used]:
+                    last[storage] = place
+        dying: list[list[int]] = [[] for _ in order]
+        for storage, place in last.items():
+            if storage not in stay:
+                dying[place].append(storage)
+        peak = live
+        for place, index in enumerate(order):
+            for storage in self.fresh[index]:
+                if storage not in alive:
+                    alive.add(storage)
+                    live += self.sizes[storage]
+            peak = max(peak, live + self.workspace[index])
+            for storage in dying[place]:
+                if storage in alive:
+                    alive.discard(storage)
+                    live -= self.sizes[storage]
+        return peak
+
+
+def joint_model(joint: fx.Graph, num_results: int, probe: Probe | None = None) -> JointModel:
+    """Read a joint graph.
+
+    Args:
+        joint: from AOTAutograd, without dead and repeated nodes.
+        num_results: how many of its outputs are forward's; the others are gradients.
+        probe: what operators allocate besides what the graph shows.
+    """
+    nodes = [node for node in joint.nodes if node.op != "output"]
+    index_of = {node: index for index, node in enumerate(nodes)}
+    half = set(forward_nodes(joint))
+    numbers: dict[int, int] = {}
+    sizes: list[int] = []
+    touched, fresh, workspace = [], [], []
+    for node in nodes:
+        found = None if probe is None else probe(node)
+        storages = storages_of(node, () if found is None else found.result_bytes)
+        new = [key for key in storages if key not in numbers]
+        for key in new:
+            numbers[key] = len(sizes)
+            sizes.append(storages[key])
+        touched.append(tuple(numbers[key] for key in storages))
+        fresh.append(tuple(numbers[key] for key in new))
+        workspace.append(0 if found is None else found.workspace_bytes)
+    values = joint.output_node().args[0]
+    described = list(joint.output_node().meta.get("desc") or [None] * len(values))  # type: ignore[arg-type]
+    outputs = [(v, type(d).__name__) for v, d in zip(values, described, strict=True)]  # type: ignore[arg-type]
+    results = [(v, role) for v, role in outputs[:num_results] if isinstance(v, fx.Node)]
+    gradients = [v for v, _ in outputs[num_results:] if isinstance(v, fx.Node)]
+    tangents = [n for n in nodes if n.op == "placeholder" and n.name.startswith("tangents")]
+    readers = [index_of[user] for node in tangents for user in node.users if user in index_of]
+
+    def parts(found: Iterable[fx.Node]) -> set[int]:
+        return {s for node in found for s in touched[index_of[node]]}
+
+    given = [n for n in nodes if n.op in ("placeholder", "get_attr") and n not in tangents]
+    written = parts(v for v, role in results if role in MUTATIONS)
+    return JointModel(
+        nodes=nodes,
+        inputs=[tuple(index_of[used] for used in node.all_input_nodes) for node in nodes],
+        touched=touched,
+        fresh=fresh,
+        sizes=sizes,
+        workspace=workspace,
+        in_forward=[node in half or node in given for node in nodes],
+        is_input=[node.op in ("placeholder", "get_attr") for node in nodes],
+        results=[index_of[v] for v, _ in results],
+        gradients=[index_of[v] for v in gradients],
+        held=parts(given),
+        returned=parts(v for v, role in results if role not in MUTATIONS) - written,
+        written=written,
+        seeds=parts(tangents),
+        roots=parts(n for n in tangents if getattr(value_of(n), "ndim", None) == 0),
+        first_of_backward=min(readers, default=len(nodes)),
+        maker=[
+            index_of[n.all_input_nodes[0]] if n.target is operator.getitem else i
+            for i, n in enumerate(nodes)
+        ],
+        fixed=frozenset(i for i, n in enumerate(nodes) if n.meta.get("recompute") in _DROPPED),
+    )

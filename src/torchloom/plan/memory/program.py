@@ -1,0 +1,115 @@
+"""The memory events of a graph that runs boxed: what each node allocates and what dies after it.
+
+A boxed graph empties its list of inputs and drops every value after its last use, so a storage
+lives from the node that made it to the last reader of any value in it. Sources: torch.fx's code
+generation (`x = None` behind the last use), torch's calling convention for boxed functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from torchloom.plan.memory.storages import Storage, storages_of
+from torchloom.plan.memory.workspace import Probed
+
+Probe = Callable[[fx.Node], Probed | None]
+"""What an operator was found to allocate; see `WorkspaceTable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node at work."""
+
+    node: fx.Node
+    allocated_bytes: int
+    freed_bytes: int
+    workspace_bytes: int
+
+
+@dataclass(slots=True)
+class Program:
+    """The nodes of one graph in order, with the storages that outlive it."""
+
+    steps: list[Step] = field(default_factory=list)
+    results: dict[Storage, int] = field(default_factory=dict)
+    """Storages that this graph allocated and its outputs hold."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest sum of bytes allocated above what was live at the start."""
+        return max((peak for _, peak in self.curve()), default=0)
+
+    def curve(self) -> list[tuple[int, int]]:
+        """Return bytes after each step and the highest while it ran, relative to the start."""
+        live, found = 0, []
+        for step in self.steps:
+            live += step.allocated_bytes
+            found.append((live - step.freed_bytes, live + step.workspace_bytes))
+            live -= step.freed_bytes
+        return found
+
+    @property
+    def end_bytes(self) -> int:
+        """Change of live bytes from the start to the end."""
+        return sum(step.allocated_bytes - step.freed_bytes for step in self.steps)
+
+
+def program_of(
+    nodes: Iterable[fx.Node],
+    outputs: Iterable[fx.Node],
+    *,
+    held: Collection[Storage],
+    sizes: Mapping[Storage, int] | None = None,
+    probe: Probe | None = None,
+) -> Program:
+    """Return the memory events of nodes that run in this order.
+
+    Args:
+        nodes: placeholders and calls in order; the output node is not among them.
+        outputs: values that live on after the last node.
+        held: storages of inputs that somebody else keeps alive: parameters, the batch.
+        sizes: bytes of inputs' storages, where they are not what their fake tensors say.
+        probe: what operators allocate besides what the graph shows.
+
+    Returns:
+        The program. Inputs that nobody holds are live at the start and are freed after their last
+        use; their bytes are not allocated here.
+    """
+    order = [node for node in nodes if node.op != "output"]
+    probed = [None if probe is None else probe(node) for node in order]
+    owned: dict[Storage, int] = {}
+    known: set[Storage] = set(held)
+    last_use: dict[Storage, int] = {}
+    fresh = [0] * len(order)
+    for index, node in enumerate(order):
+        found = probed[index]
+        storages = storages_of(node, () if found is None else found.result_bytes)
+        if node.op == "get_attr":
+            known.update(storages)
+            continue
+        for storage, size in storages.items():
+            if storage not in known:
+                known.add(storage)
+                owned[storage] = (sizes or {}).get(storage, size)
+                fresh[index] += 0 if node.op == "placeholder" else size
+            last_use[storage] = index
+        for used in node.all_input_nodes:
+            last_use.update(dict.fromkeys(storages_of(used), index))
+    kept = {s: owned[s] for node in outputs for s in storages_of(node) if s in owned}
+    dying = [0] * len(order)
+    for storage, size in owned.items():
+        if storage not in kept:
+            dying[last_use[storage]] += size
+    steps = [
+        Step(
+            node=node,
+            allocated_bytes=fresh[index],
+            freed_bytes=dying[index],
+            workspace_bytes=getattr(probed[index], "workspace_bytes", 0),
+        )
+        for index, node in enumerate(order)
+    ]
+    return Program(steps, kept)

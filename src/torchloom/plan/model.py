@@ -1,0 +1,167 @@
+"""A plan: what was decided for each captured graph, with the figures that it rests on. Pure data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchloom.errors import PlanError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What happens to one value between forward and backward."""
+
+    value: str
+    """Name of the node that makes it."""
+    op: str
+    num_bytes: int
+    action: str
+    """"keep" or "recompute"."""
+    cost_us: float
+    """Time of computing this one again."""
+    where: str = ""
+    """Module or line that made it, where known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphPlan:
+    """The decisions for one joint graph."""
+
+    graph: str
+    """Digest of the graph: a plan fits no other one."""
+    budget_bytes: int | None
+    """What forward and backward may add to what is live before them; None: no bound."""
+    peak_bytes: int
+    """Predicted highest sum of allocations above what is live before."""
+    saved_bytes: int
+    """Of these, live when backward begins."""
+    min_peak_bytes: int
+    """The least that any plan of this graph needs."""
+    compute_us: float
+    """Modelled time of forward and backward without recomputation."""
+    extra_us: float
+    """Modelled time of what backward computes again."""
+    bound_us: float
+    """No plan of the family within the budget adds less than this."""
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def step_us(self) -> float:
+        """Predicted time."""
+        return self.compute_us + self.extra_us
+
+    @property
+    def gap(self) -> float:
+        """How far the predicted time can be above the best, as a fraction of it."""
+        return (self.extra_us - self.bound_us) / max(self.compute_us + self.bound_us, 1e-9)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GraphPlan:
+        """Return the plan that `dataclasses.asdict` made `data` of."""
+        fields: dict[str, Any] = dict(data)
+        fields["decisions"] = tuple(Decision(**each) for each in data.get("decisions", ()))
+        return cls(**fields)
+
+    @property
+    def recompute(self) -> frozenset[str]:
+        """Names of the values that backward computes again."""
+        return frozenset(each.value for each in self.decisions if each.action == "recompute")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The plan of a run: one part for each captured graph.
+
+    Example:
+        >>> plan = Plan(world_size=2, budget_bytes=None, base_bytes=0)
+        >>> Plan.from_json(plan.to_json()) == plan
+        True
+    """
+
+    world_size: int
+    budget_bytes: int | None
+    """What the user gave, for everything."""
+    base_bytes: int
+    """Parameters, gradients and optimizer states: live before and after forward and backward."""
+    graphs: tuple[GraphPlan, ...] = ()
+    costs: str = "modelled"
+    """Where times come from."""
+    notes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted highest sum of everything."""
+        return self.base_bytes + max((g.peak_bytes for g in self.graphs), default=0)
+
+    @property
+    def digest(self) -> str:
+        """Short hash, equal for equal plans: what ranks compare."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=8).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the plan as JSON text."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "the plan") -> Plan:
+        """Read a plan.
+
+        Raises:
+            PlanError: not JSON, not a plan, or of another version of the format.
+        """
+        try:
+            data = json.loads(text)
+            version = data.pop("version", None)
+        except (ValueError, AttributeError) as error:
+            raise PlanError(f"{where} is not a plan: {error}") from error
+        if version != VERSION:
+            raise PlanError(
+                f"{where} is of version {version!r} of the format, this torchloom reads version "
+                f"{VERSION}: make it again"
+            )
+        try:
+            graphs = tuple(GraphPlan.from_dict(each) for each in data.pop("graphs", ()))
+            notes = tuple(data.pop("notes", ()))
+            return cls(**data, graphs=graphs, notes=notes)
+        except TypeError as error:
+            raise PlanError(f"{where} lacks or adds fields: {error}") from error
+
+    def save(self, path: str | Path) -> Path:
+        """Write plan.json."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.to_json() + "\n", encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read plan.json.
+
+        Raises:
+            PlanError: no such file, or not a plan.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise PlanError(f"no plan can be read from {path}: {error.strerror}") from error
+        return cls.from_json(text, str(path))
+
+    def check_world(self, world_size: int) -> None:
+        """Refuse a plan that was made for another number of ranks.
+
+        Raises:
+            PlanError: it was.
+        """
+        if self.world_size != world_size:
+            raise PlanError(
+                f"this plan was made for {self.world_size} ranks, the run has {world_size}: "
+                "shards, buckets and peaks differ; plan again, without a pinned plan"
+            )

@@ -1,0 +1,111 @@
+"""Weights that stay gathered from one micro-step to the next.
+
+    first use after an update   gather, together with the next ones that are out of date
+    every other use             a view of the buffer that is here already
+
+A weight is out of date when its piece has been written since (torch counts writes to a tensor), when
+the piece lies in other memory, or when somebody said so: fused optimizers and writes through `.data`
+are not counted (torch 2.11-2.13). All ranks write their pieces at the same points of the program, so
+all ranks gather at the same points.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+GatherInto = Callable[[list[Tensor], list[Tensor]], None]
+
+
+@dataclass(eq=False)
+class _Kept:
+    """One gathered weight."""
+
+    param: str
+    full: Tensor
+    storage: StorageWeakRef
+    """Of the piece; compared, so that a new model at an old address is told apart."""
+    piece: weakref.ref[Tensor]
+    version: int | None = None
+    """Writes that the piece had seen when it was gathered; None: out of date."""
+
+
+class Residents:
+    """The resident weights of one communicator.
+
+    Args:
+        gather_into: fills full tensors from pieces and waits.
+        world_size: ranks that share one copy of the weights.
+    """
+
+    def __init__(self, gather_into: GatherInto, world_size: int) -> None:
+        self._gather_into, self._world_size = gather_into, world_size
+        self._kept: dict[tuple[str, torch.dtype, int], _Kept] = {}
+        self.bucket_bytes = 16 << 20
+        """Weights are gathered together until they reach this size."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of device memory that gathered weights hold between steps."""
+        return sum(each.full.numel() * each.full.element_size() for each in self._kept.values())
+
+    def get(self, piece: Tensor, dtype: torch.dtype, param: str) -> Tensor:
+        """Return a view of the gathered weight, flat and padded; gather it if it is out of date."""
+        storage = StorageWeakRef(piece.untyped_storage())
+        key = (param, dtype, storage.cdata)
+        kept = self._kept.get(key)
+        if kept is None:
+            self._drop_dead()
+            full = piece.new_empty(piece.numel() * self._world_size, dtype=dtype)
+            kept = self._kept[key] = _Kept(param, full, storage, weakref.ref(piece))
+        kept.piece = weakref.ref(piece)
+        if kept.version is None or kept.version != _writes(piece):
+            self._refresh(kept)
+        return kept.full.view(-1)
+
+    def invalidate(self, param: str | None = None) -> None:
+        """Gather a weight anew at its next use; None means all of them."""
+        for kept in self._kept.values():
+            if param is None or kept.param == param:
+                kept.version = None
+
+    def clear(self) -> None:
+        """Free all gathered weights; they are gathered again at their next use."""
+        self._kept.clear()
+
+    def _refresh(self, first: _Kept) -> None:
+        """Gather a weight, and those after it that are out of date, up to the bucket size."""
+        order = list(self._kept.values())
+        start = order.index(first)
+        pieces: list[Tensor] = []
+        bucket: list[_Kept] = []
+        used_bytes = 0
+        for kept in order[start:]:
+            piece = kept.piece()
+            if piece is None or kept.full.dtype != first.full.dtype:
+                continue
+            if kept.version is not None and kept.version == _writes(piece):
+                continue
+            used_bytes += kept.full.numel() * kept.full.element_size()
+            if bucket and used_bytes > self.bucket_bytes:
+                break
+            bucket.append(kept)
+            pieces.append(piece)
+        sources = [piece.detach().to(first.full.dtype).contiguous() for piece in pieces]
+        self._gather_into(sources, [kept.full for kept in bucket])
+        for kept, piece in zip(bucket, pieces, strict=True):
+            kept.version = _writes(piece)
+
+    def _drop_dead(self) -> None:
+        """Let go of weights whose pieces are gone, e.g. with their model."""
+        self._kept = {key: each for key, each in self._kept.items() if not each.storage.expired()}
+
+
+def _writes(piece: Tensor) -> int:
+    """Return how often a tensor has been written in place, as far as torch counts."""
+    return -1 if piece.is_inference() else piece._version

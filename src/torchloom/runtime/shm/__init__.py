@@ -1,0 +1,13 @@
+"""Collectives between processes of one host through memory that all of them map.
+
+`connect` makes the transport, or says why it cannot be had here: then the process group's own
+messages carry the bytes, as they do everywhere else.
+"""
+
+from __future__ import annotations
+
+from torchloom.runtime.shm.arena import UnavailableError
+from torchloom.runtime.shm.collectives import SharedMemoryCollectives
+from torchloom.runtime.shm.connect import connect
+
+__all__ = ["SharedMemoryCollectives", "UnavailableError", "connect"]

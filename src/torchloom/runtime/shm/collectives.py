@@ -1,0 +1,211 @@
+"""Collectives through shared slots: each byte is written once by its owner and read by its users.
+
+* gather = every rank copies its shards into its slot, and the others' out of theirs;
+* reduce = every rank copies the slices that others own into its slot, and sums its own slice of all
+  slots, in rank order, with the arithmetic of `runtime.gloo`: bit for bit the same result;
+* all-reduce = the same for whole tensors; large ones of more than two ranks as reduce and gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from torchloom.errors import ShardError
+from torchloom.runtime.base import GroupRef, Pending
+from torchloom.runtime.shm.arena import ALIGNMENT
+from torchloom.runtime.shm.link import Link
+from torchloom.runtime.shm.ring import Ring, Work
+from torchloom.runtime.shm.slots import Part, plan_parts, row, typed
+from torchloom.runtime.summing import sum_into
+
+_BLOCK = 64 << 10
+"""Elements that are summed at a time, so that a second pass over them finds them in the cache."""
+_TWO_PHASES_BYTES = 256 << 10
+"""From here, an all-reduce of more than two ranks is cheaper as reduce and gather."""
+
+
+class SharedMemoryCollectives:
+    """Gathers and reductions of the ranks of one host."""
+
+    overlaps_compute = False
+
+    def __init__(self, group: GroupRef, link: Link, slots: Sequence[Sequence[Tensor]]) -> None:
+        self.group = group
+        self.link = link
+        self._ring: Ring | None = Ring(link, slots)
+        self._slot_bytes = slots[0][0].numel()
+
+    def close(self) -> None:
+        """Let go of the shared memory; the group has ended."""
+        self._ring = None
+        self.link.close()
+
+    def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> Pending:
+        """Begin an all-gather; see `Collectives.all_gather`."""
+        rank = self.group.rank
+        numels = [shard.numel() for shard in shards]
+        what = _named("gather", shards)
+
+        def view(slot: Tensor, part: Part, numel: int) -> Tensor:
+            return typed(slot, part.offset_bytes, numel, shards[part.index].dtype)
+
+        def work(parts: list[Part]) -> Work:
+            def fill(slot: Tensor) -> None:
+                for part in parts:
+                    source = shards[part.index].view(-1)[part.start : part.stop]
+                    view(slot, part, source.numel()).copy_(source)
+
+            def drain(slots: Sequence[Tensor]) -> None:
+                for part in parts:
+                    for peer in self.link.others:
+                        place = row(fulls[part.index], peer, numels[part.index])
+                        place = place[part.start : part.stop]
+                        place.copy_(view(slots[peer], part, place.numel()))
+
+            return Work(fill, drain, what)
+
+        for shard, full in zip(shards, fulls, strict=True):
+            own = row(full, rank, shard.numel())
+            if own.data_ptr() != shard.data_ptr():  # a shard may lie in its place already
+                own.copy_(shard.view(-1)[: own.numel()])
+        item_bytes = [shard.element_size() for shard in shards]
+        return self._begin([work(parts) for parts in plan_parts(numels, item_bytes, self._room(1))])
+
+    def reduce_scatter(
+        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float
+    ) -> Pending:
+        """Begin a reduce-scatter; see `Collectives.reduce_scatter`."""
+        size, rank = self.group.size, self.group.rank
+        if size == 1:
+            return _alone(
+                lambda: [
+                    sum_into(s, [f.view(-1)], scale) for f, s in zip(fulls, shards, strict=True)
+                ]
+            )
+        room = self._room(size - 1)
+        numels = [shard.numel() for shard in shards]
+        what = _named("reduction", fulls)
+
+        def piece(part: Part, owner: int) -> Tensor:
+            return row(fulls[part.index], owner, numels[part.index])[part.start : part.stop]
+
+        def view(slot: Tensor, part: Part, writer: int, owner: int, numel: int) -> Tensor:
+            # A slot holds one lane for each rank but its writer.
+            lane = owner - (owner > writer)
+            return typed(slot, lane * room + part.offset_bytes, numel, fulls[part.index].dtype)
+
+        def work(parts: list[Part]) -> Work:
+            def fill(slot: Tensor) -> None:
+                for part in parts:
+                    for peer in self.link.others:
+                        source = piece(part, peer)
+                        view(slot, part, rank, peer, source.numel()).copy_(source)
+
+            def drain(slots: Sequence[Tensor]) -> None:
+                for part in parts:
+                    own = piece(part, rank)
+                    addends = [
+                        own if peer == rank else view(slots[peer], part, peer, rank, own.numel())
+                        for peer in range(size)
+                    ]
+                    _sum_blocks(shards[part.index][part.start : part.stop], addends, scale)
+
+            return Work(fill, drain, what)
+
+        item_bytes = [full.element_size() for full in fulls]
+        return self._begin([work(parts) for parts in plan_parts(numels, item_bytes, room)])
+
+    def all_reduce(self, tensors: Sequence[Tensor], scale: float) -> Pending:
+        """Begin an all-reduce; see `Collectives.all_reduce`."""
+        size, rank = self.group.size, self.group.rank
+        if size == 1:
+            return _alone(lambda: [tensor.mul_(scale) for tensor in tensors])
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if size > 2 and num_bytes >= _TWO_PHASES_BYTES:
+            return self._all_reduce_in_two(tensors, scale)
+        flats = [tensor.view(-1) for tensor in tensors]
+        what = _named("all-reduce", tensors)
+
+        def view(slot: Tensor, part: Part) -> Tensor:
+            return typed(slot, part.offset_bytes, part.stop - part.start, flats[part.index].dtype)
+
+        def work(parts: list[Part]) -> Work:
+            def fill(slot: Tensor) -> None:
+                for part in parts:
+                    view(slot, part).copy_(flats[part.index][part.start : part.stop])
+
+            def drain(slots: Sequence[Tensor]) -> None:
+                for part in parts:
+                    own = flats[part.index][part.start : part.stop]
+                    addends = [
+                        own if peer == rank else view(slots[peer], part) for peer in range(size)
+                    ]
+                    total = torch.empty_like(own, dtype=_sum_dtype(own.dtype))
+                    _sum_blocks(total, addends, 1.0)
+                    own.copy_(total).mul_(scale)
+
+            return Work(fill, drain, what)
+
+        numels = [flat.numel() for flat in flats]
+        item_bytes = [flat.element_size() for flat in flats]
+        return self._begin([work(parts) for parts in plan_parts(numels, item_bytes, self._room(1))])
+
+    def _all_reduce_in_two(self, tensors: Sequence[Tensor], scale: float) -> Pending:
+        size = self.group.size
+        flats = [tensor.view(-1) for tensor in tensors if tensor.numel()]
+        totals = [
+            flat.new_empty(-(-flat.numel() // size), dtype=_sum_dtype(flat.dtype)) for flat in flats
+        ]
+        reduced = self.reduce_scatter(flats, totals, 1.0)
+
+        def finish() -> None:
+            reduced.finish()
+            own = [
+                total.to(flat.dtype).mul_(scale) for flat, total in zip(flats, totals, strict=True)
+            ]
+            self.all_gather(own, flats).finish()
+
+        return Pending(finish)
+
+    def _begin(self, work: list[Work]) -> Pending:
+        ring = self._alive()
+        ticket = ring.begin(work)
+        return Pending(lambda: self._alive().finish(ticket))
+
+    def _alive(self) -> Ring:
+        self.group()  # says so, if it has been destroyed
+        if self._ring is None:
+            raise ShardError("the shared memory of a destroyed process group was used")
+        return self._ring
+
+    def _room(self, num_lanes: int) -> int:
+        """Bytes of one of so many equal parts of a slot."""
+        return self._slot_bytes // num_lanes // ALIGNMENT * ALIGNMENT
+
+
+def _named(op: str, tensors: Sequence[Tensor]) -> str:
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return f"a {op} of {len(tensors)} tensors of {num_bytes} bytes"
+
+
+def _alone(run: Callable[[], object]) -> Pending:
+    """A group of one rank moves nothing."""
+
+    def finish() -> None:
+        run()
+
+    return Pending(finish)
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """16-bit sums are taken in fp32 and rounded once."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _sum_blocks(out: Tensor, parts: Sequence[Tensor], scale: float) -> None:
+    for start in range(0, out.numel(), _BLOCK):
+        stop = start + _BLOCK
+        sum_into(out[start:stop], [part[start:stop] for part in parts], scale)

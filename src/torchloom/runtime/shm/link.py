@@ -1,0 +1,184 @@
+"""Signals between the ranks of one arena: counted, ordered, and never waited for forever.
+
+Each ordered pair of ranks has one semaphore per kind of signal. A signal that was sent before its
+receiver came is counted, so ranks need not meet.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+from torchloom.errors import AgreementError, PeerLostError, ShardError
+from torchloom.runtime.shm.arena import ALIGNMENT, Arena
+from torchloom.runtime.shm.peers import Peer
+from torchloom.runtime.shm.semaphore import NBYTES, Semaphores
+
+_SPINS = 200
+"""Tries before sleeping, about 0.1 ms: waking up takes as long, and short waits are the rule."""
+_SLICE_S = 0.1
+"""How often a sleeper looks whether the rank that it waits for is still there."""
+
+
+class Signal(enum.IntEnum):
+    """What a rank tells another one."""
+
+    FULL = 0
+    """My slot holds my contribution."""
+    FREE = 1
+    """I have read your slot."""
+    BARRIER = 2
+    """I am here."""
+
+
+_MARKS = 16
+"""Barriers that a rank may have arrived at before another has looked."""
+
+
+class Link:
+    """Sends and awaits signals for one rank.
+
+    Beside its signals a rank leaves marks: numbers that say what it has come to. Ranks that run
+    different programs find other marks than their own, which is an error, not a wrong result.
+    """
+
+    def __init__(
+        self, arena: Arena, peers: Sequence[Peer], rank: int, timeout_s: float, num_slots: int
+    ) -> None:
+        size = len(peers)
+        num_semaphores = len(Signal) * size * size
+        self.peers, self.rank, self.timeout_s = peers, rank, timeout_s
+        self.others = tuple((rank + step) % size for step in range(1, size))
+        """The other ranks, nearest first, so that not all wait for the same one."""
+        self._columns = num_slots + _MARKS
+        self._num_slots = num_slots
+        self._semaphores: Semaphores | None = Semaphores(
+            arena.tensor(0, num_semaphores * NBYTES, torch.uint8)
+        )
+        self._marks: memoryview | None = arena.words(num_semaphores * NBYTES, size * self._columns)
+        self._num_arrived = self._num_met = 0
+        self._broken = ""
+
+    @staticmethod
+    def control_bytes(size: int, num_slots: int) -> int:
+        """Return how many bytes at the front of the arena signals and marks of a group take."""
+        marks = 8 * size * (num_slots + _MARKS)
+        return len(Signal) * size * size * NBYTES + -(-marks // ALIGNMENT) * ALIGNMENT
+
+    def init(self) -> None:
+        """Set the semaphores up; on one rank, before any other uses them."""
+        size = len(self.peers)
+        for signal in Signal:
+            for index in range(size * size):
+                value = self._num_slots if signal is Signal.FREE else 0
+                self._open().init(signal * size * size + index, value)
+
+    def close(self) -> None:
+        """Let go of the shared memory."""
+        self._semaphores = self._marks = None
+
+    def send(self, signal: Signal, to: int) -> None:
+        """Signal one rank; never blocks."""
+        self._open().post(self._index(signal, self.rank, to))
+
+    def has(self, signal: Signal, source: int) -> bool:
+        """Take a signal of a rank if it has come."""
+        return self._open().take(self._index(signal, source, self.rank))
+
+    def await_(self, signal: Signal, source: int) -> None:
+        """Take a signal of a rank, waiting for it.
+
+        Raises:
+            PeerLostError: the rank has ended, or did not come within the timeout.
+        """
+        index = self._index(signal, source, self.rank)
+        take = self._open().take
+        for _ in range(_SPINS):
+            if take(index):
+                return
+        self._sleep(index, source)
+
+    def mark(self, column: int, mark: int) -> None:
+        """Leave a mark for the others, before the signal that tells them to look."""
+        assert self._marks is not None
+        self._marks[self.rank * self._columns + column] = mark
+
+    def check(self, column: int, mark: int, source: int, what: str) -> None:
+        """Compare a rank's mark with this rank's own, after its signal.
+
+        Raises:
+            AgreementError: they differ.
+        """
+        assert self._marks is not None
+        if self._marks[source * self._columns + column] != mark:
+            self._broken = (
+                f"rank {source} has come to another collective than rank {self.rank}, which is at "
+                f"{what}: the ranks run different programs. Look for an error that one of them "
+                "caught, or for a branch that only some take"
+            )
+            raise AgreementError(self._broken)
+
+    def barrier(self, what: str) -> None:
+        """Return when all ranks have called this as often as this rank has."""
+        self.arrive(what)
+        self.meet(what)
+
+    def arrive(self, what: str) -> None:
+        """The first half of a barrier: tell the others; never blocks."""
+        self.mark(*self._barrier_mark(self._num_arrived, what))
+        self._num_arrived += 1
+        for peer in self.others:
+            self.send(Signal.BARRIER, peer)
+
+    def meet(self, what: str) -> None:
+        """The second half: return when all ranks have told."""
+        column, mark = self._barrier_mark(self._num_met, what)
+        self._num_met += 1
+        for peer in self.others:
+            self.await_(Signal.BARRIER, peer)
+            self.check(column, mark, peer, what)
+
+    def _barrier_mark(self, number: int, what: str) -> tuple[int, int]:
+        return self._num_slots + number % _MARKS, mark_of(what, number)
+
+    def _open(self) -> Semaphores:
+        if self._semaphores is None:
+            raise ShardError("the shared memory of a destroyed process group was used")
+        return self._semaphores
+
+    def _sleep(self, index: int, source: int) -> None:
+        if self._broken:
+            raise PeerLostError(self._broken)
+        deadline = time.monotonic() + self.timeout_s
+        semaphores = self._open()
+        while not semaphores.take_within(index, _SLICE_S):
+            is_alive = self.peers[source].is_alive()
+            if semaphores.take(index):  # its last word, before it ended
+                return
+            who = f"rank {source} (process {self.peers[source].pid}) of this host's group"
+            if not is_alive:
+                self._broken = (
+                    f"{who} has ended while rank {self.rank} was waiting for it: look at the "
+                    "output of that rank for the cause; this run cannot go on without it"
+                )
+            elif time.monotonic() > deadline:
+                self._broken = (
+                    f"{who} did not arrive within {self.timeout_s:.0f} s: it is stuck, much "
+                    "slower, or takes a branch without this collective; look at its output, or "
+                    "raise the timeout of torch.distributed.init_process_group"
+                )
+            if self._broken:
+                raise PeerLostError(self._broken)
+
+    def _index(self, signal: Signal, source: int, target: int) -> int:
+        size = len(self.peers)
+        return (signal * size + source) * size + target
+
+
+def mark_of(what: str, number: int) -> int:
+    """Return a number that differs where text or number differ."""
+    return zlib.crc32(what.encode()) << 32 | number & 0xFFFFFFFF

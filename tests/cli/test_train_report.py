@@ -1,0 +1,129 @@
+"""`torchloom train --report` on two real ranks, and what the page that it leaves holds."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from torchloom import envs
+from torchloom.records import load_record
+
+LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+STEPS = 3
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000},
+    "compile": {"enabled": True, "backend": "aot_eager"},
+}
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """Train three steps; return the folder of the run."""
+    folder = tmp_path_factory.mktemp("report")
+    data, config, out = folder / "text.txt", folder / "config.json", folder / "run"
+    data.write_bytes(b"".join(f"{i * i} is the square of {i}\n".encode() for i in range(4000)))
+    config.write_text(json.dumps(CONFIG))
+    environment = {k: v for k, v in envs.child_environment({}).items() if k not in LAUNCHERS}
+    options = ["--data", data, "--config", config, "--out", out, "--steps", STEPS, "--nproc", 2]
+    more = ["--seq-len", 32, "--eval-every", 100, "--report"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torchloom", "train", *map(str, [*options, *more])],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "report.html" in done.stdout
+    return out
+
+
+@pytest.fixture(scope="module")
+def shown(run_dir):
+    """Return the record that the page carries."""
+    page = (run_dir / "report.html").read_text("utf-8")
+    coded = re.search(r'id="record">([^<]*)</script>', page)
+    assert coded
+    packed = json.loads(gzip.decompress(base64.b64decode(coded[1])))
+
+    def restored(value):
+        if isinstance(value, dict):
+            if set(value) == {"$text"}:
+                return packed["texts"][value["$text"]]
+            return {key: restored(each) for key, each in value.items()}
+        return [restored(each) for each in value] if isinstance(value, list) else value
+
+    return restored(packed["record"])
+
+
+def of_kind(shown, kind: str) -> list[dict]:
+    return [row["data"] for row in shown["events"] if row["kind"] == kind]
+
+
+@pytest.mark.slow
+def test_the_timeline_has_each_phase_of_each_step(shown) -> None:
+    assert (shown["rank"], shown["world_size"]) == (0, 2)
+    phases = of_kind(shown, "PhaseRan")
+    steps = [row["step"] for row in phases if row["phase"] == "step"]
+    assert sorted(set(steps)) == list(range(STEPS))
+    for step in range(STEPS):
+        backwards = [r for r in phases if r["phase"] == "backward" and r["step"] == step]
+        assert len(backwards) == 2  # micro-steps
+        assert all(row["duration_s"] > 0 for row in backwards)
+    starts = [row["start_s"] for row in phases]
+    assert starts == sorted(starts)
+    # Compiling lies on the same clock, inside the first forward and backward that train.
+    spans = [s for f in shown["functions"] for e in f["entries"] for s in e["spans"]]
+    ends = max((s["start_us"] + s["duration_us"]) / 1e6 for s in spans)
+    first = min(r["start_s"] for r in phases if r["phase"] == "step")
+    assert starts[0] < ends < first + 1
+
+
+@pytest.mark.slow
+def test_collectives_lie_within_the_run(shown) -> None:
+    moves = of_kind(shown, "CollectiveRan")
+    assert {"gather", "reduce"} <= {row["op"] for row in moves}
+    assert all(row["start_s"] <= row["wait_s"] <= row["end_s"] for row in moves)
+    assert all(row["num_bytes"] > 0 and row["num_tensors"] > 0 for row in moves)
+    phases = of_kind(shown, "PhaseRan")
+    begin = min(row["start_s"] for row in phases)
+    end = max(row["start_s"] + row["duration_s"] for row in phases)
+    inside = [row for row in moves if begin <= row["start_s"] and row["end_s"] <= end + 1]
+    assert len(inside) == len(moves)
+
+
+@pytest.mark.slow
+def test_entries_have_passes_guards_graphs_and_hits(shown) -> None:
+    (function,) = [f for f in shown["functions"] if f["entries"]]
+    (entry,) = function["entries"]
+    assert entry["status"] == "live"
+    assert entry["num_hits"] == 2 * STEPS
+    assert function["num_misses"] == 1
+    assert any("int64 tensor of shape [2, 32]" in value for value in entry["trigger"].values())
+    assert {"TENSOR_MATCH"} <= {guard["kind"] for guard in entry["guards"]}
+    assert {"dynamo"} <= {artifact["kind"] for artifact in entry["artifacts"]}
+    passes = {(run["name"], run["graph"].partition(".")[2]) for run in entry["passes"]}
+    assert {("zero3", "joint"), ("place", "forward"), ("place", "backward")} <= passes
+    edited = [run for run in entry["passes"] if run["num_edits"]]
+    assert edited
+    for run in edited:
+        assert run["before"] != run["after"]
+        assert max(run["curve"]) > 0
+
+
+@pytest.mark.slow
+def test_the_page_is_that_of_the_record_beside_it(run_dir, shown) -> None:
+    session = load_record(run_dir / "record.json")
+    assert [f.name for f in session.functions] == [f["name"] for f in shown["functions"]]
+    assert len(session.events) == len(shown["events"])
+    assert (run_dir / "report.html").stat().st_size < 3_000_000

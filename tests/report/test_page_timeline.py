@@ -1,0 +1,138 @@
+"""The timeline in a real browser: where it opens, how it is moved, what its tables count."""
+
+from __future__ import annotations
+
+import pytest
+
+from report.test_page_records import run_session, small_session
+from torchloom.records import EventRow, Session, Span
+
+pytestmark = [
+    # selenium leaves its connection to the driver to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+LEFT, RIGHT = "\ue012", "\ue014"
+
+
+def timeline(show, session: Session):
+    page = show(session)
+    page.open("timeline")
+    page.until(lambda: page.texts(".lanes .lane"))
+    return page
+
+
+def names(page) -> list[str]:
+    """Return the titles of the bars that are drawn."""
+    return page.texts(".lanes .b title")
+
+
+def pressed(page) -> list[str]:
+    return page.texts(".pick [aria-pressed=true]")
+
+
+def phase(name: str, step: int, start_s: float, duration_s: float = 0.1) -> EventRow:
+    data = {"phase": name, "step": step, "start_s": start_s, "duration_s": duration_s}
+    return EventRow(kind="PhaseRan", at_s=start_s, data=data)
+
+
+def test_lanes_of_phases_compiles_and_collectives(show):
+    page = timeline(show, run_session())
+    assert page.texts(".lanes .lane") == ["phases", "compile", "gather", "reduce"]
+    page.press("Whole run")
+    page.until(lambda: len(names(page)) > 20)
+    before = names(page)
+    page.click("[aria-label='Zoom in']")
+    page.click("[aria-label='Zoom in']")
+    assert 0 < len(names(page)) < len(before)
+
+
+def test_it_opens_on_the_first_step_after_the_last_compile(show):
+    page = timeline(show, run_session())
+    page.until(lambda: pressed(page) == ["Steps"])
+    assert "step 1 of 0 to 1, the first after the last compile" in page.texts(".told")[0]
+    page.until(lambda: names(page) and not any("step 0" in name for name in names(page)))
+    assert sum("step 1" in name for name in names(page)) == 3
+    page.click("[aria-label='Previous step']")
+    page.until(lambda: any("step 0" in name for name in names(page)))
+    assert not any("step 1" in name for name in names(page))
+    page.press("Whole run")
+    page.until(lambda: {"step 0", "step 1"} <= {name.split(",")[0] for name in names(page)})
+    assert pressed(page) == ["Whole run"]
+    page.press("Steps")
+    page.until(lambda: not any("step 1" in name for name in names(page)))
+
+
+def test_a_run_that_compiles_in_every_step_opens_on_its_last(show):
+    session = run_session()
+    late = Span(name="late", start_us=(1e9 + 1.5) * 1e6, duration_us=9e5)
+    session.functions[0].entries[0].spans.append(late)
+    page = timeline(show, session)
+    page.until(lambda: "something was compiled in each step" in page.texts(".told")[0])
+    assert "step 1" in page.texts(".told")[0]
+
+
+def test_micro_steps_belong_to_their_step_and_evaluations_to_none(show):
+    session = small_session()
+    rows = [("forward", 4, i) for i in range(3)]  # held-out batches
+    rows += [("forward", 4, 3), ("backward", 4, 4), ("forward", 4, 5), ("backward", 4, 6)]
+    rows += [("step", 4, 7), ("forward", 5, 8), ("forward", 5, 9)]
+    session.events += [phase(name, step, 1e9 + 1 + at) for name, step, at in rows]
+    page = timeline(show, session)
+    page.until(lambda: "step 4 of 4 to 4" in page.texts(".told")[0])
+    assert "4.10 s" in page.texts(".told")[0]  # from the fourth forward to the end of the step
+    page.until(lambda: len(names(page)) == 5)
+    page.press("Whole run")
+    page.until(lambda: len(names(page)) > 5)
+    shown = " ".join(names(page))
+    assert shown.count("forward without backward") == 5
+
+
+def test_a_run_without_full_steps_shows_all_of_it(show):
+    session = small_session()
+    session.events += [phase("forward", 0, 1e9 + i) for i in range(4)]
+    page = timeline(show, session)
+    page.until(lambda: pressed(page) == ["Whole run"])
+    assert "no full step was recorded" in page.texts(".told")[0]
+    assert page.js("return document.querySelector('.pick button').disabled")
+
+
+def test_tables_count_what_is_in_sight(show):
+    page = timeline(show, run_session())
+
+    def number(row: int) -> int:
+        return int(page.texts("table tbody tr")[row].replace("gather", "").replace("reduce", "")[0])
+
+    page.until(lambda: number(0) == 3)  # gathers of one step
+    page.press("Whole run")
+    page.until(lambda: number(0) == 6)
+
+
+def test_it_is_moved_by_keys(show):
+    page = timeline(show, run_session())
+    chart = page.browser.find_element("css selector", "svg.lanes")
+    page.until(lambda: pressed(page) == ["Steps"])
+    axis = ".lanes .axis"
+    seen = [page.texts(axis)]
+    for key in ("+", RIGHT, LEFT, "-", "0"):
+        chart.send_keys(key)
+        seen.append(page.texts(axis))
+    assert seen[0] != seen[1] != seen[2] != seen[3]
+    assert any("step 0" in name for name in names(page))
+    chart.send_keys("n")
+    first = page.texts(".chart .detail")[0]
+    chart.send_keys("n")
+    assert page.texts(".chart .detail")[0] != first
+    chart.send_keys("p")
+    assert page.texts(".chart .detail")[0] == first
+    assert len(page.texts(".lanes .chosen")) == 1
+
+
+def test_waiting_is_drawn_higher_than_flight(show):
+    page = timeline(show, run_session())
+    heights = page.js(
+        "return [...document.querySelectorAll('.lanes .b')].map((e) => "
+        "[e.querySelector('title').textContent.split(' ')[0], Number(e.getAttribute('height'))])"
+    )
+    assert {height for name, height in heights if name == "step"} == {20}
+    assert {height for name, height in heights if name in {"gather", "reduce"}} == {7, 20}

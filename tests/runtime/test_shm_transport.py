@@ -1,0 +1,146 @@
+"""Collectives through shared memory: the bits of gloo's, in every shape, order and number of ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from support.ranks import run_ranks
+from torchloom.runtime import shm
+from torchloom.runtime.base import GroupRef
+from torchloom.runtime.gloo import GlooCollectives
+from torchloom.runtime.shm.slots import plan_parts
+
+NUMELS = [1, 7, 0, 33, 4_096, 20_003, 2]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+SMALL_SLOT = 4_096  # most tensors take several turns
+
+
+def values(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1_000 * rank + numel)
+    # Of very different sizes, so that every order of summation rounds differently.
+    exponents = torch.randint(-12, 12, (numel,), generator=generator)
+    return (torch.randn(numel, generator=generator) * 2.0**exponents).to(dtype)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("slot_bytes", [SMALL_SLOT, 1 << 20])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_same_bits_as_gloo(world_size: int, slot_bytes: int) -> None:
+    def fn(rank):
+        group = GroupRef(dist.group.WORLD)
+        ours, theirs = shm.connect(group, slot_bytes), GlooCollectives(group)
+        wrong = []
+        for dtype in DTYPES:
+            fulls = [values(rank, numel, dtype) for numel in NUMELS]
+            for out in {dtype, torch.float32}:
+                got, want = (
+                    [torch.full((math.ceil(n / world_size),), math.nan, dtype=out) for n in NUMELS]
+                    for _ in range(2)
+                )
+                ours.reduce_scatter(fulls, got, 1 / world_size).finish()
+                theirs.reduce_scatter(fulls, want, 1 / world_size).finish()
+                wrong += [
+                    ("reduce", dtype, out)
+                    for a, b in zip(got, want, strict=True)
+                    if not same_bits(a, b)
+                ]
+            shards = [values(rank, math.ceil(n / world_size), dtype) for n in NUMELS]
+            got, want = (
+                [torch.empty(s.numel() * world_size, dtype=dtype) for s in shards] for _ in "ab"
+            )
+            ours.all_gather(shards, got).finish()
+            theirs.all_gather(shards, want).finish()
+            wrong += [
+                ("gather", dtype) for a, b in zip(got, want, strict=True) if not same_bits(a, b)
+            ]
+            if world_size <= 2:  # gloo adds more ranks in another order
+                got, want = ([f.clone() for f in fulls] for _ in "ab")
+                ours.all_reduce(got, 1 / 3).finish()
+                theirs.all_reduce(want, 1 / 3).finish()
+                wrong += [
+                    ("all", dtype) for a, b in zip(got, want, strict=True) if not same_bits(a, b)
+                ]
+        return wrong
+
+    assert run_ranks(world_size, fn) == [[]] * world_size
+
+
+@pytest.mark.parametrize("numel", [5, 300_001])  # one phase, two phases
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_reduce_adds_in_rank_order_and_is_equal_on_all_ranks(numel, dtype) -> None:
+    def fn(rank):
+        tensors = [values(rank, n, dtype) for n in (numel, 3)]
+        shm.connect(GroupRef(dist.group.WORLD), SMALL_SLOT).all_reduce(tensors, 1 / 3).finish()
+        return tensors
+
+    first, *rest = run_ranks(3, fn)
+    for n, got in zip((numel, 3), first, strict=True):
+        total = values(0, n, dtype).float()
+        for rank in (1, 2):
+            total += values(rank, n, dtype).float()
+        assert same_bits(got, total.to(dtype).mul_(1 / 3))
+    assert all(same_bits(a, b) for other in rest for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_more_in_flight_than_there_are_slots(world_size: int) -> None:
+    def fn(rank):
+        ours = shm.connect(GroupRef(dist.group.WORLD), SMALL_SLOT)
+        started = []
+        for turn in range(7):
+            shard = torch.full((50 + 900 * turn,), float(10 * turn + rank))
+            full = torch.empty(len(shard) * world_size)
+            started.append((ours.all_gather([shard], [full]), full))
+        grad = torch.full((world_size * 3_000,), float(rank + 1))
+        mine = torch.empty(3_000)
+        started.append((ours.reduce_scatter([grad], [mine], 1.0), mine))
+        # The last first: what was begun before it is completed with it.
+        started[-1][0].finish()
+        for pending, _ in started[:-1]:
+            pending.finish()
+        rows = [full.view(world_size, -1)[:, [0, -1]].tolist() for _, full in started[:-1]]
+        return rows, mine.unique().tolist()
+
+    want = [[[10.0 * turn + r] * 2 for r in range(world_size)] for turn in range(7)]
+    total = float(sum(range(1, world_size + 1)))
+    assert run_ranks(world_size, fn) == [(want, [total])] * world_size
+
+
+def test_many_rounds_with_ranks_that_take_turns_to_be_late() -> None:
+    def fn(rank):
+        ours = shm.connect(GroupRef(dist.group.WORLD), SMALL_SLOT)
+        burn = torch.randn(64, 64)
+        for turn in range(300):
+            for _ in range(40 if turn % 3 == rank else 0):
+                burn = (burn @ burn).tanh()
+            grads = torch.arange(3 * 501, dtype=torch.float32) * (rank + 1) + turn
+            mine = torch.empty(501)
+            ours.reduce_scatter([grads], [mine], 1.0).finish()
+            want = (torch.arange(3 * 501.0) * 6 + 3 * turn).view(3, -1)[rank]
+            if not torch.equal(mine, want):
+                return turn
+        return None
+
+    assert run_ranks(3, fn) == [None] * 3
+
+
+def test_parts_fill_slots_without_overlap() -> None:
+    numels, sizes, room = [3, 40, 0, 1_000, 7], [4, 2, 8, 8, 2], 256
+    slotfuls = plan_parts(numels, sizes, room)
+    seen = {index: [] for index in range(len(numels))}
+    for parts in slotfuls:
+        end = 0
+        for part in parts:
+            assert part.offset_bytes % 64 == 0
+            assert part.offset_bytes >= end
+            end = part.offset_bytes + (part.stop - part.start) * sizes[part.index]
+            assert end <= room
+            seen[part.index] += range(part.start, part.stop)
+    assert {index: list(range(n)) for index, n in enumerate(numels)} == seen
