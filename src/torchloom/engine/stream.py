@@ -119,6 +119,8 @@ class StateStream:
         if sum(sizes) <= min(free_bytes, step_bytes):
             self.resident_bytes = sum(sizes)
             return
+        if step_bytes < self.num_slots * max(sizes):
+            self.num_slots = 1
         # Slots take a quarter: below that, what stays saves more time than larger chunks do.
         self.chunk_bytes = max(_ALIGN, min(CHUNK_BYTES, step_bytes // (4 * self.num_slots)))
         slots = self.num_slots * max([self.chunk_bytes, *sizes])
