@@ -34,7 +34,7 @@ GOOD = """{
   "typo": 1,
   "zero_optimization": {"stage": 3, "reduce_bucket_size": 1e9},
 }"""
-BAD = '{"zero_optimization": {"stage": 4}, "seed": "x", "compile": {"schedule": [[7, []]]}}'
+BAD = '{"zero_optimization": {"stage": 4}, "seed": "x", "compile": {"schedule": [["7", []]]}}'
 
 
 def test_a_good_file_prints_values_hints_and_warnings(write):

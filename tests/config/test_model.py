@@ -105,7 +105,7 @@ def test_the_names_of_all_fields():
         "OffloadConfig": "activations activation_min_bytes pin_memory opt_states parameters "
         "double_buffer free_activations free_min_bytes",
         "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes schedule "
-        "memory_budget choose_kernels strict dump_graphs debug_log symmetric_memory",
+        "memory_budget plan replan_step choose_kernels strict dump_graphs debug_log symmetric_memory",
     }
 
 

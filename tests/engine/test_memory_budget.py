@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -103,3 +105,125 @@ def test_inductor_recomputes_as_planned() -> None:
         assert tight[0] == pytest.approx(free[0], rel=1e-6)
         assert tight[2] < free[2]
         assert Plan.from_json(tight[1]).graphs[0].recompute
+
+
+def small_engine(compile_section: dict, rank: int):
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    model, _ = llama(2, 32, 4, 2)
+    section = {"deepcompile": True, "backend": "aot_eager", "strict": True, **compile_section}
+    engine, *_ = torchloom.initialize(
+        model=model,
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "zero_optimization": {"stage": 3},
+            "compile": section,
+        },
+    )
+    engine.compile()
+    return engine
+
+
+def train(engine, rank: int, steps: int) -> list[float]:
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(steps):
+        loss = engine(torch.randint(0, 131, (2, 61), generator=generator))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_plan_from_a_file_is_followed(tmp_path) -> None:
+    path = tmp_path / "plan.json"
+
+    def fn(rank):
+        engine = small_engine({"memory_budget": "1GB"}, rank)
+        losses = train(engine, rank, 2)
+        (wide,) = engine.plan().graphs
+        middle = engine.plan().base_bytes + (wide.peak_bytes + wide.min_peak_bytes) // 2
+        engine.destroy()
+        engine = small_engine({"memory_budget": middle}, rank)
+        train(engine, rank, 1)
+        plan = engine.plan()
+        (graph,) = plan.graphs
+        engine.destroy()
+        # By hand: one more value than the planner chose is kept.
+        big = next(each for each in graph.decisions if each.action == "recompute")
+        edited = tuple(
+            replace(each, action="keep") if each == big else each for each in graph.decisions
+        )
+        if rank == 0:
+            replace(plan, graphs=(replace(graph, decisions=edited),)).save(path)
+        torch.distributed.barrier()
+        pinned = small_engine({"plan": str(path)}, rank)
+        assert train(pinned, rank, 2) == losses
+        (followed,) = pinned.plan().graphs
+        assert followed.decisions == edited
+        assert graph.saved_bytes < followed.saved_bytes < wide.saved_bytes
+        assert graph.peak_bytes <= followed.peak_bytes < wide.peak_bytes
+        pinned.destroy()
+
+        def refused(section, words):
+            with pytest.raises(PlanError, match=words):
+                train(small_engine(section, rank), rank, 1)
+
+        base = plan.base_bytes
+        refused(
+            {"plan": str(path), "memory_budget": base + graph.min_peak_bytes // 2},
+            r"the pinned plan of graph \w+ adds [\d,]+ bytes",
+        )
+
+        def refused_plan(wrong, words):
+            if rank == 0:
+                wrong.save(path)
+            torch.distributed.barrier()
+            refused({"plan": str(path)}, words)
+
+        wrong = replace(plan, graphs=(replace(graph, graph="00ff"),))
+        refused_plan(wrong, r"holds no graph \w+ \(it has 00ff\)")
+        unknown = (replace(edited[0], value="no_such_value", action="recompute"),)
+        wrong = replace(plan, graphs=(replace(graph, decisions=unknown),))
+        refused_plan(wrong, "computes 'no_such_value' again")
+        refused_plan(replace(plan, world_size=8), "made for 8 ranks, the run has 2")
+        return True
+
+    assert run_ranks(2, fn) == [True, True]
+
+
+def test_measured_times_make_the_plan_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHLOOM_CACHE_DIR", str(tmp_path))
+
+    def fn(rank):
+        engine = small_engine({"memory_budget": "1GB"}, rank)
+        losses = train(engine, rank, 1)
+        (graph,) = engine.plan().graphs
+        budget = engine.plan().base_bytes + (graph.peak_bytes + graph.min_peak_bytes) // 2
+        engine.destroy()
+
+        engine = small_engine({"memory_budget": budget, "replan_step": 2}, rank)
+        losses = train(engine, rank, 2)
+        first = engine.plan().graphs
+        losses += train(engine, rank, 2)
+        graphs = engine.plan().graphs
+        modelled, measured = graphs[0], graphs[-1]
+        if len(graphs) == 2:  # the plan changed: one more compile, and no second one
+            assert modelled.recompute != measured.recompute
+        assert first == graphs[:1]
+        engine.destroy()
+
+        # The second run finds the figures on disk, and has nothing to change.
+        again = small_engine({"memory_budget": budget, "replan_step": 2}, rank)
+        assert train(again, rank, 2)[0] == losses[0]
+        train(again, rank, 2)
+        (only,) = again.plan().graphs
+        assert only.recompute == measured.recompute
+        assert only.compute_us != modelled.compute_us
+        assert only.compute_us == measured.compute_us or len(graphs) == 1
+        return len(graphs)
+
+    counts = run_ranks(2, fn)
+    assert len(set(counts)) == 1
+    assert list(tmp_path.rglob("*.json"))

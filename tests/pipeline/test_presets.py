@@ -23,7 +23,7 @@ def test_one_pass_off_by_name() -> None:
 
 
 def test_deepspeed_names() -> None:
-    basis = ["dedupe_gathers", "elide_copies", "zero3", "place"]
+    basis = ["dedupe_gathers", "elide_copies", "zero3", "symmetric_gathers", "place"]
     assert names(3, ["zero3_compile"]) == basis
     asked = ["zero3_compile", "offload_adam_states_sync", "prefetch", "selective_gather"]
     assert names(3, asked) == [*basis, "selective_gather", "prefetch"]

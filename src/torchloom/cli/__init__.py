@@ -23,6 +23,7 @@ _COMMANDS = {
     "report": ("torchloom.cli.report", "Write the HTML report of a record or a run."),
     "diff": ("torchloom.cli.diff", "Show what changed between two records."),
     "check-record": ("torchloom.cli.check_record", "Check a record against limits, for CI."),
+    "plan": ("torchloom.cli.plan", "Show a plan of memory, or what differs between two."),
     "doctor": ("torchloom.cli.doctor", "Show what works on this machine, and cures."),
     "calibrate": ("torchloom.cli.calibrate", "Measure this machine: products, memory, links."),
     "check": ("torchloom.cli.check", "Show what a configuration means, and all that is wrong."),
@@ -60,7 +61,10 @@ def make_app(asked: str | None) -> typer.Typer:
     for name, (module, summary) in _COMMANDS.items():
         attr = name.replace("-", "_")
         function = getattr(import_module(module), attr) if name == asked else _unused
-        app.command(name, short_help=summary)(function)
+        if isinstance(function, typer.Typer):
+            app.add_typer(function, name=name, short_help=summary)
+        else:
+            app.command(name, short_help=summary)(function)
     return app
 
 

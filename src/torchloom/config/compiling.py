@@ -55,6 +55,8 @@ def resolve_compile(
         disable_passes=tuple(RENAMED.get(name, name) for name in section.disable_passes),
         schedule=_schedule(section.schedule, stage, findings),
         memory_budget=budget,
+        plan=section.plan,
+        replan_step=section.replan_step,
         choose_kernels=section.choose_kernels,
         strict=section.strict,
         dump_graphs=section.dump_graphs,

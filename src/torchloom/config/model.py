@@ -149,6 +149,10 @@ class CompileOptions:
     """Steps, and the passes that run from them on; each a name, or a name and a memory budget."""
     memory_budget: MemoryBudget | None = None
     """Device memory that a step may use at its peak; None: nobody has said."""
+    plan: str | None = None
+    """A file with a plan to follow; None: a plan is made where there is a memory budget."""
+    replan_step: int = 5
+    """Optimizer step after which the plan is made again by measured times; 0: never."""
     choose_kernels: bool = False
     """Whether products run on the implementation that measured fastest."""
     strict: bool = False

@@ -13,6 +13,7 @@ from torchloom.config.schema_types import (
     MaybeFlag,
     MaybeList,
     MaybeNames,
+    MaybeText,
     Name,
     Names,
 )
@@ -78,6 +79,12 @@ class CompileSection(Section):
         None,
         'device memory of a step: bytes, `"40GB"`, `"40GiB"`, a fraction of the device, `"auto"`',
         auto="derive",
+    )
+    plan: MaybeText = used(None, "a plan.json to follow, instead of planning for the memory budget")
+    replan_step: Count = used(
+        5,
+        "optimizer step after which operators are measured, one at a time, and the plan is made "
+        "again by what was found; 0 keeps the first one",
     )
     autoep_non_moe: AnyValue = refused("expert parallelism", "remove it; use ZeRO stage 3")
     sync_before_reduce: MaybeFlag = no_effect(False, "wait before a reduction", BARRIER)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,7 +20,14 @@ from torchloom.config import Config
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.groups import World
 from torchloom.engine.offloads import STATES, Offloads
-from torchloom.engine.planning import base_bytes, make_planner, trained_bytes
+from torchloom.engine.planning import (
+    base_bytes,
+    costs_of,
+    load_pinned,
+    make_planner,
+    plan_again,
+    trained_bytes,
+)
 from torchloom.engine.symmetric import share_weights
 from torchloom.engine.weave import build_session, extra_passes, start_compiled
 from torchloom.errors import ConfigError, EngineError
@@ -28,8 +36,7 @@ from torchloom.pipeline import CompileSession, PassItem, PassRegistry, Resolver,
 from torchloom.pipeline.device import device_bytes
 from torchloom.pipeline.schedule import Entry, Plan
 from torchloom.plan import Plan as MemoryPlan
-from torchloom.plan.costs import NETWORKS, CostTable
-from torchloom.plan.costs.hardware import local_device
+from torchloom.plan.costs import NETWORKS
 from torchloom.shard import layout_of, owners_of
 
 logger = get_logger(__name__)
@@ -45,9 +52,12 @@ class Compiled:
     entry: Entry
     kwargs: dict[str, Any]
     agreement: Agreement
+    device: torch.device
     offloads: Offloads
     budget_bytes: int | None = None
     base_bytes: int = 0
+    replan_step: int = 0
+    """When the plan is made again by measured times; 0: not any more, or never."""
     gradient_bytes: int = 0
     """Gradients that are live in the optimizer step and not part of the base."""
 
@@ -67,13 +77,14 @@ class Compiled:
         switches = entry.passes != self.entry.passes
         if not switches:
             self._place()
-        if not switches and not self.session.is_outdated:
+        if not switches and not self.session.is_outdated and not self._plans_again(step):
             self.entry = entry
             return False
         passes = entry.passes if switches else None
+        self.offloads.make_room()  # what is compiled now may have another peak
         start_compiled(self.model, self.session, passes, **self.kwargs)
         self.entry = entry
-        self._place()
+        self.offloads.follow([each.name for each in entry.passes])
         if switches:
             logger.info("step %d: the schedule's entry of step %d is compiled", step, entry.step)
         self.agreement.check(f"the passes from step {step} on", self.session.key)
@@ -86,6 +97,16 @@ class Compiled:
         if self.budget_bytes is not None and peaks:
             spare = self.budget_bytes - self.base_bytes
             self.offloads.fit(spare - max(peaks), spare - self.gradient_bytes)
+
+    def _plans_again(self, step: int) -> bool:
+        planner = self.session.planner
+        if planner is None or not 0 < self.replan_step <= step:
+            return False
+        self.replan_step = 0
+        changes = plan_again(planner, self.agreement, self.device)
+        if changes:
+            logger.info("step %d: measured times change the plan, which is compiled", step)
+        return changes
 
 
 def advance(compiled: Compiled | None, step: int) -> None:
@@ -160,7 +181,7 @@ def start(
     book = session.book
     book.layout, book.parameters, book.optimizer = layout, owners_of(model), engine.optimizer
     book.residency = world.comm.residents
-    book.table = CostTable(device=local_device(world.device), network=_network(world))
+    book.table = costs_of(world.device, _network(world))
     keeps = config.batch.accumulation_steps > 1
     shared = share_weights(model, world.comm, plan.all_passes)
     if shared is not None:
@@ -172,7 +193,8 @@ def start(
         "bytes that live on",
         base_bytes(model, engine.optimizer, keeps_gradients=keeps, keeps_states=not streams),
     )
-    session.planner = make_planner(budget_bytes, base, book.table)
+    pinned = load_pinned(options.plan, world.comm.world_size)
+    session.planner = make_planner(budget_bytes, base, book.table, pinned)
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check("what engine.compile() weaves", session.key)
     session.agree = agreement.check
@@ -184,10 +206,12 @@ def start(
         entry=entry,
         kwargs=kwargs,
         agreement=agreement,
+        device=world.device,
         budget_bytes=budget_bytes,
         base_bytes=base,
         gradient_bytes=0 if keeps else trained_bytes(model),
         offloads=engine.offloads,
+        replan_step=0 if pinned is not None or budget_bytes is None else options.replan_step,
     )
 
 

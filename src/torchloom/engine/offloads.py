@@ -88,6 +88,11 @@ class Offloads:
         else:
             self._stream.step()
 
+    def make_room(self) -> None:
+        """Let no states stay on the device, until the next `fit`."""
+        if self._stream is not None and STATES in self.names:
+            self._stream.offload_all()
+
     def fit(self, free_bytes: int, step_bytes: int) -> None:
         """Let as many states stay on the device between steps as there is room for.
 

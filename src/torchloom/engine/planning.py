@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchloom.engine.agreement import Agreement
 from torchloom.errors import PlanError
-from torchloom.plan import Planner
-from torchloom.plan.costs import CostTable
+from torchloom.log import get_logger
+from torchloom.plan import Plan, Planner
+from torchloom.plan.costs import CostTable, Network, load_table, save_table, shared_table
 from torchloom.runtime.host import is_on_host
+
+logger = get_logger(__name__)
 
 _STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
 """Tensors of a parameter's size that an optimizer keeps, before it has made them."""
@@ -55,21 +60,78 @@ def trained_bytes(model: nn.Module) -> int:
     return _distinct_bytes(param for param in model.parameters() if param.requires_grad)
 
 
-def make_planner(budget_bytes: int | None, base: int, costs: CostTable) -> Planner | None:
-    """Return a planner for what the budget leaves to forward and backward, None without a budget.
+def make_planner(
+    budget_bytes: int | None, base: int, costs: CostTable, pinned: Plan | None = None
+) -> Planner | None:
+    """Return a planner for what the budget leaves to forward and backward.
+
+    Args:
+        budget_bytes: what the user gave for everything.
+        base: see `base_bytes`.
+        costs: equal on all ranks.
+        pinned: a plan to follow.
+
+    Returns:
+        None when there is neither a budget nor a plan.
 
     Raises:
         PlanError: the budget does not even hold parameters and optimizer states.
     """
     if budget_bytes is None:
-        return None
+        return None if pinned is None else Planner(None, costs=costs, pinned=pinned)
     if budget_bytes <= base:
         raise PlanError(
             f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
             f"gradients and optimizer states of this rank alone hold {base:,}. Give more, use more "
             "ranks, a higher ZeRO stage, or offload_opt_states"
         )
-    return Planner(budget_bytes=budget_bytes - base, costs=costs)
+    return Planner(budget_bytes - base, costs=costs, pinned=pinned)
+
+
+def load_pinned(path: str | None, world_size: int) -> Plan | None:
+    """Read the plan that a config names.
+
+    Raises:
+        PlanError: it cannot be read, or was made for another number of ranks.
+    """
+    if path is None:
+        return None
+    plan = Plan.load(path)
+    plan.check_world(world_size)
+    return plan
+
+
+def costs_of(device: torch.device, network: Network) -> CostTable:
+    """Return what is known of this machine, the same on all ranks.
+
+    Measured figures are rank 0's; the network is the one that the ranks use.
+    """
+    return replace(shared_table(load_table(device)), network=network)
+
+
+def plan_again(planner: Planner, agreement: Agreement, device: torch.device) -> bool:
+    """Measure the operators of the planned graphs and say whether that changes the plan.
+
+    All ranks must call. Each operator runs alone, on random tensors; the slowest rank's figures
+    count, as a step waits for its slowest rank. New figures are kept on disk, where the next run
+    finds them before its first plan.
+
+    Returns:
+        The same on all ranks.
+    """
+    # A rank that took its graphs from a cache has none to plan: nobody changes anything then.
+    if agreement.least("graphs that were planned", planner.num_known) == 0:
+        return False
+    planner.measure()
+    network = planner.costs.network
+    planner.costs = replace(shared_table(planner.costs, "max"), network=network)
+    if agreement.rank == 0:
+        try:
+            save_table(planner.costs, device)
+        except OSError as error:
+            logger.warning("measured times cannot be kept for the next run: %s", error)
+    changes = planner.would_change()
+    return agreement.most("whether the plan changes", int(changes)) > 0
 
 
 def _num_states(optimizer: Optimizer) -> int:

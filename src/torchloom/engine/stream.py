@@ -169,6 +169,16 @@ class StateStream:
                     self.optimizer.state[leaf][key] = self.mover.fetch(value)
         return chosen
 
+    def offload_all(self) -> None:
+        """Move all states to the host; none stay on the device until `fit` says so."""
+        self.resident_bytes = 0
+        for leaf, state in self.optimizer.state.items():
+            for key, value in self._tensors(leaf):
+                if not self.mover.arena.owns(value):
+                    host = self.mover.arena.device_like(value)
+                    self.mover.begin_copy("to_host", [(value, host)]).finish()
+                    state[key] = host
+
     def fetch_all(self) -> None:
         """Move all states to the device."""
         for leaf, state in self.optimizer.state.items():

@@ -71,8 +71,10 @@ class PlannedSplit:
                 static_lifetime_input_indices=static_lifetime_input_indices,
             )
 
+        untouched = copy_graph_module(joint)  # the split writes tags
+
         def verify(names: frozenset[str]) -> int:
-            forward, backward = split(copy_graph_module(joint), names, is_final=False)
+            forward, backward = split(copy_graph_module(untouched), names, is_final=False)
             if self._lower is not None:
                 self._lower(forward, "forward")
                 self._lower(backward, "backward")
@@ -80,7 +82,7 @@ class PlannedSplit:
             self._planner.workspaces.probe(node for graph in graphs for node in graph.nodes)
             return micro_step(*graphs, probe=self._planner.workspaces).peak_bytes
 
-        plan = self._planner.plan(joint.graph, num_fwd_outputs, verify)
+        plan = self._planner.plan(untouched.graph, num_fwd_outputs, verify)
         self._report.plan = plan
         return split(joint, plan.recompute, is_final=True)
 

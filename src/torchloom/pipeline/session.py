@@ -119,7 +119,9 @@ class CompileSession:
         """
         if passes is not None:
             self.passes = passes
-            self.__dict__.pop("key", None)
+        self.__dict__.pop("key", None)
+        if self.planner is not None:
+            self.planner.forget()
         self.book.start_over(forget=passes is not None)
         self._woven.clear()
         return _Round(self)

@@ -119,9 +119,11 @@ class Plan:
         """
         try:
             data = json.loads(text)
-            version = data.pop("version", None)
-        except (ValueError, AttributeError) as error:
+        except ValueError as error:
             raise PlanError(f"{where} is not a plan: {error}") from error
+        if not isinstance(data, dict):
+            raise PlanError(f"{where} is not a plan: it holds no JSON object")
+        version = data.pop("version", None)
         if version != VERSION:
             raise PlanError(
                 f"{where} is of version {version!r} of the format, this torchloom reads version "

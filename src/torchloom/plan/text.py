@@ -1,0 +1,146 @@
+"""Plans as text for people: what was decided, and what differs between two plans."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from torchloom.plan.model import Decision, GraphPlan, Plan
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def show_plan(plan: Plan, max_values: int | None = 20) -> str:
+    """Return a plan as tables.
+
+    Args:
+        plan: what to show.
+        max_values: how many values to list for each graph, biggest first; None lists all.
+
+    Example:
+        >>> print(show_plan(Plan(world_size=2, budget_bytes=4_000_000, base_bytes=1_000_000)))
+        2 ranks, budget 4.00 MB, predicted peak 1.00 MB
+          live before and after (parameters, gradients, optimizer states): 1.00 MB
+          no graph has been planned yet
+    """
+    budget = "none" if plan.budget_bytes is None else show_bytes(plan.budget_bytes)
+    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
+    lines = [f"{ranks}, budget {budget}, predicted peak {show_bytes(plan.peak_bytes)}"]
+    lines.append(
+        "  live before and after (parameters, gradients, optimizer states): "
+        f"{show_bytes(plan.base_bytes)}"
+    )
+    if not plan.graphs:
+        lines.append("  no graph has been planned yet")
+    for graph in plan.graphs:
+        lines += ["", *_graph_lines(graph, max_values)]
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(lines)
+
+
+def diff_plans(before: Plan, after: Plan) -> str:
+    """Return what differs between two plans, one line each; empty when nothing does."""
+    lines = [
+        f"{name}: {_figure(name, old)} -> {_figure(name, new)}"
+        for name in ("world_size", "budget_bytes", "base_bytes", "peak_bytes")
+        if (old := getattr(before, name)) != (new := getattr(after, name))
+    ]
+    old_graphs = {graph.graph: graph for graph in before.graphs}
+    new_graphs = {graph.graph: graph for graph in after.graphs}
+    lines += [f"graph {name}: only before" for name in old_graphs if name not in new_graphs]
+    lines += [f"graph {name}: only after" for name in new_graphs if name not in old_graphs]
+    for name, old_graph in old_graphs.items():
+        if name in new_graphs:
+            lines += [f"graph {name}: {line}" for line in _changes(old_graph, new_graphs[name])]
+    return "\n".join(lines)
+
+
+def show_bytes(num_bytes: int) -> str:
+    """Return a size with three digits and a decimal unit, as budgets are written.
+
+    Example:
+        >>> show_bytes(1_234_567)
+        '1.23 MB'
+    """
+    value = float(num_bytes)
+    for unit in _UNITS:
+        if abs(value) < 1000 or unit == _UNITS[-1]:
+            break
+        value /= 1000
+    digits = 0 if unit == "B" else max(0, 3 - len(str(int(abs(value)))))
+    return f"{value:.{digits}f} {unit}"
+
+
+def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
+    yield f"graph {graph.graph}"
+    allowed = "all that it wants" if graph.budget_bytes is None else show_bytes(graph.budget_bytes)
+    yield (
+        f"  adds at most {show_bytes(graph.peak_bytes)} of {allowed}; no plan needs less than "
+        f"{show_bytes(graph.min_peak_bytes)}; {show_bytes(graph.saved_bytes)} cross to backward"
+    )
+    yield (
+        f"  time {_ms(graph.step_us)}: compute {_ms(graph.compute_us)}, computed again "
+        f"{_ms(graph.extra_us)}; at most {graph.gap:.1%} above the best within this budget"
+    )
+    totals: defaultdict[str, list[Decision]] = defaultdict(list)
+    for decision in graph.decisions:
+        totals[decision.action].append(decision)
+    for action, decisions in sorted(totals.items()):
+        size = show_bytes(sum(each.num_bytes for each in decisions))
+        yield f"  {action}: {len(decisions)} values, {size}"
+    shown = graph.decisions if max_values is None else graph.decisions[:max_values]
+    yield from _table(shown)
+    left_out = len(graph.decisions) - len(shown)
+    if left_out:
+        yield f"  ... and {left_out} smaller values"
+
+
+def _table(decisions: Sequence[Decision]) -> Iterator[str]:
+    rows = [("action", "size", "again", "value", "operator", "where")]
+    rows += [
+        (d.action, show_bytes(d.num_bytes), _ms(d.cost_us), d.value, d.op, d.where)
+        for d in decisions
+    ]
+    if len(rows) == 1:
+        return
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if i in (1, 2) else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield ("    " + "  ".join(cells)).rstrip()
+
+
+def _changes(before: GraphPlan, after: GraphPlan) -> Iterator[str]:
+    for name in ("budget_bytes", "peak_bytes", "saved_bytes", "extra_us"):
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            yield f"{name}: {_figure(name, old)} -> {_figure(name, new)}"
+    old_actions = {each.value: each for each in before.decisions}
+    moved: dict[tuple[str, str], list[Decision]] = defaultdict(list)
+    for each in after.decisions:
+        old = old_actions.get(each.value)
+        if old is not None and old.action != each.action:
+            moved[old.action, each.action].append(each)
+    for (old_action, new_action), decisions in sorted(moved.items()):
+        size = show_bytes(sum(each.num_bytes for each in decisions))
+        yield f"{old_action} -> {new_action}: {len(decisions)} values, {size}: {_names(decisions)}"
+
+
+def _names(decisions: Iterable[Decision], limit: int = 8) -> str:
+    names = [each.value for each in decisions]
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return "none"
+    if name.endswith("_bytes"):
+        return show_bytes(int(value))
+    return _ms(value) if name.endswith("_us") else str(value)
+
+
+def _ms(microseconds: float) -> str:
+    return f"{microseconds / 1000:.3f} ms"
