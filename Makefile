@@ -9,13 +9,14 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test check bench setup setup-dev clean
+.PHONY: help train test check bench bench-memory setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
 	@echo "make test    every check and every test                    (ARGS=... go to pytest)"
 	@echo "make check   ruff, import-linter, type checker"
 	@echo "make bench   torchloom beside its peers                    (ARGS=... go to bench/train.py)"
+	@echo "make bench-memory   peak memory against step time          (ARGS=... go to bench/memory.py)"
 
 setup: $(VENV)/.run-ready
 setup-dev: $(VENV)/.dev-ready
@@ -46,6 +47,9 @@ check: setup-dev
 
 bench: setup-dev
 	$(BIN)/python bench/train.py $(ARGS)
+
+bench-memory: setup-dev
+	$(BIN)/python bench/memory.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .cache build dist runs

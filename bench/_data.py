@@ -14,6 +14,9 @@ from torch import Tensor
 
 _MAX_BYTES = 4 << 20
 
+Batch = tuple[Tensor, Tensor]
+"""Tokens and targets."""
+
 
 def read_corpus() -> Tensor:
     """Return the first 4 MiB of the standard library's top-level sources as token ids."""
@@ -28,11 +31,15 @@ def read_corpus() -> Tensor:
 
 def batches(
     corpus: Tensor, *, batch: int, seq_len: int, rank: int, seed: int = 0
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[Batch]:
     """Yield (tokens, targets) without end; targets are the tokens one byte later."""
     generator = torch.Generator().manual_seed(seed * 1000 + rank)
-    span = torch.arange(seq_len + 1)
     while True:
-        starts = torch.randint(len(corpus) - seq_len - 1, (batch, 1), generator=generator)
-        windows = corpus[starts + span].long()
-        yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        yield _cut(corpus, batch, seq_len, generator)
+
+
+def _cut(corpus: Tensor, batch: int, seq_len: int, generator: torch.Generator) -> Batch:
+    """A function, so that nothing but the batch lives on while a step runs."""
+    starts = torch.randint(len(corpus) - seq_len - 1, (batch, 1), generator=generator)
+    windows = corpus[starts + torch.arange(seq_len + 1)].long()
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()

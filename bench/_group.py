@@ -34,6 +34,7 @@ class Group:
         log_dir: Path,
         environment: Mapping[str, str],
         allocator: Path | None = None,
+        shape: Mapping[str, int] | None = None,
     ) -> None:
         self.arm = arm
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -43,6 +44,7 @@ class Group:
             "batch": batch,
             "world_size": world_size,
             "allocator": str(allocator) if allocator else None,
+            "shape": dict(shape or {}),
         }
         port = _free_port()
         self._logs = [

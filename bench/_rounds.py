@@ -57,6 +57,8 @@ class ArmFacts:
     peak_bytes: int
     shared_bytes: int
     anonymous_bytes: int
+    said: Mapping[str, Any] = field(default_factory=dict)
+    """What its first rank says of itself; see `peers.base.Trainee.facts`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,22 +84,34 @@ def run_pass(
     environment: Mapping[str, str],
     allocator: Path,
     say: Say,
+    shape: Mapping[str, int] | None = None,
+    starts_ahead: bool = False,
 ) -> PassResult:
-    """Build every arm, run the rounds, close every arm."""
+    """Build every arm, run the rounds, close every arm.
+
+    `shape` is other sizes of the model. With `starts_ahead` all processes import at once: sooner
+    done, where nobody looks at the time of a build.
+    """
     result = PassResult(batch=batch)
     groups: dict[str, Group] = {}
+
+    def start(arm: Arm) -> Group:
+        groups[arm.name] = Group(
+            arm,
+            batch=batch,
+            world_size=world_size,
+            log_dir=log_dir,
+            environment=environment,
+            allocator=allocator,
+            shape=shape,
+        )
+        return groups[arm.name]
+
     try:
+        ahead = {arm.name: start(arm) for arm in arms if starts_ahead}
         for arm in arms:
             say(f"batch {batch}: building {arm.label}")
-            group = Group(
-                arm,
-                batch=batch,
-                world_size=world_size,
-                log_dir=log_dir,
-                environment=environment,
-                allocator=allocator,
-            )
-            groups[arm.name] = group
+            group = ahead.get(arm.name) or start(arm)
             with _or_out(group, groups, result, say):
                 _build(group, result, pace)
         _run_rounds(groups, result, pace, say)
@@ -120,6 +134,7 @@ def _build(group: Group, result: PassResult, pace: Pace) -> None:
         peak_bytes=max(answer["peak_bytes"] for answer in answers),
         shared_bytes=max(answer["shared_bytes"] for answer in answers),
         anonymous_bytes=max(answer["anonymous_bytes"] for answer in answers),
+        said=answers[0]["said"],
     )
     result.losses[name] = _mean_losses(answers)
 

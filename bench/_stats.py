@@ -39,6 +39,8 @@ class StepSample:
     """Share of the machine that processes outside this arm used."""
     steal_share: float
     """Share of the machine that the hypervisor took."""
+    micro_s: float | None = None
+    """Of `wall_s`, forward and backward, where the arm measures them."""
 
     @property
     def is_clean(self) -> bool:
@@ -69,6 +71,7 @@ def merge_ranks(
         wait_share=max(rank["wait_s"] / rank["wall_s"] for rank in ranks),
         foreign_share=fmean(foreign),
         steal_share=fmean(steal),
+        micro_s=_mean([rank.get("micro_s") for rank in ranks]),
     )
 
 
@@ -101,6 +104,11 @@ def fastest(samples: Sequence[StepSample], arms: Sequence[str]) -> str | None:
         if (steps := clean(samples, arm))
     }
     return min(medians, key=medians.__getitem__, default=None)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 def _round_medians(samples: Sequence[StepSample], arm: str) -> dict[int, float]:

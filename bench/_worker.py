@@ -1,6 +1,6 @@
 """One rank of one arm: a process that obeys JSON lines on stdin and answers on stdout.
 
-    {"do": "build", ...}        build, compile, warm up; answers with times, memory and losses
+    {"do": "build", ...}        build, compile, warm up; answers with times, memory, losses, facts
     {"do": "run", "steps": n}   one settling step, then n recorded ones
     end of input                leave
 
@@ -42,9 +42,12 @@ class Worker:
         self._trainee: Trainee | None = None
         self._data: Iterator[tuple[Tensor, Tensor]] = iter(())
 
-    def build(self, *, warmup: int) -> Answer:
-        """Build the trainee and take `warmup` steps, then one more if memory is to be logged."""
-        spec, shape = self._spec, Shape()
+    def build(self, *, warmup: int, options: dict[str, Any] | None = None) -> Answer:
+        """Build the trainee and take `warmup` steps, then one more if memory is to be logged.
+
+        `options` replaces those of the arm: whoever only asks what fits needs one process.
+        """
+        spec, shape = self._spec, Shape(**self._spec["shape"])
         self._data = batches(
             read_corpus(), batch=spec["batch"], seq_len=shape.seq_len, rank=spec["rank"]
         )
@@ -56,7 +59,9 @@ class Worker:
             world_size=spec["world_size"],
             batch=spec["batch"],
         )
-        self._trainee = import_module(spec["module"]).build(job, **spec["options"])
+        self._trainee = import_module(spec["module"]).build(
+            job, **(spec["options"] if options is None else options)
+        )
         # Some peers import Inductor while they are built, some when they compile: not what is timed.
         import_module("torch._inductor.compile_fx")
         built = time.perf_counter()
@@ -69,7 +74,7 @@ class Worker:
         warm = time.perf_counter()
         memory = None
         if log:
-            losses.append(self._marked_step(log))
+            losses.append(self._step(log))
             memory = log.stop()[-1]
         trim_heap()
         return {
@@ -78,28 +83,31 @@ class Worker:
             "first_step_cpu_s": first_cpu_s,
             "warm_step_s": (warm - first) / max(1, warmup - 1),
             "losses": losses,
+            "said": self._trainee.facts(),
             **self._memory(memory),
         }
 
     def run(self, *, steps: int) -> Answer:
         """Take one step that settles caches and heap again, then `steps` that count."""
+        assert self._trainee is not None, "the driver sends build first"
         losses, samples = [self._step()], []
         for _ in range(steps):
             start = read_clocks()
             losses.append(self._step())
-            samples.append(asdict(read_clocks().since(start)))
+            passed = asdict(read_clocks().since(start))
+            samples.append({**passed, "micro_s": self._trainee.micro_s()})
         trim_heap()
         return {"losses": losses, "samples": samples}
 
-    def _step(self) -> float:
+    def _step(self, log: AllocationLog | None = None) -> float:
+        """Take a step; with a log, mark where it begins and ends, its batch being alive before."""
         assert self._trainee is not None, "the driver sends build first"
         tokens, targets = next(self._data)
-        return self._trainee.step(tokens, targets).item()
-
-    def _marked_step(self, log: AllocationLog) -> float:
-        log.mark()
-        loss = self._step()
-        log.mark()
+        if log:
+            log.mark()
+        loss = self._trainee.step(tokens, targets).item()
+        if log:
+            log.mark()
         return loss
 
     def _memory(self, step: StepMemory | None) -> Answer:

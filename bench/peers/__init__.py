@@ -23,6 +23,8 @@ class Arm:
     variant: Literal["eager", "compiled", "compiled per block"]
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the module's `build`."""
+    setting: str = ""
+    """What tells arms of one family and variant apart, where that is not enough."""
 
     @property
     def chooses_kernels(self) -> bool:
@@ -31,7 +33,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        return f"{self.family}, {self.variant}"
+        return ", ".join(filter(None, (self.family, self.variant, self.setting)))
 
     @property
     def communicates(self) -> bool:

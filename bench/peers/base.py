@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,10 @@ def _nothing() -> None:
     pass
 
 
+def _no_facts() -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainee:
     """A model that is ready to train."""
@@ -43,6 +48,10 @@ class Trainee:
     """One optimizer step; returns this rank's loss from before the update."""
     compile: Callable[[], None] = _nothing
     """Called once before the first step, and timed with it."""
+    facts: Callable[[], Mapping[str, Any]] = _no_facts
+    """What the arm says of itself after its warm-up, for JSON: a plan, for instance."""
+    micro_s: Callable[[], float | None] = _nothing
+    """Seconds that forward and backward of the last step took, None where nobody looked."""
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:

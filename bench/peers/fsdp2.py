@@ -8,14 +8,21 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from peers.activations import checkpoint_blocks
 from peers.base import Job, Trainee, join_group, make_optimizer, make_step
 
 
-def build(job: Job, *, compiled: Literal["none", "block", "whole"]) -> Trainee:
-    """Build one rank: eager, each block compiled, or the model compiled after sharding."""
+def build(
+    job: Job, *, compiled: Literal["none", "block", "whole"], checkpoint_every: int = 0
+) -> Trainee:
+    """Build one rank: eager, each block compiled, or the model compiled after sharding.
+
+    With `checkpoint_every` n, each n-th block keeps its input only and runs again in backward.
+    """
     join_group()
     mesh = init_device_mesh("cpu", (job.world_size,))
     model = job.model()
+    checkpoint_blocks(model, checkpoint_every)
     for block in model.blocks:
         if compiled == "block":
             block.compile()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING, Any
+
 from torch import Tensor
 
 from peers.base import LEARNING_RATE, WEIGHT_DECAY, Job, Trainee, UnavailableError, join_group
+
+if TYPE_CHECKING:
+    from torchloom.plan import Plan
 
 
 def build(
@@ -14,12 +20,17 @@ def build(
     watched: bool = False,
     symmetric_memory: bool = False,
     kernels: bool = False,
+    backend: str = "inductor",
+    memory_budget: int | None = None,
+    replan_step: int = 0,
 ) -> Trainee:
     """Build one rank of the torchloom engine; compiled as `engine.compile()` does by default.
 
     With `watched` all that it does is recorded, from its compile to its last step. With
     `symmetric_memory` the ranks communicate through shared memory; with `kernels` matrix products
-    run on the fastest implementation.
+    run on the fastest implementation. `memory_budget` is in bytes, everything of a rank included;
+    what was planned for it is in the facts. With `replan_step` operators are measured at that step
+    and the table of costs is kept where later processes find it.
 
     Raises:
         UnavailableError: torchloom cannot be imported, or has no `initialize` yet.
@@ -33,25 +44,56 @@ def build(
         from torchloom import watch
 
         watch().__enter__()
-    engine, *_ = initialize(
-        model=job.model(), config=_config(job, stage, symmetric_memory, kernels)
-    )
+    compiling: dict[str, Any] = {
+        "symmetric_memory": symmetric_memory,
+        "choose_kernels": kernels,
+        "backend": backend,
+    }
+    if memory_budget is not None:
+        compiling |= {"memory_budget": memory_budget, "replan_step": replan_step}
+    engine, *_ = initialize(model=job.model(), config=_config(job, stage, compiling))
+    micro_s: float | None = None
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        nonlocal micro_s
+        started = time.perf_counter()
         loss = engine(tokens, targets)
         engine.backward(loss)
+        micro_s = time.perf_counter() - started
         engine.step()
         return loss.detach()
 
-    return Trainee(step=step, compile=engine.compile)
+    return Trainee(
+        step=step,
+        compile=engine.compile,
+        facts=lambda: {} if memory_budget is None else _planned(engine.plan()),
+        micro_s=lambda: micro_s,
+    )
 
 
-def _config(job: Job, stage: int, symmetric_memory: bool, kernels: bool) -> dict[str, object]:
+def _planned(plan: Plan) -> dict[str, Any]:
+    """Return the figures of a plan; the decisions behind them are too many for a record."""
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "base_bytes": plan.base_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "num_graphs": len(plan.graphs),
+        "min_peak_bytes": plan.base_bytes + max((g.min_peak_bytes for g in plan.graphs), default=0),
+        "saved_bytes": max((g.saved_bytes for g in plan.graphs), default=0),
+        "num_recomputed": sum(len(g.recompute) for g in plan.graphs),
+        "compute_s": 1e-6 * sum(g.compute_us for g in plan.graphs),
+        "micro_s": 1e-6 * sum(g.step_us for g in plan.graphs),
+        "gap": max((g.gap for g in plan.graphs), default=0.0),
+        "costs": plan.costs,
+    }
+
+
+def _config(job: Job, stage: int, compiling: dict[str, Any]) -> dict[str, object]:
     optimizer = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}
     return {
         "train_micro_batch_size_per_gpu": job.batch,
         "gradient_clipping": 0.0,
         "optimizer": {"type": "AdamW", "params": optimizer},
         "zero_optimization": {"stage": stage},
-        "compile": {"symmetric_memory": symmetric_memory, "choose_kernels": kernels},
+        "compile": compiling,
     }

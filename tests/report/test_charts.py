@@ -35,6 +35,16 @@ def test_a_value_that_is_not_finite_leaves_a_gap():
     assert path.count("M") == 2 and path.count("L") == 1 and "nan" not in path
 
 
+def test_points_beside_the_line_are_hollow_and_widen_the_axes():
+    beside = ((5.0, 9.0), (math.nan, 1.0), (2.0, math.inf))
+    root = draw(Series("a", [1, 2], [3.0, 4.0], has_markers=True, beside=beside))
+    dots = root.findall(f"{SVG}circle")
+    assert [dot.get("fill") for dot in dots] == [PALETTE[0], PALETTE[0], "#FFFFFF"]
+    assert float(dots[2].get("cx")) > float(dots[1].get("cx"))
+    assert float(dots[2].get("cy")) < float(dots[1].get("cy"))
+    assert root.find(f"{SVG}path").get("d").count("L") == 1
+
+
 def test_a_single_point_and_equal_values_are_drawn():
     assert draw(Series("a", [5], [0.0])) is not None
     assert draw(Series("a", [1, 2], [2.0, 2.0])) is not None

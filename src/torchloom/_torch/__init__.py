@@ -40,13 +40,17 @@ def inductor_compile(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     patches: Mapping[str, Any],
-    timed: Callable[[Any, float], None],
+    timed: Callable[[Any, float, str | None], None],
+    *,
+    backward_at_once: bool = False,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor under config patches (2.11-2.13).
 
-    The patches also hold for the backward graph, which is compiled later. `timed` is told "forward",
-    "backward" or "inference" and the seconds that it took, unless a cache held both graphs.
+    The patches also hold for the backward graph, which is compiled at its first run unless
+    `backward_at_once`. `timed` is told "forward", "backward" or "inference", the seconds that it took
+    and the wrapper code, unless a cache held both graphs.
     """
+    from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     @functools.wraps(compile_fx_inner)
@@ -54,12 +58,16 @@ def inductor_compile(
         started = time.perf_counter()
         compiled = compile_fx_inner(*args, **kwargs)
         kind = "inference" if kwargs.get("is_inference") else "forward"
-        timed("backward" if kwargs.get("is_backward") else kind, time.perf_counter() - started)
+        kind = "backward" if kwargs.get("is_backward") else kind
+        source = getattr(compiled, "source_code", None)
+        timed(kind, time.perf_counter() - started, source or None)
         return compiled
 
-    compiled: Any = compile_fx(
-        gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches)
-    )
+    eager = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
+    with functorch_config.patch(eager):
+        compiled: Any = compile_fx(
+            gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches)
+        )
     return compiled
 
 

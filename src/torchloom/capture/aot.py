@@ -45,7 +45,7 @@ def compile_with_aot(
             started = time.perf_counter()
             hooks.lowered(lowered, kind)
             compiled = run_boxed(lowered) if lower is None else _torch.boxed(lower(lowered, inputs))
-            hooks.compiled(kind, time.perf_counter() - started)
+            hooks.compiled(kind, time.perf_counter() - started, None)
             return compiled
 
         return compile_graph

@@ -70,8 +70,9 @@ class WeaveHooks:
     lowered: WeaveFn
     key: str | None
     """Hash of everything that the two may depend on; None where caches must not be used."""
-    compiled: Callable[[GraphKind, float], None] = lambda kind, seconds: None
-    """Is told how many seconds the compiler took for a lowered graph."""
+    compiled: Callable[[GraphKind, float, str | None], None] = lambda kind, seconds, source: None
+    """Is told how many seconds the compiler took for a lowered graph, and the Python code that it
+    wrote, if it did."""
     partition: Partition | None = None
     """Splits the joint graph as a plan says; None leaves it to torch's min-cut."""
 

@@ -38,7 +38,13 @@ def compile_with_inductor(
     }
     if hooks.partition is not None:
         patches["custom_partitioner_fn"] = SplitHook(hooks.partition, _named("split", hooks.key))
-    return _torch.inductor_compile(gm, example_inputs, patches, hooks.compiled)
+    return _torch.inductor_compile(
+        gm,
+        example_inputs,
+        patches,
+        hooks.compiled,
+        backward_at_once=hooks.partition is not None,
+    )
 
 
 def _named(stage: str, key: str | None) -> str | None:

@@ -12,20 +12,28 @@ from torchloom.graph.nodes import value_of
 
 
 def forward_nodes(joint: fx.Graph) -> list[fx.Node]:
-    """Return the calls of a joint graph that depend on no gradient, in order.
+    """Return the calls of a joint graph that forward makes, in order.
 
-    These are what a partitioner may put into forward. Some belong to backward alone, such as
-    constants that it makes; nothing tells them apart, and nothing needs to.
+    None depends on a gradient. What was traced behind the first call that does belongs to backward
+    even if it depends on none (the derivative of an activation, say): forward would make it for
+    nothing. Numbers of symbolic shapes, and what reads an input that forward writes, stay forward's.
     """
     after_tangents: set[fx.Node] = set()
+    written: set[fx.Node] | None = None
     found = []
+    in_backward = False
     for node in joint.nodes:
         if node.op == "placeholder":
             if node.name.startswith("tangents"):
                 after_tangents.add(node)
         elif any(used in after_tangents for used in node.all_input_nodes):
             after_tangents.add(node)
+            in_backward = True
         elif node.op == "call_function":
+            if in_backward and _holds_tensor(value_of(node)):
+                written = mutated_inputs(joint) if written is None else written
+                if not any(source_of(used) in written for used in node.all_input_nodes):
+                    continue
             found.append(node)
     return found
 

@@ -8,7 +8,7 @@ leave them: what was simulated is what runs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -22,7 +22,7 @@ from torchloom.passes import PASSES
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import GraphReport
 from torchloom.plan import Planner
-from torchloom.plan.memory import micro_step
+from torchloom.plan.memory import Interface, interface_of, micro_step, replay_peak
 
 Lower = Callable[[fx.GraphModule, GraphKind], None]
 """Runs the lowered passes over a graph: `(gm, "forward" or "backward")`."""
@@ -49,6 +49,7 @@ class PlannedSplit:
     ) -> None:
         self._planner, self._context, self._lower = planner, context, lower
         self._report, self._name = report, name
+        self._interface: Interface | None = None
 
     def __call__(
         self,
@@ -84,7 +85,20 @@ class PlannedSplit:
 
         plan = self._planner.plan(untouched.graph, num_fwd_outputs, verify)
         self._report.plan = plan
-        return split(joint, plan.recompute, is_final=True)
+        forward, backward = split(joint, plan.recompute, is_final=True)
+        self._interface = interface_of(forward.graph, backward.graph)
+        return forward, backward
+
+    def replay(self, sources: Mapping[str, str]) -> int | None:
+        """Return the peak of the code that a compiler wrote for the two graphs, None if unknown.
+
+        Args:
+            sources: Python code by "forward" and "backward".
+        """
+        if self._interface is None or not {"forward", "backward"} <= sources.keys():
+            return None
+        forward, backward = sources["forward"], sources["backward"]
+        return replay_peak(forward, backward, self._interface, self._planner.workspaces)
 
     def _tag(self, gm: fx.GraphModule, names: frozenset[str], *, is_final: bool) -> None:
         known = self._context.choices or Choices()

@@ -21,7 +21,7 @@ from torchloom import events
 from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
-from torchloom.errors import PassError, own_error
+from torchloom.errors import PassError, PlanError, own_error
 from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline.report import CompileReport, GraphReport
@@ -31,6 +31,8 @@ from torchloom.plan import Planner
 from torchloom.shard.regather import LIVE
 
 logger = get_logger(__name__)
+
+_MAX_ROUNDS = 4
 
 ChooseKernels = Callable[[fx.GraphModule, Sequence[Any]], tuple[tuple[str, str], ...]]
 
@@ -85,19 +87,18 @@ class CompileSession:
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         if self.agree is not None:
             self.agree(f"the captured {name}", report.digest)
-        weaving = Weaving(self, report, self._context_of(gm, example_inputs))
+        context = self._context_of(gm, example_inputs)
         started = time.perf_counter()
         unwoven = copy_graph_module(gm)  # compilers may rewrite the original
         try:
             known = frozenset(self.book.residents)
-            compiled = self._compile(gm, example_inputs, weaving.hooks())
+            compiled = self._compile_within_budget(gm, unwoven, example_inputs, report, context)
             self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:
             if self.strict or not isinstance(own_error(error), PassError):
                 raise
             compiled = self._fall_back(unwoven, report, error)
         report.duration_s += time.perf_counter() - started
-        weaving.recall()
         events.emit(
             events.CompileFinished(
                 graph=name, duration_s=report.duration_s, from_cache=report.from_cache
@@ -125,6 +126,30 @@ class CompileSession:
         self.book.start_over(forget=passes is not None)
         self._woven.clear()
         return _Round(self)
+
+    def _compile_within_budget(
+        self,
+        gm: fx.GraphModule,
+        unwoven: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        report: GraphReport,
+        context: PassContext,
+    ) -> Callable[..., Any]:
+        """Compile, and again with a tighter plan while the compiler's own code needs too much."""
+        for _ in range(_MAX_ROUNDS):
+            weaving = Weaving(self, report, context)
+            compiled = self._compile(gm, example_inputs, weaving.hooks())
+            weaving.finish()
+            if not weaving.exceeds_budget():
+                return compiled
+            gm = copy_graph_module(unwoven)
+        plan = report.plan
+        assert plan is not None
+        raise PlanError(
+            f"infeasible: after {_MAX_ROUNDS} plans the code that the compiler writes still adds "
+            f"{plan.peak_bytes:,} bytes, {plan.budget_bytes:,} are left by compile.memory_budget: "
+            "raise it, or make the batch smaller"
+        )
 
     def _compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], hooks: WeaveHooks

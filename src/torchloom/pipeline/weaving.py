@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from torchloom import _torch
 from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
 from torchloom.graph import Choices, GraphPass, PassContext, graph_text
+from torchloom.log import get_logger
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.forms import adapted_of
@@ -31,6 +32,8 @@ from torchloom.pipeline.races import check_races, copies_in
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.site import Book, Spot
 from torchloom.plan import Planner
+
+logger = get_logger(__name__)
 
 SELECTIVE = "selective_gather"
 _BOXED = ("inductor", "aot_eager", "eager")
@@ -50,7 +53,7 @@ class Setup(Protocol):
     book: Book
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Weaving:
     """Runs a session's passes over the graphs that one captured graph becomes.
 
@@ -63,6 +66,7 @@ class Weaving:
     setup: Setup
     report: GraphReport
     context: PassContext
+    _sources: dict[str, str] = field(default_factory=dict)
 
     def hooks(self) -> WeaveHooks:
         """Return what a route of capture calls."""
@@ -70,16 +74,46 @@ class Weaving:
             joint=lambda joint, kind: self._weave("joint", joint, kind),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind),
             key=self._cache_key(),
-            partition=self._planned_split(),
-            compiled=lambda kind, seconds: self.report.compile_s.append((kind, seconds)),
+            partition=self._split,
+            compiled=self._compiled,
         )
 
-    def recall(self) -> None:
-        """Complete the report of a graph that came from the compiler's caches."""
-        if self.report.from_cache and self.setup.backend == "inductor":
+    def finish(self) -> None:
+        """Complete the report: what was woven, and the peak of the code that came out."""
+        report = self.report
+        if self.setup.backend != "inductor":
+            return
+        if report.from_cache:
             known = sidecar.load(self._sidecar_name())
-            self.report.collectives.update(known.collectives)
-            self.report.plan = known.plan
+            report.collectives.update(known.collectives)
+            report.plan = known.plan
+        elif self._split is not None and report.plan is not None:
+            peak_bytes = self._split.replay(self._sources)
+            if peak_bytes is None:
+                logger.info(
+                    "%s: the peak is that of the graphs, not of Inductor's code", report.name
+                )
+                return
+            report.plan = dataclasses.replace(report.plan, peak_bytes=peak_bytes)
+            self._save_sidecar()
+
+    def exceeds_budget(self) -> bool:
+        """Say whether the code needs more than the plan allowed; the next plan then takes less."""
+        plan, planner = self.report.plan, self.setup.planner
+        if plan is None or planner is None or plan.budget_bytes is None:
+            return False
+        excess = plan.peak_bytes - plan.budget_bytes
+        if excess <= 0:
+            return False
+        planner.tighten(plan.graph, excess)
+        self.report.collectives.clear()
+        self.report.passes.clear()
+        return True
+
+    def _compiled(self, kind: GraphKind, seconds: float, source: str | None) -> None:
+        self.report.compile_s.append((kind, seconds))
+        if source is not None:
+            self._sources[kind] = source
 
     @cached_property
     def _key(self) -> str:
@@ -115,10 +149,14 @@ class Weaving:
             residents = ", ".join(sorted(setup.book.residents))
             setup.agree(f"{report.name}.{kind} as woven", f"{digest_of(gm)}, resident: {residents}")
         if setup.backend == "inductor" and kind != "joint":
-            woven = sidecar.Woven(report.collectives, report.plan)
-            sidecar.save(self._sidecar_name(), woven)
+            self._save_sidecar()
 
-    def _planned_split(self) -> PlannedSplit | None:
+    def _save_sidecar(self) -> None:
+        woven = sidecar.Woven(self.report.collectives, self.report.plan)
+        sidecar.save(self._sidecar_name(), woven)
+
+    @cached_property
+    def _split(self) -> PlannedSplit | None:
         if self.setup.planner is None:
             return None
         report = self.report

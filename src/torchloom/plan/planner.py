@@ -34,7 +34,6 @@ _ROOT = re.compile(r"^L\['\w+'\](\.__self__)?\.?")
 """How Dynamo names the module that it captured: `L['self'].blocks.0` is `blocks.0`."""
 
 _MANY_NODES = 4000
-_MAX_ROUNDS = 8
 
 
 @dataclass
@@ -54,13 +53,24 @@ class Planner:
     workspaces: WorkspaceTable = field(default_factory=WorkspaceTable)
     pinned: Plan | None = None
     _known: list[_Known] = field(default_factory=list)
+    _withheld: dict[str, int] = field(default_factory=dict)
+    """By graph: bytes that a compiler's code was found to need beyond the plan."""
 
     @property
     def key(self) -> str:
         """Text of all that choices depend on, for cache keys."""
         costs = hashlib.blake2b(table_to_json(self.costs).encode(), digest_size=8).hexdigest()
         pinned = None if self.pinned is None else self.pinned.digest
-        return f"{self.budget_bytes} {costs} {pinned}"
+        return f"{self.budget_bytes} {costs} {pinned} {sorted(self._withheld.items())}"
+
+    def tighten(self, graph: str, num_bytes: int) -> None:
+        """Plan a graph for less than the budget from now on.
+
+        Args:
+            graph: its digest.
+            num_bytes: how much less, on top of what was said before.
+        """
+        self._withheld[graph] = self._withheld.get(graph, 0) + num_bytes
 
     def plan(self, joint: fx.Graph, num_results: int, verify: Verify | None = None) -> GraphPlan:
         """Plan one joint graph, without dead and repeated nodes.
@@ -146,7 +156,8 @@ class Planner:
         ]
         trials = 160 if len(model.nodes) < _MANY_NODES else 48
         found = frontier(model, indices, cost_us, max_simulations=trials)
-        point, peak_bytes = self._choose(found, model, verify)
+        withheld = self._withheld.get(digest, 0)
+        point, peak_bytes = self._choose(found, model, verify, withheld)
         return GraphPlan(
             graph=digest,
             budget_bytes=self.budget_bytes,
@@ -155,34 +166,55 @@ class Planner:
             min_peak_bytes=found.min_peak_bytes,
             compute_us=sum(cost_us),
             extra_us=point.extra_us,
-            bound_us=min(found.bound_us(point.peak_bytes), point.extra_us),
+            bound_us=self._bound_us(found, point, withheld),
             decisions=_decisions(model, point, indices, cost_us),
         )
 
-    def _choose(
-        self, found: Frontier, model: JointModel, verify: Verify | None
-    ) -> tuple[Point, int]:
+    def _bound_us(self, found: Frontier, point: Point, withheld: int) -> float:
         if self.budget_bytes is None:
-            point = found.points[0]
-            return point, _verified(point, model, verify)
-        allowed = self.budget_bytes
-        for _ in range(_MAX_ROUNDS):
-            point = found.within(allowed)
-            if point is None:
-                break
-            peak_bytes = _verified(point, model, verify)
-            if peak_bytes <= self.budget_bytes:
-                return point, peak_bytes
-            # What was not modelled counts on top: ask for that much less.
-            allowed = min(allowed, point.peak_bytes) - max(1, peak_bytes - self.budget_bytes)
-        least = min(found.points, key=lambda p: p.peak_bytes)
-        peak_bytes = _verified(least, model, verify)
-        if peak_bytes <= self.budget_bytes:
-            return least, peak_bytes
-        raise PlanError(
+            return 0.0
+        allowed = max(self.budget_bytes - withheld, point.peak_bytes)
+        return min(found.bound_us(allowed), point.extra_us)
+
+    def _choose(
+        self, found: Frontier, model: JointModel, verify: Verify | None, withheld: int
+    ) -> tuple[Point, int]:
+        """Return the fastest point that fits as it will run, and its peak.
+
+        Passes behind the split change peaks little and in the same direction for all points, so the
+        first one that fits is found by halving.
+        """
+        points = found.points
+        peaks: dict[int, int] = {}
+
+        def peak_of(at: int) -> int:
+            if at not in peaks:
+                peaks[at] = _verified(points[at], model, verify)
+            return peaks[at]
+
+        if self.budget_bytes is None:
+            return points[0], peak_of(0)
+        allowed = self.budget_bytes - withheld
+        if peak_of(0) <= allowed:
+            return points[0], peak_of(0)
+        low, high = 0, len(points) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if peak_of(middle) <= allowed else (middle, high)
+        fitting = [at for at in range(len(points)) if at in peaks and peaks[at] <= allowed]
+        if high not in peaks and peak_of(high) <= allowed:
+            fitting.append(high)
+        if fitting:
+            best = min(fitting)
+            return points[best], peaks[best]
+        raise PlanError(self._infeasible(min(peaks.values()) + withheld))
+
+    def _infeasible(self, least: int) -> str:
+        assert self.budget_bytes is not None
+        return (
             f"infeasible: forward and backward may add {self.budget_bytes:,} bytes, the minimum is "
-            f"{peak_bytes:,}. Raise compile.memory_budget by at least "
-            f"{peak_bytes - self.budget_bytes:,} bytes, or make the batch smaller"
+            f"{least:,}. Raise compile.memory_budget by at least {least - self.budget_bytes:,} "
+            "bytes, or make the batch smaller"
         )
 
 

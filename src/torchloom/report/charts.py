@@ -37,6 +37,8 @@ class Series:
     ys: Sequence[float]
     has_markers: bool = False
     """Mark each point: for series of a few points."""
+    beside: Sequence[tuple[float, float]] = ()
+    """Points (x, y) that the line does not go through, marked by hollow circles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,10 @@ def line_chart(
         ValueError: there is no finite point, too many series, or a value that has no logarithm.
     """
     _check_count(len(series))
-    points = [_finite_points(s) for s in series]
-    xs = [x for line_points in points for x, _ in line_points]
-    ys = [y for line_points in points for _, y in line_points]
+    points = [_finite_points(s.xs, s.ys) for s in series]
+    beside = [[p for p in s.beside if all(map(math.isfinite, p))] for s in series]
+    xs = [x for shown in (*points, *beside) for x, _ in shown]
+    ys = [y for shown in (*points, *beside) for _, y in shown]
     if not xs:
         raise ValueError(f"chart {title!r} has no finite point to draw")
     if log_y and min(ys) <= 0:
@@ -94,6 +97,7 @@ def line_chart(
         body.append(_polyline(one, x, y, i))
         if one.has_markers:
             body += [_marker(x.px(a), y.px(b), i) for a, b in points[i]]
+        body += [_marker(x.px(a), y.px(b), i, is_hollow=True) for a, b in beside[i]]
     body += legend(
         frame, [s.label for s in series], [_line_key(s, i) for i, s in enumerate(series)]
     )
@@ -150,8 +154,8 @@ def _check_count(count: int) -> None:
         raise ValueError(f"a chart shows 1 to {len(PALETTE)} series, got {count}: draw several")
 
 
-def _finite_points(series: Series) -> list[tuple[float, float]]:
-    pairs = zip(series.xs, series.ys, strict=True)
+def _finite_points(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
+    pairs = zip(xs, ys, strict=True)
     return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
 
 
@@ -175,10 +179,11 @@ def _line_key(series: Series, index: int) -> str:
     return key + _marker(13, 6, index) if series.has_markers else key
 
 
-def _marker(x: float, y: float, index: int) -> str:
+def _marker(x: float, y: float, index: int, *, is_hollow: bool = False) -> str:
+    fill, stroke = ("#FFFFFF", PALETTE[index]) if is_hollow else (PALETTE[index], "#FFFFFF")
     return (
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{PALETTE[index]}" '
-        'stroke="#FFFFFF" stroke-width="1"/>'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" '
+        f'stroke="{stroke}" stroke-width="{2 if is_hollow else 1}"/>'
     )
 
 

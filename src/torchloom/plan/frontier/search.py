@@ -9,11 +9,11 @@ smaller budget can only select a smaller plan.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from torchloom.plan.frontier.options import Drop, drops_of
-from torchloom.plan.frontier.units import num_places, units_of
+from torchloom.plan.frontier.options import Drop, Offers
+from torchloom.plan.frontier.units import Unit, cuts_of
 from torchloom.plan.memory.joint import JointModel, Peaks
 
 _GROUPS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -85,8 +85,10 @@ def frontier(
     """
     rule = _Rule(model, may_drop)
     kept = rule.kept()
-    groups = [g for g in _GROUPS if g <= max(1, num_places(model) // 2 + 1)]
-    ways = [_way(model, g, kept, may_drop, cost_us) for g in groups]
+    cuts = cuts_of(model)
+    groups = [g for g in _GROUPS if g <= max(1, len(cuts.places) // 2 + 1)]
+    offers = Offers(model, kept, may_drop, cost_us)
+    ways = [_way(cuts.units(group), offers) for group in groups]
     share = max(2, max_simulations // max(1, sum(1 for way in ways if way.steps)))
     points: list[Point] = []
     for group, way in zip(groups, ways, strict=True):
@@ -133,26 +135,17 @@ class _Way:
     steps: tuple[tuple[frozenset[int], Drop], ...]
 
 
-def _way(
-    model: JointModel,
-    group: int,
-    kept: Mapping[int, int],
-    may_drop: Collection[int],
-    cost_us: Sequence[float],
-) -> _Way:
-    units = units_of(model, group)
-    by_kind: dict[int, list[Drop]] = {}
+def _way(units: Sequence[Unit], offers: Offers) -> _Way:
     steps = []
-    for number, unit in enumerate(units):
-        if unit.kind not in by_kind:
-            by_kind[unit.kind] = drops_of(model, unit, kept, may_drop, cost_us)
-        for drop in by_kind[unit.kind]:
-            values = frozenset(unit.nodes[offset] for offset in drop.values)
+    for number, (unit, drops) in enumerate(zip(units, offers.of(units), strict=True)):
+        nodes = unit.nodes
+        for drop in drops:
+            values = frozenset(nodes[offset] for offset in drop.values)
             steps.append((drop.price, number, values, drop))
     # Of equal prices the earlier unit first: its values wait longest.
     steps.sort(key=lambda each: (each[0], each[1]))
     borders = {i for unit in units for i in unit.passes_on}
-    base = frozenset(i for i in may_drop if i not in kept and i not in borders)
+    base = frozenset(i for i in offers.may_drop if i not in offers.kept and i not in borders)
     return _Way(base, tuple((values, drop) for _, _, values, drop in steps))
 
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from torchloom.plan.memory.joint import JointModel
 
@@ -20,36 +20,100 @@ _SLACK = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """A run of forward nodes."""
+class Run:
+    """Forward nodes between two narrow places."""
 
     nodes: tuple[int, ...]
     """Indices of its calls, in order."""
     passes_on: frozenset[int]
-    """Nodes whose values later units read: saved when those are computed again."""
+    """Nodes whose values later calls of forward read."""
     kind: int
-    """Equal for units of equal shape."""
+    """Equal for runs of equal shape that stand alike in their units."""
 
 
-def units_of(model: JointModel, group: int = 1) -> list[Unit]:
-    """Return the units, each of `group` runs between narrow places."""
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Runs that are computed again together: what they pass among themselves is not saved."""
+
+    runs: tuple[Run, ...]
+    """Its parts between narrow places."""
+    passes_on: frozenset[int]
+    """Nodes whose values later units read: saved when those are computed again."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Indices of its calls, in order."""
+        return tuple(index for run in self.runs for index in run.nodes)
+
+    @property
+    def kind(self) -> tuple[int, ...]:
+        """Equal for units of equal shape."""
+        return tuple(run.kind for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The forward half in order, and where it can be cut."""
+
+    model: JointModel
+    order: tuple[int, ...]
+    """Indices of its calls."""
+    places: tuple[int, ...]
+    """Positions in `order` before which little is alive."""
+    last_reader: tuple[int, ...]
+    """By index of a node: the last call of the forward half that reads it, -1 if none does."""
+    forms: tuple[int, ...]
+    """By index: equal for nodes with equal operators and shapes."""
+
+    def units(self, group: int = 1) -> list[Unit]:
+        """Return the units, each of `group` runs."""
+        bounds = [0, *self.places, len(self.order)]
+        pieces = [self.order[a:b] for a, b in itertools.pairwise(bounds) if a < b]
+        kinds: dict[tuple[object, ...], int] = {}
+        found = []
+        for start in range(0, len(pieces), group):
+            members = pieces[start : start + group]
+            first, last = members[0][0], members[-1][-1]
+            runs = []
+            for piece in members:
+                kind = kinds.setdefault(self._shape(piece, first, last), len(kinds))
+                passes_on = frozenset(i for i in piece if self.last_reader[i] > piece[-1])
+                runs.append(Run(piece, passes_on, kind))
+            leaving = (i for run in runs for i in run.passes_on if self.last_reader[i] > last)
+            found.append(Unit(tuple(runs), frozenset(leaving)))
+        return found
+
+    def _shape(self, piece: Sequence[int], first: int, last: int) -> tuple[object, ...]:
+        """Return what two runs must share to be planned alike, in a unit from `first` to `last`."""
+        start, end = piece[0], piece[-1]
+        rows: list[object] = []
+        for index in piece:
+            reader = self.last_reader[index]
+            links = (
+                used - start if used >= start else -1 - (used >= first)
+                for used in self.model.inputs[index]
+            )
+            rows.append((self.forms[index], (reader > end) + (reader > last), *links))
+        return tuple(rows)
+
+
+def cuts_of(model: JointModel) -> Cuts:
+    """Find the places where little is alive."""
     order = [i for i, inside in enumerate(model.in_forward) if inside and not model.is_input[i]]
-    cuts = _narrow_places(model, order)[group - 1 :: group]
-    bounds = [0, *cuts, len(order)]
-    pieces = [order[a:b] for a, b in itertools.pairwise(bounds) if a < b]
-    kinds: dict[tuple[object, ...], int] = {}
-    found = []
-    for piece in pieces:
-        shape = _shape(model, piece)
-        kind = kinds.setdefault(shape, len(kinds))
-        found.append(Unit(tuple(piece), _passed_on(model, piece), kind))
-    return found
+    last_reader = [-1] * len(model.nodes)
+    for index in order:
+        for used in model.inputs[index]:
+            last_reader[used] = index
+    known: dict[tuple[str, str], int] = {}
+    forms = [known.setdefault(_form(node), len(known)) for node in model.nodes]
+    places = tuple(_narrow_places(model, order))
+    return Cuts(model, tuple(order), places, tuple(last_reader), tuple(forms))
 
 
-def num_places(model: JointModel) -> int:
-    """Return how many narrow places there are."""
-    order = [i for i, inside in enumerate(model.in_forward) if inside and not model.is_input[i]]
-    return len(_narrow_places(model, order))
+def _form(node: fx.Node) -> tuple[str, str]:
+    value = node.meta.get("val")
+    form = (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else type(value)
+    return str(node.target) if node.op == "call_function" else node.op, str(form)
 
 
 def _narrow_places(model: JointModel, order: Sequence[int]) -> list[int]:
@@ -86,31 +150,3 @@ def _narrow_places(model: JointModel, order: Sequence[int]) -> list[int]:
             found.append(place)
         was_narrow = is_narrow
     return found
-
-
-def _passed_on(model: JointModel, piece: Sequence[int]) -> frozenset[int]:
-    inside = set(piece)
-    position = {node: index for index, node in enumerate(model.nodes)}
-    return frozenset(
-        i
-        for i in piece
-        if any(
-            model.in_forward[position[user]] and position[user] not in inside
-            for user in model.nodes[i].users
-            if user in position
-        )
-    )
-
-
-def _shape(model: JointModel, piece: Sequence[int]) -> tuple[object, ...]:
-    """Return what two units must share to be planned alike."""
-    first = piece[0]
-    inside = set(piece)
-    rows: list[object] = []
-    for index in piece:
-        node = model.nodes[index]
-        value = node.meta.get("val")
-        form = (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else str(type(value))
-        links = tuple(used - first if used in inside else -1 for used in model.inputs[index])
-        rows.append((str(node.target), str(form), links))
-    return tuple(rows)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from torchloom.plan.memory.measure import Measured, measure_peak
 from torchloom.plan.memory.micro_step import MicroStep, micro_step
 from torchloom.plan.memory.program import Program, program_of
+from torchloom.plan.memory.replay import Interface, interface_of, replay_peak
 from torchloom.plan.memory.storages import storages_of
 from torchloom.plan.memory.workspace import WorkspaceTable
 
 __all__ = [
+    "Interface",
     "Measured",
     "MicroStep",
     "Program",
     "WorkspaceTable",
+    "interface_of",
     "measure_peak",
     "micro_step",
     "program_of",
+    "replay_peak",
     "storages_of",
 ]

@@ -47,6 +47,8 @@ class JointModel:
     inputs: list[tuple[int, ...]]
     touched: list[tuple[int, ...]]
     """Storages of which each node's value is a part."""
+    reaches: list[tuple[int, ...]]
+    """Storages of each node's value and of all that it reads."""
     fresh: list[tuple[int, ...]]
     """Storages that a node allocates."""
     sizes: list[int]
@@ -95,32 +97,38 @@ class JointModel:
 
     def saved(self, dropped: Callable[[int], bool]) -> list[int]:
         """Return the values of the forward half that backward reads and does not compute."""
-        waiting = list(self.gradients)
-        seen, found = set(waiting), []
-        while waiting:
-            index = waiting.pop()
+        needed = bytearray(len(self.nodes))
+        for index in self.gradients:
+            needed[index] = 1
+        found = []
+        # Nodes stand behind what they read: one sweep from the end sees every reader first.
+        for index in range(len(self.nodes) - 1, -1, -1):
+            if not needed[index]:
+                continue
             if self.in_forward[index] and (self.is_input[index] or not dropped(index)):
                 found.append(index)
-                continue
-            for used in self.inputs[index]:
-                if used not in seen:
-                    seen.add(used)
-                    waiting.append(used)
+            else:
+                for used in self.inputs[index]:
+                    needed[used] = 1
         return found
 
-    def _closure(self, wanted: Iterable[int], given: set[int]) -> set[int]:
-        waiting = [index for index in wanted if index not in given]
-        needed = set(waiting)
-        while waiting:
-            for used in self.inputs[waiting.pop()]:
-                if used not in needed and used not in given:
-                    needed.add(used)
-                    waiting.append(used)
+    def _needed(self, wanted: Iterable[int], given: Iterable[int]) -> bytearray:
+        """Return a mark for each node that the wanted ones need, down to the given ones."""
+        needed = bytearray(len(self.nodes))
+        stops = bytearray(len(self.nodes))
+        for index in given:
+            stops[index] = 1
+        for index in wanted:
+            needed[index] = not stops[index]
+        for index in range(len(self.nodes) - 1, -1, -1):
+            if needed[index]:
+                for used in self.inputs[index]:
+                    needed[used] = not stops[used]
         return needed
 
     def _forward_order(self, saved: Iterable[int]) -> list[int]:
-        needed = self._closure([*self.results, *saved], set())
-        return sorted(i for i in needed if not self.is_input[i])
+        needed = self._needed([*self.results, *saved], ())
+        return [i for i, mark in enumerate(needed) if mark and not self.is_input[i]]
 
     def _backward_order(self, saved: Iterable[int]) -> list[int]:
         """Return backward's nodes in order.
@@ -128,25 +136,32 @@ class JointModel:
         As torch's `reordering_to_mimic_autograd_engine`: from the first node that reads a gradient
         on, each node in order, preceded by what it needs.
         """
-        given = set(saved)
-        needed = self._closure(self.gradients, given)
-        placed = given | {i for i in needed if self.is_input[i]}
+        needed = self._needed(self.gradients, saved)
+        placed = bytearray(
+            is_input and mark for is_input, mark in zip(self.is_input, needed, strict=True)
+        )
+        for index in saved:
+            placed[index] = 1
         order: list[int] = []
-        for index in sorted(i for i in needed if i >= self.first_of_backward):
-            missing = self._closure([index], placed)
+        for index in range(self.first_of_backward, len(self.nodes)):
+            if not needed[index] or placed[index]:
+                continue
+            missing = [index]
+            placed[index] = 1
+            for each in missing:  # grows while it is walked
+                for used in self.inputs[each]:
+                    if not placed[used]:
+                        placed[used] = 1
+                        missing.append(used)
             order += sorted(missing)
-            placed |= missing
         return order
 
     def _walk(self, order: Sequence[int], alive: set[int], stay: set[int], live: int) -> int:
         """Return the highest sum of live bytes, of which `live` are there at the start."""
         last: dict[int, int] = {}
         for place, index in enumerate(order):
-            for storage in self.touched[index]:
+            for storage in self.reaches[index]:
                 last[storage] = place
-            for used in self.inputs[index]:
-                for storage in self.touched[used]:
-                    last[storage] = place
         dying: list[list[int]] = [[] for _ in order]
         for storage, place in last.items():
             if storage not in stay:
@@ -202,10 +217,15 @@ def joint_model(joint: fx.Graph, num_results: int, probe: Probe | None = None) -
 
     given = [n for n in nodes if n.op in ("placeholder", "get_attr") and n not in tangents]
     written = parts(v for v, role in results if role in MUTATIONS)
+    inputs = [tuple(index_of[used] for used in node.all_input_nodes) for node in nodes]
     return JointModel(
         nodes=nodes,
-        inputs=[tuple(index_of[used] for used in node.all_input_nodes) for node in nodes],
+        inputs=inputs,
         touched=touched,
+        reaches=[
+            tuple({*touched[i], *(s for used in read for s in touched[used])})
+            for i, read in enumerate(inputs)
+        ],
         fresh=fresh,
         sizes=sizes,
         workspace=workspace,

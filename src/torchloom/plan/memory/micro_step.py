@@ -81,14 +81,14 @@ def micro_step(forward: fx.Graph, backward: fx.Graph, *, probe: Probe | None = N
     )
 
 
-_RESULTS = ("PlainAOTOutput", "IntermediateBaseAOTOutput", "MetadataMutationAOTOutput")
+RESULTS = ("PlainAOTOutput", "IntermediateBaseAOTOutput", "MetadataMutationAOTOutput")
 MUTATIONS = ("InputMutationAOTOutput",)
 
 
 def _results(output: fx.Node, saved: set[Storage]) -> list[fx.Node]:
     """Return what the caller gets. Where descriptors were lost: all in front of the saved values."""
     if output.meta.get("desc"):
-        return _with_role(output, _RESULTS)
+        return _with_role(output, RESULTS)
     values = [value for value in output.args[0] if isinstance(value, fx.Node)]  # type: ignore[union-attr]
     return list(itertools.takewhile(lambda node: not saved & set(storages_of(node)), values))
 

@@ -50,33 +50,48 @@ class WorkspaceTable:
 
     def probe(self, nodes: Iterable[fx.Node]) -> int:
         """Run each call that is not known yet, once, on fresh tensors; return how many ran."""
-        waiting: dict[Signature, fx.Node] = {}
-        for node in nodes:
-            signature = signature_of(node)
+        return self.probe_calls(_call_of(node) for node in nodes if node.op == "call_function")
+
+    def probe_calls(self, calls: Iterable[Call]) -> int:
+        """Run calls as `probe` does."""
+        waiting: dict[Signature, Call] = {}
+        for call in calls:
+            signature = signature_of_call(call)
             if signature is not None and signature not in self.known:
-                waiting.setdefault(signature, node)
+                waiting.setdefault(signature, call)
         if waiting:
             self.known.update(_measure(waiting))
         return len(waiting)
 
 
+class Call(NamedTuple):
+    """An operator and what it is called with: fake tensors, numbers, lists of them."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 def signature_of(node: fx.Node) -> Signature | None:
-    """Return a text for everything that an operator's allocations depend on, None if not probed.
+    """Return a text for everything that a node's allocations depend on, None if not probed."""
+    return signature_of_call(_call_of(node)) if node.op == "call_function" else None
+
+
+def signature_of_call(call: Call) -> Signature | None:
+    """Return a text for everything that a call's allocations depend on, None if not probed.
 
     Only functional operators of ATen are probed: they have no effect but their result.
     """
-    target = node.target
-    if node.op != "call_function":
-        return None
+    target = call.target
     if str(target) in _DRAWING:
-        return f"{target}({', '.join(_text(each) for each in node.args)})"
+        return f"{target}({', '.join(_text(each) for each in call.args)})"
     if not isinstance(target, OpOverload):
         return None
     if target.namespace not in ("aten", "prims") or target._schema.is_mutable:
         return None
     if any(arg.alias_info is not None for arg in target._schema.arguments):
         return None  # views allocate nothing
-    parts = [_text(each) for each in (*node.args, *sorted(node.kwargs.items()))]
+    parts = [_text(each) for each in (*call.args, *sorted(call.kwargs.items()))]
     return f"{target}({', '.join(parts)})"
 
 
@@ -85,8 +100,6 @@ _DRAWING = ("run_and_save_rng_state", "run_with_rng_state")
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, fx.Node):
-        return _text(value_of(value))
     if isinstance(value, Tensor):
         sizes = [int(size) for size in value.shape]
         strides = [int(stride) for stride in value.stride()]
@@ -96,8 +109,7 @@ def _text(value: Any) -> str:
     return repr(value)
 
 
-def _measure(waiting: dict[Signature, fx.Node]) -> dict[Signature, Probed]:
-    calls = {signature: _real_call(node) for signature, node in waiting.items()}
+def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     results: dict[Signature, tuple[int, ...]] = {}
     with (
@@ -105,13 +117,11 @@ def _measure(waiting: dict[Signature, fx.Node]) -> dict[Signature, Probed]:
         torch.no_grad(),
         torch.profiler.profile(activities=activities, profile_memory=True) as profile,
     ):
-        for signature, call in calls.items():
-            args, kwargs = call
-            target: Any = waiting[signature].target
-            inputs = fx.node.map_aggregate(args, _materialise)
-            named = fx.node.map_aggregate(kwargs, _materialise)
+        for signature, call in waiting.items():
+            inputs = fx.node.map_aggregate(call.args, _materialise)
+            named = fx.node.map_aggregate(call.kwargs, _materialise)
             with torch.profiler.record_function(f"{_MARK}{len(results)}"):
-                result = _try(target, inputs, named)
+                result = _try(call.target, inputs, named)
             results[signature] = tuple(t.untyped_storage().nbytes() for t in tensors_in(result))
             del result, inputs, named
     workspaces = _workspaces(profiler_events(profile), list(results))
@@ -150,11 +160,10 @@ def _try(target: Any, args: Any, kwargs: Any) -> Any:
         return None  # made-up data does not suit it: its workspace counts as none
 
 
-def _real_call(node: fx.Node) -> tuple[Any, Any]:
-    return (
-        fx.node.map_arg(node.args, value_of),
-        fx.node.map_arg(dict(node.kwargs), value_of),
-    )
+def _call_of(node: fx.Node) -> Call:
+    args: Any = fx.node.map_arg(node.args, value_of)
+    kwargs: Any = fx.node.map_arg(dict(node.kwargs), value_of)
+    return Call(node.target, args, kwargs)
 
 
 def _materialise(value: Any) -> Any:

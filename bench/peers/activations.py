@@ -1,0 +1,58 @@
+"""Torch's own ways to trade time for memory in one process: checkpointed blocks, its memory budget."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from peers.base import Job, Trainee, make_optimizer, make_step
+
+_BACKENDS = {"inductor": "inductor", "boxed": "aot_eager_decomp_partition"}
+
+
+class Checkpointed(nn.Module):
+    """A block that keeps its inputs only; backward runs it again."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return checkpoint(self.block, *args, use_reentrant=False)
+
+
+def checkpoint_blocks(model: nn.Module, every: int) -> None:
+    """Wrap each `every`-th block of the decoder, in place; 0 wraps none."""
+    if every:
+        for index in range(0, len(model.blocks), every):
+            model.blocks[index] = Checkpointed(model.blocks[index])
+
+
+def build(
+    job: Job,
+    *,
+    route: Literal["inductor", "boxed", "eager"],
+    budget: float | None = None,
+    checkpoint_every: int = 0,
+) -> Trainee:
+    """Build one replica.
+
+    Args:
+        job: what to train.
+        route: Inductor, the partitioned graphs run one operator at a time with arguments freed
+            after their last use ("boxed"), or no compiler.
+        budget: `torch._functorch.config.activation_memory_budget`, 0 to 1; None leaves it alone.
+        checkpoint_every: see `checkpoint_blocks`.
+    """
+    model = job.model()
+    checkpoint_blocks(model, checkpoint_every)
+    optimizer = make_optimizer(model)
+    if route == "eager":
+        return Trainee(step=make_step(model, optimizer))
+    if budget is not None:
+        import_module("torch._functorch.config").activation_memory_budget = budget
+    return Trainee(step=make_step(torch.compile(model, backend=_BACKENDS[route]), optimizer))
