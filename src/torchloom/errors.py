@@ -14,6 +14,7 @@
   + RecordError          a file is not a record, or one that this version cannot read
   + InspectError         nothing can be said about this function
   + ExpectationError     more was compiled than a test allows
+  + MoveError            tensors cannot be moved between the device and host memory
   + PlanError            nothing can be planned from what was given
   + EngineError          the engine was called in an order that has no meaning
   + AgreementError       the ranks are about to run different programs
@@ -89,6 +90,10 @@ class InspectError(TorchloomError, RuntimeError):
 
 class ExpectationError(TorchloomError, AssertionError):
     """More was compiled, broken or recompiled than a test allows."""
+
+
+class MoveError(TorchloomError, RuntimeError):
+    """Tensors cannot be moved between the device and host memory."""
 
 
 class PlanError(TorchloomError, ValueError):

@@ -60,7 +60,7 @@ def test_refused_configurations_name_each_path(path):
 
 def test_the_corpus_is_there():
     assert len(GOOD) >= 30
-    assert len(REFUSED) >= 8
+    assert len(REFUSED) >= 7
 
 
 def good(stem: str, **kwargs):
@@ -147,7 +147,24 @@ def test_stage_marks_mean_the_preset_of_the_stage():
     assert options.passes is None
     assert options.strict
     assert options.dump_graphs == "graphs"
-    assert "compile.free_activation" in warnings(good("deepcompile_full"))
+    offload = good("deepcompile_full").offload
+    assert offload.free_activations
+    assert offload.free_min_bytes == 1 << 20
+    assert offload.double_buffer
+    assert not (offload.activations or offload.opt_states or offload.parameters)
+    assert not warnings(good("deepcompile_full"))
+
+
+def test_deepspeeds_offload_sections_mean_the_host():
+    config = good("offload_cpu_both")
+
+    assert config.offload.opt_states
+    assert config.offload.parameters
+    assert not config.offload.activations
+    assert not warnings(config)
+    told = {note.path: note.message for note in config.notes}
+    assert "runs on the device" in told["zero_optimization.offload_optimizer"]
+    assert "offload_parameters" in told["zero_optimization.offload_param"]
 
 
 def test_one_auto_precision_without_value_is_fp32_with_a_warning():
@@ -155,3 +172,18 @@ def test_one_auto_precision_without_value_is_fp32_with_a_warning():
 
     assert config.precision.dtype == "fp32"
     assert "fp32" in warnings(config)["bf16.enabled"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "more", "fix"), [(1, {}, "stage to 3"), (3, {"symmetric_memory": True}, "one of")]
+)
+def test_pieces_on_the_host_need_pieces_of_ones_own(stage, more, fix):
+    document = {
+        "zero_optimization": {"stage": stage},
+        "compile": {"offload_parameters": True, **more},
+    }
+
+    (error,) = check_config(document).errors
+
+    assert error.path == "compile.offload_parameters"
+    assert fix in str(error)

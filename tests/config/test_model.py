@@ -92,7 +92,7 @@ def test_the_names_of_all_fields():
         for record in records(load_config(FULL))
     }
     assert names == {
-        "Config": "batch zero precision gradient_clipping optimizer scheduler compile "
+        "Config": "batch zero precision gradient_clipping optimizer scheduler compile offload "
         "steps_per_print wall_clock_breakdown dataloader_drop_last seed notes hints source",
         "BatchConfig": "train_batch_size micro_batch_size accumulation_steps",
         "ZeroConfig": "stage param_persistence_threshold gather_bucket_bytes reduce_bucket_bytes "
@@ -102,6 +102,8 @@ def test_the_names_of_all_fields():
         "consecutive_hysteresis max_consecutive_skips",
         "OptimizerConfig": "name params",
         "SchedulerConfig": "name params",
+        "OffloadConfig": "activations activation_min_bytes pin_memory opt_states parameters "
+        "double_buffer free_activations free_min_bytes",
         "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes schedule "
         "memory_budget plan replan_step choose_kernels strict dump_graphs debug_log symmetric_memory",
     }

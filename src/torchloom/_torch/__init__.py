@@ -114,6 +114,43 @@ def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -
     return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
 
 
+def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Graph, fx.Graph]:
+    """Return the graphs that min-cut would make of a joint graph, which stays as it is (2.11-2.13).
+
+    Nodes keep their names: in the trial common subexpressions are not merged, and random operators
+    that backward runs again are not wrapped.
+    """
+    from unittest import mock
+
+    from torch._functorch import config, partitioners
+
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(joint.graph, {}))
+    copy.output_node().meta.update(joint.graph.output_node().meta)
+    as_they_are = mock.patch.object(
+        partitioners, "functionalize_rng_ops", lambda joint, fw, bw, num_syms: (fw, bw)
+    )
+    with config.patch(cse=False), as_they_are:  # type: ignore[attr-defined]
+        forward, backward = partitioners.min_cut_rematerialization_partition(
+            fx.GraphModule(joint, copy), (), num_fwd_outputs=num_fwd_outputs
+        )
+    return forward.graph, backward.graph
+
+
+MUST_BE_IN_BACKWARD = {"partitioner_tag": "must_be_in_backward"}
+"""Meta of a node that min-cut leaves to the backward graph, with all that reads it (2.11-2.13)."""
+
+
+def keeps_graph() -> bool:
+    """Say whether the backward pass that runs here keeps its graph for another one (2.11-2.13)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def is_random(node: fx.Node) -> bool:
+    """Say whether a node draws random numbers (2.11-2.13)."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def has_onednn_linear() -> bool:
     """Say whether torch was built with oneDNN and its linear operator (2.11-2.13)."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -30,17 +30,9 @@ _PHASES = (
     *("offload_adam_states_for_init", "offload_adam_states_sync", "offload_activation_floor"),
     "move_opt_states_sync",
 )
-_OFFLOADS = (
-    "offload_activation",
-    "offload_adam_states",
-    "offload_opt_states",
-    "offload_parameters",
-    "move_opt_states",
-)
 _REFUSED = {
     "autosp": "sequence parallelism is not supported; remove it and use ZeRO stage 3",
     "autotp": "tensor parallelism is not supported; remove it and use ZeRO stage 3",
-    **dict.fromkeys(_OFFLOADS, "offloading is not in this release; remove it"),
 }
 
 

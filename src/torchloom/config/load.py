@@ -20,6 +20,7 @@ from torchloom.config.frozen import frozen_map
 from torchloom.config.keys import Cleaner, Written, known_paths
 from torchloom.config.model import Config
 from torchloom.config.notices import tell_treatments
+from torchloom.config.offload import resolve_offload
 from torchloom.config.optimizer import resolve_optimizer
 from torchloom.config.precision import resolve_precision
 from torchloom.config.scheduler import resolve_scheduler
@@ -126,6 +127,7 @@ def _resolve(
         gradient_clipping=_clipping(schema, written, findings),
         optimizer=optimizer,
         scheduler=resolve_scheduler(schema.scheduler, optimizer, findings),
+        offload=resolve_offload(schema, world_size, findings),
         compile=resolve_compile(schema.compile, schema.zero_optimization.stage, written, findings),
         steps_per_print=schema.steps_per_print,
         wall_clock_breakdown=schema.wall_clock_breakdown,

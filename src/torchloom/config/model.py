@@ -108,6 +108,28 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OffloadConfig:
+    """What waits in host memory, and how it moves."""
+
+    activations: bool = False
+    """Whether saved activations wait on the host for backward (compiled graphs only)."""
+    activation_min_bytes: int = MIB
+    """Smaller activations stay on the device."""
+    pin_memory: bool = True
+    """Whether host copies of activations are page-locked where the device can use it."""
+    opt_states: bool = False
+    """Whether optimizer states wait on the host and stream through the step."""
+    parameters: bool = False
+    """Whether this rank's pieces of sharded parameters wait on the host until they are gathered."""
+    double_buffer: bool = True
+    """Two transfers per direction may be under way, instead of one."""
+    free_activations: bool = False
+    """Whether saved activations are freed right after their last use under any backend."""
+    free_min_bytes: int = 10 * MIB
+    """Smaller activations are not freed early."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CompileOptions:
     """What `engine.compile()` does with the captured graphs."""
 
@@ -157,6 +179,7 @@ class Config:
     scheduler: SchedulerConfig | None = None
     """None: the caller brings the schedule, or there is none."""
     compile: CompileOptions = field(default_factory=CompileOptions)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
     steps_per_print: float = 10.0
     """Steps between progress lines; infinity prints none."""
     wall_clock_breakdown: bool = False

@@ -10,7 +10,6 @@ from torchloom.config.schema_types import (
     Flag,
     FlagOrText,
     Items,
-    MaybeCount,
     MaybeFlag,
     MaybeList,
     MaybeNames,
@@ -47,27 +46,29 @@ class CompileSection(Section):
     strict: Flag = used(False, "a failed weave is an error instead of an eager fallback")
     dump_graphs: FlagOrText = used(False, "write graphs around each pass; a string is the folder")
     debug_log: Flag = used(False, "each pass logs what it did")
-    free_activation: MaybeFlag = no_effect(
-        False, "free saved activations early", "every backend frees them after their last use"
+    free_activation: Flag = used(
+        False,
+        "saved activations are freed right after their last use also by backends that keep their "
+        "arguments; Inductor and torchloom's own runner do so in any case",
     )
-    free_activation_threshold: MaybeCount = no_effect(
-        10 << 20, "bytes from which activations are freed early", "all are, whatever their size"
+    free_activation_threshold: Count = used(
+        10 << 20, "bytes from which `free_activation` frees, this size included"
     )
-    double_buffer: MaybeFlag = no_effect(
-        True, "alternate between two buffers", "prefetch bounds what is in flight, in bytes"
+    double_buffer: Flag = used(
+        True, "two transfers between device and host per direction are under way, instead of one"
     )
-    offload_activation: AnyValue = refused(
-        "activations on the host",
-        "remove it; lower train_micro_batch_size_per_gpu or checkpoint activations in the model",
+    offload_activation: Flag = used(False, "saved activations wait on the host for backward")
+    offload_activation_threshold: Count = used(
+        1 << 20, "torchloom's own: bytes from which activations are offloaded, this size included"
     )
-    offload_opt_states: AnyValue = refused(
-        "optimizer states on the host", "remove it; use zero_optimization.stage 3 and more ranks"
+    offload_activation_pin_memory: Flag = used(
+        True, "host copies of activations are page-locked; nothing to do on a CPU"
     )
-    offload_parameters: AnyValue = refused(
-        "parameters on the host", "remove it; use zero_optimization.stage 3 and more ranks"
+    offload_opt_states: Flag = used(
+        False, "optimizer states wait on the host and stream through the step"
     )
-    offload_activation_pin_memory: MaybeFlag = no_effect(
-        True, "pin host buffers of activations", "activations stay on the device"
+    offload_parameters: Flag = used(
+        False, "this rank's pieces of parameters wait on the host until they are gathered"
     )
     symmetric_memory: Flag = used(
         False,

@@ -15,15 +15,13 @@ from torchloom.config.schema_types import (
     Stage,
 )
 
-PINNED = "offloading is not in this release, so no host buffers are pinned"
+PINNED = "host memory of a GPU is always page-locked, and sized by what waits in it"
+ON_DEVICE = "the optimizer steps on the device, whatever waits on the host"
+NO_NVME = "nothing is offloaded to NVMe"
 PLANNED = "the order and overlap of collectives are decided per graph"
 ALWAYS = "always so: shards and gradients are contiguous and evenly split"
 LIVENESS = "each gathered weight is released after its last use in the graph"
 WHOLE_SHARDS = "the optimizer steps on all shards at once"
-NO_OFFLOAD = (
-    "remove it; offloading is not in this release: raise zero_optimization.stage or lower "
-    "train_micro_batch_size_per_gpu"
-)
 NO_QUANTIZING = "remove it; weights and gradients travel in bf16, fp16 or fp32 only"
 HYBRID = "set zero_optimization.shard_size to the number of ranks per shard group"
 
@@ -31,17 +29,17 @@ HYBRID = "set zero_optimization.shard_size to the number of ranks per shard grou
 class OffloadSection(Section):
     """Where a part of the training state lives."""
 
-    device: Device = used("none", '`"none"`; `"cpu"` and `"nvme"` are refused in this release')
+    device: Device = used("none", '`"none"` or `"cpu"`; `"nvme"` is refused')
     pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
-    nvme_path: AnyValue = hint("folder on NVMe", PINNED)
+    nvme_path: AnyValue = hint("folder on NVMe", NO_NVME)
     buffer_count: Size = hint("number of host buffers", PINNED)
     buffer_size: Size = hint("elements per host buffer", PINNED)
     max_in_cpu: Size = hint("elements kept on the host", PINNED)
-    fast_init: MaybeFlag = hint("faster start with NVMe", PINNED)
-    pipeline: MaybeFlag = hint("pipelined transfers", PINNED)
-    pipeline_read: MaybeFlag = hint("pipelined reads", PINNED)
-    pipeline_write: MaybeFlag = hint("pipelined writes", PINNED)
-    ratio: Number = hint("share of parameters updated on the host", PINNED)
+    fast_init: MaybeFlag = hint("faster start with NVMe", NO_NVME)
+    pipeline: MaybeFlag = hint("pipelined transfers", "compile.double_buffer decides")
+    pipeline_read: MaybeFlag = hint("pipelined reads", "compile.double_buffer decides")
+    pipeline_write: MaybeFlag = hint("pipelined writes", "compile.double_buffer decides")
+    ratio: Number = hint("share of parameters updated on the host", ON_DEVICE)
 
 
 class ZeroSection(Section):
@@ -109,8 +107,12 @@ class ZeroSection(Section):
     enable_sanity_checks: MaybeFlag = no_effect(False, "extra checks", "checks are always on")
     offload_optimizer: OffloadSection = section(OffloadSection, "where optimizer state lives")
     offload_param: OffloadSection = section(OffloadSection, "where parameters live")
-    cpu_offload: AnyValue = refused("old name of offload_optimizer", NO_OFFLOAD)
-    cpu_offload_param: AnyValue = refused("old name of offload_param", NO_OFFLOAD)
+    cpu_offload: AnyValue = refused(
+        "old name of offload_optimizer", 'write offload_optimizer: {"device": "cpu"}'
+    )
+    cpu_offload_param: AnyValue = refused(
+        "old name of offload_param", 'write offload_param: {"device": "cpu"}'
+    )
     cpu_offload_use_pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
     legacy_stage1: AnyValue = refused("the old stage 1", "remove it; stage 1 has one form here")
     zero_quantized_weights: AnyValue = refused("quantized all-gathers (ZeRO++)", NO_QUANTIZING)

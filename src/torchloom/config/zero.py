@@ -60,24 +60,10 @@ def _check_offload(section: ZeroSection, findings: Findings) -> None:
     for name in ("offload_optimizer", "offload_param"):
         device = getattr(section, name).device
         path = f"zero_optimization.{name}.device"
-        if device == "cpu":
+        if device == "nvme":
             findings.error(
-                path,
-                '"cpu": offloading to the host is not in this release, it is planned for a later one',
-                f'write "none"; if memory is short, {_save_memory(section.stage)}',
+                path, '"nvme": offloading to NVMe is not supported', 'write "cpu" or "none"'
             )
-        elif device == "nvme":
-            findings.error(
-                path,
-                '"nvme": offloading to NVMe is not supported',
-                f'write "none"; if memory is short, {_save_memory(section.stage)}',
-            )
-
-
-def _save_memory(stage: int) -> str:
-    if stage < 3:
-        return "set zero_optimization.stage to 3 or lower train_micro_batch_size_per_gpu"
-    return "lower train_micro_batch_size_per_gpu or use more ranks"
 
 
 def _check_stage(section: ZeroSection, findings: Findings) -> None:

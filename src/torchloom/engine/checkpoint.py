@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 from torchloom.engine.groups import World
 from torchloom.engine.local import Leaf, LocalParams
+from torchloom.engine.offloads import Offloads
 from torchloom.engine.scaling import LossScaler
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
@@ -49,6 +50,7 @@ class Trained(Protocol):
     world: World
     local: LocalParams
     scaler: LossScaler
+    offloads: Offloads
     global_steps: int
     global_samples: int
     micro_steps: int
@@ -216,7 +218,7 @@ def _make_optimizer_states(engine: Trained) -> None:
         each.leaf.grad = torch.zeros_like(each.leaf)
     for group in optimizer.param_groups:
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
-    optimizer.step()
+    engine.offloads.step(optimizer)
     for group, (rate, _) in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     engine.local.zero_grad()

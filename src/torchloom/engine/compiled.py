@@ -19,9 +19,17 @@ from torch.optim import Optimizer
 from torchloom.config import Config
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.groups import World
-from torchloom.engine.planning import base_bytes, costs_of, load_pinned, make_planner, plan_again
+from torchloom.engine.offloads import STATES, Offloads
+from torchloom.engine.planning import (
+    base_bytes,
+    costs_of,
+    load_pinned,
+    make_planner,
+    plan_again,
+    trained_bytes,
+)
 from torchloom.engine.symmetric import share_weights
-from torchloom.engine.weave import build_session, start_compiled
+from torchloom.engine.weave import build_session, extra_passes, start_compiled
 from torchloom.errors import ConfigError, EngineError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, PassItem, PassRegistry, Resolver, Schedule
@@ -45,10 +53,16 @@ class Compiled:
     kwargs: dict[str, Any]
     agreement: Agreement
     device: torch.device
+    offloads: Offloads
     budget_bytes: int | None = None
     base_bytes: int = 0
     replan_step: int = 0
     """When the plan is made again by measured times; 0: not any more, or never."""
+    gradient_bytes: int = 0
+    """Gradients that are live in the optimizer step and not part of the base."""
+
+    def __post_init__(self) -> None:
+        self._place()
 
     def advance(self, step: int) -> bool:
         """Switch to the entry that is due before optimizer step `step` runs.
@@ -61,16 +75,28 @@ class Compiled:
         """
         entry = self.plan.due(step)
         switches = entry.passes != self.entry.passes
+        if not switches:
+            self._place()
         if not switches and not self.session.is_outdated and not self._plans_again(step):
             self.entry = entry
             return False
         passes = entry.passes if switches else None
+        self.offloads.make_room()  # what is compiled now may have another peak
         start_compiled(self.model, self.session, passes, **self.kwargs)
         self.entry = entry
+        self.offloads.follow([each.name for each in entry.passes])
         if switches:
             logger.info("step %d: the schedule's entry of step %d is compiled", step, entry.step)
         self.agreement.check(f"the passes from step {step} on", self.session.key)
         return True
+
+    def _place(self) -> None:
+        """Let live on the host what the running passes say, as far as the budget asks for it."""
+        self.offloads.follow([each.name for each in self.entry.passes])
+        peaks = [g.plan.peak_bytes for g in self.session.report.graphs if g.plan is not None]
+        if self.budget_bytes is not None and peaks:
+            spare = self.budget_bytes - self.base_bytes
+            self.offloads.fit(spare - max(peaks), spare - self.gradient_bytes)
 
     def _plans_again(self, step: int) -> bool:
         planner = self.session.planner
@@ -110,6 +136,7 @@ class Compilable(Protocol):
     config: Config
     world: World
     optimizer: Optimizer | None
+    offloads: Offloads
     global_steps: int
 
 
@@ -134,8 +161,9 @@ def start(
         passes, schedule = options.passes, options.schedule
     total_bytes = agreement.least("the device's memory", device_bytes(world.device))
     budget = options.memory_budget
-    extra = ("choose_kernels",) if options.choose_kernels else ()
-    resolver = Resolver(layout.stage, registry, options.disable_passes, total_bytes, extra)
+    resolver = Resolver(
+        layout.stage, registry, options.disable_passes, total_bytes, extra_passes(config)
+    )
     if schedule is None:
         plan = Plan((Entry(0, resolver.passes(passes)),))
     else:
@@ -159,8 +187,11 @@ def start(
     if shared is not None:
         session.context = replace(session.context, shared_weights=shared.facts)
         session.keeps = shared.store
+    engine.offloads.follow([each.name for each in entry.passes])
+    streams = all(STATES in {each.name for each in e.passes} for e in plan.entries)
     base = agreement.most(
-        "bytes that live on", base_bytes(model, engine.optimizer, keeps_gradients=keeps)
+        "bytes that live on",
+        base_bytes(model, engine.optimizer, keeps_gradients=keeps, keeps_states=not streams),
     )
     pinned = load_pinned(options.plan, world.comm.world_size)
     session.planner = make_planner(budget_bytes, base, book.table, pinned)
@@ -180,6 +211,8 @@ def start(
         device=world.device,
         budget_bytes=budget_bytes,
         base_bytes=base,
+        gradient_bytes=0 if keeps else trained_bytes(model),
+        offloads=engine.offloads,
         replan_step=0 if pinned is not None or budget_bytes is None else options.replan_step,
     )
 

@@ -28,6 +28,7 @@ from torchloom.engine.boundary import Boundary, check_step, print_progress, redu
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
+from torchloom.engine.offloads import Offloads
 from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.engine.scaling import LossScaler
 from torchloom.engine.timers import Timers
@@ -42,7 +43,7 @@ from torchloom.pipeline import (
     Schedule,
 )
 from torchloom.plan import Plan
-from torchloom.runtime import CommStats
+from torchloom.runtime import CommStats, MoveStats, mover_of
 from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
 
 
@@ -75,7 +76,8 @@ class Engine:
         )
         self._compiled: compiled.Compiled | None = None
         self._passes = PassRegistry(REGISTRY)
-        self._update = Update(config, local, world.comm, self.scaler)
+        self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
+        self._update = Update(config, local, world.comm, self.scaler, self.offloads)
         self._boundary = Boundary(config.batch.accumulation_steps)
         self._num_backwards = 0
         self._step_applied = False
@@ -330,6 +332,10 @@ class Engine:
     def comm_stats(self) -> CommStats:
         """Return how many collectives this rank has begun, and the bytes of their full tensors."""
         return self.world.comm.stats()
+
+    def move_stats(self) -> MoveStats:
+        """Return what this rank has moved between device and host, and its host memory, in bytes."""
+        return mover_of(self.world.device).stats()
 
     def save_checkpoint(
         self,

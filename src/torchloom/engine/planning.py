@@ -15,6 +15,7 @@ from torchloom.errors import PlanError
 from torchloom.log import get_logger
 from torchloom.plan import Plan, Planner
 from torchloom.plan.costs import CostTable, Network, load_table, save_table, shared_table
+from torchloom.runtime.host import is_on_host
 
 logger = get_logger(__name__)
 
@@ -22,28 +23,41 @@ _STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop
 """Tensors of a parameter's size that an optimizer keeps, before it has made them."""
 
 
-def base_bytes(model: nn.Module, optimizer: Optimizer | None, *, keeps_gradients: bool) -> int:
+def base_bytes(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    *,
+    keeps_gradients: bool,
+    keeps_states: bool = True,
+) -> int:
     """Return the bytes that live before and after each forward and backward on this rank.
 
     Args:
         model: sharded, so that its parameters hold this rank's pieces.
         optimizer: over this rank's leaves; its states count although the first step makes them.
         keeps_gradients: whether gradients wait from one micro-step for the next.
+        keeps_states: whether optimizer states live on the device, not in host memory.
     """
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    total = _distinct_bytes(tensors)
-    trained = [param for param in model.parameters() if param.requires_grad]
+    total = _distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
     if keeps_gradients:
-        total += _distinct_bytes(trained)
+        total += trained_bytes(model)
     if optimizer is None:
         return total
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
     masters = _distinct_bytes([*tensors, *leaves]) - _distinct_bytes(tensors)
+    if not keeps_states:
+        return total + masters
     made = [v for state in optimizer.state.values() for v in state.values() if _is_big(v)]
     states = _distinct_bytes(made)
     if not states:
         states = _num_states(optimizer) * sum(leaf.numel() * leaf.element_size() for leaf in leaves)
     return total + masters + states
+
+
+def trained_bytes(model: nn.Module) -> int:
+    """Return the bytes of a gradient of every trainable parameter, as this rank holds it."""
+    return _distinct_bytes(param for param in model.parameters() if param.requires_grad)
 
 
 def make_planner(

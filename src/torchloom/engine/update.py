@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torchloom.config import Config
 from torchloom.engine.clipping import clip_, global_norm, scale_
 from torchloom.engine.local import LocalParams
+from torchloom.engine.offloads import Offloads
 from torchloom.engine.scaling import LossScaler
 from torchloom.events import StepSkipped, emit
 from torchloom.log import get_logger
@@ -35,6 +36,8 @@ class Update:
     local: LocalParams
     comm: Communicator
     scaler: LossScaler
+    offloads: Offloads
+    """Steps the optimizer, wherever its states live."""
     norm: Tensor | None = field(default=None, init=False)
     """The global gradient norm before clipping, of the last step that computed one."""
 
@@ -60,7 +63,7 @@ class Update:
         if overflow:
             self._say_skipped(step)
         else:
-            optimizer.step()
+            self.offloads.step(optimizer)
             self.comm.residents.invalidate()
             self.local.publish()
             if lr_scheduler is not None:

@@ -14,6 +14,7 @@ from torchloom import _torch
 from torchloom.backends.graphs import name_of
 from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, thawed_map
+from torchloom.engine.pieces import offloaded_params
 from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
@@ -93,7 +94,29 @@ def pass_context(config: Config, layout: Layout) -> PassContext:
         reduce_bucket_bytes=config.zero.reduce_bucket_bytes,
         prefetch_bytes=_prefetch_bytes(config, layout),
         sliced=tuple(sorted(spec.name for spec in layout if spec.is_sliced)),
+        offload_min_bytes=config.offload.activation_min_bytes,
+        pin_memory=config.offload.pin_memory,
+        host_params=offloaded_params(layout),
+        free_min_bytes=config.offload.free_min_bytes,
+        copy_slots=2 if config.offload.double_buffer else 1,
     )
+
+
+def extra_passes(config: Config) -> tuple[str, ...]:
+    """Return the passes that settings ask for."""
+    offload = config.offload
+    names: list[str] = []
+    if offload.parameters:
+        names.append("offload_parameters")
+    if offload.activations:
+        names.append("offload_activation")
+    if offload.free_activations:
+        names.append("free_activation")
+    if offload.opt_states:
+        names.append("offload_opt_states")
+    if config.compile.choose_kernels:
+        names.append("choose_kernels")
+    return tuple(names)
 
 
 def _prefetch_bytes(config: Config, layout: Layout) -> int:

@@ -14,6 +14,7 @@ from torchloom.graph.activations import (
     mutated_inputs,
     source_of,
 )
+from torchloom.graph.alias import is_alias, owners, readers, storage_of
 from torchloom.graph.contract import (
     Choices,
     GraphPass,
@@ -22,9 +23,19 @@ from torchloom.graph.contract import (
     SharedWeights,
     Stage,
 )
-from torchloom.graph.edit import call, move_before, record_values, replace
+from torchloom.graph.edit import call, move_after, move_before, record_values, replace
 from torchloom.graph.liveness import live_bytes, viewed
-from torchloom.graph.nodes import args_of, find, nbytes, positions, value_of
+from torchloom.graph.movable import movable
+from torchloom.graph.nodes import (
+    args_of,
+    find,
+    is_on_host,
+    mark_host,
+    nbytes,
+    positions,
+    value_of,
+)
+from torchloom.graph.split import Split, outputs_of, split_of
 from torchloom.graph.text import graph_text, op_counts
 
 __all__ = [
@@ -33,6 +44,7 @@ __all__ = [
     "PassContext",
     "PassFn",
     "SharedWeights",
+    "Split",
     "Stage",
     "args_of",
     "call",
@@ -41,17 +53,27 @@ __all__ = [
     "find",
     "forward_nodes",
     "graph_text",
+    "is_alias",
+    "is_on_host",
     "is_view",
     "live_bytes",
+    "mark_host",
     "may_recompute",
+    "movable",
+    "move_after",
     "move_before",
     "mutated_inputs",
     "nbytes",
     "op_counts",
+    "outputs_of",
+    "owners",
     "positions",
+    "readers",
     "record_values",
     "replace",
     "source_of",
+    "split_of",
+    "storage_of",
     "value_of",
     "viewed",
 ]

@@ -27,8 +27,8 @@ class Choices:
 
     recompute: frozenset[str] | None = None
     """Activations that backward computes again; None leaves it to the partitioner."""
-    offload: frozenset[str] = frozenset()
-    """Activations that wait in host memory for backward."""
+    offload: frozenset[str] | None = None
+    """Activations that wait in host memory for backward; None leaves it to the pass."""
     resident: frozenset[str] = frozenset()
     """Parameters that are gathered once per optimizer step."""
     keep: frozenset[str] = frozenset()
@@ -66,6 +66,20 @@ class PassContext:
     """Weights gathered ahead of their use may hold this much memory."""
     sliced: tuple[str, ...] = ()
     """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
+    host_params: tuple[str, ...] = ()
+    """Sharded parameters whose pieces can wait in host memory until they are gathered."""
+    offload_min_bytes: int = 1 << 20
+    """Activations with fewer bytes stay on the device, unless a plan names them."""
+    pin_memory: bool = True
+    """Host copies are page-locked where the device can use it."""
+    copy_slots: int = 2
+    """Copies under way at a time between device and host, per direction."""
+    copy_bytes: int = 256 << 20
+    """Device memory that copies under way may hold; a single copy may always run."""
+    free_min_bytes: int = 10 << 20
+    """Saved activations with fewer bytes are left to the backend."""
+    keeps_inputs: bool = False
+    """Whether the backend's code holds its inputs until it returns."""
     is_backward: bool = False
     """Whether the lowered graph is the backward one."""
     kernels: tuple[tuple[str, str], ...] = ()

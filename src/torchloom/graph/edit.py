@@ -40,6 +40,14 @@ def move_before(nodes: Sequence[fx.Node], anchor: fx.Node) -> None:
         anchor.prepend(node)
 
 
+def move_after(nodes: Sequence[fx.Node], anchor: fx.Node) -> None:
+    """Move nodes, in their order, to just after `anchor`, which is not one of them."""
+    for node in nodes:
+        if anchor.next is not node:
+            anchor.append(node)
+        anchor = node
+
+
 def record_values(graph: fx.Graph) -> None:
     """Record the values of calls that have none, e.g. those that a foreign pass inserted."""
     for node in graph.nodes:

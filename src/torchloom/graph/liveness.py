@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import fx
 
 from torchloom._torch import OpOverload
-from torchloom.graph.nodes import nbytes
+from torchloom.graph.nodes import is_on_host, nbytes
 
 
 def live_bytes(graph: fx.Graph) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def live_bytes(graph: fx.Graph) -> tuple[int, ...]:
     alive, curve = 0, []
     for index, node in enumerate(nodes):
         if node.op != "output" and viewed(node) is None:
-            size = nbytes(node)
+            size = 0 if is_on_host(node) else nbytes(node)
             alive += size
             dies[last_use[node]] = dies.get(last_use[node], 0) + size
         alive -= dies.pop(index, 0)

@@ -24,6 +24,17 @@ def value_of(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
+def mark_host(*nodes: fx.Node) -> None:
+    """Say that the values of nodes live in host memory; the mark follows them through the split."""
+    for node in nodes:
+        node.meta["torchloom_on_host"] = True
+
+
+def is_on_host(node: fx.Node) -> bool:
+    """Say whether a node's value lives in host memory, and takes none of the device's."""
+    return bool(node.meta.get("torchloom_on_host"))
+
+
 def nbytes(node: fx.Node) -> int:
     """Return the bytes of a node's tensors; unknown sizes count as what the trace saw.
 

@@ -10,6 +10,9 @@ tensors with no process group. Three families:
   weight that stays gathered.
 * *compute*: `matmul` is a matrix product by a named implementation.
 
+`gather`, `reduce`, `replicate` and `sync` move tensors between ranks; `offload` and `reload` move
+them between the device and host memory (`torchloom.ops.copies`); `free_` ends their life.
+
 Operators that communicate name their communicator by a `handle` string, the same on all ranks, so that all
 ranks build byte-identical graphs and share compile caches.
 """
@@ -17,16 +20,24 @@ ranks build byte-identical graphs and share compile caches.
 from __future__ import annotations
 
 from torchloom.ops.compute import matmul
+from torchloom.ops.copies import HOST, offload, offload_start, reload, reload_start
+from torchloom.ops.lifetime import free_
 from torchloom.ops.lowered import gather_start, reduce_start, resident, sync_start, wait_
 from torchloom.ops.symmetric import symmetric_done_, symmetric_start
 from torchloom.ops.traced import gather, reduce, replicate, sync
 
 __all__ = [
+    "HOST",
+    "free_",
     "gather",
     "gather_start",
     "matmul",
+    "offload",
+    "offload_start",
     "reduce",
     "reduce_start",
+    "reload",
+    "reload_start",
     "replicate",
     "resident",
     "symmetric_done_",

@@ -11,6 +11,7 @@ from torch import fx
 
 from torchloom.graph.edit import call
 from torchloom.graph.nodes import args_of, find, nbytes
+from torchloom.ops.copies import offload_start, reload_start
 from torchloom.ops.lowered import gather_start, reduce_start, sync_start, wait_
 
 aten = torch.ops.aten
@@ -78,6 +79,16 @@ def gathers(graph: fx.Graph) -> list[Transfer]:
 def reductions(graph: fx.Graph) -> list[Transfer]:
     """Return the reductions and syncs that have been placed, in execution order."""
     return _transfers(graph, (reduce_start, sync_start))
+
+
+def offloads(graph: fx.Graph) -> list[Transfer]:
+    """Return the copies to the host that have been placed, in execution order."""
+    return _transfers(graph, (offload_start,))
+
+
+def reloads(graph: fx.Graph) -> list[Transfer]:
+    """Return the copies to the device that have been placed, in execution order."""
+    return _transfers(graph, (reload_start,))
 
 
 def _transfers(graph: fx.Graph, starts: tuple[object, ...]) -> list[Transfer]:

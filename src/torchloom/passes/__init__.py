@@ -11,6 +11,11 @@ from torchloom.passes.bucket import bucket
 from torchloom.passes.choose_kernels import choose_kernels
 from torchloom.passes.dedupe_gathers import dedupe_gathers
 from torchloom.passes.elide_copies import elide_copies
+from torchloom.passes.free_activation import free_activation, free_saved
+from torchloom.passes.offload_activation import offload_activation
+from torchloom.passes.offload_opt_states import offload_opt_states
+from torchloom.passes.offload_parameters import offload_parameters
+from torchloom.passes.overlap_copies import overlap_copies
 from torchloom.passes.place import place
 from torchloom.passes.prefetch import prefetch
 from torchloom.passes.recompute import recompute
@@ -46,6 +51,14 @@ PASSES: dict[str, GraphPass] = {
             provides=frozenset({"zero"}),
             conflicts_with=frozenset({"zero1", "zero2"}),
         ),
+        GraphPass(
+            name="offload_parameters",
+            fn=offload_parameters,
+            stage="joint",
+            requires=frozenset({"zero"}),
+        ),
+        GraphPass(name="offload_activation", fn=offload_activation, stage="joint"),
+        GraphPass(name="free_activation", fn=free_activation, stage="joint"),
         GraphPass(name="recompute", fn=recompute, stage="joint"),
         GraphPass(name="symmetric_gathers", fn=symmetric_gathers, stage="lowered"),
         GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),
@@ -57,6 +70,14 @@ PASSES: dict[str, GraphPass] = {
         ),
         GraphPass(name="bucket", fn=bucket, stage="lowered", requires=frozenset({"transfers"})),
         GraphPass(name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})),
+        GraphPass(
+            name="overlap_copies",
+            fn=overlap_copies,
+            stage="lowered",
+            requires=frozenset({"transfers"}),
+        ),
+        GraphPass(name="free_saved", fn=free_saved, stage="lowered"),
+        GraphPass(name="offload_opt_states", fn=offload_opt_states, stage="lowered"),
         GraphPass(name="choose_kernels", fn=choose_kernels, stage="lowered"),
     )
 }

@@ -1,12 +1,13 @@
-"""Split each gather and reduction into a start and a wait.
+"""Split each gather, reduction and copy into a start and a wait.
 
-    before   w = gather(shard)                 s = reduce(grad)
-    after    [f] = gather_start([shard])       [s] = reduce_start([grad])
-             wait_([f], [shard])               wait_([s], [grad])
+    before   w = gather(shard)                 s = reduce(grad)            h = offload(x)
+    after    [f] = gather_start([shard])       [s] = reduce_start([grad])  [h] = offload_start([x])
+             wait_([f], [shard])               wait_([s], [grad])          wait_([h], [x])
              w = view(slice(f))
 
-Start and wait stand together; `bucket` and `prefetch` move them. Needs traced operators after the
-forward/backward split. Changes no values.
+Start and wait stand together; `bucket`, `prefetch` and `overlap_copies` move them. Reloads of
+inputs stand at the head of the graph, so that gathers of what they reload can still be merged.
+Needs traced operators after the forward/backward split. Changes no values.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, find, replace, value_of
+from torchloom.graph import (
+    PassContext,
+    args_of,
+    call,
+    find,
+    is_on_host,
+    mark_host,
+    replace,
+    value_of,
+)
 
 aten = torch.ops.aten
 
@@ -40,6 +50,15 @@ def place(gm: fx.GraphModule, ctx: PassContext) -> int:
         args = ([grad], dtype, wire_dtype, own_slice, handle)
         _place_reduction(graph, node, ops.sync_start, args)
         num_placed += 1
+    for node in find(graph, ops.offload):
+        x, *pin = args_of(node)
+        _place_copy(graph, node, ops.offload_start, ([x], *pin), before=node)
+        num_placed += 1
+    for node in find(graph, ops.reload):
+        host, device = args_of(node)
+        before = _head(graph) if host.op == "placeholder" else node
+        _place_copy(graph, node, ops.reload_start, ([host], device), before=before)
+        num_placed += 1
     return num_placed
 
 
@@ -60,6 +79,23 @@ def _place_reduction(graph: fx.Graph, node: fx.Node, start: object, args: Sequen
     with graph.inserting_before(node):
         result = _start_and_wait(graph, start, args, f"{args_of(node)[-1]}_grad")
     replace(node, result)
+
+
+def _place_copy(
+    graph: fx.Graph, node: fx.Node, start: object, args: Sequence[object], before: fx.Node
+) -> None:
+    with graph.inserting_before(before):
+        issued = call(graph, start, args)
+        result = call(graph, operator.getitem, (issued, 0), name=node.name)
+        call(graph, ops.wait_, ([result], args[0], ops.HOST))
+    if is_on_host(node):
+        mark_host(issued, result)
+    replace(node, result)
+
+
+def _head(graph: fx.Graph) -> fx.Node:
+    """Return the first node that is not an input."""
+    return next(node for node in graph.nodes if node.op != "placeholder")
 
 
 def _start_and_wait(graph: fx.Graph, start: object, args: Sequence[object], param: str) -> fx.Node:

@@ -35,6 +35,13 @@ NO_OPS: tuple[str, ...] = (
     "move_opt_states_sync",
 )
 
+# Passes over the joint graph, and the one that finishes their work on the split graphs.
+SECOND_HALF: dict[str, str] = {
+    "offload_parameters": "overlap_copies",
+    "offload_activation": "overlap_copies",
+    "free_activation": "free_saved",
+}
+
 # What DeepSpeed's `zero3_compile` does with gathers and reductions takes torchloom several passes.
 BASIS: tuple[str, ...] = ("dedupe_gathers", "elide_copies")
 COMMUNICATION: dict[str, tuple[str, ...]] = {

@@ -20,7 +20,14 @@ from torchloom.graph import GraphPass
 from torchloom.log import get_logger
 from torchloom.passes import PASSES
 from torchloom.pipeline.device import device_bytes
-from torchloom.pipeline.presets import ALIASES, BASIS, COMMUNICATION, NO_OPS, PRESETS
+from torchloom.pipeline.presets import (
+    ALIASES,
+    BASIS,
+    COMMUNICATION,
+    NO_OPS,
+    PRESETS,
+    SECOND_HALF,
+)
 from torchloom.pipeline.registry import REGISTRY, PassRegistry
 
 logger = get_logger(__name__)
@@ -64,7 +71,7 @@ class Resolver:
     total_bytes: int = field(default_factory=device_bytes)
     """Memory of the device, of which budgets given as fractions are a part."""
     extra: tuple[str, ...] = ()
-    """Names of passes that run after the others, unless they are among them."""
+    """Names of passes that run last of their stage, unless they are among the others."""
 
     def passes(
         self, asked: Sequence[PassItem] | None = None, where: str = ""
@@ -86,8 +93,7 @@ class Resolver:
             found = self._resolved(item, known, where)
             extra = {each.name for each in chosen}
             chosen += [each for each in found if len(found) == 1 or each.name not in extra]
-        names = {each.name for each in chosen}
-        chosen += [_lookup(name, known, where) for name in self.extra if name not in names]
+        chosen = _with_extra(chosen, [_lookup(name, known, where) for name in self.extra], known)
         without = {_lookup(name, known, where).name for name in self.disabled}
         passes = tuple(each for each in chosen if each.name not in without)
         if speaks_deepspeed:
@@ -165,7 +171,7 @@ def resolve_passes(
         asked: names, passes or functions to run instead of the preset.
         disabled: names to leave out.
         registry: passes by name.
-        extra: names to run after the others, unless they are among them.
+        extra: names to run last of their stage, unless they are among the others.
 
     Raises:
         PassOrderError: an unknown name, a missing requirement, or a conflict.
@@ -236,6 +242,21 @@ def _lookup(name: str, known: Mapping[str, GraphPass], where: str = "") -> Graph
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise PassOrderError(f"{where}unknown pass {name!r}{hint} Known passes: {', '.join(known)}")
     return found
+
+
+def _with_extra(
+    chosen: list[GraphPass], extra: list[GraphPass], known: Mapping[str, GraphPass]
+) -> list[GraphPass]:
+    """Add passes that settings ask for; those whose needs a list of one's own lacks stay out."""
+    halves = [SECOND_HALF.get(each.name) for each in (*chosen, *extra)]
+    for each in (*extra, *(known[name] for name in halves if name is not None)):
+        provided = frozenset[str]().union(*(other.provides for other in chosen))
+        if not each.requires <= provided or any(each.name == other.name for other in chosen):
+            continue
+        stages = [other.stage for other in chosen]
+        joint = each.stage == "joint" and "lowered" in stages
+        chosen.insert(stages.index("lowered") if joint else len(chosen), each)
+    return chosen
 
 
 def _is_deepspeed_name(item: PassItem) -> bool:

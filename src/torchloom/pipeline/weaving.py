@@ -28,6 +28,7 @@ from torchloom.pipeline.forms import adapted_of
 from torchloom.pipeline.identity import identity_of
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.planning import PlannedSplit
+from torchloom.pipeline.races import check_races, copies_in
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.site import Book, Spot
 from torchloom.plan import GraphPlan, Planner
@@ -35,6 +36,8 @@ from torchloom.plan import GraphPlan, Planner
 logger = get_logger(__name__)
 
 SELECTIVE = "selective_gather"
+_BOXED = ("inductor", "aot_eager", "eager")
+"""Routes whose code takes its inputs in a list that it empties."""
 
 
 class Setup(Protocol):
@@ -44,6 +47,7 @@ class Setup(Protocol):
     backend: str | Callable[..., Any]
     dump_dir: Path | None
     debug_log: bool
+    strict: bool
     agree: Callable[[str, str], None] | None
     planner: Planner | None
     book: Book
@@ -134,6 +138,8 @@ class Weaving:
         manager = PassManager(passes, context, setup.dump_dir, level)
         manager.run(gm, context, f"{report.name}.{kind}", report)
         spot.leave(gm, context)
+        if stage == "lowered" and (setup.strict or copies_in(gm.graph)):
+            check_races(gm, f"{report.name}.{kind}", [each.name for each in passes])
         if stage == "lowered" and setup.agree is not None and _see_beyond(setup.passes):
             # Nothing but their own care makes such passes do the same on all ranks.
             residents = ", ".join(sorted(setup.book.residents))
@@ -162,7 +168,10 @@ class Weaving:
 
     def _context_of(self, kind: GraphKind) -> PassContext:
         return dataclasses.replace(
-            self.context, is_backward=kind == "backward", choices=self._choices()
+            self.context,
+            is_backward=kind == "backward",
+            keeps_inputs=self.setup.backend not in _BOXED,
+            choices=self._choices(),
         )
 
     def _passes_of(self, stage: str) -> list[GraphPass]:

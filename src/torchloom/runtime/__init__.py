@@ -1,4 +1,4 @@
-"""Bodies of torchloom's operators: collectives behind one seam, matrix products.
+"""Bodies of torchloom's operators: collectives behind one seam, copies between device and host, products.
 
 Importing this package binds the bodies to the schemas of `torchloom.ops`. Communicators are
 made with `get_communicator`; which implementation carries the bytes is decided there and
@@ -10,15 +10,20 @@ from __future__ import annotations
 from torchloom.runtime import bodies as _bodies  # binds the operators
 from torchloom.runtime import kernels as _kernels
 from torchloom.runtime.communicator import CommStats, Communicator, get_communicator, lookup
+from torchloom.runtime.host import Mover, MoveStats, move_stats, mover_of
 from torchloom.runtime.weights import WeightStore, make_store
 
 __all__ = [
     "CommStats",
     "Communicator",
+    "MoveStats",
+    "Mover",
     "WeightStore",
     "get_communicator",
     "lookup",
     "make_store",
+    "move_stats",
+    "mover_of",
 ]
 
 _bodies.bind()

@@ -1,4 +1,4 @@
-"""Binds the operators of `torchloom.ops` to communicators.
+"""Binds the operators of `torchloom.ops` to communicators and movers.
 
 Traced operators run when a graph is not woven: eager code, graph breaks, a backend without passes.
 They communicate at once, one parameter at a time: correct, slower.
@@ -12,16 +12,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchloom._torch import keeps_graph
+from torchloom.ops.copies import HOST
 from torchloom.ops.library import LIBRARY
 from torchloom.runtime.communicator import lookup
+from torchloom.runtime.host import Mover, is_on_host, mover_of
 from torchloom.runtime.weights import find_store
 from torchloom.shard.regather import LIVE, GatherCall
 
 
 def bind() -> None:
     """Register the bodies with the dispatcher; autograd sits above them."""
-    for body in (_gather, _reduce, _replicate, _sync, _gather_start, _reduce_start, _sync_start):
+    between_ranks = (_gather, _reduce, _replicate, _sync, _gather_start, _reduce_start, _sync_start)
+    for body in (*between_ranks, _offload, _reload, _offload_start, _reload_start):
         LIBRARY.impl(body.__name__[1:], body, "CompositeExplicitAutograd")
+    LIBRARY.impl("free_", _free, "CompositeExplicitAutograd")
     LIBRARY.impl("wait_", _wait, "CompositeExplicitAutograd")
     LIBRARY.impl("resident", _resident, "CompositeExplicitAutograd")
     LIBRARY.impl("symmetric_start", _symmetric_start, "CompositeExplicitAutograd")
@@ -37,7 +42,9 @@ def _gather(
     param: str,
 ) -> Tensor:
     comm = lookup(handle)
-    fulls = comm.begin_gather([shard], dtype)
+    # Outside of woven graphs nobody has reloaded a piece that waits on the host.
+    piece = _reload(shard, shard.device) if is_on_host(shard) else shard
+    fulls = comm.begin_gather([piece], dtype)
     comm.wait(fulls)
     weight = fulls[0][: math.prod(shape)].view(list(shape))
     LIVE.note(weight, GatherCall(shard, tuple(shape), dtype, wire_dtype, handle, param))
@@ -105,7 +112,47 @@ def _sync_start(
 
 
 def _wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:
-    lookup(handle).wait(results)
+    if handle == HOST:
+        _mover([*results, *inputs]).wait(results)
+    else:
+        lookup(handle).wait(results)
+
+
+def _offload(x: Tensor, pin: bool = True) -> Tensor:
+    mover = mover_of(x.device)
+    hosts = mover.begin_offload([x], pin=pin)
+    mover.wait(hosts)
+    return hosts[0]
+
+
+def _reload(host: Tensor, device: torch.device) -> Tensor:
+    mover = mover_of(device)
+    results = mover.begin_reload([host])
+    mover.wait(results)
+    return results[0]
+
+
+def _offload_start(xs: Sequence[Tensor], pin: bool = True) -> list[Tensor]:
+    return mover_of(xs[0].device).begin_offload(xs, pin=pin)
+
+
+def _reload_start(hosts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    return mover_of(device).begin_reload(hosts)
+
+
+def _free(xs: Sequence[Tensor]) -> None:
+    if keeps_graph():
+        return  # somebody will run this backward pass again
+    for x in xs:
+        storage = x.untyped_storage()
+        if storage.resizable():
+            storage.resize_(0)
+
+
+def _mover(tensors: Sequence[Tensor]) -> Mover:
+    """Return the mover of the one device among both sides of a copy."""
+    cpu = torch.device("cpu")
+    return mover_of(next((t.device for t in tensors if t.device != cpu), cpu))
 
 
 def _resident(

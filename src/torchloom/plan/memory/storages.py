@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom.graph import value_of
+from torchloom.graph import is_on_host, value_of
 
 Storage = int
 """Identity of a fake storage. Valid as long as the graph, whose values keep it alive."""
 
 
 def storages_of(node: fx.Node, real: Sequence[int] = ()) -> dict[Storage, int]:
-    """Return the storages that a node's tensors occupy, with their bytes.
+    """Return the storages that a node's tensors occupy on the device, with their bytes.
 
     Args:
         node: any node.
@@ -33,6 +33,8 @@ def storages_of(node: fx.Node, real: Sequence[int] = ()) -> dict[Storage, int]:
         >>> list(storages_of(x).values())
         [24]
     """
+    if is_on_host(node):
+        return {}
     tensors = list(tensors_in(value_of(node)))
     sizes = real if len(real) == len(tensors) else [_nbytes(tensor) for tensor in tensors]
     return {

@@ -1,0 +1,59 @@
+"""From the offload keys of `compile` and `zero_optimization` to one `OffloadConfig`."""
+
+from __future__ import annotations
+
+from torchloom.config.findings import Findings
+from torchloom.config.model import OffloadConfig
+from torchloom.config.schema import ConfigSchema
+
+
+def resolve_offload(
+    schema: ConfigSchema, world_size: int | None, findings: Findings
+) -> OffloadConfig:
+    """Return what waits in host memory, and what frees device memory early."""
+    section, zero = schema.compile, schema.zero_optimization
+    opt_states, parameters = section.offload_opt_states, section.offload_parameters
+    if zero.offload_optimizer.device == "cpu" and not opt_states:
+        opt_states = True
+        findings.info(
+            "zero_optimization.offload_optimizer",
+            "optimizer states wait on the host and stream through the step, which runs on the "
+            "device: compile.offload_opt_states says the same",
+        )
+    if zero.offload_param.device == "cpu" and not parameters:
+        parameters = True
+        findings.info(
+            "zero_optimization.offload_param",
+            "this rank's pieces wait on the host until they are gathered: "
+            "compile.offload_parameters says the same",
+        )
+    if parameters:
+        _check_parameters(schema, world_size, findings)
+    return OffloadConfig(
+        activations=section.offload_activation,
+        activation_min_bytes=section.offload_activation_threshold,
+        pin_memory=section.offload_activation_pin_memory,
+        opt_states=opt_states,
+        parameters=parameters,
+        double_buffer=section.double_buffer,
+        free_activations=section.free_activation,
+        free_min_bytes=section.free_activation_threshold,
+    )
+
+
+def _check_parameters(schema: ConfigSchema, world_size: int | None, findings: Findings) -> None:
+    path, stage = "compile.offload_parameters", schema.zero_optimization.stage
+    if stage < 2:
+        findings.error(
+            path,
+            f"zero_optimization.stage {stage} keeps whole parameters, which are read in place",
+            "set zero_optimization.stage to 3, or remove it",
+        )
+    elif schema.compile.symmetric_memory:
+        findings.error(
+            path,
+            "compile.symmetric_memory keeps parameters in memory that ranks share",
+            "remove one of the two",
+        )
+    elif world_size == 1:
+        findings.warn(path, "a single rank shards nothing, so parameters stay on the device")

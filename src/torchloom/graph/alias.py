@@ -1,0 +1,82 @@
+"""Which nodes share memory.
+
+Two nodes do when an operator's schema says that one is a view of the other, or when their recorded
+values have one storage: a reshape that copies nothing has, whatever its schema says. Neither is
+enough alone, since passes replace nodes under views that were recorded before.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from torchloom._torch import OpOverload
+from torchloom.graph.nodes import value_of
+
+
+def viewed(node: fx.Node) -> fx.Node | None:
+    """Return the node that this one is a view of by its operator's schema, None if of none."""
+    if node.op != "call_function" or not node.all_input_nodes:
+        return None
+    if node.target is operator.getitem:
+        return viewed(node.all_input_nodes[0])  # of one of several views; other picks are new
+    if not isinstance(node.target, OpOverload):
+        return None
+    schema = node.target._schema
+    if all(result.alias_info is None for result in schema.returns):
+        return None
+    for arg, given in zip(schema.arguments, node.args, strict=False):
+        if arg.alias_info is not None and isinstance(given, fx.Node):
+            return given
+    return None
+
+
+def storage_of(node: fx.Node) -> int | None:
+    """Return an id of the storage behind a node's recorded tensor, None for anything else."""
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return for each node with a tensor the first node that holds the same memory."""
+    parent: dict[fx.Node, fx.Node] = {}
+    by_storage: dict[int, fx.Node] = {}
+
+    def root(node: fx.Node) -> fx.Node:
+        while parent[node] is not node:
+            node = parent[node]
+        return node
+
+    order: dict[fx.Node, int] = {}
+    for index, node in enumerate(graph.nodes):
+        storage = storage_of(node)
+        if storage is None:
+            continue
+        parent[node], order[node] = node, index
+        for other in (viewed(node), by_storage.setdefault(storage, node)):
+            if other is not None and other in parent:
+                first, second = sorted((root(other), root(node)), key=order.__getitem__)
+                parent[second] = first
+    return {node: root(node) for node in parent}
+
+
+def is_alias(node: fx.Node, of: fx.Node) -> bool:
+    """Say whether `node`, which reads `of`, shares its memory."""
+    storage = storage_of(node)
+    return viewed(node) is of or (storage is not None and storage == storage_of(of))
+
+
+def readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Return all users of nodes and of what shares their memory, in no special order."""
+    pending, found = list(nodes), dict[fx.Node, None]()
+    for node in pending:  # grows while it is walked
+        for user in node.users:
+            if user not in found and is_alias(user, node):
+                pending.append(user)
+            found[user] = None
+    return list(found)

@@ -1,0 +1,56 @@
+"""How a joint graph will be divided: what runs forward, what runs backward, what is saved between.
+
+A trial of the partitioner answers this, so a joint pass can act on what will really be kept instead
+of guessing. The joint graph itself stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from torchloom import _torch
+
+
+@dataclass(frozen=True)
+class Split:
+    """Nodes of a joint graph by where they will run; names, because graphs are copied."""
+
+    forward: frozenset[str]
+    """Computed in the forward graph."""
+    backward: frozenset[str]
+    """Computed in the backward graph: again, if they are in `forward` as well."""
+    saved: frozenset[str]
+    """Handed from one to the other, graph inputs included."""
+    num_outputs: int
+    """The first outputs of the joint graph are the forward's, the others are gradients."""
+
+
+def split_of(joint: fx.GraphModule) -> Split | None:
+    """Return how min-cut would divide a joint graph; None for a graph without a backward half."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    if not any(node.name.startswith("tangents") for node in placeholders):
+        return None
+    num_grads = sum(node.name.startswith("primals") for node in placeholders)
+    num_outputs = len(outputs_of(joint.graph)) - num_grads
+    forward, backward = _torch.trial_partition(joint, num_outputs)
+    inputs = {node.name for node in backward.find_nodes(op="placeholder")}
+    return Split(
+        forward=_computed(forward),
+        backward=_computed(backward),
+        saved=frozenset(name for name in inputs if not name.startswith("tangents")),
+        num_outputs=num_outputs,
+    )
+
+
+def _computed(graph: fx.Graph) -> frozenset[str]:
+    return frozenset(node.name for node in graph.nodes if node.op == "call_function")
+
+
+def outputs_of(graph: fx.Graph) -> list[Any]:
+    """Return what a captured graph returns, a flat list of nodes and constants."""
+    (values,) = graph.output_node().args
+    assert isinstance(values, (list, tuple))
+    return list(values)

@@ -1,0 +1,83 @@
+"""Saved activations die after their last use in backward, whoever else still names them.
+
+    before   backward(x, ...)   ... last use of x ..................... return
+    after    backward(x, ...)   ... last use of x, free_([x]) ......... return
+
+A compiler that takes its arguments one by one leaves them in its caller's hands until it returns, so
+everything that forward saved lives through all of backward. `free_activation` marks, on the joint
+graph, the saved values that may go: those that share no memory with an input or a result of the
+model, which others may read. `free_saved` frees them in the backward graph, from `free_min_bytes`
+on; it does nothing where the backend frees its arguments itself (Inductor and torchloom's own
+runner). A backward pass that keeps its graph (`retain_graph`) frees nothing. Changes no values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from torchloom import ops
+from torchloom.graph import (
+    PassContext,
+    call,
+    nbytes,
+    owners,
+    positions,
+    readers,
+    storage_of,
+    value_of,
+)
+
+_MARK = "torchloom_may_free"
+
+
+def free_activation(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Mark what backward may free; return how many values."""
+    graph = gm.graph
+    owner = owners(graph)
+    ends = [*graph.find_nodes(op="placeholder"), *graph.output_node().all_input_nodes]
+    fixed = {owner[node] for node in ends if node in owner}
+    num_marked = 0
+    for node, root in owner.items():
+        if root not in fixed and root.op == "call_function" and not _is_ours(root):
+            node.meta[_MARK] = True
+            num_marked += 1
+    return num_marked
+
+
+def free_saved(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Free marked inputs of a backward graph after their last use; return how many."""
+    if not (ctx.is_backward and ctx.keeps_inputs):
+        return 0
+    graph = gm.graph
+    groups: dict[int, list[fx.Node]] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        storage = storage_of(node)
+        if storage is not None:
+            groups.setdefault(storage, []).append(node)
+    where = positions(graph)
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    for nodes in groups.values():
+        users = readers(nodes)
+        if not all(node.meta.get(_MARK) for node in nodes) or graph.output_node() in users:
+            continue
+        if _storage_bytes(nodes[0]) >= ctx.free_min_bytes and users:
+            last = max(users, key=where.__getitem__)
+            dying.setdefault(last, []).append(nodes[0])
+    for last, nodes in dying.items():
+        with graph.inserting_after(last):
+            call(graph, ops.free_, (nodes,))
+    return sum(map(len, dying.values()))
+
+
+def _storage_bytes(node: fx.Node) -> int:
+    """Return the bytes that go with a value: those of all that it views."""
+    value = value_of(node)
+    assert isinstance(value, torch.Tensor)
+    size = value.untyped_storage().nbytes()
+    return size if isinstance(size, int) else nbytes(node)
+
+
+def _is_ours(node: fx.Node) -> bool:
+    """Say whether torchloom made a value: transfers manage their memory themselves."""
+    return getattr(node.target, "namespace", "") == "torchloom"

@@ -1,0 +1,198 @@
+"""Activations wait for backward in host memory.
+
+    before   x ... last forward use ....................... backward use of x
+    after    x ... last forward use, h = offload(x) ....... y = reload(h), backward use of y
+
+Chosen are the activations that the plan names, or without a plan all that the partitioner would
+keep and that have at least `offload_min_bytes`. The host copy is saved, the device copy dies after
+its last forward use. What backward computes again from x it computes from y: a recomputation never
+reaches across, or x would have to stay. Of a view its whole base moves, since a kept view keeps
+that.
+
+Stays: whatever is not floating point, graph inputs and outputs and their views (the loss,
+parameters), tensors with symbolic shapes, and what a recomputed random operator depends on, whose
+random numbers are paired with the forward's by name. Needs nothing. Changes no values.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from torchloom import _torch, ops
+from torchloom.graph import (
+    PassContext,
+    Split,
+    call,
+    forward_nodes,
+    mark_host,
+    movable,
+    nbytes,
+    outputs_of,
+    owners,
+    positions,
+    readers,
+    split_of,
+    value_of,
+)
+
+
+def offload_activation(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Insert an offload and a reload for each chosen activation; return how many."""
+    owner = movable(gm.graph)
+    if ctx.choices is None or ctx.choices.offload is None:
+        split = split_of(gm)
+        if split is None:
+            return 0
+        saved = [owner[node] for node in owner if node.name in split.saved]
+        chosen = [node for node in saved if nbytes(node) >= ctx.offload_min_bytes]
+    else:
+        chosen = _named(gm.graph, owner, ctx.choices.offload)
+        for node in chosen:
+            _keep(node)  # or the partitioner could prefer to compute it again
+        split = split_of(gm) if chosen else None
+        if split is None:
+            return 0
+    move = _Move(gm.graph, split, ctx.pin_memory)
+    return move.run(list(dict.fromkeys(chosen)))
+
+
+class _Move:
+    """Moves chosen activations of one joint graph."""
+
+    def __init__(self, graph: fx.Graph, split: Split, pin: bool) -> None:
+        self.graph, self.split, self.pin = graph, split, pin
+
+    def run(self, chosen: list[fx.Node]) -> int:
+        """Edit the graph; return how many activations move."""
+        chosen = self._without_random(_merge_twins(self.graph, chosen))
+        if not chosen:
+            return 0
+        end = self._gather_forward()
+        again = self._again(chosen)
+        hosts = {node: self._offload(node) for node in chosen}
+        cursor = end
+        while cursor.next in hosts.values():
+            cursor = cursor.next
+        back: dict[fx.Node, fx.Node] = {}
+        for node, host in hosts.items():
+            back[node] = cursor = self._reload(node, host, cursor)
+        for node in list(self.graph.nodes):
+            if not any(arg in back for arg in node.all_input_nodes):
+                continue
+            if node in again:
+                with self.graph.inserting_after(cursor):
+                    twin = self.graph.node_copy(node, lambda arg: back.get(arg, arg))
+                twin.meta.pop("partitioner_tag", None)
+                back[node] = cursor = twin
+            elif node.name in self.split.backward and node.name not in self.split.forward:
+                node.args = fx.node.map_arg(node.args, lambda arg: back.get(arg, arg))
+                node.kwargs = fx.node.map_arg(node.kwargs, lambda arg: back.get(arg, arg))
+        self._map_gradients(back)
+        self._leave_to_backward({back[node] for node in chosen})
+        return len(chosen)
+
+    def _leave_to_backward(self, reloads: set[fx.Node]) -> None:
+        """Tag what reads a reload: a partitioner that plans would take it for a part of forward."""
+        for node in forward_nodes(self.graph):
+            if node in reloads or not reloads.isdisjoint(node.all_input_nodes):
+                reloads.add(node)
+                _drop(node)
+
+    def _map_gradients(self, back: dict[fx.Node, fx.Node]) -> None:
+        """Let gradients that are computed again come from what was moved back."""
+        outputs = outputs_of(self.graph)
+        num = self.split.num_outputs
+        gradients = [back.get(x, x) if isinstance(x, fx.Node) else x for x in outputs[num:]]
+        self.graph.output_node().args = ([*outputs[:num], *gradients],)
+
+    def _again(self, chosen: list[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
+        """Return forward nodes that backward needs again, with the activations they come from.
+
+        These are recomputed nodes, and views through which a chosen activation would be saved.
+        """
+        comes_from: dict[fx.Node, set[fx.Node]] = {node: {node} for node in chosen}
+        owner = owners(self.graph)
+        for node in self.graph.nodes:
+            if node.op != "call_function" or node in comes_from:
+                continue
+            if node.name not in self.split.forward:
+                continue
+            is_view = owner.get(node) in chosen
+            if node.name in self.split.backward or is_view:
+                origin = set().union(*(comes_from.get(n, ()) for n in node.all_input_nodes))
+                if origin:
+                    comes_from[node] = origin
+        return {node: origin for node, origin in comes_from.items() if node not in chosen}
+
+    def _without_random(self, chosen: list[fx.Node]) -> list[fx.Node]:
+        again = self._again(chosen)
+        tied = set().union(*(origin for node, origin in again.items() if _torch.is_random(node)))
+        return [node for node in chosen if node not in tied]
+
+    def _gather_forward(self) -> fx.Node:
+        """Put what runs in backward alone behind all forward nodes; return the last of those."""
+        calls = [node for node in self.graph.nodes if node.op == "call_function"]
+        ends = [i for i, node in enumerate(calls) if node.name in self.split.forward]
+        end = cursor = calls[ends[-1]]
+        for node in calls[: ends[-1]]:
+            if node.name not in self.split.forward:
+                cursor.append(node)
+                cursor = node
+        return end
+
+    def _offload(self, node: fx.Node) -> fx.Node:
+        """Copy a node to the host after its last forward use; that copy is saved."""
+        users = set(readers([node]))
+        uses = [n for n in self.graph.nodes if n in users and n.name in self.split.forward]
+        with self.graph.inserting_after(uses[-1] if uses else node):
+            host = call(self.graph, ops.offload, (node, self.pin), name=f"{node.name}_host")
+        mark_host(host)
+        _keep(host)
+        return host
+
+    def _reload(self, node: fx.Node, host: fx.Node, after: fx.Node) -> fx.Node:
+        with self.graph.inserting_after(after):
+            device = value_of(node).device
+            back = call(self.graph, ops.reload, (host, device), name=f"{node.name}_back")
+        back.meta.update(_torch.MUST_BE_IN_BACKWARD)
+        return back
+
+
+def _keep(node: fx.Node) -> None:
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    node.meta["ac_graph_id"] = 0
+
+
+def _drop(node: fx.Node) -> None:
+    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    node.meta["ac_graph_id"] = 0
+
+
+def _named(graph: fx.Graph, owner: dict[fx.Node, fx.Node], names: frozenset[str]) -> list[fx.Node]:
+    """Return what owns the memory of the activations that a plan names, in graph order."""
+    by_name = {node.name: node for node in graph.nodes}
+    for name in sorted(names):
+        if by_name.get(name) not in owner:
+            why = "cannot leave the device" if name in by_name else "is not in this graph"
+            raise ValueError(
+                f"the plan offloads %{name}, which {why}: the plan was made for another graph; "
+                "plan again"
+            )
+    return [owner[node] for node in owner if node.name in names]
+
+
+def _merge_twins(graph: fx.Graph, chosen: list[fx.Node]) -> list[fx.Node]:
+    """Let equal nodes be one, as the partitioner would make them later: all uses then show."""
+    where = positions(graph)
+    gone: set[fx.Node] = set()
+    for node in chosen:
+        if node in gone or _torch.is_random(node) or not node.all_input_nodes:
+            continue
+        for other in list(node.all_input_nodes[0].users):
+            is_equal = other.target is node.target and other.args == node.args
+            if is_equal and other.kwargs == node.kwargs and where[other] > where[node]:
+                other.replace_all_uses_with(node, propagate_meta=False)
+                graph.erase_node(other)
+                gone.add(other)
+    return [node for node in chosen if node not in gone]

@@ -1,0 +1,98 @@
+"""Copies between device and host run beside compute.
+
+    before   use x, start x, wait x, ...      start y, wait y, use y
+    after    use x, start x, ..., wait x      start y, ..., wait y, use y
+
+A copy to the host starts right after the last use of its tensor, and its wait sinks. A copy to the
+device starts ahead of its use, and its wait stands before that. Both are bounded: at most
+`copy_slots` copies per direction are under way, and they hold at most `copy_bytes` of device memory
+(a single one may be larger). With two slots one copy runs while the next is issued (double
+buffering). Needs: transfers. Changes no values.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from torchloom.graph import PassContext, move_after, move_before, positions, readers
+from torchloom.ops.match import Transfer, offloads, reloads
+
+
+def overlap_copies(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Move starts up and waits down; return how many copies moved."""
+    return _sink_offloads(gm.graph, ctx) + _hoist_reloads(gm.graph, ctx)
+
+
+def _sink_offloads(graph: fx.Graph, ctx: PassContext) -> int:
+    where = positions(graph)
+    before = dict(where)
+    copies = offloads(graph)
+    for copy in copies:
+        own = {copy.start, copy.wait, graph.output_node()}
+        uses = [node for node in readers(copy.inputs) if node not in own]
+        last = max([*copy.inputs, *uses], key=where.__getitem__)
+        move_after([copy.start, *copy.results, copy.wait], last)
+    where = positions(graph)
+    copies.sort(key=lambda copy: where[copy.start])
+    under_way: list[Transfer] = []
+    for copy in copies:
+        while under_way and not _fits(under_way, copy.input_bytes, ctx):
+            move_before([under_way.pop(0).wait], copy.start)
+        under_way.append(copy)
+    for copy in under_way:
+        move_before([copy.wait], _first_reader(copy, graph, positions(graph)))
+    return _num_moved(graph, copies, before)
+
+
+def _hoist_reloads(graph: fx.Graph, ctx: PassContext) -> int:
+    where = positions(graph)
+    before = dict(where)
+    copies = reloads(graph)
+    use = {copy.start: _first_reader(copy, graph, where) for copy in copies}
+    copies.sort(key=lambda copy: where[use[copy.start]])
+    for copy in copies:
+        move_before([copy.start, *copy.results, copy.wait], use[copy.start])
+    where = positions(graph)
+    inputs_end = _head(graph).prev
+    for index, copy in enumerate(copies):
+        # All that were issued before and are not used yet, when this one is issued.
+        ahead: list[Transfer] = []
+        for earlier in reversed(copies[:index]):
+            if not _fits([*ahead, earlier], copy.result_bytes, ctx):
+                break
+            ahead.append(earlier)
+        earliest = [*copy.inputs]
+        if index:
+            earliest += copies[index - 1].results
+        if index > len(ahead):
+            earliest.append(copies[index - len(ahead) - 1].wait)
+        anchor = max([*earliest, inputs_end], key=where.__getitem__)
+        if where[anchor] + 1 < where[copy.start]:
+            move_after([copy.start, *copy.results], anchor)
+            where = positions(graph)
+    return _num_moved(graph, copies, before)
+
+
+def _fits(under_way: list[Transfer], new_bytes: int, ctx: PassContext) -> bool:
+    """Say whether a copy of `new_bytes` may start beside others."""
+    used = sum(max(copy.input_bytes, copy.result_bytes) for copy in under_way)
+    return len(under_way) < ctx.copy_slots and used + new_bytes <= ctx.copy_bytes
+
+
+def _first_reader(copy: Transfer, graph: fx.Graph, where: dict[fx.Node, int]) -> fx.Node:
+    users = [user for pick in copy.results for user in pick.users if user is not copy.wait]
+    return min(users, key=where.__getitem__, default=graph.output_node())
+
+
+def _head(graph: fx.Graph) -> fx.Node:
+    return next(node for node in graph.nodes if node.op != "placeholder")
+
+
+def _num_moved(graph: fx.Graph, copies: list[Transfer], before: dict[fx.Node, int]) -> int:
+    """Count copies whose start and wait no longer stand where they stood beside each other."""
+    where = positions(graph)
+    return sum(
+        where[copy.wait] - where[copy.start] != before[copy.wait] - before[copy.start]
+        or where[copy.start] != before[copy.start]
+        for copy in copies
+    )

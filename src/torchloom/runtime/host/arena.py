@@ -1,0 +1,243 @@
+"""Host memory that torchloom owns: few large segments, cut into blocks, counted to the byte.
+
+A block is the memory of one tensor. It comes back when the last tensor over it dies, wherever that
+happens. Segments are anonymous mappings, outside of torch's own allocators: on a CPU, what torch's
+allocator counts is then the device pool, and what the arena counts is the host pool. For a GPU a
+segment is page-locked when it is made; registering it avoids the rounding of torch's pinned
+allocator to powers of two.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import mmap
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchloom.errors import MoveError
+
+SEGMENT_BYTES = 32 << 20
+"""Least size of a segment. A guess: registering memory costs a call of about 3 ms, whatever its size."""
+_ALIGN = 64
+_POISON = 0xFF
+"""Byte of freed memory while poisoning: four or two of them are a NaN in every float type."""
+
+
+@dataclass
+class _Segment:
+    memory: mmap.mmap
+    address: int
+    size: int
+    free: list[tuple[int, int]]
+    """(offset, length) of the free ranges, in order, never touching each other."""
+    pinned: bool
+
+
+@dataclass
+class _Block:
+    segment: _Segment
+    offset: int
+    length: int
+    """Bytes taken, rounded up."""
+    nbytes: int
+    """Bytes asked for."""
+
+
+@dataclass
+class HostArena:
+    """Host memory of one device.
+
+    Args:
+        device: the device whose tensors wait here; decides how memory is page-locked.
+        segment_bytes: least size of a segment.
+    """
+
+    device: torch.device
+    segment_bytes: int = SEGMENT_BYTES
+    poison: bool = False
+    """Fill blocks with NaNs when they are made and when they are freed; for tests."""
+    peak_bytes: int = field(default=0, init=False)
+    """Most bytes that were in use at a time."""
+    _used: int = field(default=0, init=False)
+    _segments: list[_Segment] = field(default_factory=list, init=False)
+    _dead: deque[_Block] = field(default_factory=deque, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all living tensors of the arena."""
+        with self._lock:
+            self._bury()
+            return self._used
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment in self._segments)
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Say whether a tensor lives in this arena."""
+        address = tensor.data_ptr()
+        return any(0 <= address - s.address < s.size for s in self._segments)
+
+    def empty_like(self, tensor: Tensor, *, pin: bool = True) -> Tensor:
+        """Return an unfilled CPU tensor of the arena with `tensor`'s shape, strides and dtype.
+
+        Strides with gaps or overlaps are packed, as `torch.empty_like` packs them.
+
+        Raises:
+            MoveError: the machine has no memory for another segment.
+        """
+        plan = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format)
+        numel = plan.numel()
+        if numel == 0:
+            return torch.empty_like(plan, device="cpu")
+        flat = self.empty(numel, plan.dtype, pin=pin)
+        return flat.as_strided(plan.size(), plan.stride())
+
+    def empty(self, numel: int, dtype: torch.dtype, *, pin: bool = True) -> Tensor:
+        """Return a flat, unfilled CPU tensor of the arena; see `empty_like`."""
+        nbytes = numel * dtype.itemsize
+        with self._lock:
+            self._bury()
+            block = self._take(nbytes, pin and self.device.type != "cpu")
+            self._used += nbytes
+            self.peak_bytes = max(self.peak_bytes, self._used)
+        view = (ctypes.c_char * nbytes).from_buffer(block.segment.memory, block.offset)
+        if self.poison:
+            ctypes.memset(ctypes.addressof(view), _POISON, nbytes)
+        # The tensor keeps the view alive. A finalizer may run on any thread and inside of any other
+        # call, also one that holds the lock: it only leaves a note.
+        finalizer: Any = weakref.finalize(view, self._dead.append, block)
+        finalizer.atexit = False
+        return torch.frombuffer(view, dtype=dtype)
+
+    def device_like(self, tensor: Tensor) -> Tensor:
+        """Return host memory in `tensor`'s likeness that is a tensor of the arena's own device.
+
+        It can stand wherever the device's tensors can, e.g. as a parameter. On a GPU every access
+        of a kernel crosses the bus: copy it with the mover before computing with it.
+        """
+        return _device_view(self.empty_like(tensor), self.device)
+
+    def host_alias(self, tensor: Tensor) -> Tensor:
+        """Return the CPU tensor over the same memory as one that `device_like` made."""
+        if tensor.device.type == "cpu":
+            return tensor
+        nbytes = tensor.nbytes
+        view = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+        flat = torch.frombuffer(view, dtype=tensor.dtype)
+        return flat.as_strided(tensor.size(), tensor.stride())
+
+    def trim(self) -> int:
+        """Give segments without a living tensor back to the system; return their bytes."""
+        with self._lock:
+            self._bury()
+            idle = [s for s in self._segments if s.free == [(0, s.size)]]
+            for segment in idle:
+                self._segments.remove(segment)
+                if segment.pinned:
+                    cudart: Any = torch.cuda.cudart()
+                    cudart.cudaHostUnregister(segment.address)
+            return sum(segment.size for segment in idle)
+
+    def reset_peak(self) -> None:
+        """Count the peak from what is in use now."""
+        self.peak_bytes = self.used_bytes
+
+    def _bury(self) -> None:
+        while self._dead:
+            block = self._dead.popleft()
+            self._used -= block.nbytes
+            if self.poison:
+                address = block.segment.address + block.offset
+                ctypes.memset(address, _POISON, block.nbytes)
+            _give_back(block.segment.free, block.offset, block.length)
+
+    def _take(self, nbytes: int, pin: bool) -> _Block:
+        length = -(-nbytes // _ALIGN) * _ALIGN
+        fits = [
+            (size, index, place)
+            for index, segment in enumerate(self._segments)
+            if segment.pinned == pin
+            for place, (_, size) in enumerate(segment.free)
+            if size >= length
+        ]
+        if fits:
+            _, index, place = min(fits)
+            segment = self._segments[index]
+        else:
+            segment, place = self._grow(length, pin), 0
+        offset, size = segment.free.pop(place)
+        if size > length:
+            segment.free.insert(place, (offset + length, size - length))
+        return _Block(segment, offset, length, nbytes)
+
+    def _grow(self, length: int, pin: bool) -> _Segment:
+        size = -(-max(length, self.segment_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            memory = mmap.mmap(-1, size)
+        except (OSError, MemoryError) as error:
+            raise MoveError(
+                f"no {size} bytes of host memory for tensors that are offloaded from {self.device} "
+                f"({self.reserved_bytes} bytes are reserved already): offload less, or run fewer "
+                "processes on this host"
+            ) from error
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        if pin:
+            _page_lock(address, size, self.device)
+        segment = _Segment(memory, address, size, [(0, size)], pin)
+        self._segments.append(segment)
+        return segment
+
+
+def _give_back(free: list[tuple[int, int]], offset: int, length: int) -> None:
+    """Add a range to a sorted list of free ranges and join it with its neighbours."""
+    place = bisect.bisect(free, (offset, length))
+    if place < len(free) and offset + length == free[place][0]:
+        length += free.pop(place)[1]
+    if place and sum(free[place - 1]) == offset:
+        offset, before = free[place - 1][0], free[place - 1][1]
+        free[place - 1] = (offset, before + length)
+    else:
+        free.insert(place, (offset, length))
+
+
+class _OnDevice:
+    """Memory in the form in which torch takes over CUDA arrays of others; keeps `host` alive."""
+
+    def __init__(self, host: Tensor) -> None:
+        self.host = host
+        self.__cuda_array_interface__ = {
+            "shape": (host.nbytes,),
+            "typestr": "|u1",
+            "data": (host.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _device_view(host: Tensor, device: torch.device) -> Tensor:
+    """See page-locked host memory as a tensor of the GPU, which can address it directly."""
+    if device.type == "cpu" or host.numel() == 0:
+        return host.to(device) if host.numel() == 0 else host
+    flat = torch.as_tensor(_OnDevice(host), device=device).view(host.dtype)
+    return flat.as_strided(host.size(), host.stride())
+
+
+def _page_lock(address: int, size: int, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        cudart: Any = torch.cuda.cudart()
+        code = int(cudart.cudaHostRegister(address, size, 0))
+    if code != 0:
+        raise MoveError(
+            f"CUDA refused to page-lock {size} bytes of host memory for {device} (error {code}): "
+            "raise the limit of locked memory (ulimit -l), or set "
+            "compile.offload_activation_pin_memory to false"
+        )

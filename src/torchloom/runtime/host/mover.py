@@ -1,0 +1,262 @@
+"""The mover: copies between one device and its host memory, counted.
+
+Two engines, one per direction, work off copies in order and beside compute. `begin_*` issues a
+copy and returns its results at once; `wait` makes them valid. The mover of a device is made at its
+first use and lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from torchloom.errors import MoveError
+from torchloom.runtime.host.arena import HostArena
+from torchloom.runtime.host.streams import StreamEngine
+from torchloom.runtime.host.threads import Jitter, ThreadEngine
+
+Direction = Literal["to_host", "to_device"]
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+class Ticket(Protocol):
+    """A copy under way."""
+
+    def finish(self) -> None:
+        """Make the copy's results valid for what comes after."""
+        ...
+
+
+class CopyEngine(Protocol):
+    """Copies in one direction, in order, beside compute."""
+
+    jitter: Jitter | None
+
+    def begin(self, pairs: Pairs) -> Ticket:
+        """Begin to copy each source into its destination; hold both until it is done."""
+        ...
+
+    def stop(self) -> None:
+        """Wait for all copies."""
+        ...
+
+
+@dataclass(frozen=True)
+class MoveStats:
+    """What one device has moved, and the memory that it uses on the host; all in bytes."""
+
+    host_bytes: int
+    """In use on the host now."""
+    host_peak_bytes: int
+    """Most that was in use on the host at a time."""
+    host_reserved_bytes: int
+    """Host memory that the arena holds, in use or not."""
+    offloaded_bytes: int
+    """Copied to the host so far."""
+    reloaded_bytes: int
+    """Copied to the device so far."""
+    in_flight_peak_bytes: int
+    """Most that was under way at a time, from start to wait, both directions together."""
+
+
+@dataclass
+class Mover:
+    """Copies tensors of one device to host memory and back."""
+
+    device: torch.device
+    arena: HostArena
+    engines: dict[Direction, CopyEngine]
+    poison: bool = False
+    """Fill what a reload will write with NaNs first; for tests."""
+    _moved: dict[Direction, int] = field(default_factory=lambda: {"to_host": 0, "to_device": 0})
+    _in_flight: dict[int, tuple[Ticket, int]] = field(default_factory=dict)
+    _in_flight_bytes: int = 0
+    _in_flight_peak: int = 0
+
+    def begin_offload(self, sources: Sequence[Tensor], *, pin: bool = True) -> list[Tensor]:
+        """Begin to copy tensors into host memory; `wait` makes the results valid."""
+        hosts = [self.arena.empty_like(source, pin=pin) for source in sources]
+        self._note(hosts, self.begin_copy("to_host", list(zip(sources, hosts, strict=True))))
+        return hosts
+
+    def begin_reload(self, hosts: Sequence[Tensor]) -> list[Tensor]:
+        """Begin to copy tensors of host memory to the device; `wait` makes the results valid."""
+        results = [torch.empty_like(host, device=self.device) for host in hosts]
+        if self.poison:
+            fill_with_nans(results)
+        self._note(results, self.begin_copy("to_device", list(zip(hosts, results, strict=True))))
+        return results
+
+    def fetch(self, host: Tensor) -> Tensor:
+        """Return a copy of a tensor of host memory on the device, valid at once."""
+        results = self.begin_reload([host])
+        self.wait(results)
+        return results[0]
+
+    def begin_copy(self, direction: Direction, pairs: Pairs) -> Ticket:
+        """Begin copies into memory that the caller owns; the ticket's `finish` makes them valid.
+
+        Args:
+            direction: which engine copies.
+            pairs: (source, destination), neither of which may change or die before `finish`.
+        """
+        self._moved[direction] += sum(source.nbytes for source, _ in pairs)
+        return self.engines[direction].begin(
+            [(self._plain(source), self._plain(destination)) for source, destination in pairs]
+        )
+
+    def _plain(self, tensor: Tensor) -> Tensor:
+        """Return a side of a copy without autograd, host memory as the CPU's."""
+        tensor = tensor.detach()
+        if self.device.type == "cpu" or tensor.device.type == "cpu":
+            return tensor
+        return self.arena.host_alias(tensor) if self.arena.owns(tensor) else tensor
+
+    def wait(self, results: Sequence[Tensor]) -> None:
+        """Make the results of one `begin_*` call valid.
+
+        Raises:
+            MoveError: the results did not come from a `begin_*` call, or were waited for before.
+        """
+        key = _key(results)
+        if key is None:
+            return
+        ticket, nbytes = self._in_flight.pop(key, (None, 0))
+        if ticket is None:
+            raise MoveError(
+                f"{len(results)} tensors were waited for that are not on their way between "
+                f"{self.device} and the host: a pass placed two waits for one start, or none"
+            )
+        self._in_flight_bytes -= nbytes
+        ticket.finish()
+
+    def stats(self) -> MoveStats:
+        """Return the running totals of this process."""
+        return MoveStats(
+            host_bytes=self.arena.used_bytes,
+            host_peak_bytes=self.arena.peak_bytes,
+            host_reserved_bytes=self.arena.reserved_bytes,
+            offloaded_bytes=self._moved["to_host"],
+            reloaded_bytes=self._moved["to_device"],
+            in_flight_peak_bytes=self._in_flight_peak,
+        )
+
+    def reset_peaks(self) -> None:
+        """Count peaks from now on."""
+        self.arena.reset_peak()
+        self._in_flight_peak = self._in_flight_bytes
+
+    @property
+    def num_in_flight(self) -> int:
+        """Copies that began and were not waited for."""
+        return len(self._in_flight)
+
+    def _note(self, results: Sequence[Tensor], ticket: Ticket) -> None:
+        key, nbytes = _key(results), sum(result.nbytes for result in results)
+        if key is None:
+            return
+        # An entry at this address is of a graph that raised between start and wait: nobody will
+        # wait for it any more, and its memory has been given away since.
+        _, stale = self._in_flight.pop(key, (None, 0))
+        self._in_flight[key] = (ticket, nbytes)
+        self._in_flight_bytes += nbytes - stale
+        self._in_flight_peak = max(self._in_flight_peak, self._in_flight_bytes)
+
+
+def fill_with_nans(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors with bytes that are NaN in every float type."""
+    for tensor in tensors:
+        if tensor.numel():
+            storage: Any = tensor.untyped_storage()
+            storage.fill_(0xFF)
+
+
+def _key(results: Sequence[Tensor]) -> int | None:
+    """Address of the first tensor that has one; empty tensors need no copy."""
+    return next((t.data_ptr() for t in results if t.numel()), None)
+
+
+_MOVERS: dict[torch.device, Mover] = {}
+_lock = threading.Lock()
+
+
+def mover_of(device: torch.device) -> Mover:
+    """Return the mover of a device, made at the first call."""
+    if device.type != "cpu" and device.index is None:
+        device = torch.device(device.type, torch.cuda.current_device())
+    with _lock:
+        if device not in _MOVERS:
+            _MOVERS[device] = Mover(device, HostArena(device), _engines(device))
+        return _MOVERS[device]
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Say whether a tensor lives in the host memory of some mover."""
+    return any(mover.arena.owns(tensor) for mover in _MOVERS.values())
+
+
+def move_stats(device: torch.device | None = None) -> MoveStats:
+    """Return what a device has moved so far; zeros if nothing ever moved.
+
+    Args:
+        device: default: the CPU.
+    """
+    return mover_of(device or torch.device("cpu")).stats()
+
+
+@contextmanager
+def fuzzed(seed: int, most_s: float = 1e-3, *, poison: bool = True) -> Iterator[None]:
+    """Delay the copies of the CPU at random inside a `with` block, and poison freed memory.
+
+    A schedule without races computes the same inside as outside. For tests.
+
+    Args:
+        seed: of the delays.
+        most_s: longest delay of one copy.
+        poison: fill host blocks with NaNs when they are made and freed, and device memory before a
+            reload writes it.
+    """
+    mover = mover_of(torch.device("cpu"))
+    try:
+        for offset, engine in enumerate(mover.engines.values()):
+            engine.jitter = Jitter(2 * seed + offset, most_s)
+        mover.poison = mover.arena.poison = poison
+        yield
+    finally:
+        for engine in mover.engines.values():
+            engine.jitter = None
+        mover.poison = mover.arena.poison = False
+
+
+def _engines(device: torch.device) -> dict[Direction, CopyEngine]:
+    if device.type == "cuda":
+        return {"to_host": StreamEngine(device), "to_device": StreamEngine(device)}
+    if device.type == "cpu":
+        return {"to_host": ThreadEngine("to_host"), "to_device": ThreadEngine("to_device")}
+    raise MoveError(
+        f"tensors of a {device.type!r} device cannot be offloaded: only cuda and cpu are supported"
+    )
+
+
+@atexit.register
+def _stop() -> None:
+    """End the threads before the interpreter goes: one that wakes up later would find no GIL."""
+    for mover in _MOVERS.values():
+        for engine in mover.engines.values():
+            engine.stop()
+
+
+def _forget() -> None:
+    """A forked child has the tables of its parent, but none of its threads."""
+    _MOVERS.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,164 @@
+"""Pieces of parameters in host memory: the same training to the bit, on less device memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import torchloom
+from support.ranks import run_ranks
+from support.runs import make_engine, settings, train
+from torchloom.engine import Engine
+from torchloom.errors import ConfigError
+from torchloom.runtime.host import fuzzed, is_on_host
+
+PIECES = {"offload_parameters": True}
+EVERYTHING: dict[str, Any] = {
+    **PIECES,
+    "offload_opt_states": True,
+    "offload_activation": True,
+    "offload_activation_threshold": 1,
+    "free_activation": True,
+    "free_activation_threshold": 1,
+}
+HARD: dict[str, Any] = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.3}
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def on_host(engine: Engine) -> set[str]:
+    """Names of the parameters whose memory is on the host; empty ones have none."""
+    return {n for n, p in engine.module.named_parameters() if p.numel() and is_on_host(p)}
+
+
+def run(rank: int, stage: int, mode: str, seed: int | None = None, **options: Any):
+    torch._dynamo.reset()
+    engine, model = make_engine(stage, compile={"strict": True, **options}, **HARD)
+    if mode != "eager":
+        engine.compile(backend=mode)
+    if seed is None:
+        losses = train(engine, rank, 3)
+    else:
+        with fuzzed(seed=seed + 5 * rank, most_s=1e-3):
+            losses = train(engine, rank, 3)
+    collectives: dict[str, int] = {}
+    for graph in engine.compile_report().graphs:
+        collectives.update(graph.collectives)
+    return losses, weights(model), on_host(engine), collectives, engine.move_stats()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("mode", ["eager", "aot_eager"])
+def test_bit_identical_alone_and_with_everything(mode: str, stage: int) -> None:
+    def fn(rank):
+        plain = run(rank, stage, mode)
+        alone = run(rank, stage, mode, seed=1, **PIECES)
+        return plain, alone, run(rank, stage, mode, seed=2, double_buffer=False, **EVERYTHING)
+
+    for plain, *moved in run_ranks(2, fn):
+        for losses, values, hosts, collectives, stats in moved:
+            assert losses == plain[0]
+            assert_equal(values, plain[1])
+            assert {"embed.weight", "up.weight", "down.weight", "frozen.weight"} <= hosts
+            assert stats.reloaded_bytes > 0
+            if mode != "eager":
+                assert collectives["forward torchloom.reload_start"] > 0
+        assert not plain[2]
+
+
+def test_inductor_with_everything() -> None:
+    def fn(rank):
+        plain = run(rank, 3, "inductor")
+        moved = run(rank, 3, "inductor", **EVERYTHING)
+        return plain, moved, run(rank, 3, "inductor", seed=3, **EVERYTHING)
+
+    for plain, moved, fuzzy in run_ranks(2, fn):
+        assert moved[0] == pytest.approx(plain[0], rel=1e-5)
+        assert fuzzy[0] == moved[0]
+        assert_equal(fuzzy[1], moved[1])
+
+
+def test_selective_gather_reads_pieces_on_the_host() -> None:
+    passes = ["zero3_compile", "selective_gather", "bucket"]
+
+    def fn(rank):
+        budget = {"memory_budget": "1GB", "passes": passes}
+        plain = run(rank, 3, "aot_eager", **budget)
+        return plain, run(rank, 3, "aot_eager", **budget, **PIECES)
+
+    for plain, moved in run_ranks(2, fn):
+        assert moved[0] == plain[0]
+        assert_equal(moved[1], plain[1])
+        assert moved[2]
+
+
+def test_begins_and_ends_by_name() -> None:
+    names = ["zero3_compile", "bucket", "prefetch"]
+
+    def fn(rank, schedule):
+        torch._dynamo.reset()
+        engine, model = make_engine(3, compile={"strict": True}, **HARD)
+        engine.compile(backend="aot_eager", schedule=schedule)
+        losses, where = [], []
+        for step in range(4):
+            losses += train(engine, rank, 1, first=step)
+            where.append(bool(on_host(engine)))
+        return losses, weights(model), where
+
+    schedule = [(0, names), (1, [*names, "offload_parameters"]), (3, names)]
+    plain = run_ranks(2, fn, [(0, names)])
+    for left, right in zip(plain, run_ranks(2, fn, schedule), strict=True):
+        assert left[0] == right[0]
+        assert_equal(left[1], right[1])
+        assert right[2] == [True, True, False, False]  # as the next step will need them
+
+
+def test_disabled_by_name() -> None:
+    def fn(rank):
+        off = ["offload_parameters", "offload_opt_states", "offload_activation", "free_activation"]
+        found = run(rank, 3, "aot_eager", **EVERYTHING, disable_passes=off)
+        return found[2], found[4].offloaded_bytes, found[4].reloaded_bytes
+
+    assert run_ranks(2, fn) == [(set(), 0, 0)] * 2
+
+
+def test_checkpoints_and_whole_weights(tmp_path) -> None:
+    def first(rank):
+        engine, _ = make_engine(3, compile=EVERYTHING, **HARD)
+        train(engine, rank, 2)
+        engine.save_checkpoint(tmp_path)
+        return train(engine, rank, 2, first=2)
+
+    def second(rank, options):
+        engine, model = make_engine(3, seed=5, compile=options, **HARD)
+        engine.load_checkpoint(tmp_path)
+        losses = train(engine, rank, 2, first=2)
+        values = weights(model)
+        return losses, values, dict(engine.unshard().named_parameters())
+
+    through = run_ranks(2, first)
+    for options in ({}, EVERYTHING):
+        for rank, (losses, values, whole) in enumerate(run_ranks(2, second, options)):
+            assert losses == through[rank]
+            assert whole["up.weight"].shape == (17, 12)
+            assert values
+
+
+def test_shared_weights_and_pieces_on_the_host_exclude_each_other() -> None:
+    def fn(rank):
+        config = settings(3, compile={"symmetric_memory": True})
+        engine, *_ = torchloom.initialize(model=torch.nn.Linear(31, 33), config=config)
+        with pytest.raises(ConfigError, match="exclude each other"):
+            engine.compile(backend="aot_eager", passes=["zero3", "offload_parameters", "place"])
+
+    run_ranks(2, fn)

@@ -1,0 +1,284 @@
+"""Optimizer states in host memory: the same training to the bit, on less device memory."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import torchloom
+from support.models import Tricky, tokens
+from support.ranks import run_ranks
+from support.runs import make_engine, settings, train
+from torchloom.engine.stream import StateStream
+from torchloom.engine.stream_plan import schedule_of_actions, stream_actions
+from torchloom.errors import EngineError
+from torchloom.plan.races import find_races
+from torchloom.runtime import mover_of
+from torchloom.runtime.host import fuzzed, is_on_host
+
+CPU = torch.device("cpu")
+HARD: dict[str, Any] = {"gradient_accumulation_steps": 3, "gradient_clipping": 0.3}
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def big_states(engine) -> list[torch.Tensor]:
+    return [
+        value
+        for state in engine.optimizer.state.values()
+        for value in state.values()
+        if value.dim() and value.numel()
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("chunks", [0, 1, 2, 5])
+def test_the_order_of_chunks_cannot_race(slots: int, chunks: int) -> None:
+    actions = stream_actions(chunks, slots)
+    assert find_races(schedule_of_actions(actions, slots)) == []
+    assert sum(kind == "step" for kind, _ in actions) == chunks
+    # No wait can be left out, unless the next one for the same engine follows before any load.
+    for index, (kind, _) in enumerate(actions):
+        rest = actions[index + 1 :]
+        implied = bool(rest) and kind == "await store" and rest[0].kind == kind
+        if kind.startswith("await") and not implied:
+            broken = (*actions[:index], *rest)
+            assert find_races(schedule_of_actions(broken, slots)), actions[index]
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_bit_identical_with_accumulation_and_clipping(stage: int, name: str) -> None:
+    rates = {"lr": 1e-2, "momentum": 0.9} if name == "SGD" else {"lr": 1e-2}
+    optimizer = {"type": name, "params": {**rates, "weight_decay": 0.1}}
+
+    def fn(rank, **compile):
+        engine, model = make_engine(stage, optimizer=optimizer, compile=compile, **HARD)
+        losses = train(engine, rank, 4)
+        hosts = [is_on_host(value) for value in big_states(engine)]
+        return losses, weights(model), hosts, engine.move_stats().host_bytes
+
+    plain = run_ranks(2, fn)
+    for double in (False, True):
+        moved = run_ranks(2, lambda r, d=double: fn(r, offload_opt_states=True, double_buffer=d))
+        for rank in range(2):
+            assert moved[rank][0] == plain[rank][0]
+            assert_equal(moved[rank][1], plain[rank][1])
+            assert moved[rank][2]
+            assert all(moved[rank][2])
+            assert not any(plain[rank][2])
+            assert moved[rank][3] > plain[rank][3] == 0
+
+
+def test_many_chunks_with_random_delays_and_poison() -> None:
+    def fn(rank, offload: bool):
+        engine, model = make_engine(3, compile={"offload_opt_states": offload}, **HARD)
+        if not offload:
+            return train(engine, rank, 5), weights(model)
+        stream = engine.offloads._stream
+        stream.chunk_bytes = 300  # a few parameters each
+        losses = []
+        for step in range(5):
+            stream.num_slots = 1 + step % 3
+            with fuzzed(seed=step + 7 * rank, most_s=2e-3):
+                losses += train(engine, rank, 1, first=step)
+        return losses, weights(model)
+
+    for plain, moved in zip(run_ranks(2, fn, False), run_ranks(2, fn, True), strict=True):
+        assert moved[0] == plain[0]
+        assert_equal(moved[1], plain[1])
+
+
+def test_compiled_and_switched_by_name() -> None:
+    names = ["zero3_compile", "bucket", "prefetch"]
+
+    def fn(rank, asked):
+        engine, model = make_engine(3, **HARD, compile={"backend": "aot_eager"})
+        schedule = [(0, names), (2, [*names, "move_opt_states"]), (4, names)] if asked else None
+        engine.compile(schedule=schedule)
+        losses, where = [], []
+        for step in range(6):
+            losses += train(engine, rank, 1, first=step)
+            where.append({is_on_host(value) for value in big_states(engine)})
+        return losses, weights(model), where
+
+    plain, moved = run_ranks(2, fn, False), run_ranks(2, fn, True)
+    for rank in range(2):
+        assert moved[rank][0] == plain[rank][0]
+        assert_equal(moved[rank][1], plain[rank][1])
+        off, on = {False}, {True}
+        # The entry of step 2 is in force for the third step; at step 4 all come back.
+        assert moved[rank][2] == [off, off, on, off, off, off]
+
+
+def test_disabled_by_name() -> None:
+    def fn(rank, compiled: bool):
+        options = {"offload_opt_states": True, "disable_passes": ["offload_opt_states"]}
+        engine, _ = make_engine(3, compile={**options, "backend": "aot_eager"})
+        if compiled:
+            engine.compile()
+        train(engine, rank, 2)
+        return engine.move_stats().offloaded_bytes
+
+    assert run_ranks(2, fn, True) == [0, 0]
+    assert run_ranks(2, fn, False) == [0, 0]
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True), (True, True)])
+def test_checkpoints_do_not_know_where_states_live(before: bool, after: bool, tmp_path) -> None:
+    def make(offload, seed=0, stage=3):
+        return make_engine(stage, seed, compile={"offload_opt_states": offload}, **HARD)
+
+    def through(rank):
+        engine, model = make(False)
+        return train(engine, rank, 5), weights(model)
+
+    def first(rank):
+        engine, _ = make(before)
+        losses = train(engine, rank, 2)
+        engine.save_checkpoint(tmp_path)
+        return losses
+
+    def second(rank):
+        engine, model = make(after, seed=5)
+        engine.load_checkpoint(tmp_path)
+        hosts = {is_on_host(value) for value in big_states(engine)}
+        return train(engine, rank, 3, first=2), weights(model), hosts
+
+    whole, start, end = run_ranks(2, through), run_ranks(2, first), run_ranks(2, second)
+    for rank in range(2):
+        assert whole[rank][0] == start[rank] + end[rank][0]
+        assert_equal(whole[rank][1], end[rank][1])
+        assert end[rank][2] == {after}
+
+
+def wide(*sizes: int) -> torch.nn.Module:
+    torch.manual_seed(4)
+    return torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)))
+
+
+def test_slots_bound_the_device_memory_of_a_step() -> None:
+    """Without residents a step allocates its slots and nothing that lasts."""
+    from support.memory import measure
+
+    model = wide(64, *[96] * 8, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    stream = StateStream(optimizer, mover_of(CPU), chunk_bytes=96 * 96 * 8)
+
+    def give_gradients() -> None:
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+
+    give_gradients()
+    stream.step()
+    give_gradients()
+    took = measure(stream.step)
+    states = sum(2 * param.nbytes for param in model.parameters())
+    slot = 2 * 96 * 96 * 4 + 2 * 96 * 4 + 512  # the largest chunk: a weight's states and a bias's
+    temporary = 3 * 96 * 96 * 4  # of AdamW's own arithmetic
+    assert took.kept == 0
+    assert took.peak <= 2 * slot + temporary < states
+
+
+def test_residents_are_as_many_as_fit_and_go_when_they_must() -> None:
+    model = wide(8, 16, 24, 8)
+    twin = wide(8, 16, 24, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    other = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    stream = StateStream(optimizer, mover_of(CPU), chunk_bytes=500)
+    total = sum(2 * param.nbytes for param in model.parameters())
+    counts = []
+    for step, free in enumerate([0, 0, 3000, 10 * total, 1500, 0]):
+        for left, right in zip(model.parameters(), twin.parameters(), strict=True):
+            left.grad = torch.randn_like(left)
+            right.grad = left.grad.clone()
+        stream.fit(free, free + 10_000)
+        stream.step()
+        other.step()
+        kept = [v for s in optimizer.state.values() for k, v in s.items() if v.dim()]
+        here = sum(v.nbytes for v in kept if not is_on_host(v))
+        counts.append(here)
+        assert here <= free
+        for left, right in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(left, right), step
+    assert counts[0] == counts[1] == counts[-1] == 0
+    assert 0 < counts[4] < counts[2] < counts[3] == total
+
+
+def test_the_budget_chooses_the_resident_part() -> None:
+    def fn(rank, budget, offload=True):
+        torch._dynamo.reset()
+        options = {"offload_opt_states": offload, "backend": "aot_eager", "memory_budget": budget}
+        torch.manual_seed(0)
+        model = Tricky()
+        engine, *_ = torchloom.initialize(model=model, config=settings(3, compile=options))
+        engine.compile()
+        losses = train(engine, rank, 4)
+        states = big_states(engine)
+        here = sum(value.nbytes for value in states if not is_on_host(value))
+        plan = engine.plan()
+        return losses, here, sum(value.nbytes for value in states), plan.base_bytes, plan.peak_bytes
+
+    roomy = run_ranks(2, fn, "1GB")
+    resident = run_ranks(2, fn, "1GB", False)
+    here, total, base, peak = roomy[0][1:]
+    assert here == total  # all of them: nothing would be gained by moving any
+    assert resident[0][3] - base == total
+    between = run_ranks(2, fn, peak + total // 2)
+    for rank in range(2):
+        assert between[rank][0] == roomy[rank][0] == resident[rank][0]
+        assert 0 < between[rank][1] <= total // 2
+    with pytest.raises(AssertionError, match="offload_opt_states"):
+        run_ranks(2, fn, base + 100, False)
+
+
+def test_a_long_run_leaks_nothing() -> None:
+    def fn(rank):
+        engine, _ = make_engine(3, compile={"offload_opt_states": True}, **HARD)
+        engine.offloads._stream.chunk_bytes = 400
+        train(engine, rank, 5)
+        before = engine.move_stats()
+        train(engine, rank, 100)
+        after = engine.move_stats()
+        mover = mover_of(CPU)
+        return before.host_bytes, after.host_bytes, before, after, mover.num_in_flight
+
+    for before, after, first, last, in_flight in run_ranks(2, fn, timeout_s=300):
+        assert before == after > 0
+        assert first.host_reserved_bytes == last.host_reserved_bytes
+        assert first.host_peak_bytes == last.host_peak_bytes
+        assert in_flight == 0
+
+
+class Odd(torch.optim.Optimizer):
+    def __init__(self, params) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure=None):
+        return None
+
+
+def test_what_cannot_stream_is_refused_by_name() -> None:
+    def fn(rank):
+        config = settings(3, compile={"offload_opt_states": True})
+        del config["optimizer"]
+        with pytest.raises(EngineError, match=r"Odd cannot step .* these can: .*AdamW"):
+            torchloom.initialize(model=Tricky(), optimizer=Odd, config=config)
+        engine, _ = make_engine(3, compile={"offload_opt_states": True})
+        engine.optimizer.register_step_post_hook(lambda *_: None)
+        engine.backward(engine(tokens(0, rank)))
+        with pytest.raises(EngineError, match="step hooks"):
+            engine.step()
+
+    run_ranks(1, fn)
