@@ -28,6 +28,7 @@ GRAPH = GraphPlan(
     graph="0011",
     budget_bytes=3_000_000,
     peak_bytes=2_500_000,
+    graph_peak_bytes=2_500_000,
     saved_bytes=1_200_000,
     min_peak_bytes=900_000,
     compute_us=10_000,

@@ -100,6 +100,12 @@ def aot_compile(
     return backend(gm, list(example_inputs))
 
 
+def lives_on(value: torch.Tensor) -> bool:
+    """Say whether an input of a captured graph is a parameter or buffer (2.11-2.13)."""
+    is_static = getattr(value, "_dynamo_static_input_type", None) is not None
+    return is_static or isinstance(value, torch.nn.Parameter)
+
+
 def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` with the calling convention of compiled graphs: one list (2.11-2.13)."""
     from torch._functorch.aot_autograd import make_boxed_func

@@ -23,6 +23,12 @@ _STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop
 """Tensors of a parameter's size that an optimizer keeps, before it has made them."""
 
 
+_COUNTER_BYTES = 4
+"""An optimizer's count of steps, for each parameter."""
+_RESERVE_BYTES = 16 << 10
+"""For losses, norms, scales and random states, which are not planned one by one."""
+
+
 def base_bytes(
     model: nn.Module,
     optimizer: Optimizer | None,
@@ -39,7 +45,7 @@ def base_bytes(
         keeps_states: whether optimizer states live on the device, not in host memory.
     """
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    total = _distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
+    total = _RESERVE_BYTES + _distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
     if keeps_gradients:
         total += trained_bytes(model)
     if optimizer is None:
@@ -48,10 +54,11 @@ def base_bytes(
     masters = _distinct_bytes([*tensors, *leaves]) - _distinct_bytes(tensors)
     if not keeps_states:
         return total + masters
-    made = [v for state in optimizer.state.values() for v in state.values() if _is_big(v)]
+    made = [v for state in optimizer.state.values() for v in state.values() if _is_tensor(v)]
     states = _distinct_bytes(made)
     if not states:
-        states = _num_states(optimizer) * sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        states = _num_states(optimizer) * size + _COUNTER_BYTES * len(leaves)
     return total + masters + states
 
 
@@ -141,8 +148,8 @@ def _num_states(optimizer: Optimizer) -> int:
     return _STATES.get(name, 2)
 
 
-def _is_big(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() > 1
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _distinct_bytes(tensors: Iterable[Tensor]) -> int:

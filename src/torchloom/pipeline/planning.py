@@ -21,7 +21,7 @@ from torchloom.graph import Choices, PassContext
 from torchloom.passes import PASSES
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import GraphReport
-from torchloom.plan import Planner
+from torchloom.plan import Planner, Task
 from torchloom.plan.memory import Interface, interface_of, micro_step, replay_peak
 
 Lower = Callable[[fx.GraphModule, GraphKind], None]
@@ -83,7 +83,14 @@ class PlannedSplit:
             self._planner.workspaces.probe(node for graph in graphs for node in graph.nodes)
             return micro_step(*graphs, probe=self._planner.workspaces).peak_bytes
 
-        plan = self._planner.plan(untouched.graph, num_fwd_outputs, verify)
+        plan = self._planner.plan(
+            Task(
+                joint=untouched.graph,
+                num_results=num_fwd_outputs,
+                verify=verify,
+                batch_bytes=self._report.batch_bytes,
+            )
+        )
         self._report.plan = plan
         forward, backward = split(joint, plan.recompute, is_final=True)
         self._interface = interface_of(forward.graph, backward.graph)

@@ -28,6 +28,8 @@ class GraphReport:
     """Hash of the captured graph; equal on ranks that run the same program."""
     graph_id: int = 0
     """Number that passes know the graph by; equal for graphs that are captured again."""
+    batch_bytes: int = 0
+    """Inputs that are neither parameters nor buffers."""
     duration_s: float = 0.0
     compile_s: list[tuple[str, float]] = field(default_factory=list)
     """Seconds in the compiler, per lowered graph: "forward", "backward", "inference"."""

@@ -7,17 +7,16 @@ announced, when weaving fails.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
-from torchloom import events
+from torchloom import _torch, events
 from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
@@ -27,7 +26,7 @@ from torchloom.log import get_logger
 from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.pipeline.site import Book
 from torchloom.pipeline.weaving import Weaving, digest_of, key_of
-from torchloom.plan import GraphPlan, Planner
+from torchloom.plan import GraphPlan, Planner, infeasible
 from torchloom.shard.regather import LIVE
 
 logger = get_logger(__name__)
@@ -82,6 +81,7 @@ class CompileSession:
         """Compile one captured graph: the signature of a torch.compile backend."""
         name = f"graph{len(self.report.graphs)}"
         report = GraphReport(name, len(gm.graph.nodes), name_of(self.backend), digest_of(gm))
+        report.batch_bytes = _batch_bytes(example_inputs)
         report.graph_id = self.book.page(report.digest).graph_id
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
@@ -137,10 +137,10 @@ class CompileSession:
     ) -> Callable[..., Any]:
         """Compile, and again while the plan did not foresee what the compiler's code needs."""
         best: tuple[GraphPlan, Callable[..., Any], GraphReport] | None = None
-        least = 0
+        least, budget_bytes = 0, None
         before: list[tuple[str, float]] = []
         for _ in range(_MAX_ROUNDS):
-            own = GraphReport(report.name, report.num_nodes, report.backend, report.digest)
+            own = replace(report, compile_s=[], passes=[], collectives={})
             weaving = Weaving(self, own, context)
             compiled = self._compile(gm, example_inputs, weaving.hooks())
             weaving.finish()
@@ -148,6 +148,7 @@ class CompileSession:
             if plan is None:
                 report.take(own)
                 return compiled
+            budget_bytes = plan.budget_bytes
             least = min(least or plan.peak_bytes, plan.peak_bytes)
             if plan.fits and (best is None or plan.extra_us < best[0].extra_us):
                 best = plan, compiled, own
@@ -156,8 +157,7 @@ class CompileSession:
             before += own.compile_s
             gm = copy_graph_module(unwoven)
         if best is None:
-            assert self.planner is not None
-            raise PlanError(self.planner.infeasible(least))
+            raise PlanError(infeasible(budget_bytes or 0, least))
         _, compiled, own = best
         own.compile_s[:0] = before
         report.take(own)
@@ -192,7 +192,7 @@ class CompileSession:
         asks = any(each.name == "choose_kernels" for each in self.passes)
         if self.choose_kernels is None or not asks:
             return self.context
-        return dataclasses.replace(self.context, kernels=self.choose_kernels(gm, example_inputs))
+        return replace(self.context, kernels=self.choose_kernels(gm, example_inputs))
 
     def _fall_back(
         self, gm: fx.GraphModule, report: GraphReport, error: Exception
@@ -228,3 +228,13 @@ class _Round:
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
     ) -> Callable[..., Any]:
         return self._session(gm, example_inputs, **options)
+
+
+def _batch_bytes(inputs: Sequence[Any]) -> int:
+    """Return the bytes of a graph's inputs that do not live on from step to step."""
+    sizes = {
+        each.untyped_storage()._cdata: int(each.untyped_storage().nbytes())
+        for each in inputs
+        if isinstance(each, Tensor) and not _torch.lives_on(each)
+    }
+    return sum(sizes.values())

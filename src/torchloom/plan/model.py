@@ -45,6 +45,8 @@ class GraphPlan:
     buffers may need less or more; the budget is kept by `peak_bytes`."""
     saved_bytes: int
     """Of these, live when backward begins."""
+    batch_bytes: int = 0
+    """Inputs of the step, which live on beside this; not part of the peaks here."""
     min_peak_bytes: int
     """The least that any plan of this graph needs."""
     compute_us: float
@@ -107,7 +109,7 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """Predicted highest sum of everything."""
-        return self.base_bytes + max((g.peak_bytes for g in self.graphs), default=0)
+        return self.base_bytes + max((g.batch_bytes + g.peak_bytes for g in self.graphs), default=0)
 
     @property
     def digest(self) -> str:

@@ -22,12 +22,18 @@ Verify = Callable[[frozenset[str]], int]
 """Peak bytes of the graphs as they will run when these values are computed again."""
 
 
-@dataclass(frozen=True)
-class _Known:
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A joint graph to plan."""
+
     joint: fx.Graph
+    """Without dead and repeated nodes; values that tags drop already stay dropped."""
     num_results: int
-    verify: Verify | None
-    plan: GraphPlan
+    """How many of its outputs are forward's."""
+    verify: Verify | None = None
+    """None where nothing moves nodes after the split."""
+    batch_bytes: int = 0
+    """Inputs that live as long as the step and are no parameters: the batch."""
 
 
 _ROOT = re.compile(r"^L\['\w+'\](\.__self__)?\.?")
@@ -52,7 +58,7 @@ class Planner:
     costs: CostTable = field(default_factory=CostTable)
     workspaces: WorkspaceTable = field(default_factory=WorkspaceTable)
     pinned: Plan | None = None
-    _known: list[_Known] = field(default_factory=list)
+    _known: list[tuple[Task, GraphPlan]] = field(default_factory=list)
     is_estimate: bool = False
     """Whether a compiler that allocates in its own way follows: what does not fit is then tried."""
     _offsets: dict[str, int] = field(default_factory=dict)
@@ -78,28 +84,20 @@ class Planner:
         """Say whether, by what was learnt, another plan than those tried may be better."""
         tried = self._tried.setdefault(plan.graph, set())
         tried.add(plan.recompute)
-        known = next((each for each in self._known if each.plan.graph == plan.graph), None)
-        if known is None:
-            return False
-        again = self._make(known.joint, known.num_results, known.verify)
-        return again.recompute not in tried
+        task = next((task for task, made in self._known if made.graph == plan.graph), None)
+        return task is not None and self._make(task).recompute not in tried
 
-    def plan(self, joint: fx.Graph, num_results: int, verify: Verify | None = None) -> GraphPlan:
-        """Plan one joint graph, without dead and repeated nodes.
-
-        Args:
-            joint: the graph; values that tags drop already stay dropped.
-            num_results: how many of its outputs are forward's.
-            verify: see `Verify`; None where nothing moves nodes after the split.
+    def plan(self, task: Task) -> GraphPlan:
+        """Plan one joint graph.
 
         Raises:
             PlanError: no plan fits (the text holds the least that is possible), or the pinned plan
                 is for other graphs.
         """
         if self.pinned is not None:
-            return self._follow(self.pinned, joint, num_results, verify)
-        made = self._make(joint, num_results, verify)
-        self._known.append(_Known(joint, num_results, verify, made))
+            return self._follow(self.pinned, task)
+        made = self._make(task)
+        self._known.append((task, made))
         return made
 
     @property
@@ -113,18 +111,14 @@ class Planner:
 
     def measure(self) -> int:
         """Measure operators of the known graphs, one at a time; return how many were new."""
-        return self.costs.measure(node for each in self._known for node in each.joint.nodes)
+        return self.costs.measure(node for task, _ in self._known for node in task.joint.nodes)
 
     def would_change(self) -> bool:
         """Say whether planning the known graphs by today's costs decides otherwise."""
-        again = (self._make(k.joint, k.num_results, k.verify) for k in self._known)
-        return any(
-            new.recompute != k.plan.recompute for new, k in zip(again, self._known, strict=True)
-        )
+        return any(self._make(task).recompute != made.recompute for task, made in self._known)
 
-    def _follow(
-        self, pinned: Plan, joint: fx.Graph, num_results: int, verify: Verify | None
-    ) -> GraphPlan:
+    def _follow(self, pinned: Plan, task: Task) -> GraphPlan:
+        joint, verify, budget = task.joint, task.verify, self._budget_of(task)
         digest = digest_of(joint)
         found = next((each for each in pinned.graphs if each.graph == digest), None)
         if found is None:
@@ -134,7 +128,7 @@ class Planner:
                 "passes or torch have changed since; plan again, without compile.plan"
             )
         self.workspaces.probe(joint.nodes)
-        model = joint_model(joint, num_results, self.workspaces)
+        model = joint_model(joint, task.num_results, self.workspaces)
         allowed = {node.name for node in droppable(joint)}
         unknown = sorted(found.recompute - allowed)
         if unknown:
@@ -144,23 +138,28 @@ class Planner:
             )
         peaks = model.simulate(lambda i: model.nodes[i].name in found.recompute)
         peak_bytes = peaks.peak_bytes if verify is None else verify(found.recompute)
-        if self.budget_bytes is not None and peak_bytes > self.budget_bytes:
+        if budget is not None and peak_bytes > budget:
             raise PlanError(
                 f"the pinned plan of graph {digest} adds {peak_bytes:,} bytes, "
-                f"{self.budget_bytes:,} are left by compile.memory_budget: raise it, or plan again"
+                f"{budget:,} are left by compile.memory_budget: raise it, or plan again"
             )
         return replace(
             found,
             peak_bytes=peak_bytes,
             graph_peak_bytes=peak_bytes,
             saved_bytes=peaks.saved_bytes,
-            budget_bytes=self.budget_bytes,
+            budget_bytes=budget,
+            batch_bytes=task.batch_bytes,
         )
 
-    def _make(self, joint: fx.Graph, num_results: int, verify: Verify | None) -> GraphPlan:
+    def _budget_of(self, task: Task) -> int | None:
+        return None if self.budget_bytes is None else self.budget_bytes - task.batch_bytes
+
+    def _make(self, task: Task) -> GraphPlan:
+        joint, budget = task.joint, self._budget_of(task)
         digest = digest_of(joint)
         self.workspaces.probe(joint.nodes)
-        model = joint_model(joint, num_results, self.workspaces)
+        model = joint_model(joint, task.num_results, self.workspaces)
         may_drop = droppable(joint)
         indices = {i for i, node in enumerate(model.nodes) if node in may_drop}
         cost_us = [
@@ -170,28 +169,24 @@ class Planner:
         trials = 160 if len(model.nodes) < _MANY_NODES else 48
         found = frontier(model, indices, cost_us, max_simulations=trials)
         offset = self._offsets.get(digest, 0)
-        point, peak_bytes = self._choose(found, model, verify, offset)
+        allowed = None if budget is None else budget - offset
+        point, peak_bytes = self._choose(found, model, task, allowed)
         return GraphPlan(
             graph=digest,
-            budget_bytes=self.budget_bytes,
+            budget_bytes=budget,
+            batch_bytes=task.batch_bytes,
             peak_bytes=peak_bytes,
             graph_peak_bytes=peak_bytes,
             saved_bytes=point.saved_bytes,
             min_peak_bytes=found.min_peak_bytes,
             compute_us=sum(cost_us),
             extra_us=point.extra_us,
-            bound_us=self._bound_us(found, point, offset),
+            bound_us=_bound_us(found, point, allowed),
             decisions=_decisions(model, point, indices, cost_us),
         )
 
-    def _bound_us(self, found: Frontier, point: Point, offset: int) -> float:
-        if self.budget_bytes is None:
-            return 0.0
-        allowed = max(self.budget_bytes - offset, point.peak_bytes)
-        return min(found.bound_us(allowed), point.extra_us)
-
     def _choose(
-        self, found: Frontier, model: JointModel, verify: Verify | None, offset: int
+        self, found: Frontier, model: JointModel, task: Task, allowed: int | None
     ) -> tuple[Point, int]:
         """Return the fastest point that fits as it will run, and its peak.
 
@@ -203,13 +198,10 @@ class Planner:
 
         def peak_of(at: int) -> int:
             if at not in peaks:
-                peaks[at] = _verified(points[at], model, verify)
+                peaks[at] = _verified(points[at], model, task.verify)
             return peaks[at]
 
-        if self.budget_bytes is None:
-            return points[0], peak_of(0)
-        allowed = self.budget_bytes - offset
-        if peak_of(0) <= allowed:
+        if allowed is None or peak_of(0) <= allowed:
             return points[0], peak_of(0)
         low, high = 0, len(points) - 1
         while high - low > 1:
@@ -224,21 +216,27 @@ class Planner:
         least = min(peaks, key=lambda at: peaks[at])
         if self.is_estimate:
             return points[least], peaks[least]
-        raise PlanError(self.infeasible(peaks[least]))
+        raise PlanError(infeasible(self._budget_of(task) or 0, peaks[least]))
 
-    def infeasible(self, least: int) -> str:
-        """Return the message for a graph that needs at least so many bytes."""
-        assert self.budget_bytes is not None
-        return (
-            f"infeasible: forward and backward may add {self.budget_bytes:,} bytes, the minimum is "
-            f"{least:,}. Raise compile.memory_budget by at least {least - self.budget_bytes:,} "
-            "bytes, or make the batch smaller"
-        )
+
+def infeasible(budget_bytes: int, least: int) -> str:
+    """Return the message for a graph that needs at least so many bytes."""
+    return (
+        f"infeasible: forward and backward may add {budget_bytes:,} bytes, the minimum is "
+        f"{least:,}. Raise compile.memory_budget by at least {least - budget_bytes:,} bytes, or make "
+        "the batch smaller"
+    )
 
 
 def digest_of(joint: fx.Graph) -> str:
     """Return a short hash of a joint graph, equal on all ranks that captured the same."""
     return hashlib.blake2b(graph_text(joint).encode(), digest_size=8).hexdigest()
+
+
+def _bound_us(found: Frontier, point: Point, allowed: int | None) -> float:
+    if allowed is None:
+        return 0.0
+    return min(found.bound_us(max(allowed, point.peak_bytes)), point.extra_us)
 
 
 def _verified(point: Point, model: JointModel, verify: Verify | None) -> int:

@@ -20,14 +20,14 @@ def show_plan(plan: Plan, max_values: int | None = 20) -> str:
     Example:
         >>> print(show_plan(Plan(world_size=2, budget_bytes=4_000_000, base_bytes=1_000_000)))
         2 ranks, budget 4.00 MB, predicted peak 1.00 MB
-          live before and after (parameters, gradients, optimizer states): 1.00 MB
+          live before and after (parameters, optimizer states, gradients kept): 1.00 MB
           no graph has been planned yet
     """
     budget = "none" if plan.budget_bytes is None else show_bytes(plan.budget_bytes)
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
     lines = [f"{ranks}, budget {budget}, predicted peak {show_bytes(plan.peak_bytes)}"]
     lines.append(
-        "  live before and after (parameters, gradients, optimizer states): "
+        "  live before and after (parameters, optimizer states, gradients kept): "
         f"{show_bytes(plan.base_bytes)}"
     )
     if not plan.graphs:
