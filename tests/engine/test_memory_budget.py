@@ -150,10 +150,11 @@ def test_a_plan_from_a_file_is_followed(tmp_path) -> None:
         plan = engine.plan()
         (graph,) = plan.graphs
         engine.destroy()
-        # By hand: attention's values are kept after all.
+        # By hand: half of what the budget made the planner drop is kept after all.
+        changed = sorted(graph.recompute - wide.recompute)
         edited = tuple(
-            free if "attention" in free.where else tight
-            for free, tight in zip(wide.decisions, graph.decisions, strict=True)
+            replace(each, action="keep") if each.value in changed[::2] else each
+            for each in graph.decisions
         )
         if rank == 0:
             replace(plan, graphs=(replace(graph, decisions=edited),)).save(path)
@@ -162,7 +163,8 @@ def test_a_plan_from_a_file_is_followed(tmp_path) -> None:
         assert train(pinned, rank, 2) == losses
         (followed,) = pinned.plan().graphs
         assert followed.decisions == edited
-        assert graph.saved_bytes < followed.saved_bytes < wide.saved_bytes
+        assert graph.saved_bytes < wide.saved_bytes
+        assert graph.saved_bytes <= followed.saved_bytes <= wide.saved_bytes
         assert graph.peak_bytes <= followed.peak_bytes <= wide.peak_bytes
         pinned.destroy()
 

@@ -12,6 +12,7 @@ import logging
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -98,6 +99,13 @@ def aot_compile(
         inference_compiler=inference,
     )
     return backend(gm, list(example_inputs))
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Return a block in which operators really run, also inside of a compiler (2.11-2.13)."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
 
 
 def lives_on(value: torch.Tensor) -> bool:

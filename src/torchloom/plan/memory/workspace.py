@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from torchloom import _torch
 from torchloom._torch import OpOverload
 from torchloom.graph import value_of
 from torchloom.plan.memory.measure import profiler_events
@@ -113,6 +114,7 @@ def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     results: dict[Signature, tuple[int, ...]] = {}
     with (
+        _torch.without_modes(),  # compilers plan under fake tensors, which allocate nothing
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),
         torch.profiler.profile(activities=activities, profile_memory=True) as profile,
