@@ -9,11 +9,12 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test check bench bench-memory setup setup-dev clean
+.PHONY: help train test test-exhaustive check bench bench-memory setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
 	@echo "make test    every check and every test                    (ARGS=... go to pytest)"
+	@echo "make test-exhaustive   the tests that take many cases each    (ARGS=... go to pytest)"
 	@echo "make check   ruff, import-linter, type checker"
 	@echo "make bench   torchloom beside its peers                    (ARGS=... go to bench/train.py)"
 	@echo "make bench-memory   peak memory against step time          (ARGS=... go to bench/memory.py)"
@@ -38,6 +39,9 @@ train: setup
 
 test: setup-dev check
 	$(BIN)/python -m pytest $(ARGS)
+
+test-exhaustive: setup-dev
+	$(BIN)/python -m pytest -m exhaustive $(ARGS)
 
 check: setup-dev
 	$(BIN)/ruff check .

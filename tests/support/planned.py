@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from torchloom._torch import partition as torch_partition
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import WeaveHooks, compile_with_aot, partition_by_tags
 from torchloom.graph import Choices, GraphPass, PassContext
@@ -82,6 +83,24 @@ class Captured:
         """Forget all gradients."""
         for param in self.model.parameters():
             param.grad = None
+
+    def to_plan(self) -> tuple[fx.Graph, int]:
+        """Return the joint graph as a planner gets it, and how many of its outputs are results."""
+        found: list[tuple[fx.Graph, int]] = []
+
+        def partition(joint, inputs, *, num_fwd_outputs, **rest):
+            joint = torch_partition.prepare_joint(joint)
+            found.append((copy_graph_module(joint).graph, num_fwd_outputs))
+            return partition_by_tags(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+
+        hooks = WeaveHooks(
+            joint=lambda gm, kind: None,
+            lowered=lambda gm, kind: None,
+            key=None,
+            partition=partition,
+        )
+        compile_with_aot(copy_graph_module(self._gm), self._examples, hooks)
+        return found[0]
 
 
 def _run(passes: list[GraphPass], gm: fx.GraphModule, context: PassContext, name: str) -> None:

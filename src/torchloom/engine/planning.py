@@ -52,13 +52,14 @@ def base_bytes(
         return total
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
     masters = _distinct_bytes([*tensors, *leaves]) - _distinct_bytes(tensors)
+    counters = _COUNTER_BYTES * len(leaves)
     if not keeps_states:
-        return total + masters
+        return total + masters + counters
     made = [v for state in optimizer.state.values() for v in state.values() if _is_tensor(v)]
     states = _distinct_bytes(made)
     if not states:
         size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        states = _num_states(optimizer) * size + _COUNTER_BYTES * len(leaves)
+        states = _num_states(optimizer) * size + counters
     return total + masters + states
 
 

@@ -22,6 +22,7 @@ _ENGINE: dict[object, Engine] = {
     ops.gather_start: "network",
     ops.reduce_start: "network",
     ops.sync_start: "network",
+    ops.symmetric_start: "network",
 }
 
 
@@ -46,11 +47,11 @@ def _events(node: fx.Node, owner: dict[fx.Node, str]) -> list[Event]:
     if node.target is ops.wait_:
         results = args_of(node)[0]
         return [Wait(results[0].args[0].name)]
-    if node.target is operator.getitem or (viewed(node) is not None and not _mutates(node)):
-        return []
     reads, writes = _memories(node.all_input_nodes, owner), _written(node, owner)
     if node.target in _ENGINE:
         return [Start(node.name, _ENGINE[node.target], reads, writes)]
+    if node.target is operator.getitem or (viewed(node) is not None and not _mutates(node)):
+        return []
     return [Use(node.name, reads, writes)]
 
 

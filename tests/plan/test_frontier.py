@@ -1,0 +1,112 @@
+"""The frontier under random budgets, and its smallest plan beside checkpoints set by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from support.planned import Captured
+from support.zoo import ZOO, llama
+from torchloom.graph import Choices, droppable
+from torchloom.plan import Planner, Task
+from torchloom.plan.costs import CostTable, node_us
+from torchloom.plan.frontier import frontier
+from torchloom.plan.memory import WorkspaceTable, measure_peak
+from torchloom.plan.memory.joint import joint_model
+
+MODELS = (
+    "mlp",
+    "llama_deep",
+    "gpt2_tied",
+    "mixtral",
+    "vit",
+    "conv",
+    "unet",
+    "gru",
+    "lora",
+    "frozen",
+)
+NUM_BUDGETS = 100
+
+
+def captured(made):
+    """Return a captured model, its joint graph as a planner sees it, and how many results."""
+    found = Captured(*made)
+    return found, *found.to_plan()
+
+
+def search(graph, num_results):
+    workspaces = WorkspaceTable()
+    workspaces.probe(graph.nodes)
+    model = joint_model(graph, num_results, workspaces)
+    may_drop = droppable(graph)
+    indices = {i for i, node in enumerate(model.nodes) if node in may_drop}
+    table = CostTable()
+    costs = [
+        0.0 if is_input else node_us(node, table)
+        for node, is_input in zip(model.nodes, model.is_input, strict=True)
+    ]
+    return model, frontier(model, indices, costs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_budgets_are_kept_and_peaks_fall_with_them(name: str) -> None:
+    torch.manual_seed(11)
+    _, graph, num_results = captured(ZOO[name]())
+    _, found = search(graph, num_results)
+    least, most = found.min_peak_bytes, found.points[0].peak_bytes
+    draw = random.Random(name)
+    budgets = sorted(draw.uniform(0.9 * least, 1.1 * most) for _ in range(NUM_BUDGETS))
+    before = 0
+    for budget in map(int, budgets):
+        point = found.within(budget)
+        if point is None:
+            assert budget < least
+            continue
+        assert before <= point.peak_bytes <= budget
+        assert found.bound_us(budget) <= point.extra_us + 1e-9
+        before = point.peak_bytes
+
+
+@pytest.mark.parametrize("name", ["llama", "vit"])
+def test_points_are_measured_as_predicted(name: str) -> None:
+    torch.manual_seed(12)
+    found, graph, num_results = captured(ZOO[name]())
+    model, searched = search(graph, num_results)
+    points = searched.points
+    for point in (points[0], points[len(points) // 2], points[-1]):
+        names = frozenset(model.nodes[i].name for i in point.dropped)
+        planned = found.planned(Choices(recompute=names))
+        found.drop_gradients()
+        assert measure_peak(planned.step).peak_bytes == point.peak_bytes
+
+
+def test_the_smallest_plan_needs_no_more_than_a_checkpoint_per_block() -> None:
+    torch.manual_seed(13)
+    found, graph, num_results = captured(llama(6, 32, 4, 4))
+    plan = Planner(1 << 40).plan(Task(joint=graph, num_results=num_results))
+    tight = Planner(plan.min_peak_bytes).plan(Task(joint=graph, num_results=num_results))
+    planned = found.planned(Choices(recompute=tight.recompute))
+    found.drop_gradients()
+    ours = measure_peak(planned.step).peak_bytes
+    assert ours == tight.peak_bytes == plan.min_peak_bytes
+
+    class Checkpointed(torch.nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x):
+            return checkpoint(self.block, x, use_reentrant=False)
+
+    torch.manual_seed(13)
+    model, batch = llama(6, 32, 4, 4)
+    model.blocks = torch.nn.ModuleList(Checkpointed(block) for block in model.blocks)
+    by_hand = Captured(model, batch).planned(None)
+    by_hand.step()
+    model.zero_grad(set_to_none=True)
+    theirs = measure_peak(by_hand.step).peak_bytes
+    assert ours <= 1.02 * theirs
