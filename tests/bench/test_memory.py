@@ -309,7 +309,7 @@ class TestReport:
         assert write_chart(make(num_rounds=0), path) == "no chart of boxed: no point has a ratio"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_quick_run_writes_everything(tmp_path):
     command = [sys.executable, str(BENCH / "memory.py"), "--quick", "--rounds", "1"]
     command += ["--min-clean", "1", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]

@@ -105,9 +105,9 @@ def test_inductor_recomputes_as_planned() -> None:
         free = run(3, "inductor", "1GB", rank)
         plan = Plan.from_json(free[1])
         (graph,) = plan.graphs
-        middle = (graph.peak_bytes + graph.min_peak_bytes) // 2
-        tight = run(3, "inductor", plan.base_bytes + middle, rank)
-        return free, tight
+        # The code needs less than the graph, so this is below the peak of the code.
+        budget = plan.base_bytes + graph.batch_bytes + graph.peak_bytes * 9 // 10
+        return free, run(3, "inductor", budget, rank)
 
     for free, tight in run_ranks(2, fn):
         assert tight[0] == pytest.approx(free[0], rel=1e-6)

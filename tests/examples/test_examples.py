@@ -156,8 +156,9 @@ def test_the_programs_of_the_readme_run(tmp_path):
 
 def test_the_page_of_passes_has_a_section_for_each_pass_and_the_presets():
     page = (ROOT / "docs" / "passes.md").read_text()
-    sections = re.findall(r"^## (\w+)$", page, re.MULTILINE)
-    assert sections[1:] == list(PASSES)
+    headings = re.findall(r"^## ([\w, ]+)$", page, re.MULTILINE)
+    described = [name for heading in headings for name in heading.split(", ") if name in PASSES]
+    assert sorted(described) == sorted(PASSES)
     for stage, names in PRESETS.items():
         listed = ", ".join(f"`{name}`" for name in names)
         assert f"| {stage} | {listed} |" in page

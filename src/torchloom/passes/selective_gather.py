@@ -17,6 +17,8 @@ from torchloom import ops
 from torchloom.graph import PassContext, args_of, call, viewed
 from torchloom.ops.match import Transfer, gathers
 
+aten = torch.ops.aten
+
 # A compiler may let these write into their first argument once nobody else reads it.
 _OVERWRITES = (
     *("index_put", "scatter", "index_copy", "index_add", "aten.copy.", "all_reduce", "_foreach"),
@@ -73,6 +75,6 @@ def _only_read(weight: fx.Node, wait: fx.Node) -> bool:
             name = str(user.target)
             if user.op == "output" or any(mark in name for mark in _OVERWRITES):
                 return False
-            if viewed(user) is not None or user.target is torch.ops.aten._unsafe_view.default:
+            if viewed(user) is not None or user.target is aten._unsafe_view.default:
                 views.append(user)
     return True

@@ -14,9 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchloom._torch.wrapper import FakeTensorMode, StorageWeakRef, load_wrapper
+from torchloom._torch.wrapper import (
+    FakeTensorMode,
+    StorageWeakRef,
+    TorchDispatchMode,
+    load_wrapper,
+)
 from torchloom.graph import value_of
 from torchloom.plan.memory.micro_step import RESULTS
 from torchloom.plan.memory.storages import tensors_in
