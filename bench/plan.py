@@ -28,6 +28,7 @@ from torchloom.graph import droppable
 from torchloom.plan.costs import CostTable, device_row, node_us
 from torchloom.plan.frontier import Frontier, frontier
 from torchloom.plan.memory.joint import joint_model
+from torchloom.plan.planner import num_trials
 
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
 """Budgets: parts of the way from the least peak to that of no recomputation."""
@@ -81,7 +82,7 @@ def solve(graph: fx.Graph, num_results: int, table: CostTable) -> tuple[Frontier
         for node, is_input in zip(model.nodes, model.is_input, strict=True)
     ]
     started = time.perf_counter()
-    found = frontier(model, indices, costs, max_simulations=48)
+    found = frontier(model, indices, costs, max_simulations=num_trials(len(model.nodes)))
     return found, sum(costs), time.perf_counter() - started
 
 

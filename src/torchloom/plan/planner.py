@@ -39,8 +39,6 @@ class Task:
 _ROOT = re.compile(r"^L\['\w+'\](\.__self__)?\.?")
 """How Dynamo names the module that it captured: `L['self'].blocks.0` is `blocks.0`."""
 
-_MANY_NODES = 4000
-
 
 @dataclass
 class Planner:
@@ -166,8 +164,7 @@ class Planner:
             0.0 if model.is_input[i] else node_us(node, self.costs)
             for i, node in enumerate(model.nodes)
         ]
-        trials = 160 if len(model.nodes) < _MANY_NODES else 48
-        found = frontier(model, indices, cost_us, max_simulations=trials)
+        found = frontier(model, indices, cost_us, max_simulations=num_trials(len(model.nodes)))
         offset = self._offsets.get(digest, 0)
         allowed = None if budget is None else budget - offset
         point, peak_bytes = self._choose(found, model, task, allowed)
@@ -226,6 +223,11 @@ def infeasible(budget_bytes: int, least: int) -> str:
         f"{least:,}. Raise compile.memory_budget by at least {least - budget_bytes:,} bytes, or make "
         "the batch smaller"
     )
+
+
+def num_trials(num_nodes: int) -> int:
+    """Return how many plans of a graph to simulate: fewer of large ones, to stay within seconds."""
+    return max(24, min(160, 400_000 // max(num_nodes, 1)))
 
 
 def digest_of(joint: fx.Graph) -> str:
