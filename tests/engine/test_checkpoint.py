@@ -10,19 +10,9 @@ from safetensors.torch import load_file
 
 from support.models import tokens, tricky
 from support.ranks import run_ranks
-from support.runs import make_engine, train
+from support.runs import assert_equal, make_engine, train, weights
 
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 10}}
-
-
-def weights(model) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -11,7 +11,7 @@ import torchloom
 from support.memory import measure
 from support.models import tokens
 from support.ranks import run_ranks
-from support.runs import make_engine, train
+from support.runs import assert_equal, make_engine, train, weights
 from support.zoo import ZOO, llama
 from torchloom.engine import Engine
 from torchloom.plan import Plan
@@ -21,16 +21,6 @@ from torchloom.runtime.host import fuzzed
 
 OFFLOAD = {"offload_activation": True, "offload_activation_threshold": 1}
 ALL = {**OFFLOAD, "offload_opt_states": True}
-
-
-def weights(model) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def run(rank: int, stage: int, steps: int = 3, seed: int | None = None, **options: Any):

@@ -9,7 +9,7 @@ import torch
 
 import torchloom
 from support.ranks import run_ranks
-from support.runs import make_engine, settings, train
+from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.engine import Engine
 from torchloom.errors import ConfigError
 from torchloom.runtime.host import fuzzed, is_on_host
@@ -24,16 +24,6 @@ EVERYTHING: dict[str, Any] = {
     "free_activation_threshold": 1,
 }
 HARD: dict[str, Any] = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.3}
-
-
-def weights(model) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def on_host(engine: Engine) -> set[str]:

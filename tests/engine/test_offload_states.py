@@ -11,7 +11,7 @@ import torch
 import torchloom
 from support.models import Tricky, tokens
 from support.ranks import run_ranks
-from support.runs import make_engine, settings, train
+from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.engine.stream import StateStream
 from torchloom.engine.stream_plan import schedule_of_actions, stream_actions
 from torchloom.errors import EngineError
@@ -21,16 +21,6 @@ from torchloom.runtime.host import fuzzed, is_on_host
 
 CPU = torch.device("cpu")
 HARD: dict[str, Any] = {"gradient_accumulation_steps": 3, "gradient_clipping": 0.3}
-
-
-def weights(model) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def big_states(engine) -> list[torch.Tensor]:

@@ -26,7 +26,7 @@ def registry(**contracts: PassContract | None) -> PassRegistry:
 
 
 def test_an_entry_is_due_from_its_step_on():
-    plan = Resolver(3).plan([(5, ["zero3_compile", "prefetch"]), (2, ["zero3_compile"])])
+    plan = Resolver(3).timetable([(5, ["zero3_compile", "prefetch"]), (2, ["zero3_compile"])])
     assert named(plan.due(0).passes) == named(Resolver(3).passes())
     assert "prefetch" not in named(plan.due(2).passes)
     assert "prefetch" not in named(plan.due(4).passes)
@@ -82,9 +82,9 @@ def test_needs_hold_within_one_entry_and_the_error_tells_all():
     known = registry(
         giver=PassContract(provides={"things"}), taker=PassContract(requires={"things"})
     )
-    Resolver(3, known).plan([(0, ["giver", "taker"])])
+    Resolver(3, known).timetable([(0, ["giver", "taker"])])
     with pytest.raises(PassOrderError) as caught:
-        Resolver(3, known).plan([(0, ["giver"]), (7, ["zero3_compile", "taker"])])
+        Resolver(3, known).timetable([(0, ["giver"]), (7, ["zero3_compile", "taker"])])
     for word in ("schedule step 7", "'taker'", "'things'", "'giver'", "so far: dedupe_gathers"):
         assert word in str(caught.value)
 

@@ -76,3 +76,22 @@ def test_plans_follow_what_the_code_needs() -> None:
         return True
 
     assert run_ranks(1, fn) == [True]
+
+
+def test_cached_code_without_a_known_plan_is_not_trusted(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def fn(rank):
+        first, plan = trained("mlp", "1GB")
+        again, warm = trained("mlp", "1GB")
+        records = list((tmp_path / "torchloom").glob("*.json"))
+        assert warm == plan  # read back: the caches held the code
+        for record in records:
+            record.unlink()
+        without, anew = trained("mlp", "1GB")
+        assert anew == plan
+        assert {first, again, without} == {first}
+        return len(records), len(list((tmp_path / "torchloom").glob("*.json")))
+
+    ((before, after),) = run_ranks(1, fn)
+    assert before == after > 0  # and the next start knows it again

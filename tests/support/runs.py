@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import nn
+
 import torchloom
 from support.models import Tricky, tokens, tricky
 from torchloom.engine import Engine
@@ -37,3 +40,15 @@ def train(engine: Engine, rank: int, steps: int, first: int = 0) -> list[float]:
             engine.step()
             losses.append(loss.item())
     return losses
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of a model's state."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    """Compare two states bit by bit."""
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name

@@ -29,6 +29,7 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchloom._torch import introspect
+from torchloom._torch.exchange import texts_of as texts_of
 
 DispatchMode = TorchDispatchMode
 """Base of modes that see each operator below autograd (2.11-2.13)."""
@@ -191,6 +192,19 @@ def size_hint(size: Any) -> int:
         return size
     hint = size.node.hint
     return 1 if hint is None else int(hint)
+
+
+def layout_hint(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
+    """Return sizes and strides as numbers, without a guard, and how many elements they reach over.
+
+    Example:
+        >>> layout_hint(torch.empty(1, 3).expand(2, 3))
+        ([2, 3], [0, 1], 3)
+    """
+    sizes = [size_hint(size) for size in tensor.shape]
+    strides = [size_hint(stride) for stride in tensor.stride()]
+    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return sizes, strides, 0 if 0 in sizes else reach + 1
 
 
 def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:

@@ -11,11 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = ["FakeTensorMode", "StorageWeakRef", "TorchDispatchMode", "load_wrapper"]
 
 Wrapper = Callable[[list[Any]], Any]
 OnExtern = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]

@@ -7,11 +7,8 @@ collective, which would hang in just the case that this is for. Costs 0.3-2 ms f
 from __future__ import annotations
 
 import itertools
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
@@ -83,28 +80,20 @@ class Agreement:
     def _exchange(self, what: str, text: str) -> dict[str, list[int]]:
         """Return all texts with the ranks that hold them."""
         ordinal = next(self._ordinal)
-        store = dist.PrefixStore(f"torchloom/agree/{self._serial}/{ordinal}", _store())
+        store = dist.PrefixStore(
+            f"torchloom/agree/{self._serial}/{ordinal}", _torch.default_store()
+        )
         store.set(str(self.rank), text)
-        held, missing = self._collect(store)
+        texts, missing = _torch.texts_of(store, range(self.world_size), self.timeout_s)
         if missing:
             raise AgreementError(
                 f"ranks {missing} did not reach {what!r} within {self.timeout_s:.0f} s: look at "
                 "their output for an error, or for a branch that only some ranks take"
             )
-        return held
-
-    def _collect(self, store: Any) -> tuple[dict[str, list[int]], list[int]]:
-        deadline = time.monotonic() + self.timeout_s
         held: dict[str, list[int]] = defaultdict(list)
-        missing: list[int] = []
-        for rank in range(self.world_size):
-            left = max(0.05, deadline - time.monotonic())
-            try:
-                store.wait([str(rank)], timedelta(seconds=left))
-                held[store.get(str(rank)).decode()].append(rank)
-            except dist.DistStoreError:
-                missing.append(rank)
-        return dict(held), missing
+        for rank, each in texts.items():
+            held[each].append(rank)
+        return dict(held)
 
 
 _SERIALS = itertools.count()
@@ -113,7 +102,3 @@ _SERIALS = itertools.count()
 def new_agreement(rank: int, world_size: int, timeout_s: float = TIMEOUT_S) -> Agreement:
     """Return an agreement of its own; all ranks must make theirs in the same order."""
     return Agreement(rank, world_size, timeout_s, _serial=next(_SERIALS))
-
-
-def _store() -> Any:
-    return _torch.default_store()

@@ -32,6 +32,7 @@ from torchloom.engine.local import Leaf, LocalParams
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.scaling import LossScaler
 from torchloom.errors import CheckpointError
+from torchloom.files import write_whole
 from torchloom.log import get_logger
 from torchloom.shard import Layout, ParamSpec, layout_of, owners_of
 from torchloom.shard.pieces import valid_numel
@@ -251,9 +252,7 @@ def _publish(facts: dict[str, Any], partial: Path, final: Path, root: Path, tag:
     if final.exists():
         shutil.rmtree(final)
     partial.rename(final)
-    mark = root / "latest.partial"
-    mark.write_text(f"{tag}\n")
-    mark.rename(root / "latest")
+    write_whole(root / "latest", f"{tag}\n")
 
 
 def _find(root: Path, tag: str | None) -> Path:

@@ -34,9 +34,9 @@ from torchloom.errors import ConfigError, EngineError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, PassItem, PassRegistry, Resolver, Schedule
 from torchloom.pipeline.device import device_bytes
-from torchloom.pipeline.schedule import Entry, Plan
-from torchloom.plan import Plan as MemoryPlan
-from torchloom.plan.costs import NETWORKS
+from torchloom.pipeline.schedule import Entry, Timetable
+from torchloom.plan import Plan
+from torchloom.plan.costs import NETWORKS, Network
 from torchloom.shard import layout_of, owners_of
 
 logger = get_logger(__name__)
@@ -48,7 +48,7 @@ class Compiled:
 
     model: nn.Module
     session: CompileSession
-    plan: Plan
+    timetable: Timetable
     entry: Entry
     kwargs: dict[str, Any]
     agreement: Agreement
@@ -73,7 +73,7 @@ class Compiled:
         Raises:
             AgreementError: the ranks do not switch alike.
         """
-        entry = self.plan.due(step)
+        entry = self.timetable.due(step)
         switches = entry.passes != self.entry.passes
         if not switches:
             self._place()
@@ -93,7 +93,7 @@ class Compiled:
     def _place(self) -> None:
         """Let live on the host what the running passes say, as far as the budget asks for it."""
         self.offloads.follow([each.name for each in self.entry.passes])
-        peaks = [g.plan.peak_bytes for g in self.session.report.graphs if g.plan is not None]
+        peaks = [plan.batch_bytes + plan.peak_bytes for plan in self.session.plans]
         if self.budget_bytes is not None and peaks:
             spare = self.budget_bytes - self.base_bytes
             self.offloads.fit(spare - max(peaks), spare - self.gradient_bytes)
@@ -115,17 +115,16 @@ def advance(compiled: Compiled | None, step: int) -> None:
         compiled.advance(step)
 
 
-def plan_of(compiled: Compiled | None, world: World) -> MemoryPlan:
+def plan_of(compiled: Compiled | None, world: World) -> Plan:
     """Return the plan of what has been compiled so far, an empty one before."""
     size = world.comm.world_size
     if compiled is None:
-        return MemoryPlan(world_size=size, budget_bytes=None, base_bytes=0)
-    graphs = tuple(g.plan for g in compiled.session.report.graphs if g.plan is not None)
-    return MemoryPlan(
+        return Plan(world_size=size, budget_bytes=None, base_bytes=0)
+    return Plan(
         world_size=size,
         budget_bytes=compiled.budget_bytes,
         base_bytes=compiled.base_bytes,
-        graphs=graphs,
+        graphs=compiled.session.plans,
     )
 
 
@@ -165,10 +164,10 @@ def start(
         layout.stage, registry, options.disable_passes, total_bytes, extra_passes(config)
     )
     if schedule is None:
-        plan = Plan((Entry(0, resolver.passes(passes)),))
+        timetable = Timetable((Entry(0, resolver.passes(passes)),))
     else:
-        plan = resolver.plan(schedule)
-    entry = plan.due(engine.global_steps)
+        timetable = resolver.timetable(schedule)
+    entry = timetable.due(engine.global_steps)
     budget_bytes = None if budget is None else budget.resolve(total_bytes)
     session, kwargs = build_session(
         config,
@@ -183,20 +182,20 @@ def start(
     book.residency = world.comm.residents
     book.table = costs_of(world.device, _network(world))
     keeps = config.batch.accumulation_steps > 1
-    shared = share_weights(model, world.comm, plan.all_passes)
+    shared = share_weights(model, world.comm, timetable.all_passes)
     if shared is not None:
         session.context = replace(session.context, shared_weights=shared.facts)
         session.keeps = shared.store
     engine.offloads.follow([each.name for each in entry.passes])
-    streams = all(STATES in {each.name for each in e.passes} for e in plan.entries)
+    streams = all(STATES in {each.name for each in e.passes} for e in timetable.entries)
     base = agreement.most(
         "bytes that live on",
         base_bytes(model, engine.optimizer, keeps_gradients=keeps, keeps_states=not streams),
     )
     pinned = load_pinned(options.plan, world.comm.world_size)
-    session.planner = make_planner(budget_bytes, base, book.table, pinned)
-    if session.planner is not None:
-        session.planner.is_estimate = session.backend == "inductor"
+    session.planner = make_planner(
+        budget_bytes, base, book.table, pinned, is_estimate=session.backend == "inductor"
+    )
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check("what engine.compile() weaves", session.key)
     session.agree = agreement.check
@@ -204,7 +203,7 @@ def start(
     return Compiled(
         model=model,
         session=session,
-        plan=plan,
+        timetable=timetable,
         entry=entry,
         kwargs=kwargs,
         agreement=agreement,
@@ -231,5 +230,5 @@ def refuse_second(asks: bool, is_configured: bool) -> None:
     )
 
 
-def _network(world: World) -> Any:
+def _network(world: World) -> Network:
     return NETWORKS["nvlink" if world.device.type == "cuda" else "gloo"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +13,7 @@ from torchloom.errors import PlanError
 from torchloom.log import get_logger
 from torchloom.plan import Plan, Planner
 from torchloom.plan.costs import CostTable, Network, load_table, save_table, shared_table
+from torchloom.plan.memory import distinct_bytes
 from torchloom.runtime.host import is_on_host
 
 logger = get_logger(__name__)
@@ -45,18 +44,17 @@ def base_bytes(
         keeps_states: whether optimizer states live on the device, not in host memory.
     """
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    total = _RESERVE_BYTES + _distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
+    total = _RESERVE_BYTES + distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
     if keeps_gradients:
         total += trained_bytes(model)
     if optimizer is None:
         return total
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
-    masters = _distinct_bytes([*tensors, *leaves]) - _distinct_bytes(tensors)
+    masters = distinct_bytes([*tensors, *leaves]) - distinct_bytes(tensors)
     counters = _COUNTER_BYTES * len(leaves)
     if not keeps_states:
         return total + masters + counters
-    made = [v for state in optimizer.state.values() for v in state.values() if _is_tensor(v)]
-    states = _distinct_bytes(made)
+    states = distinct_bytes(v for state in optimizer.state.values() for v in state.values())
     if not states:
         size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
         states = _num_states(optimizer) * size + counters
@@ -65,11 +63,16 @@ def base_bytes(
 
 def trained_bytes(model: nn.Module) -> int:
     """Return the bytes of a gradient of every trainable parameter, as this rank holds it."""
-    return _distinct_bytes(param for param in model.parameters() if param.requires_grad)
+    return distinct_bytes(param for param in model.parameters() if param.requires_grad)
 
 
 def make_planner(
-    budget_bytes: int | None, base: int, costs: CostTable, pinned: Plan | None = None
+    budget_bytes: int | None,
+    base: int,
+    costs: CostTable,
+    pinned: Plan | None = None,
+    *,
+    is_estimate: bool = False,
 ) -> Planner | None:
     """Return a planner for what the budget leaves to forward and backward.
 
@@ -78,6 +81,7 @@ def make_planner(
         base: see `base_bytes`.
         costs: equal on all ranks.
         pinned: a plan to follow.
+        is_estimate: see `Planner`.
 
     Returns:
         None when there is neither a budget nor a plan.
@@ -86,14 +90,16 @@ def make_planner(
         PlanError: the budget does not even hold parameters and optimizer states.
     """
     if budget_bytes is None:
-        return None if pinned is None else Planner(None, costs=costs, pinned=pinned)
+        return (
+            None if pinned is None else Planner(None, costs, pinned=pinned, is_estimate=is_estimate)
+        )
     if budget_bytes <= base:
         raise PlanError(
             f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
             f"gradients and optimizer states of this rank alone hold {base:,}. Give more, use more "
             "ranks, a higher ZeRO stage, or offload_opt_states"
         )
-    return Planner(budget_bytes - base, costs=costs, pinned=pinned)
+    return Planner(budget_bytes - base, costs, pinned=pinned, is_estimate=is_estimate)
 
 
 def load_pinned(path: str | None, world_size: int) -> Plan | None:
@@ -147,12 +153,3 @@ def _num_states(optimizer: Optimizer) -> int:
     if name == "SGD":
         return int(any(group.get("momentum") for group in optimizer.param_groups))
     return _STATES.get(name, 2)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _distinct_bytes(tensors: Iterable[Tensor]) -> int:
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())

@@ -9,12 +9,19 @@ from torchloom.graph.activations import (
     draws,
     droppable,
     forward_nodes,
-    is_view,
     may_recompute,
     mutated_inputs,
-    source_of,
 )
-from torchloom.graph.alias import is_alias, owners, readers, storage_of
+from torchloom.graph.alias import (
+    is_alias,
+    is_view,
+    is_view_op,
+    owners,
+    readers,
+    source_of,
+    storage_of,
+    viewed,
+)
 from torchloom.graph.contract import (
     Choices,
     GraphPass,
@@ -24,7 +31,7 @@ from torchloom.graph.contract import (
     Stage,
 )
 from torchloom.graph.edit import call, move_after, move_before, record_values, replace
-from torchloom.graph.liveness import live_bytes, viewed
+from torchloom.graph.liveness import live_bytes
 from torchloom.graph.movable import movable
 from torchloom.graph.nodes import (
     args_of,
@@ -33,10 +40,11 @@ from torchloom.graph.nodes import (
     mark_host,
     nbytes,
     positions,
+    tensors_in,
     value_of,
 )
 from torchloom.graph.split import Split, outputs_of, split_of
-from torchloom.graph.text import graph_text, op_counts
+from torchloom.graph.text import graph_digest, graph_text, op_counts
 
 __all__ = [
     "Choices",
@@ -52,10 +60,12 @@ __all__ = [
     "droppable",
     "find",
     "forward_nodes",
+    "graph_digest",
     "graph_text",
     "is_alias",
     "is_on_host",
     "is_view",
+    "is_view_op",
     "live_bytes",
     "mark_host",
     "may_recompute",
@@ -74,6 +84,7 @@ __all__ = [
     "source_of",
     "split_of",
     "storage_of",
+    "tensors_in",
     "value_of",
     "viewed",
 ]

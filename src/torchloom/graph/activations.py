@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from torchloom._torch import OpOverload
-from torchloom.graph.nodes import value_of
+from torchloom.graph.alias import is_view, source_of
+from torchloom.graph.nodes import tensors_in, value_of
 
 
 def forward_nodes(joint: fx.Graph) -> list[fx.Node]:
@@ -36,24 +35,6 @@ def forward_nodes(joint: fx.Graph) -> list[fx.Node]:
                     continue
             found.append(node)
     return found
-
-
-def is_view(node: fx.Node) -> bool:
-    """Say whether a node makes no memory of its own: a view, or one of several results."""
-    if node.target is operator.getitem:
-        return True
-    target = node.target
-    if not isinstance(target, OpOverload):
-        return False
-    arguments = target._schema.arguments
-    return any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
-
-
-def source_of(node: fx.Node) -> fx.Node:
-    """Return the node that made the memory that this one looks at: itself, unless it is a view."""
-    while is_view(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def droppable(joint: fx.Graph) -> set[fx.Node]:
@@ -126,6 +107,4 @@ def draws(node: fx.Node) -> bool:
 
 
 def _holds_tensor(value: object) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_holds_tensor(item) for item in value)
-    return isinstance(value, Tensor)
+    return any(True for _ in tensors_in(value))

@@ -17,21 +17,40 @@ from torchloom._torch import OpOverload
 from torchloom.graph.nodes import value_of
 
 
+def is_view_op(target: object) -> bool:
+    """Say whether an operator returns views of an argument and writes nothing, by its schema."""
+    if not isinstance(target, OpOverload):
+        return False
+    aliases = [argument.alias_info for argument in target._schema.arguments]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
 def viewed(node: fx.Node) -> fx.Node | None:
-    """Return the node that this one is a view of by its operator's schema, None if of none."""
+    """Return the node that this one is a view or a pick of, None for a value of its own.
+
+    Example:
+        >>> graph = fx.Graph()
+        >>> x = graph.placeholder("x")
+        >>> viewed(graph.call_function(torch.ops.aten.t.default, (x,))) is x
+        True
+    """
     if node.op != "call_function" or not node.all_input_nodes:
         return None
-    if node.target is operator.getitem:
-        return viewed(node.all_input_nodes[0])  # of one of several views; other picks are new
-    if not isinstance(node.target, OpOverload):
-        return None
-    schema = node.target._schema
-    if all(result.alias_info is None for result in schema.returns):
-        return None
-    for arg, given in zip(schema.arguments, node.args, strict=False):
-        if arg.alias_info is not None and isinstance(given, fx.Node):
-            return given
+    if node.target is operator.getitem or is_view_op(node.target):
+        return node.all_input_nodes[0]  # schemas of views name what they view first
     return None
+
+
+def is_view(node: fx.Node) -> bool:
+    """Say whether a node makes no memory of its own: a view, or one of several results."""
+    return viewed(node) is not None
+
+
+def source_of(node: fx.Node) -> fx.Node:
+    """Return the node that made the memory that this one looks at: itself, unless it is a view."""
+    while (source := viewed(node)) is not None:
+        node = source
+    return node
 
 
 def storage_of(node: fx.Node) -> int | None:
@@ -58,7 +77,7 @@ def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         if storage is None:
             continue
         parent[node], order[node] = node, index
-        for other in (viewed(node), by_storage.setdefault(storage, node)):
+        for other in (_base(node), by_storage.setdefault(storage, node)):
             if other is not None and other in parent:
                 first, second = sorted((root(other), root(node)), key=order.__getitem__)
                 parent[second] = first
@@ -68,7 +87,7 @@ def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 def is_alias(node: fx.Node, of: fx.Node) -> bool:
     """Say whether `node`, which reads `of`, shares its memory."""
     storage = storage_of(node)
-    return viewed(node) is of or (storage is not None and storage == storage_of(of))
+    return _base(node) is of or (storage is not None and storage == storage_of(of))
 
 
 def readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
@@ -80,3 +99,20 @@ def readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
                 pending.append(user)
             found[user] = None
     return list(found)
+
+
+def _base(node: fx.Node) -> fx.Node | None:
+    """Return the node with whose memory an operator answers: what it views, or writes and returns."""
+    if node.op != "call_function" or not node.all_input_nodes:
+        return None
+    if node.target is operator.getitem:
+        return _base(node.all_input_nodes[0])  # of one of several views; other picks are new
+    if not isinstance(node.target, OpOverload):
+        return None
+    schema = node.target._schema
+    if all(result.alias_info is None for result in schema.returns):
+        return None
+    for argument, given in zip(schema.arguments, node.args, strict=False):
+        if argument.alias_info is not None and isinstance(given, fx.Node):
+            return given
+    return None

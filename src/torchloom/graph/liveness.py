@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from torchloom._torch import OpOverload
+from torchloom.graph.alias import viewed
 from torchloom.graph.nodes import is_on_host, nbytes
 
 
@@ -33,25 +33,3 @@ def live_bytes(graph: fx.Graph) -> tuple[int, ...]:
         alive -= dies.pop(index, 0)
         curve.append(alive)
     return tuple(curve)
-
-
-def viewed(node: fx.Node) -> fx.Node | None:
-    """Return the node whose storage this one shares, None for a value of its own.
-
-    Example:
-        >>> graph = fx.Graph()
-        >>> x = graph.placeholder("x")
-        >>> viewed(graph.call_function(torch.ops.aten.t.default, (x,))) is x
-        True
-    """
-    if node.op != "call_function" or not node.all_input_nodes:
-        return None
-    target = node.target
-    if isinstance(target, OpOverload):
-        schema = target._schema
-        is_view = any(
-            arg.alias_info is not None and not arg.alias_info.is_write for arg in schema.arguments
-        )
-        return node.all_input_nodes[0] if is_view else None
-    # Picking one of several results makes nothing new.
-    return node.all_input_nodes[0] if getattr(target, "__name__", "") == "getitem" else None

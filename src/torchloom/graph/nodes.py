@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
+
+from torchloom._torch import size_hint
 
 
 def find(graph: fx.Graph, op: Any) -> list[fx.Node]:
@@ -22,6 +25,15 @@ def args_of(node: fx.Node) -> tuple[Any, ...]:
 def value_of(node: fx.Node) -> Any:
     """Return the fake value that tracing recorded for a node, or None."""
     return node.meta.get("val")
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a value that may be a tensor or lists of values, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def mark_host(*nodes: fx.Node) -> None:
@@ -45,7 +57,7 @@ def nbytes(node: fx.Node) -> int:
         >>> nbytes(x)
         24
     """
-    return sum(_tensor_bytes(value) for value in _flatten(value_of(node)))
+    return sum(_tensor_bytes(value) for value in tensors_in(value_of(node)))
 
 
 def positions(graph: fx.Graph) -> dict[fx.Node, int]:
@@ -53,18 +65,5 @@ def positions(graph: fx.Graph) -> dict[fx.Node, int]:
     return {node: index for index, node in enumerate(graph.nodes)}
 
 
-def _flatten(value: Any) -> Iterable[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flatten(item)
-    else:
-        yield value
-
-
-def _tensor_bytes(value: Any) -> int:
-    if not isinstance(value, torch.Tensor):
-        return 0
-    numel = 1
-    for size in value.shape:
-        numel *= size if isinstance(size, int) else int(size)
-    return numel * value.element_size()
+def _tensor_bytes(value: torch.Tensor) -> int:
+    return math.prod(size_hint(size) for size in value.shape) * value.element_size()

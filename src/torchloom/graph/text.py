@@ -8,6 +8,7 @@ dumps and hashes.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from typing import Any
 
@@ -33,6 +34,11 @@ _SHORT = {
 def graph_text(graph: fx.Graph) -> str:
     """Return a readable, deterministic text of a graph, ending in a newline."""
     return "".join(f"{_line(node)}\n" for node in graph.nodes)
+
+
+def graph_digest(graph: fx.Graph) -> str:
+    """Return a short hash of a graph, equal on all ranks that captured the same."""
+    return hashlib.blake2b(graph_text(graph).encode(), digest_size=8).hexdigest()
 
 
 def op_counts(graph: fx.Graph) -> dict[str, int]:

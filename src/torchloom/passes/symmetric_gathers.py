@@ -21,7 +21,16 @@ import torch
 from torch import fx
 
 from torchloom import _torch, ops
-from torchloom.graph import PassContext, SharedWeights, args_of, call, find, replace, value_of
+from torchloom.graph import (
+    PassContext,
+    SharedWeights,
+    args_of,
+    call,
+    find,
+    is_view,
+    replace,
+    value_of,
+)
 
 aten = torch.ops.aten
 
@@ -57,23 +66,19 @@ def _is_only_read(weight: fx.Node) -> bool:
     chain = [weight]
     for node in chain:  # grows while it is walked
         for user in node.users:
-            if _is_view(user):
+            if _makes_nothing(user):
                 chain.append(user)
             elif not _only_reads(user):
                 return False
     return True
 
 
-def _is_view(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return True  # of a list of views: what else is read here is no view's result
+def _makes_nothing(node: fx.Node) -> bool:
+    """Say whether a node answers with the memory of what it reads: a view, or a cast to its dtype."""
     if node.target is torch.ops.prims.convert_element_type.default:
         source = args_of(node)[0]
         return value_of(source) is not None and value_of(source).dtype == args_of(node)[1]
-    if not isinstance(node.target, _torch.OpOverload):
-        return False
-    returns = node.target._schema.returns
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    return is_view(node)
 
 
 def _only_reads(node: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchloom.errors import PassError, PassOrderError
@@ -129,27 +129,19 @@ def register_compile_pass(
 def _made(
     name: str, fn: Callable[..., Any] | GraphPass, contract: PassContract | None
 ) -> GraphPass:
-    stage: Literal["joint", "lowered"] = "lowered"
-    given = contract or PassContract()
-    if isinstance(fn, GraphPass):
-        if contract is None:
-            return GraphPass(
-                name=name,
-                fn=fn.fn,
-                stage=fn.stage,
-                provides=fn.provides,
-                requires=fn.requires,
-                conflicts_with=fn.conflicts_with,
-            )
-        function, stage = fn.fn, fn.stage
-    elif isinstance(fn, str) or not callable(fn):
+    if isinstance(fn, str) or not (isinstance(fn, GraphPass) or callable(fn)):
         raise PassError(f"pass {name!r} is a {type(fn).__name__}: register a function")
-    else:
-        function = adapt(name, fn)
-    return GraphPass(
+    made = (
+        fn
+        if isinstance(fn, GraphPass)
+        else GraphPass(name=name, fn=adapt(name, fn), stage="lowered")
+    )
+    if made is fn and contract is None:
+        return replace(made, name=name)
+    given = contract or PassContract()
+    return replace(
+        made,
         name=name,
-        fn=function,
-        stage=stage,
         provides=_ours(given.provides),
         requires=_ours(given.requires),
         conflicts_with=frozenset(ALIASES.get(each, each) for each in given.conflicts_with),

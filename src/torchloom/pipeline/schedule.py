@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Timetable:
     """The entries of a schedule, by step."""
 
     entries: tuple[Entry, ...]
@@ -101,7 +101,7 @@ class Resolver:
         check_order(passes, known, where)
         return passes
 
-    def plan(self, schedule: Schedule) -> Plan:
+    def timetable(self, schedule: Schedule) -> Timetable:
         """Return a checked schedule.
 
         Raises:
@@ -122,7 +122,7 @@ class Resolver:
         entries.sort(key=lambda each: each.step)
         if not entries or entries[0].step > 0:
             entries.insert(0, Entry(0, self.passes()))
-        return Plan(tuple(entries))
+        return Timetable(tuple(entries))
 
     def _resolved(
         self, item: PassItem, known: Mapping[str, GraphPass], where: str
@@ -193,7 +193,7 @@ def validate_schedule(schedule: Schedule, registry: PassRegistry | None = None) 
     Example:
         >>> validate_schedule([(0, ["zero3_compile"]), (5, ["zero3_compile", "prefetch"])])
     """
-    Resolver(3, registry or REGISTRY).plan(schedule)
+    Resolver(3, registry or REGISTRY).timetable(schedule)
 
 
 def check_order(

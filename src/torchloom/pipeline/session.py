@@ -21,12 +21,13 @@ from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.errors import PassError, PlanError, own_error
-from torchloom.graph import GraphPass, PassContext
+from torchloom.graph import GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
 from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.pipeline.site import Book
-from torchloom.pipeline.weaving import Weaving, digest_of, key_of
+from torchloom.pipeline.weaving import Weaving, key_of
 from torchloom.plan import GraphPlan, Planner, infeasible
+from torchloom.plan.memory import distinct_bytes
 from torchloom.shard.regather import LIVE
 
 logger = get_logger(__name__)
@@ -72,6 +73,8 @@ class CompileSession:
     keeps: object = None
     """What woven graphs need when they run, kept as long as they may."""
     report: CompileReport = field(default_factory=CompileReport)
+    _rounds: list[int] = field(default_factory=lambda: [0])
+    """Where in the report each compile of the module begins."""
     _woven: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     """Of each compiled graph: its parameters, and the residents that it knows."""
 
@@ -80,7 +83,9 @@ class CompileSession:
     ) -> Callable[..., Any]:
         """Compile one captured graph: the signature of a torch.compile backend."""
         name = f"graph{len(self.report.graphs)}"
-        report = GraphReport(name, len(gm.graph.nodes), name_of(self.backend), digest_of(gm))
+        report = GraphReport(
+            name, len(gm.graph.nodes), name_of(self.backend), graph_digest(gm.graph)
+        )
         report.batch_bytes = _batch_bytes(example_inputs)
         report.graph_id = self.book.page(report.digest).graph_id
         self.report.graphs.append(report)
@@ -112,6 +117,16 @@ class CompileSession:
         residents = self.book.residents
         return any(params & (residents - known) for params, known in self._woven)
 
+    @property
+    def plans(self) -> tuple[GraphPlan, ...]:
+        """Plans of the graphs that run: of the last compile of the module that has captured some."""
+        graphs = self.report.graphs
+        ends = [*self._rounds[1:], len(graphs)]
+        for start, end in zip(reversed(self._rounds), reversed(ends), strict=True):
+            if end > start:
+                return tuple(each.plan for each in graphs[start:end] if each.plan is not None)
+        return ()
+
     def begin(self, passes: Sequence[GraphPass] | None = None) -> Callable[..., Any]:
         """Return a backend for one compile of the module, with other passes if given.
 
@@ -125,6 +140,7 @@ class CompileSession:
             self.planner.forget()
         self.book.start_over(forget=passes is not None)
         self._woven.clear()
+        self._rounds.append(len(self.report.graphs))
         return _Round(self)
 
     def _compile_within_budget(
@@ -139,11 +155,15 @@ class CompileSession:
         best: tuple[GraphPlan, Callable[..., Any], GraphReport] | None = None
         least, budget_bytes = 0, None
         before: list[tuple[str, float]] = []
+        ignores_caches = False
         for _ in range(_MAX_ROUNDS):
             own = replace(report, compile_s=[], passes=[], collectives={})
-            weaving = Weaving(self, own, context)
+            weaving = Weaving(self, own, context, ignores_caches)
             compiled = self._compile(gm, example_inputs, weaving.hooks())
             weaving.finish()
+            if weaving.lacks_plan:  # nothing says that cached code keeps the budget
+                ignores_caches, gm = True, copy_graph_module(unwoven)
+                continue
             plan = own.plan
             if plan is None:
                 report.take(own)
@@ -232,9 +252,6 @@ class _Round:
 
 def _batch_bytes(inputs: Sequence[Any]) -> int:
     """Return the bytes of a graph's inputs that do not live on from step to step."""
-    sizes = {
-        each.untyped_storage()._cdata: int(each.untyped_storage().nbytes())
-        for each in inputs
-        if isinstance(each, Tensor) and not _torch.lives_on(each)
-    }
-    return sum(sizes.values())
+    return distinct_bytes(
+        each for each in inputs if isinstance(each, Tensor) and not _torch.lives_on(each)
+    )

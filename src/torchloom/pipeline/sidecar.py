@@ -8,12 +8,12 @@ read back on a warm start.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 from torchloom import _torch
+from torchloom.files import write_whole
 from torchloom.log import get_logger
 from torchloom.plan import GraphPlan
 
@@ -32,22 +32,19 @@ class Woven(NamedTuple):
 def save(key: str, woven: Woven) -> None:
     """Remember a woven graph; a full disk costs a warning, not the run."""
     path = _path(key)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
     data = {
         "collectives": woven.collectives,
         "plan": None if woven.plan is None else asdict(woven.plan),
         "wants_another": woven.wants_another,
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(data, sort_keys=True))
-        partial.replace(path)
+        write_whole(path, json.dumps(data, sort_keys=True))
     except OSError as error:
         logger.warning("the record of a woven graph cannot be written to %s: %s", path, error)
 
 
-def load(key: str) -> Woven:
-    """Return what is known of a graph that came from the caches; empty when nothing is."""
+def load(key: str) -> Woven | None:
+    """Return what is known of a graph that came from the caches, None when nothing is."""
     try:
         found = json.loads(_path(key).read_text())
         collectives = {str(name): int(count) for name, count in found["collectives"].items()}
@@ -55,7 +52,7 @@ def load(key: str) -> Woven:
         known = None if plan is None else GraphPlan.from_dict(plan)
         return Woven(collectives, known, bool(found["wants_another"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Woven({}, None)
+        return None
 
 
 def _path(key: str) -> Path:

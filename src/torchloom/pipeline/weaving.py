@@ -20,7 +20,7 @@ import torchloom.plan
 from torchloom import _torch
 from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
-from torchloom.graph import Choices, GraphPass, PassContext, graph_text
+from torchloom.graph import Choices, GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.device import default_budget_bytes
@@ -61,13 +61,17 @@ class Weaving:
         setup: the session.
         report: of this graph; filled.
         context: what passes may know of it.
+        ignores_caches: whether the compiler must not take the graphs from its caches.
     """
 
     setup: Setup
     report: GraphReport
     context: PassContext
+    ignores_caches: bool = False
     wants_another: bool = False
     """Whether a plan that knows what this code needs may be better."""
+    lacks_plan: bool = False
+    """Whether the code came from a cache, and what was planned for it is not known any more."""
     _sources: dict[str, str] = field(default_factory=dict)
 
     def hooks(self) -> WeaveHooks:
@@ -75,7 +79,7 @@ class Weaving:
         return WeaveHooks(
             joint=lambda joint, kind: self._weave("joint", joint, kind),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind),
-            key=self._cache_key(),
+            key=None if self.ignores_caches else self._cache_key(),
             partition=self._split,
             compiled=self._compiled,
         )
@@ -87,6 +91,9 @@ class Weaving:
             return
         if report.from_cache:
             known = sidecar.load(self._sidecar_name())
+            if known is None:
+                self.lacks_plan = self.setup.planner is not None and not self.ignores_caches
+                return
             report.collectives.update(known.collectives)
             report.plan, self.wants_another = known.plan, known.wants_another
             if known.plan is not None and self.setup.planner is not None:
@@ -143,7 +150,9 @@ class Weaving:
         if stage == "lowered" and setup.agree is not None and _see_beyond(setup.passes):
             # Nothing but their own care makes such passes do the same on all ranks.
             residents = ", ".join(sorted(setup.book.residents))
-            setup.agree(f"{report.name}.{kind} as woven", f"{digest_of(gm)}, resident: {residents}")
+            setup.agree(
+                f"{report.name}.{kind} as woven", f"{graph_digest(gm.graph)}, resident: {residents}"
+            )
         if setup.backend == "inductor" and kind != "joint":
             self._save_sidecar()
 
@@ -200,11 +209,6 @@ def key_of(setup: Setup, context: PassContext) -> str:
     ]
     planned = "" if setup.planner is None else setup.planner.key
     return _torch.hash_files(_sources(), f"{parts}|{context.key()}|{planned}").hex()
-
-
-def digest_of(gm: fx.GraphModule) -> str:
-    """Return a short hash of a captured graph that is equal on ranks that run the same program."""
-    return hashlib.blake2b(graph_text(gm.graph).encode(), digest_size=8).hexdigest()
 
 
 def _bound(each: GraphPass, spot: Spot) -> GraphPass:

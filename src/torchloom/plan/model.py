@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torchloom.errors import PlanError
+from torchloom.files import write_whole
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +51,11 @@ class GraphPlan:
     min_peak_bytes: int
     """The least that any plan of this graph needs."""
     compute_us: float
-    """Modelled time of forward and backward without recomputation."""
+    """Time of forward and backward without recomputation, operator by operator."""
+    measured_us: float = 0.0
+    """Of this, the time of operators that were measured on this machine; the rest is modelled."""
     extra_us: float
-    """Modelled time of what backward computes again."""
+    """Time of what backward computes again."""
     bound_us: float
     """No plan of the family within the budget adds less than this."""
     decisions: tuple[Decision, ...] = ()
@@ -101,10 +104,6 @@ class Plan:
     base_bytes: int
     """Parameters, gradients and optimizer states: live before and after forward and backward."""
     graphs: tuple[GraphPlan, ...] = ()
-    costs: str = "modelled"
-    """Where times come from."""
-    notes: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int:
@@ -141,17 +140,13 @@ class Plan:
             )
         try:
             graphs = tuple(GraphPlan.from_dict(each) for each in data.pop("graphs", ()))
-            notes = tuple(data.pop("notes", ()))
-            return cls(**data, graphs=graphs, notes=notes)
+            return cls(**data, graphs=graphs)
         except TypeError as error:
             raise PlanError(f"{where} lacks or adds fields: {error}") from error
 
     def save(self, path: str | Path) -> Path:
         """Write plan.json."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_json() + "\n", encoding="utf-8")
-        return path
+        return write_whole(path, self.to_json() + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from torchloom.errors import PlanError
-from torchloom.graph import droppable, graph_text
-from torchloom.plan.costs import CostTable, node_us
+from torchloom.graph import droppable, graph_digest
+from torchloom.plan.costs import CostTable, measured_us, node_us
 from torchloom.plan.costs.store import table_to_json
 from torchloom.plan.frontier import Frontier, Point, frontier
 from torchloom.plan.memory import WorkspaceTable
@@ -50,15 +50,16 @@ class Planner:
         costs: times of operators.
         workspaces: what operators allocate for themselves; unknown ones are probed.
         pinned: a plan to follow instead of making one.
+        is_estimate: whether a compiler that allocates in its own way follows: what does not fit is
+            then tried.
     """
 
     budget_bytes: int | None
     costs: CostTable = field(default_factory=CostTable)
     workspaces: WorkspaceTable = field(default_factory=WorkspaceTable)
     pinned: Plan | None = None
-    _known: list[tuple[Task, GraphPlan]] = field(default_factory=list)
     is_estimate: bool = False
-    """Whether a compiler that allocates in its own way follows: what does not fit is then tried."""
+    _known: list[tuple[Task, GraphPlan]] = field(default_factory=list)
     _offsets: dict[str, int] = field(default_factory=dict)
     """By graph: bytes that a compiler's code was found to need beyond its graphs."""
     _tried: dict[str, set[frozenset[str]]] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class Planner:
 
     def _follow(self, pinned: Plan, task: Task) -> GraphPlan:
         joint, verify, budget = task.joint, task.verify, self._budget_of(task)
-        digest = digest_of(joint)
+        digest = graph_digest(joint)
         found = next((each for each in pinned.graphs if each.graph == digest), None)
         if found is None:
             raise PlanError(
@@ -155,7 +156,7 @@ class Planner:
 
     def _make(self, task: Task) -> GraphPlan:
         joint, budget = task.joint, self._budget_of(task)
-        digest = digest_of(joint)
+        digest = graph_digest(joint)
         self.workspaces.probe(joint.nodes)
         model = joint_model(joint, task.num_results, self.workspaces)
         may_drop = droppable(joint)
@@ -164,6 +165,7 @@ class Planner:
             0.0 if model.is_input[i] else node_us(node, self.costs)
             for i, node in enumerate(model.nodes)
         ]
+        measured = (measured_us(node, self.costs) for node in model.nodes)
         found = frontier(model, indices, cost_us, max_simulations=num_trials(len(model.nodes)))
         offset = self._offsets.get(digest, 0)
         allowed = None if budget is None else budget - offset
@@ -177,6 +179,7 @@ class Planner:
             saved_bytes=point.saved_bytes,
             min_peak_bytes=found.min_peak_bytes,
             compute_us=sum(cost_us),
+            measured_us=sum(each or 0.0 for each in measured),
             extra_us=point.extra_us,
             bound_us=_bound_us(found, point, allowed),
             decisions=_decisions(model, point, indices, cost_us),
@@ -228,11 +231,6 @@ def infeasible(budget_bytes: int, least: int) -> str:
 def num_trials(num_nodes: int) -> int:
     """Return how many plans of a graph to simulate: fewer of large ones, to stay within seconds."""
     return max(24, min(160, 400_000 // max(num_nodes, 1)))
-
-
-def digest_of(joint: fx.Graph) -> str:
-    """Return a short hash of a joint graph, equal on all ranks that captured the same."""
-    return hashlib.blake2b(graph_text(joint).encode(), digest_size=8).hexdigest()
 
 
 def _bound_us(found: Frontier, point: Point, allowed: int | None) -> float:

@@ -34,7 +34,6 @@ def show_plan(plan: Plan, max_values: int | None = 20) -> str:
         lines.append("  no graph has been planned yet")
     for graph in plan.graphs:
         lines += ["", *_graph_lines(graph, max_values)]
-    lines += [f"note: {note}" for note in plan.notes]
     return "\n".join(lines)
 
 
@@ -79,7 +78,8 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
         f"{show_bytes(graph.min_peak_bytes)}; {show_bytes(graph.saved_bytes)} cross to backward"
     )
     yield (
-        f"  time {_ms(graph.step_us)}: compute {_ms(graph.compute_us)}, computed again "
+        f"  time {_ms(graph.step_us)}: compute {_ms(graph.compute_us)} (measured here: "
+        f"{graph.measured_us / max(graph.compute_us, 1e-9):.0%}, else modelled), computed again "
         f"{_ms(graph.extra_us)}; at most {graph.gap:.1%} above the best within this budget"
     )
     totals: defaultdict[str, list[Decision]] = defaultdict(list)

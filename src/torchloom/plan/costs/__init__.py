@@ -15,7 +15,14 @@ from torchloom.plan.costs.roofline import node_flops, node_traffic_bytes, roofli
 from torchloom.plan.costs.share import share_text, shared_table
 from torchloom.plan.costs.signature import node_key
 from torchloom.plan.costs.store import load_table, machine_facts, save_table, table_path
-from torchloom.plan.costs.table import CostTable, collective_us, graph_us, link_us, node_us
+from torchloom.plan.costs.table import (
+    CostTable,
+    collective_us,
+    graph_us,
+    link_us,
+    measured_us,
+    node_us,
+)
 
 __all__ = [
     "DEVICES",
@@ -34,6 +41,7 @@ __all__ = [
     "load_table",
     "machine_facts",
     "measure_products",
+    "measured_us",
     "node_flops",
     "node_key",
     "node_traffic_bytes",

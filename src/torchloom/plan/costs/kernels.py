@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import torch
 from torch import fx
 
 from torchloom import _torch, ops
+from torchloom.files import write_whole
 from torchloom.graph import graph_text
 from torchloom.log import get_logger
 from torchloom.ops.compute import DEFAULT_KERNEL, KERNELS, Product
@@ -179,11 +179,8 @@ def _read_products(path: Path) -> list[Product] | None:
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text)
-        partial.replace(path)
+        write_whole(path, text)
     except OSError as error:
         logger.warning("the products of a graph cannot be kept in %s: %s", path, error)
 

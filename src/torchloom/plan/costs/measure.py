@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import OpOverload, size_hint
+from torchloom._torch import OpOverload, layout_hint, size_hint
 from torchloom.graph import value_of
 from torchloom.plan.costs.roofline import is_computed, node_traffic_bytes
 from torchloom.plan.costs.signature import device_of
@@ -90,10 +90,7 @@ def _fresh(value: Any, index_bound: int) -> Any:
         return size_hint(value)
     if not isinstance(value, torch.Tensor):
         return value
-    shape = [size_hint(size) for size in value.shape]
-    strides = [size_hint(stride) for stride in value.stride()]
-    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    length = 0 if 0 in shape else reach + 1
+    shape, strides, length = layout_hint(value)
     return _random(length, value.dtype, value.device, index_bound).as_strided(shape, strides)
 
 

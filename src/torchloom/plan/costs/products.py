@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from torchloom import _torch
+from torchloom.graph import tensors_in
 from torchloom.ops.compute import Product, product_from
 
 aten = torch.ops.aten
@@ -63,19 +64,11 @@ class _Products(_torch.DispatchMode):
 
 
 def _backward(results: Any, inputs: Sequence[Any]) -> None:
-    roots = [each for each in _tensors(results) if each.requires_grad]
-    leaves = [each for each in _tensors(inputs) if each.requires_grad]
+    roots = [each for each in tensors_in(results) if each.requires_grad]
+    leaves = [each for each in tensors_in(inputs) if each.requires_grad]
     if roots and leaves:
         grads = [torch.empty_like(root) for root in roots]
         torch.autograd.grad(roots, leaves, grads, allow_unused=True)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _tensors(item)]
-    return []
 
 
 def _blank(value: Any) -> Any:
@@ -84,7 +77,6 @@ def _blank(value: Any) -> Any:
         return _torch.size_hint(value)
     if not isinstance(value, Tensor):
         return value
-    shape = [_torch.size_hint(size) for size in value.shape]
-    strides = [_torch.size_hint(stride) for stride in value.stride()]
+    shape, strides, _ = _torch.layout_hint(value)
     blank = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
     return blank.requires_grad_(value.requires_grad)

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from torchloom import ops
 from torchloom._torch import OpOverload, size_hint
-from torchloom.graph import value_of
+from torchloom.graph import is_view_op, tensors_in, value_of
 from torchloom.plan.costs.hardware import Device
 
 aten = torch.ops.aten
@@ -74,21 +74,18 @@ def roofline_us(node: fx.Node, device: Device) -> float:
 
 def is_computed(node: fx.Node) -> bool:
     """Say whether a node does work on the compute engine."""
-    if node.op != "call_function" or node.target in _FREE or not _tensors(value_of(node), node):
+    if node.op != "call_function" or node.target in _FREE or not _has_tensors(node):
         return False
     target = node.target
     if not isinstance(target, OpOverload):
         return hasattr(target, "namespace")  # higher-order operators work, Python functions do not
     if target.namespace == "torchloom" and target is not ops.matmul:
         return False
-    return not is_view(target)
+    return not is_view_op(target)
 
 
-def is_view(target: OpOverload) -> bool:
-    """Say whether an operator returns a view of its first argument and writes nothing."""
-    args, returns = target._schema.arguments, target._schema.returns
-    writes = any(arg.alias_info is not None and arg.alias_info.is_write for arg in args)
-    return not writes and any(ret.alias_info is not None for ret in returns)
+def _has_tensors(node: fx.Node) -> bool:
+    return any(True for _ in tensors_in(value_of(node))) or bool(_inputs(node))
 
 
 def node_flops(node: fx.Node) -> int:
@@ -116,7 +113,7 @@ def node_traffic_bytes(node: fx.Node) -> int:
     if not is_computed(node):
         return 0
     inputs = sum(_bytes(value) for value in _inputs(node))
-    outputs = sum(_bytes(value) for value in _flat(value_of(node)))
+    outputs = sum(_bytes(value) for value in tensors_in(value_of(node)))
     if node.target in _PICKS:
         table = _bytes(value_of(node.all_input_nodes[0]))
         return inputs - table + 2 * outputs
@@ -136,7 +133,7 @@ def node_traffic_bytes(node: fx.Node) -> int:
         for ret, value in zip(target._schema.returns, _as_returns(node), strict=False)
         if ret.alias_info is None
     )
-    return inputs + fresh + sum(_bytes(tensor) for item in written for tensor in _flat(item))
+    return inputs + fresh + sum(_bytes(tensor) for item in written for tensor in tensors_in(item))
 
 
 def _arguments(node: fx.Node, target: OpOverload) -> Iterable[tuple[Any, Any]]:
@@ -181,25 +178,14 @@ def _is_causal(target: OpOverload, args: Any, kwargs: dict[str, Any]) -> bool:
 
 def _dtype_of(node: fx.Node) -> str:
     """Return the dtype that a product is computed in: that of its first floating input."""
-    for value in [*_inputs(node), *_flat(value_of(node))]:
-        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
-            return str(value.dtype).removeprefix("torch.")
+    for tensor in [*_inputs(node), *tensors_in(value_of(node))]:
+        if tensor.dtype.is_floating_point:
+            return str(tensor.dtype).removeprefix("torch.")
     return "float32"
 
 
-def _inputs(node: fx.Node) -> list[Any]:
-    return [value for used in node.all_input_nodes for value in _flat(value_of(used))]
-
-
-def _tensors(value: Any, node: fx.Node) -> list[Any]:
-    found = [item for item in _flat(value) if isinstance(item, torch.Tensor)]
-    return found or [item for item in _inputs(node) if isinstance(item, torch.Tensor)]
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _flat(item)]
-    return [value]
+def _inputs(node: fx.Node) -> list[torch.Tensor]:
+    return [tensor for used in node.all_input_nodes for tensor in tensors_in(value_of(used))]
 
 
 def _bytes(value: Any) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -136,16 +135,10 @@ def _next_store() -> Any:
 
 
 def _wait(store: Any, ranks: list[int], what: str, timeout_s: float) -> list[str]:
-    missing, texts = [], []
-    for rank in ranks:
-        try:
-            store.wait([str(rank)], timedelta(seconds=timeout_s if not missing else 0.05))
-            texts.append(store.get(str(rank)).decode())
-        except dist.DistStoreError:  # noqa: PERF203
-            missing.append(rank)
+    texts, missing = _torch.texts_of(store, ranks, timeout_s)
     if missing:
         raise AgreementError(
             f"ranks {missing} did not give {what} within {timeout_s:g} s: look at their output "
             "for an error, or for a branch that only some ranks take"
         )
-    return texts
+    return list(texts.values())

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import size_hint
-from torchloom.graph import value_of
+from torchloom._torch import layout_hint, size_hint
+from torchloom.graph import tensors_in, value_of
 from torchloom.graph.text import short_dtype, target_name
 
 
@@ -30,17 +30,15 @@ def device_of(node: fx.Node) -> torch.device:
     """Return the device that a node runs on."""
     values = [value_of(node), *(value_of(used) for used in node.all_input_nodes)]
     for value in values:
-        for leaf in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(leaf, torch.Tensor):
-                return leaf.device
+        for tensor in tensors_in(value):
+            return tensor.device
     return torch.device("cpu")
 
 
 def value_text(value: Any) -> str:
     """Return what the time of an operator depends on in one of its arguments."""
     if isinstance(value, torch.Tensor):
-        shape = [size_hint(size) for size in value.shape]
-        strides = [size_hint(stride) for stride in value.stride()]
+        shape, strides, _ = layout_hint(value)
         layout = "" if strides == _contiguous(shape) else f"{{{', '.join(map(str, strides))}}}"
         return f"{short_dtype(value.dtype)}[{', '.join(map(str, shape))}]{layout}"
     if isinstance(value, (list, tuple)):

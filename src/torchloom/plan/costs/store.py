@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import platform
 import re
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ import torch
 
 from torchloom import _torch, envs
 from torchloom.errors import PlanError
+from torchloom.files import write_whole
 from torchloom.log import get_logger
 from torchloom.plan.costs.hardware import Device, Network, local_device
 from torchloom.plan.costs.table import CostTable
@@ -115,7 +115,6 @@ def save_table(
         OSError: the file cannot be written.
     """
     target = path or table_path(device)
-    target.parent.mkdir(parents=True, exist_ok=True)
     there: dict[str, float] = {}
     if target.exists():
         try:
@@ -124,10 +123,7 @@ def save_table(
             logger.warning("the cost table %s is written anew: %s", target, error)
     ops = {**there, **table.ops} if replace else {**table.ops, **there}
     text = table_to_json(dataclasses.replace(table, ops=ops), machine_facts(device))
-    partial = target.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(text)
-    partial.replace(target)
-    return target
+    return write_whole(target, text)
 
 
 def table_to_json(table: CostTable, machine: Mapping[str, str] | None = None) -> str:

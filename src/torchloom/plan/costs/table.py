@@ -76,11 +76,15 @@ def node_us(node: fx.Node, table: CostTable) -> float:
     """
     if not is_computed(node):
         return 0.0
-    measured = _measured_us(node, table.ops) if table.ops else None
+    measured = measured_us(node, table)
     return roofline_us(node, table.device) if measured is None else measured
 
 
-def _measured_us(node: fx.Node, ops: dict[str, float]) -> float | None:
+def measured_us(node: fx.Node, table: CostTable) -> float | None:
+    """Return the measured time of a node in microseconds, None where there is none."""
+    ops = table.ops
+    if not ops or not is_computed(node):
+        return None
     found = ops.get(node_key(node))
     if found is None:
         entry = entry_of(node)  # a product may have been measured for the choice of kernels

@@ -6,7 +6,7 @@ from torchloom.plan.memory.measure import Measured, measure_peak
 from torchloom.plan.memory.micro_step import MicroStep, micro_step
 from torchloom.plan.memory.program import Program, program_of
 from torchloom.plan.memory.replay import Interface, interface_of, replay_peak
-from torchloom.plan.memory.storages import storages_of
+from torchloom.plan.memory.storages import distinct_bytes, storages_of
 from torchloom.plan.memory.workspace import WorkspaceTable
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "MicroStep",
     "Program",
     "WorkspaceTable",
+    "distinct_bytes",
     "interface_of",
     "measure_peak",
     "micro_step",

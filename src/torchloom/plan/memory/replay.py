@@ -14,16 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchloom._torch.wrapper import (
-    FakeTensorMode,
-    StorageWeakRef,
-    TorchDispatchMode,
-    load_wrapper,
-)
-from torchloom.graph import value_of
+from torchloom import _torch
+from torchloom._torch.wrapper import load_wrapper
+from torchloom.graph import tensors_in, value_of
 from torchloom.plan.memory.micro_step import RESULTS
-from torchloom.plan.memory.storages import tensors_in
 from torchloom.plan.memory.workspace import Call, WorkspaceTable, signature_of_call
 
 _TANGENT = "tangents"
@@ -103,9 +99,9 @@ class _Like:
 
 def _like(value: Any) -> Any:
     if isinstance(value, Tensor):
-        sizes, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
-        return _Like(sizes, strides, value.dtype, value.device)
-    return int(value) if isinstance(value, torch.SymInt) else value
+        sizes, strides, _ = _torch.layout_hint(value)
+        return _Like(tuple(sizes), tuple(strides), value.dtype, value.device)
+    return _torch.size_hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def _made(value: Any) -> Any:
@@ -117,7 +113,7 @@ def _replay(forward: str, backward: str, interface: Interface, ledger: _Ledger) 
     run_backward = load_wrapper(backward, ledger.extern)
     if run_forward is None or run_backward is None:
         return False
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with _torch.fake_mode():
         inputs = [_made(each) for each in interface.inputs]
         ledger.ignore(inputs)
         try:
@@ -145,7 +141,7 @@ def _with_role(made: Sequence[Any], interface: Interface, roles: Sequence[str]) 
     return [value for value, role in zip(made, interface.roles, strict=True) if role in roles]
 
 
-class _Ledger(TorchDispatchMode):
+class _Ledger(_torch.DispatchMode):
     """Adds up the storages that operators make and that are still referred to."""
 
     def __init__(self, workspaces: WorkspaceTable) -> None:

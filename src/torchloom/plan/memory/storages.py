@@ -7,13 +7,14 @@ saves and the input of backward are one storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from torchloom.graph import is_on_host, value_of
+from torchloom._torch import size_hint
+from torchloom.graph import is_on_host, tensors_in, value_of
 
 Storage = int
 """Identity of a fake storage. Valid as long as the graph, whose values keep it alive."""
@@ -42,15 +43,17 @@ def storages_of(node: fx.Node, real: Sequence[int] = ()) -> dict[Storage, int]:
     }
 
 
+def distinct_bytes(values: Iterable[Any]) -> int:
+    """Return the bytes of the storages behind tensors, each once; what is no tensor counts nothing.
+
+    Example:
+        >>> x = torch.zeros(2, 3)
+        >>> distinct_bytes([x, x.t(), "no tensor"])
+        24
+    """
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return sum({each.untyped_storage()._cdata: _nbytes(each) for each in tensors}.values())
+
+
 def _nbytes(tensor: torch.Tensor) -> int:
-    size = tensor.untyped_storage().nbytes()
-    return size if isinstance(size, int) else int(size)  # a symbolic size counts as it was traced
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a node's value, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
+    return size_hint(tensor.untyped_storage().nbytes())

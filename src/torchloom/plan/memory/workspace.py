@@ -17,9 +17,8 @@ from torch import Tensor, fx
 
 from torchloom import _torch
 from torchloom._torch import OpOverload
-from torchloom.graph import value_of
+from torchloom.graph import tensors_in, value_of
 from torchloom.plan.memory.measure import profiler_events
-from torchloom.plan.memory.storages import tensors_in
 
 Signature = str
 
@@ -102,12 +101,11 @@ _DRAWING = ("run_and_save_rng_state", "run_with_rng_state")
 
 def _text(value: Any) -> str:
     if isinstance(value, Tensor):
-        sizes = [int(size) for size in value.shape]
-        strides = [int(stride) for stride in value.stride()]
+        sizes, strides, _ = _torch.layout_hint(value)
         return f"{value.dtype}{sizes}{strides}{value.device.type}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_text(each) for each in value)}]"
-    return repr(value)
+    return str(_torch.size_hint(value)) if isinstance(value, torch.SymInt) else repr(value)
 
 
 def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
@@ -170,13 +168,13 @@ def _call_of(node: fx.Node) -> Call:
 
 def _materialise(value: Any) -> Any:
     """Return a real tensor in place of a fake one: small numbers, and zeros where they may index."""
+    if isinstance(value, torch.SymInt):
+        return _torch.size_hint(value)
     if not isinstance(value, Tensor):
-        return int(value) if isinstance(value, torch.SymInt) else value
-    sizes = [int(size) for size in value.shape]
-    strides = [int(stride) for stride in value.stride()]
+        return value
+    sizes, strides, length = _torch.layout_hint(value)
     # Strides may overlap (expanded tensors), so the memory below is filled first.
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    flat = torch.zeros(extent if 0 not in sizes else 0, dtype=value.dtype, device=value.device)
+    flat = torch.zeros(length, dtype=value.dtype, device=value.device)
     if flat.is_floating_point() or flat.is_complex():
         flat.fill_(0.5)
     elif value.dtype == torch.uint8 and sizes == list(torch.get_rng_state().shape):

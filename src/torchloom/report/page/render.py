@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
-import tempfile
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from torchloom.files import write_whole
 from torchloom.records import Session
 from torchloom.report.page.payload import pack
 
@@ -71,23 +70,7 @@ def render_page(session: Session, *, title: str | None = None) -> str:
 
 def write_page(session: Session, path: str | Path, *, title: str | None = None) -> Path:
     """Write the page of a record; a reader never sees half of it."""
-    return write_text(render_page(session, title=title), path)
-
-
-def write_text(text: str, path: str | Path) -> Path:
-    """Write a text file in one step: to a file beside it, which then takes its name."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        Path(partial).chmod(0o644)  # temporary files are private
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-    return path
+    return write_whole(path, render_page(session, title=title))
 
 
 def _title(session: Session) -> str:

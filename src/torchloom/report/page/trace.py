@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchloom.files import write_whole
 from torchloom.records import Entry, EventRow, Function, Session
-from torchloom.report.page.render import write_text
 
 _PHASES = 1
 _COLLECTIVES = 2
@@ -36,7 +36,7 @@ def to_trace(session: Session) -> dict[str, Any]:
 
 def write_trace(session: Session, path: str | Path) -> Path:
     """Write the trace as JSON; a reader never sees half of it."""
-    return write_text(json.dumps(to_trace(session), ensure_ascii=True), path)
+    return write_whole(path, json.dumps(to_trace(session), ensure_ascii=True))
 
 
 def _entry(rank: int, track: int, function: Function, entry: Entry) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -61,27 +60,23 @@ def connect(group: GroupRef, slot_bytes: int = SLOT_BYTES) -> SharedMemoryCollec
 
 def make_exchange(group: GroupRef) -> Exchange:
     """Return a function by which all ranks of a group tell each other short texts."""
-    store, timeout = _torch.group_store(group()), _torch.group_timeout(group())
+    store = _torch.group_store(group())
+    timeout_s = _torch.group_timeout(group()).total_seconds()
     serial, ordinal = _serial(group()), itertools.count()
 
     def exchange(topic: str, text: str) -> list[str]:
         keys = f"torchloom/shm/{serial}/{next(ordinal)}/{topic}"
         mine = dist.PrefixStore(keys, store)
         mine.set(str(group.rank), text)
-        return [_get(mine, rank, topic, timeout) for rank in range(group.size)]
+        texts, missing = _torch.texts_of(mine, range(group.size), timeout_s)
+        if missing:
+            raise PeerLostError(
+                f"ranks {missing} did not take part in setting up shared memory ({topic!r}) within "
+                f"{timeout_s:.0f} s: look at their output"
+            )
+        return list(texts.values())
 
     return exchange
-
-
-def _get(store: Any, rank: int, topic: str, timeout: timedelta) -> str:
-    try:
-        store.wait([str(rank)], timeout)
-        return store.get(str(rank)).decode()
-    except dist.DistStoreError as error:
-        raise PeerLostError(
-            f"rank {rank} did not take part in setting up shared memory ({topic!r}) within "
-            f"{timeout.total_seconds():.0f} s: look at its output"
-        ) from error
 
 
 def _meet(group: GroupRef, exchange: Exchange) -> tuple[list[Peer], str]:
