@@ -28,7 +28,7 @@ from torchloom.graph import droppable
 from torchloom.plan.costs import CostTable, device_row, node_us
 from torchloom.plan.frontier import Frontier, frontier
 from torchloom.plan.memory.joint import joint_model
-from torchloom.plan.planner import num_trials
+from torchloom.plan.search import num_trials
 
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
 """Budgets: parts of the way from the least peak to that of no recomputation."""

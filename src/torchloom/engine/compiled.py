@@ -93,7 +93,7 @@ class Compiled:
     def _place(self) -> None:
         """Let live on the host what the running passes say, as far as the budget asks for it."""
         self.offloads.follow([each.name for each in self.entry.passes])
-        peaks = [plan.batch_bytes + plan.peak_bytes for plan in self.session.plans]
+        peaks = [p.batch_bytes + p.peak_bytes + p.resident_bytes for p in self.session.plans]
         if self.budget_bytes is not None and peaks:
             spare = self.budget_bytes - self.base_bytes
             self.offloads.fit(spare - max(peaks), spare - self.gradient_bytes)
@@ -194,7 +194,12 @@ def start(
     )
     pinned = load_pinned(options.plan, world.comm.world_size)
     session.planner = make_planner(
-        budget_bytes, base, book.table, pinned, is_estimate=session.backend == "inductor"
+        budget_bytes,
+        base,
+        book.table,
+        pinned,
+        is_estimate=session.backend == "inductor",
+        micro_steps=config.batch.accumulation_steps,
     )
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check("what engine.compile() weaves", session.key)

@@ -14,6 +14,7 @@ from torchloom.log import get_logger
 from torchloom.plan import Plan, Planner
 from torchloom.plan.costs import CostTable, Network, load_table, save_table, shared_table
 from torchloom.plan.memory import distinct_bytes
+from torchloom.runtime import transit_bytes
 from torchloom.runtime.host import is_on_host
 
 logger = get_logger(__name__)
@@ -73,6 +74,7 @@ def make_planner(
     pinned: Plan | None = None,
     *,
     is_estimate: bool = False,
+    micro_steps: int = 1,
 ) -> Planner | None:
     """Return a planner for what the budget leaves to forward and backward.
 
@@ -82,6 +84,7 @@ def make_planner(
         costs: equal on all ranks.
         pinned: a plan to follow.
         is_estimate: see `Planner`.
+        micro_steps: likewise.
 
     Returns:
         None when there is neither a budget nor a plan.
@@ -89,17 +92,22 @@ def make_planner(
     Raises:
         PlanError: the budget does not even hold parameters and optimizer states.
     """
-    if budget_bytes is None:
-        return (
-            None if pinned is None else Planner(None, costs, pinned=pinned, is_estimate=is_estimate)
-        )
-    if budget_bytes <= base:
+    if budget_bytes is None and pinned is None:
+        return None
+    if budget_bytes is not None and budget_bytes <= base:
         raise PlanError(
             f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
             f"gradients and optimizer states of this rank alone hold {base:,}. Give more, use more "
             "ranks, a higher ZeRO stage, or offload_opt_states"
         )
-    return Planner(budget_bytes - base, costs, pinned=pinned, is_estimate=is_estimate)
+    return Planner(
+        None if budget_bytes is None else budget_bytes - base,
+        costs,
+        pinned=pinned,
+        is_estimate=is_estimate,
+        micro_steps=micro_steps,
+        transit=transit_bytes,
+    )
 
 
 def load_pinned(path: str | None, world_size: int) -> Plan | None:

@@ -93,6 +93,7 @@ def pass_context(config: Config, layout: Layout) -> PassContext:
         gather_bucket_bytes=config.zero.gather_bucket_bytes,
         reduce_bucket_bytes=config.zero.reduce_bucket_bytes,
         prefetch_bytes=_prefetch_bytes(config, layout),
+        prefetch_is_bound=config.zero.prefetch_bytes is not None,
         sliced=tuple(sorted(spec.name for spec in layout if spec.is_sliced)),
         offload_min_bytes=config.offload.activation_min_bytes,
         pin_memory=config.offload.pin_memory,

@@ -33,11 +33,14 @@ class Choices:
     """Parameters that are gathered once per optimizer step."""
     keep: frozenset[str] = frozenset()
     """Parameters whose gathered weight stays from forward to backward."""
+    prefetch_bytes: int | None = None
+    """Weights gathered ahead of their use may hold this much; None leaves it to the context."""
 
     def key(self) -> str:
         """Return the choices as text that is equal on all ranks, whatever the order of sets."""
         parts = (self.recompute, self.offload, self.resident, self.keep)
-        return repr(tuple(None if part is None else tuple(sorted(part)) for part in parts))
+        names = tuple(None if part is None else tuple(sorted(part)) for part in parts)
+        return repr((*names, self.prefetch_bytes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,8 @@ class PassContext:
     """Reductions are merged until their inputs reach this size."""
     prefetch_bytes: int = 16 << 20
     """Weights gathered ahead of their use may hold this much memory."""
+    prefetch_is_bound: bool = False
+    """Whether the user gave `prefetch_bytes`: a plan may then only take less."""
     sliced: tuple[str, ...] = ()
     """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
     host_params: tuple[str, ...] = ()

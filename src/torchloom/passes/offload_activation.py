@@ -47,14 +47,39 @@ def offload_activation(gm: fx.GraphModule, ctx: PassContext) -> int:
         saved = [owner[node] for node in owner if node.name in split.saved]
         chosen = [node for node in saved if nbytes(node) >= ctx.offload_min_bytes]
     else:
-        chosen = _named(gm.graph, owner, ctx.choices.offload)
-        for node in chosen:
-            _keep(node)  # or the partitioner could prefer to compute it again
+        chosen = _kept(gm.graph, ctx.choices.offload)
         split = split_of(gm) if chosen else None
         if split is None:
             return 0
     move = _Move(gm.graph, split, ctx.pin_memory)
     return move.run(list(dict.fromkeys(chosen)))
+
+
+def offload_named(gm: fx.GraphModule, names: frozenset[str], split: Split, *, pin: bool) -> int:
+    """Offload the named activations of a joint graph that is divided otherwise than by min-cut.
+
+    Args:
+        gm: edited in place.
+        names: of activations.
+        split: what forward and backward compute: what both do, backward computes again.
+        pin: whether host copies are page-locked.
+
+    Returns:
+        How many activations move.
+
+    Raises:
+        ValueError: a name is not in this graph, or cannot leave the device.
+    """
+    chosen = _kept(gm.graph, names)
+    return _Move(gm.graph, split, pin).run(list(dict.fromkeys(chosen)))
+
+
+def _kept(graph: fx.Graph, names: frozenset[str]) -> list[fx.Node]:
+    """Return named activations, tagged: the partitioner could prefer to compute them again."""
+    chosen = _named(graph, movable(graph), names)
+    for node in chosen:
+        _keep(node)
+    return chosen
 
 
 class _Move:

@@ -3,7 +3,7 @@
     before   start a, wait a, use a, start b, wait b, use b
     after    start a, start b, wait a, use a, wait b, use b
 
-A gather starts as early as the context's `prefetch_bytes` allow: before the first use of an earlier
+A gather starts as early as `prefetch_bytes` (the plan's, or else the context's) allow: before the first use of an earlier
 weight, such that all weights started but not yet used fit. A reduction's wait sinks to its first
 reader, or to where the gradients in flight would exceed the same bound. Needs: transfers. Changes
 no values.
@@ -33,8 +33,9 @@ class _Need(NamedTuple):
 
 def prefetch(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Move starts up and waits down; return how many transfers moved."""
-    num_hoisted = _hoist_gathers(gm.graph, ctx.prefetch_bytes)
-    return num_hoisted + _sink_waits(gm.graph, ctx.prefetch_bytes)
+    planned = None if ctx.choices is None else ctx.choices.prefetch_bytes
+    limit_bytes = ctx.prefetch_bytes if planned is None else planned
+    return _hoist_gathers(gm.graph, limit_bytes) + _sink_waits(gm.graph, limit_bytes)
 
 
 def _hoist_gathers(graph: fx.Graph, limit_bytes: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, viewed
+from torchloom.graph import PassContext, args_of, call, value_of, viewed
 from torchloom.ops.match import Transfer, gathers
 
 aten = torch.ops.aten
@@ -55,6 +55,7 @@ def _replace_members(
             start = call(graph, transfer.start.target, (rest, *args_of(transfer.start)[1:]))
             for index, pick in enumerate(kept):
                 pick.args = (start, index)
+                pick.meta["val"] = value_of(start)[index]
             transfer.wait.args = (kept, rest, handle)
     if not rest:
         graph.erase_node(transfer.wait)

@@ -1,31 +1,39 @@
 """Where planning enters a compile: between the joint passes and the split.
 
 The planner tries choices on the joint graph. Passes that run after the split (placing, bucketing,
-prefetching) move nodes, so the choice is then tried on copies of the split graphs as those passes
-leave them: what was simulated is what runs.
+prefetching, copies) move nodes, so each choice is then tried on copies of the split graphs as those
+passes leave them: what was simulated is what runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
+from torchloom import ops
 from torchloom._torch import partition as torch_partition
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.hooks import GraphKind
-from torchloom.graph import Choices, PassContext
+from torchloom.graph import Choices, PassContext, Split, args_of, find, value_of
 from torchloom.passes import PASSES
+from torchloom.passes.offload_activation import offload_named
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import GraphReport
-from torchloom.plan import Planner, Task
+from torchloom.plan import Outcome, Planner, Task, Trial
 from torchloom.plan.memory import Interface, interface_of, micro_step, replay_peak
+from torchloom.plan.timeline import timeline
 
-Lower = Callable[[fx.GraphModule, GraphKind], None]
-"""Runs the lowered passes over a graph: `(gm, "forward" or "backward")`."""
+Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
+"""Runs the lowered passes over a graph: `(gm, "forward" or "backward", what was chosen)`."""
+
+OFFLOAD, SELECTIVE = "offload_activation", "selective_gather"
+"""Passes that do what a plan says, where there is one."""
+_DEPTHS = (0.25, 4.0)
+"""Bytes of prefetching that are tried, by those of the context."""
 
 
 class PlannedSplit:
@@ -34,21 +42,21 @@ class PlannedSplit:
     Args:
         planner: chooses under the budget.
         context: what passes may know.
-        lower: the passes behind the split, for trials; None where there are none.
+        lower: the passes behind the split, for trials.
         report: receives the plan.
-        name: the graph's, in reports.
+        passes: names of the passes that run: what a plan may decide about.
     """
 
     def __init__(
         self,
         planner: Planner,
         context: PassContext,
-        lower: Lower | None,
+        lower: Lower,
         report: GraphReport,
-        name: str,
+        passes: Collection[str],
     ) -> None:
         self._planner, self._context, self._lower = planner, context, lower
-        self._report, self._name = report, name
+        self._report, self._passes = report, passes
         self._interface: Interface | None = None
 
     def __call__(
@@ -62,37 +70,13 @@ class PlannedSplit:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph as the plan for it says."""
         joint = torch_partition.prepare_joint(joint)
-
-        def split(gm: fx.GraphModule, names: frozenset[str], *, is_final: bool) -> Any:
-            self._tag(gm, names, is_final=is_final)
-            return partition_by_tags(
-                gm,
-                joint_inputs,
-                num_fwd_outputs=num_fwd_outputs,
-                static_lifetime_input_indices=static_lifetime_input_indices,
-            )
-
-        untouched = copy_graph_module(joint)  # the split writes tags
-
-        def verify(names: frozenset[str]) -> int:
-            forward, backward = split(copy_graph_module(untouched), names, is_final=False)
-            if self._lower is not None:
-                self._lower(forward, "forward")
-                self._lower(backward, "backward")
-            graphs = (forward.graph, backward.graph)
-            self._planner.workspaces.probe(node for graph in graphs for node in graph.nodes)
-            return micro_step(*graphs, probe=self._planner.workspaces).peak_bytes
-
-        plan = self._planner.plan(
-            Task(
-                joint=untouched.graph,
-                num_results=num_fwd_outputs,
-                verify=verify,
-                batch_bytes=self._report.batch_bytes,
-            )
-        )
+        trials = _Trials(self, joint_inputs, num_fwd_outputs, static_lifetime_input_indices)
+        # The split writes tags, so what is tried is tried on copies.
+        plan = self._planner.plan(trials.task(copy_graph_module(joint)))
         self._report.plan = plan
-        forward, backward = split(joint, plan.recompute, is_final=True)
+        if plan.offload:
+            trials.move(joint, plan.offload, plan.again)
+        forward, backward = trials.split(joint, plan.recompute, is_final=True)
         self._interface = interface_of(forward.graph, backward.graph)
         return forward, backward
 
@@ -105,13 +89,115 @@ class PlannedSplit:
         if self._interface is None or not {"forward", "backward"} <= sources.keys():
             return None
         forward, backward = sources["forward"], sources["backward"]
-        return replay_peak(forward, backward, self._interface, self._planner.workspaces)
+        planner = self._planner
+        return replay_peak(forward, backward, self._interface, planner.workspaces, planner.transit)
 
-    def _tag(self, gm: fx.GraphModule, names: frozenset[str], *, is_final: bool) -> None:
+
+class _Trials:
+    """Splits copies of one joint graph, and says what becomes of them."""
+
+    def __init__(
+        self,
+        owner: PlannedSplit,
+        joint_inputs: Any,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None,
+    ) -> None:
+        self._planner, self._context = owner._planner, owner._context
+        self._lower, self._report, self._passes = owner._lower, owner._report, owner._passes
+        self._joint_inputs, self._num_results = joint_inputs, num_fwd_outputs
+        self._static = static_lifetime_input_indices
+
+    def task(self, joint: fx.GraphModule, *, may_swap: bool = True) -> Task:
+        """Return what is to be planned about a joint graph, which stays as it is."""
+        context = self._context
+
+        def swap(names: frozenset[str], again: frozenset[str]) -> Task:
+            moved = copy_graph_module(joint)
+            self.move(moved, names, again)
+            return self.task(moved, may_swap=False)
+
+        weights = self._weights(joint) if SELECTIVE in self._passes else {}
+        depths = tuple(
+            int(share * context.prefetch_bytes)
+            for share in _DEPTHS
+            if share < 1 or not context.prefetch_is_bound
+        )
+        return Task(
+            joint=joint.graph,
+            num_results=self._num_results,
+            verify=lambda trial: self._outcome(joint, trial),
+            batch_bytes=self._report.batch_bytes,
+            weights=weights,
+            depths=depths if "prefetch" in self._passes and find(joint.graph, ops.gather) else (),
+            swap=swap if may_swap and OFFLOAD in self._passes else None,
+            swap_min_bytes=context.offload_min_bytes,
+        )
+
+    def move(self, joint: fx.GraphModule, names: frozenset[str], again: frozenset[str]) -> None:
+        """Let values wait in host memory; what backward computes again reads what comes back."""
+        copy = copy_graph_module(joint)
+        forward, backward = self.split(copy, again, is_final=False)
+        inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        split = Split(
+            forward=_computed(forward.graph),
+            backward=_computed(backward.graph),
+            saved=frozenset(name for name in inputs if not name.startswith("tangents")),
+            num_outputs=self._num_results,
+        )
+        offload_named(joint, names, split, pin=self._context.pin_memory)
+        joint.graph.lint()
+        joint.recompile()
+
+    def split(self, gm: fx.GraphModule, names: frozenset[str], *, is_final: bool) -> Any:
+        """Return forward and backward when backward computes the named values again."""
         known = self._context.choices or Choices()
         context = dataclasses.replace(
             self._context, choices=dataclasses.replace(known, recompute=names)
         )
         manager = PassManager([PASSES["recompute"]], context, tells=is_final)
-        report = self._report if is_final else GraphReport(self._name, 0, "", "")
-        manager.run(gm, context, f"{self._name}.joint", report)
+        report = self._report if is_final else GraphReport(self._report.name, 0, "", "")
+        manager.run(gm, context, f"{self._report.name}.joint", report)
+        return partition_by_tags(
+            gm,
+            self._joint_inputs,
+            num_fwd_outputs=self._num_results,
+            static_lifetime_input_indices=self._static,
+        )
+
+    def _outcome(self, joint: fx.GraphModule, trial: Trial) -> Outcome:
+        forward, backward = self.split(copy_graph_module(joint), trial.recompute, is_final=False)
+        known = self._context.choices or Choices()
+        choices = dataclasses.replace(
+            known, resident=trial.resident, prefetch_bytes=trial.prefetch_bytes
+        )
+        self._lower(forward, "forward", choices)
+        self._lower(backward, "backward", choices)
+        planner, graphs = self._planner, (forward.graph, backward.graph)
+        planner.workspaces.probe(node for graph in graphs for node in graph.nodes)
+        found = timeline(
+            graphs,
+            planner.costs,
+            self._context.world_size,
+            gathers_per_use=1 / planner.micro_steps,
+            bucket_bytes=self._context.gather_bucket_bytes,
+        )
+        peak_bytes = micro_step(
+            *graphs, probe=planner.workspaces, transit=planner.transit
+        ).peak_bytes
+        return Outcome(peak_bytes, found.overhead_us)
+
+    def _weights(self, joint: fx.GraphModule) -> dict[str, int]:
+        """Return the weights that this graph gathers, with their bytes."""
+        if self._context.shared_weights is not None:
+            return {}  # they lie whole in memory that ranks share
+        found: dict[str, int] = {}
+        for node in find(joint.graph, ops.gather):
+            shard, _shape, dtype, *_, name = args_of(node)
+            size = value_of(shard).numel() * self._context.world_size * dtype.itemsize
+            found[name] = found.get(name, 0) + size
+        return found
+
+
+def _computed(graph: fx.Graph) -> frozenset[str]:
+    return frozenset(node.name for node in graph.nodes if node.op == "call_function")

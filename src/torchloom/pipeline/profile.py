@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from torchloom.graph import args_of, live_bytes, nbytes, viewed
-from torchloom.ops.match import gathers, reductions
-from torchloom.plan.costs import CostTable, collective_us, node_us
+from torchloom.graph import live_bytes, nbytes, viewed
+from torchloom.plan.costs import CostTable, node_us
+from torchloom.plan.timeline import transfer_us
 
 
 @dataclass(eq=False)
@@ -59,15 +59,10 @@ class ProfilingResult:
 
 def node_times(graph: fx.Graph, table: CostTable, world_size: int) -> Mapping[fx.Node, float]:
     """Return the modelled time of each node in milliseconds; a transfer's is that of its start."""
-    times = {node: node_us(node, table) / 1e3 for node in graph.nodes}
-    for each in gathers(graph):
-        num_bytes = each.result_bytes
-        times[each.start] = collective_us("all_gather", num_bytes, world_size, table) / 1e3
-    for each in reductions(graph):
-        is_shard = len(args_of(each.start)) == 5 and isinstance(args_of(each.start)[1], list)
-        kind = "reduce_scatter" if is_shard else "all_reduce"
-        times[each.start] = collective_us(kind, each.input_bytes, world_size, table) / 1e3
-    return times
+    return {
+        node: (node_us(node, table) + transfer_us(node, table, world_size)) / 1e3
+        for node in graph.nodes
+    }
 
 
 def memory_of(graph: fx.Graph) -> list[tuple[str, int, int, int]]:

@@ -170,7 +170,7 @@ class CompileSession:
                 return compiled
             budget_bytes = plan.budget_bytes
             least = min(least or plan.peak_bytes, plan.peak_bytes)
-            if plan.fits and (best is None or plan.extra_us < best[0].extra_us):
+            if plan.fits and (best is None or plan.step_us < best[0].step_us):
                 best = plan, compiled, own
             if not weaving.wants_another:
                 break
@@ -178,7 +178,9 @@ class CompileSession:
             gm = copy_graph_module(unwoven)
         if best is None:
             raise PlanError(infeasible(budget_bytes or 0, least))
-        _, compiled, own = best
+        plan, compiled, own = best
+        if self.planner is not None:
+            self.planner.settle(plan)
         own.compile_s[:0] = before
         report.take(own)
         return compiled

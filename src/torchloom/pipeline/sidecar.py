@@ -38,7 +38,7 @@ def save(key: str, woven: Woven) -> None:
         "wants_another": woven.wants_another,
     }
     try:
-        write_whole(path, json.dumps(data, sort_keys=True))
+        write_whole(path, json.dumps(data, sort_keys=True, default=sorted))  # sets
     except OSError as error:
         logger.warning("the record of a woven graph cannot be written to %s: %s", path, error)
 

@@ -110,10 +110,10 @@ class Book:
     def start_over(self, *, forget: bool) -> None:
         """Begin another compile; other passes choose their residents anew."""
         self.asked.clear()
-        if forget and self.residents:
+        if forget:
             self.residents.clear()
-            if self.residency is not None:
-                self.residency.clear()
+        if self.residency is not None:
+            self.residency.clear()  # the next plan may keep others
 
 
 @dataclass(eq=False)

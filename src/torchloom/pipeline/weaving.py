@@ -27,7 +27,7 @@ from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.forms import adapted_of
 from torchloom.pipeline.identity import identity_of
 from torchloom.pipeline.manager import PassManager
-from torchloom.pipeline.planning import PlannedSplit
+from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.races import check_races, copies_in
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.site import Book, Spot
@@ -35,7 +35,6 @@ from torchloom.plan import GraphPlan, Planner
 
 logger = get_logger(__name__)
 
-SELECTIVE = "selective_gather"
 _BOXED = ("inductor", "aot_eager", "eager")
 """Routes whose code takes its inputs in a list that it empties."""
 
@@ -79,7 +78,7 @@ class Weaving:
         return WeaveHooks(
             joint=lambda joint, kind: self._weave("joint", joint, kind),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind),
-            key=None if self.ignores_caches else self._cache_key(),
+            key=None if self.ignores_caches else self._cache_key,
             partition=self._split,
             compiled=self._compiled,
         )
@@ -98,6 +97,7 @@ class Weaving:
             report.plan, self.wants_another = known.plan, known.wants_another
             if known.plan is not None and self.setup.planner is not None:
                 self.setup.planner.learn(known.plan)
+                self.setup.planner.settle(known.plan)
         elif self._split is not None and report.plan is not None:
             self._weigh(self._split, report.plan)
 
@@ -122,15 +122,16 @@ class Weaving:
     def _key(self) -> str:
         return key_of(self.setup, self.context)
 
+    @cached_property
     def _cache_key(self) -> str | None:
-        """Return the key under which compilers may cache, None where they must not."""
+        """The key under which compilers may cache, None where they must not; as it was at first."""
         own = [identity_of(each) for each in self.setup.passes if not _is_built_in(each)]
         if self.setup.dump_dir is not None or not all(identity.is_complete for identity in own):
             return None
         return f"{self._key}-{','.join(sorted(self.setup.book.residents))}"
 
     def _sidecar_name(self) -> str:
-        key = hashlib.blake2b((self._cache_key() or self._key).encode(), digest_size=16).hexdigest()
+        key = hashlib.blake2b((self._cache_key or self._key).encode(), digest_size=16).hexdigest()
         return f"{self.report.digest}-{key}"
 
     def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind) -> None:
@@ -166,14 +167,19 @@ class Weaving:
             return None
         report = self.report
 
-        def lower(gm: fx.GraphModule, kind: GraphKind) -> None:
+        def lower(gm: fx.GraphModule, kind: GraphKind, choices: Choices) -> None:
             # Passes of others may do more than edit; trials are for those that only do that.
             passes = [each for each in self._passes_of("lowered") if _is_built_in(each)]
             trial = GraphReport(f"{report.name}.trial", 0, "", "")
-            context = self._context_of(kind)
+            context = dataclasses.replace(
+                self._context_of(kind),
+                choices=choices,
+                params=self.setup.book.page(report.digest).params,
+            )
             PassManager(passes, context, tells=False).run(gm, context, f"trial.{kind}", trial)
 
-        return PlannedSplit(self.setup.planner, self.context, lower, report, report.name)
+        names = {each.name for each in self.setup.passes}
+        return PlannedSplit(self.setup.planner, self.context, lower, report, names)
 
     def _context_of(self, kind: GraphKind) -> PassContext:
         return dataclasses.replace(
@@ -186,6 +192,8 @@ class Weaving:
     def _passes_of(self, stage: str) -> list[GraphPass]:
         """Return the passes of a stage; residents that passes ask for are read at the end."""
         found = [each for each in self.setup.passes if each.stage == stage]
+        if stage == "joint" and self._split is not None:
+            found = [each for each in found if each.name != OFFLOAD]  # the plan says what moves
         if stage == "lowered" and self.setup.book.residents:
             found = [each for each in found if each.name != SELECTIVE]
             found.append(torchloom.passes.PASSES[SELECTIVE])
@@ -193,12 +201,16 @@ class Weaving:
 
     def _choices(self) -> Choices | None:
         """Return what the plan chose, and the residents that passes asked for."""
-        planned = self.context.choices
-        residents = self.setup.book.residents
-        if not residents:
-            return planned
-        planned = planned or Choices()
-        return dataclasses.replace(planned, resident=planned.resident | residents)
+        plan, asked = self.report.plan, frozenset(self.setup.book.residents)
+        choices = self.context.choices
+        if plan is None and not asked:
+            return choices
+        choices = choices or Choices()
+        if plan is not None:
+            choices = dataclasses.replace(
+                choices, resident=frozenset(plan.resident), prefetch_bytes=plan.prefetch_bytes
+            )
+        return dataclasses.replace(choices, resident=choices.resident | asked)
 
 
 def key_of(setup: Setup, context: PassContext) -> str:

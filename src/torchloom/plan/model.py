@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class Decision:
     op: str
     num_bytes: int
     action: str
-    """"keep" or "recompute"."""
+    """"keep", "recompute", or "offload": it waits in host memory."""
     cost_us: float
     """Time of computing this one again."""
     where: str = ""
@@ -38,7 +38,8 @@ class GraphPlan:
     graph: str
     """Digest of the graph: a plan fits no other one."""
     budget_bytes: int | None
-    """What forward and backward may add to what is live before them; None: no bound."""
+    """What forward and backward may add to what is live before them, residents included; None: no
+    bound."""
     peak_bytes: int
     """Predicted highest sum of allocations above what is live before."""
     graph_peak_bytes: int
@@ -56,9 +57,18 @@ class GraphPlan:
     """Of this, the time of operators that were measured on this machine; the rest is modelled."""
     extra_us: float
     """Time of what backward computes again."""
+    overhead_us: float = 0.0
+    """What collectives and copies add: compute waits for them, or shares cores with them."""
     bound_us: float
-    """No plan of the family within the budget adds less than this."""
+    """No plan of the family within the budget adds less than this by computing again."""
     decisions: tuple[Decision, ...] = ()
+    again: frozenset[str] = frozenset()
+    """Values that backward computes again where they come from one that waited in host memory."""
+    resident: Mapping[str, int] = field(default_factory=dict)
+    """Parameters that stay gathered from step to step, for this graph or for those planned before
+    it, with the bytes of the whole weights. These live on beside the peak."""
+    prefetch_bytes: int | None = None
+    """Weights gathered ahead of their use hold at most this much; None: what the config says."""
 
     @property
     def fits(self) -> bool:
@@ -68,7 +78,7 @@ class GraphPlan:
     @property
     def step_us(self) -> float:
         """Predicted time."""
-        return self.compute_us + self.extra_us
+        return self.compute_us + self.extra_us + self.overhead_us
 
     @property
     def gap(self) -> float:
@@ -80,12 +90,32 @@ class GraphPlan:
         """Return the plan that `dataclasses.asdict` made `data` of."""
         fields: dict[str, Any] = dict(data)
         fields["decisions"] = tuple(Decision(**each) for each in data.get("decisions", ()))
+        fields["again"] = frozenset(data.get("again", ()))
+        fields["resident"] = dict(data.get("resident", {}))
         return cls(**fields)
 
     @property
     def recompute(self) -> frozenset[str]:
         """Names of the values that backward computes again."""
         return frozenset(each.value for each in self.decisions if each.action == "recompute")
+
+    @property
+    def offload(self) -> frozenset[str]:
+        """Names of the values that wait in host memory."""
+        return frozenset(each.value for each in self.decisions if each.action == "offload")
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the weights that stay gathered."""
+        return sum(self.resident.values())
+
+    @property
+    def choices(self) -> tuple[object, ...]:
+        """All that was decided, for comparison."""
+        return (
+            *(self.recompute, self.offload, self.again),
+            *(frozenset(self.resident), self.prefetch_bytes),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +138,9 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """Predicted highest sum of everything."""
-        return self.base_bytes + max((g.batch_bytes + g.peak_bytes for g in self.graphs), default=0)
+        resident = max((g.resident_bytes for g in self.graphs), default=0)
+        within = max((g.batch_bytes + g.peak_bytes for g in self.graphs), default=0)
+        return self.base_bytes + resident + within
 
     @property
     def digest(self) -> str:
@@ -117,7 +149,8 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as JSON text."""
-        return json.dumps({"version": VERSION, **asdict(self)}, indent=1, sort_keys=True)
+        facts = {"version": VERSION, **asdict(self)}
+        return json.dumps(facts, indent=1, sort_keys=True, default=sorted)  # sets
 
     @classmethod
     def from_json(cls, text: str, where: str = "the plan") -> Plan:

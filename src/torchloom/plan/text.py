@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torchloom.plan.model import Decision, GraphPlan, Plan
 
+_FIGURES = ("budget_bytes", "peak_bytes", "saved_bytes", "extra_us", "overhead_us")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -80,8 +81,16 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
     yield (
         f"  time {_ms(graph.step_us)}: compute {_ms(graph.compute_us)} (measured here: "
         f"{graph.measured_us / max(graph.compute_us, 1e-9):.0%}, else modelled), computed again "
-        f"{_ms(graph.extra_us)}; at most {graph.gap:.1%} above the best within this budget"
+        f"{_ms(graph.extra_us)}, transfers add {_ms(graph.overhead_us)}; at most {graph.gap:.1%} "
+        "above the best within this budget"
     )
+    if graph.resident:
+        yield (
+            f"  {len(graph.resident)} weights stay gathered from step to step: "
+            f"{show_bytes(graph.resident_bytes)}"
+        )
+    if graph.prefetch_bytes is not None:
+        yield f"  weights are gathered {show_bytes(graph.prefetch_bytes)} ahead of their use"
     totals: defaultdict[str, list[Decision]] = defaultdict(list)
     for decision in graph.decisions:
         totals[decision.action].append(decision)
@@ -113,10 +122,16 @@ def _table(decisions: Sequence[Decision]) -> Iterator[str]:
 
 
 def _changes(before: GraphPlan, after: GraphPlan) -> Iterator[str]:
-    for name in ("budget_bytes", "peak_bytes", "saved_bytes", "extra_us"):
+    for name in (*_FIGURES, "prefetch_bytes"):
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
             yield f"{name}: {_figure(name, old)} -> {_figure(name, new)}"
+    for what, names in (
+        ("gathered again for each use", before.resident.keys() - after.resident.keys()),
+        ("stay gathered", after.resident.keys() - before.resident.keys()),
+    ):
+        if names:
+            yield f"{what}: {_shortened(sorted(names))}"
     old_actions = {each.value: each for each in before.decisions}
     moved: dict[tuple[str, str], list[Decision]] = defaultdict(list)
     for each in after.decisions:
@@ -125,11 +140,10 @@ def _changes(before: GraphPlan, after: GraphPlan) -> Iterator[str]:
             moved[old.action, each.action].append(each)
     for (old_action, new_action), decisions in sorted(moved.items()):
         size = show_bytes(sum(each.num_bytes for each in decisions))
-        yield f"{old_action} -> {new_action}: {len(decisions)} values, {size}: {_names(decisions)}"
+        yield f"{old_action} -> {new_action}: {len(decisions)} values, {size}: {_shortened([d.value for d in decisions])}"
 
 
-def _names(decisions: Iterable[Decision], limit: int = 8) -> str:
-    names = [each.value for each in decisions]
+def _shortened(names: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -83,4 +84,24 @@ class Collectives(Protocol):
 
     def all_reduce(self, tensors: Sequence[Tensor], scale: float) -> Pending:
         """Begin to replace each tensor by `scale` times its sum over the ranks, in place."""
+        ...
+
+    def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the bytes that an all-gather of such shards holds until it is finished."""
+        ...
+
+    def reduce_transit(
+        self, numels: Sequence[int], dtype: torch.dtype, wire_dtype: torch.dtype
+    ) -> int:
+        """Return the bytes that a reduce-scatter into such shards holds until it is finished.
+
+        Args:
+            numels: elements of each shard.
+            dtype: of the shards.
+            wire_dtype: of the full tensors.
+        """
+        ...
+
+    def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the bytes that an all-reduce of such tensors holds until it is finished."""
         ...

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -77,6 +78,20 @@ class C10dCollectives:
             unpack(flat.mul_(scale), tensors)
 
         return Pending(finish)
+
+    def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
+        """Nothing: results are written in place."""
+        return 0
+
+    def reduce_transit(
+        self, numels: Sequence[int], dtype: torch.dtype, wire_dtype: torch.dtype
+    ) -> int:
+        """A bucket of the rows of all ranks, and this rank's sum."""
+        return (self.group.size + 1) * sum(numels) * wire_dtype.itemsize
+
+    def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
+        """All tensors, packed."""
+        return sum(numels) * dtype.itemsize
 
 
 def _scatter_rows(full: Tensor, rows: Tensor) -> None:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.runtime.base import GroupRef, Pending
-from torchloom.runtime.packing import pack, split_by_size, unpack
+from torchloom.runtime.packing import pack, split_by_size, split_sizes, unpack
 from torchloom.runtime.summing import sum_into
 
 _TAG = 1 << 20
@@ -128,6 +128,26 @@ class GlooCollectives:
                 unpack(flats[-1], packed)
 
         return Pending(finish)
+
+    def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
+        """Small shards are packed, and unpacked from the rows of all ranks."""
+        packed = split_sizes([numel * dtype.itemsize for numel in numels]).packed
+        return (1 + self.group.size) * dtype.itemsize * sum(numels[i] for i in packed)
+
+    def reduce_transit(
+        self, numels: Sequence[int], dtype: torch.dtype, wire_dtype: torch.dtype
+    ) -> int:
+        """What peers send; small rows are packed for each of them, and so is their sum."""
+        split = split_sizes([numel * dtype.itemsize for numel in numels])
+        size, item_bytes = self.group.size, wire_dtype.itemsize
+        packed = sum(numels[i] for i in split.packed)
+        inboxes = (size - 1) * (packed + sum(numels[i] for i in split.direct))
+        return (inboxes + size * packed) * item_bytes + packed * dtype.itemsize
+
+    def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
+        """Small tensors are packed."""
+        packed = split_sizes([numel * dtype.itemsize for numel in numels]).packed
+        return dtype.itemsize * sum(numels[i] for i in packed)
 
     def _swap(
         self,

@@ -28,11 +28,16 @@ def split_by_size(tensors: Sequence[Tensor], direct_bytes: int = DIRECT_BYTES) -
 
     A single small tensor travels alone as well: packing it would only add copies.
     """
-    packed = [i for i, t in enumerate(tensors) if 0 < t.numel() * t.element_size() < direct_bytes]
+    return split_sizes([t.numel() * t.element_size() for t in tensors], direct_bytes)
+
+
+def split_sizes(sizes: Sequence[int], direct_bytes: int = DIRECT_BYTES) -> Split:
+    """Divide tensors of so many bytes as `split_by_size` does."""
+    packed = [i for i, size in enumerate(sizes) if 0 < size < direct_bytes]
     if len(packed) == 1:
         packed = []
     chosen = set(packed)
-    direct = tuple(i for i, t in enumerate(tensors) if i not in chosen and t.numel())
+    direct = tuple(i for i, size in enumerate(sizes) if i not in chosen and size)
     return Split(direct, tuple(packed))
 
 

@@ -42,6 +42,8 @@ class Device:
     link_latency_us: float = 10.0
     full_duplex: bool = True
     """Whether both directions of the link to the host run at full rate at once."""
+    link_load: float = 0.0
+    """Part of a copy's time that compute beside it loses."""
     adamw_params_per_s: float
     """Parameters that one fused fp32 AdamW step updates per second."""
     capacity_bytes: int | None = None
@@ -62,6 +64,8 @@ class Network:
     """Latency of one message between two ranks."""
     bytes_per_s: float
     """What one rank sends per second while it receives as much."""
+    load: float = 0.0
+    """Part of a collective's time that compute beside it loses: cores, memory, multiprocessors."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """Measured time over modelled time, by kind of collective."""
 
@@ -126,6 +130,7 @@ DEVICES: dict[str, Device] = {
             d2h_bytes_per_s=1.0e10,
             link_latency_us=2.0,
             full_duplex=False,
+            link_load=0.5,  # estimated: a thread copies in the memory that compute works in
             adamw_params_per_s=4e8,
         ),
         _cuda("a100-40gb", 312, 1.56, 25, 40),
@@ -146,10 +151,11 @@ NETWORKS: dict[str, Network] = {
             name="gloo",
             alpha_us=120.0,
             bytes_per_s=1.2e9,
+            load=0.5,  # estimated: its threads run on the cores that compute
             factors={"reduce_scatter": 2.2, "all_reduce": 0.8},
         ),
-        Network(name="nvlink", alpha_us=6.0, bytes_per_s=3.6e11),
-        Network(name="infiniband-400", alpha_us=12.0, bytes_per_s=4.5e10),
+        Network(name="nvlink", alpha_us=6.0, bytes_per_s=3.6e11, load=0.1),
+        Network(name="infiniband-400", alpha_us=12.0, bytes_per_s=4.5e10, load=0.1),
     )
 }
 """Known networks by name."""

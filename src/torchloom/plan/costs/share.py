@@ -110,6 +110,7 @@ def _slowest_device(devices: list[Device]) -> Device:
         d2h_bytes_per_s=min(each.d2h_bytes_per_s for each in devices),
         link_latency_us=max(each.link_latency_us for each in devices),
         full_duplex=all(each.full_duplex for each in devices),
+        link_load=max(each.link_load for each in devices),
         adamw_params_per_s=min(each.adamw_params_per_s for each in devices),
         capacity_bytes=min(
             (each.capacity_bytes for each in devices if each.capacity_bytes is not None),

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torchloom.plan.frontier.search import Frontier, Point, frontier
+from torchloom.plan.frontier.search import Frontier, Point, crossing, frontier
 
-__all__ = ["Frontier", "Point", "frontier"]
+__all__ = ["Frontier", "Point", "crossing", "frontier"]

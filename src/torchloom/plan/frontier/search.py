@@ -100,6 +100,13 @@ def frontier(
     return Frontier(_pareto(points), hull, len(points))
 
 
+def crossing(
+    model: JointModel, may_drop: Collection[int], dropped: Collection[int]
+) -> dict[int, int]:
+    """Return what forward hands to backward under a plan: bytes by the index of the maker."""
+    return _Rule(model, may_drop).kept(dropped)
+
+
 class _Rule:
     """Which values do not cross: views, constants, what is tagged so, and what a plan drops."""
 
@@ -118,10 +125,10 @@ class _Rule:
         maker, always = self._model.maker, self._always
         return lambda i: i in always or maker[i] in dropped or maker[i] in always
 
-    def kept(self) -> dict[int, int]:
-        """Return what backward reads when nothing is dropped: bytes by makers."""
+    def kept(self, dropped: Collection[int] = ()) -> dict[int, int]:
+        """Return what forward hands over under a plan: bytes by makers."""
         found: dict[int, int] = {}
-        for index in self._model.saved(self.under(())):
+        for index in self._model.saved(self.under(dropped)):
             size = sum(self._model.sizes[s] for s in self._model.touched[index])
             maker = self._model.maker[index]
             found[maker] = found.get(maker, 0) + size

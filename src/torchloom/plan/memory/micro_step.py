@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from torchloom.graph import value_of
-from torchloom.plan.memory.program import Probe, Program, program_of
+from torchloom.plan.memory.program import Probe, Program, Transit, program_of
 from torchloom.plan.memory.storages import Storage, storages_of
 
 
@@ -41,17 +41,26 @@ class MicroStep:
         return max(self.forward.peak_bytes, start + self.backward.peak_bytes)
 
 
-def micro_step(forward: fx.Graph, backward: fx.Graph, *, probe: Probe | None = None) -> MicroStep:
+def micro_step(
+    forward: fx.Graph,
+    backward: fx.Graph,
+    *,
+    probe: Probe | None = None,
+    transit: Transit | None = None,
+) -> MicroStep:
     """Predict the memory of a forward and a backward graph that run boxed, one after the other.
 
     Args:
         forward: the graph whose outputs are mutated inputs, results and saved values.
         backward: the graph whose inputs are saved values and gradients of results.
         probe: what operators allocate besides what the graphs show; see `WorkspaceTable`.
+        transit: what collectives hold until they are waited for.
     """
     inputs = _storages(forward.find_nodes(op="placeholder"))
     outputs = forward.output_node()
-    program = program_of(forward.nodes, outputs.all_input_nodes, held=inputs, probe=probe)
+    program = program_of(
+        forward.nodes, outputs.all_input_nodes, held=inputs, probe=probe, transit=transit
+    )
     placeholders = list(backward.find_nodes(op="placeholder"))
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
     saved = _storages(node for node in placeholders if node not in tangents)
@@ -70,6 +79,7 @@ def micro_step(forward: fx.Graph, backward: fx.Graph, *, probe: Probe | None = N
         held=held,
         sizes=kept,
         probe=probe,
+        transit=transit,
     )
     return MicroStep(
         forward=program,

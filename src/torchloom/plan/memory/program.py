@@ -7,14 +7,20 @@ generation (`x = None` behind the last use), torch's calling convention for boxe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
+from torchloom import ops
+from torchloom.graph import args_of, is_view_op, value_of, viewed
 from torchloom.plan.memory.storages import Storage, storages_of
 from torchloom.plan.memory.workspace import Probed
 
+Transit = Callable[[Any, Sequence[Any]], int]
+"""Bytes that a collective holds from its start to its wait, besides its results: by its operator and
+its arguments, fake tensors among them."""
 Probe = Callable[[fx.Node], Probed | None]
 """What an operator was found to allocate; see `WorkspaceTable`."""
 
@@ -64,6 +70,7 @@ def program_of(
     held: Collection[Storage],
     sizes: Mapping[Storage, int] | None = None,
     probe: Probe | None = None,
+    transit: Transit | None = None,
 ) -> Program:
     """Return the memory events of nodes that run in this order.
 
@@ -73,6 +80,7 @@ def program_of(
         held: storages of inputs that somebody else keeps alive: parameters, the batch.
         sizes: bytes of inputs' storages, where they are not what their fake tensors say.
         probe: what operators allocate besides what the graph shows.
+        transit: what collectives hold until they are waited for.
 
     Returns:
         The program. Inputs that nobody holds are live at the start and are freed after their last
@@ -83,10 +91,10 @@ def program_of(
     owned: dict[Storage, int] = {}
     known: set[Storage] = set(held)
     last_use: dict[Storage, int] = {}
-    fresh = [0] * len(order)
+    fresh, dying = [0] * len(order), [0] * len(order)
+    parts: dict[fx.Node, dict[Storage, int]] = {}
     for index, node in enumerate(order):
-        found = probed[index]
-        storages = storages_of(node, () if found is None else found.result_bytes)
+        storages = parts[node] = _storages(node, probed[index], parts)
         if node.op == "get_attr":
             known.update(storages)
             continue
@@ -97,9 +105,12 @@ def program_of(
                 fresh[index] += 0 if node.op == "placeholder" else size
             last_use[storage] = index
         for used in node.all_input_nodes:
-            last_use.update(dict.fromkeys(storages_of(used), index))
-    kept = {s: owned[s] for node in outputs for s in storages_of(node) if s in owned}
-    dying = [0] * len(order)
+            last_use.update(dict.fromkeys(parts[used], index))
+    if transit is not None:
+        for start, end, num_bytes in _under_way(order, transit):
+            fresh[start] += num_bytes
+            dying[end] += num_bytes
+    kept = {s: owned[s] for node in outputs for s in parts[node] if s in owned}
     for storage, size in owned.items():
         if storage not in kept:
             dying[last_use[storage]] += size
@@ -113,3 +124,24 @@ def program_of(
         for index, node in enumerate(order)
     ]
     return Program(steps, kept)
+
+
+def _storages(
+    node: fx.Node, found: Probed | None, parts: Mapping[fx.Node, dict[Storage, int]]
+) -> dict[Storage, int]:
+    seen = viewed(node) if is_view_op(node.target) else None
+    if seen is not None and seen in parts:
+        return parts[seen]  # what was recorded may stem from before a pass replaced it
+    return storages_of(node, () if found is None else found.result_bytes)
+
+
+def _under_way(order: Sequence[fx.Node], transit: Transit) -> Iterator[tuple[int, int, int]]:
+    """Yield for each collective the places of its start and its wait, and what it holds between."""
+    where = {node: index for index, node in enumerate(order)}
+    for index, node in enumerate(order):
+        if node.target is ops.wait_:
+            start: fx.Node = args_of(node)[0][0].all_input_nodes[0]
+            args: Any = fx.node.map_arg(start.args, value_of)
+            num_bytes = transit(start.target, args)
+            if num_bytes:
+                yield where[start], index, num_bytes

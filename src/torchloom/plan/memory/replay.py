@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchloom import _torch
+from torchloom import _torch, ops
 from torchloom._torch.wrapper import load_wrapper
 from torchloom.graph import tensors_in, value_of
 from torchloom.plan.memory.micro_step import RESULTS
+from torchloom.plan.memory.program import Transit
 from torchloom.plan.memory.workspace import Call, WorkspaceTable, signature_of_call
 
 _TANGENT = "tangents"
@@ -62,7 +63,11 @@ def interface_of(forward: fx.Graph, backward: fx.Graph) -> Interface:
 
 
 def replay_peak(
-    forward: str, backward: str, interface: Interface, workspaces: WorkspaceTable
+    forward: str,
+    backward: str,
+    interface: Interface,
+    workspaces: WorkspaceTable,
+    transit: Transit | None = None,
 ) -> int | None:
     """Return the highest sum of bytes that a step allocates above what was live before it.
 
@@ -71,12 +76,13 @@ def replay_peak(
         backward: likewise.
         interface: of the graphs that they were made of.
         workspaces: what operators allocate for themselves; unknown ones are probed.
+        transit: what collectives hold until they are waited for.
 
     Returns:
         None where a wrapper is of a form that cannot be replayed.
     """
     for _ in range(2):  # the second time with the workspaces of operators met in the first
-        ledger = _Ledger(workspaces)
+        ledger = _Ledger(workspaces, transit)
         if not _replay(forward, backward, interface, ledger):
             return None
         if not workspaces.probe_calls(ledger.calls):
@@ -144,11 +150,13 @@ def _with_role(made: Sequence[Any], interface: Interface, roles: Sequence[str]) 
 class _Ledger(_torch.DispatchMode):
     """Adds up the storages that operators make and that are still referred to."""
 
-    def __init__(self, workspaces: WorkspaceTable) -> None:
+    def __init__(self, workspaces: WorkspaceTable, transit: Transit | None) -> None:
         super().__init__()
         self.peak_bytes = 0
         self.calls: list[Call] = []
-        self._workspaces = workspaces
+        self._workspaces, self._transit = workspaces, transit
+        self._under_way: dict[int, int] = {}
+        """Bytes that a collective holds, by the storage of its first result."""
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self._sum = 0
 
@@ -158,6 +166,7 @@ class _Ledger(_torch.DispatchMode):
         result = func(*args, **(kwargs or {}))
         self.settle()
         self._add(result, sizes)
+        self._carry(call, result)
         self.peak_bytes = max(self.peak_bytes, self._sum + workspace)
         return result
 
@@ -185,6 +194,16 @@ class _Ledger(_torch.DispatchMode):
                 size = sizes[at] if len(sizes) == len(storages) else int(storage.nbytes())
                 self._live[storage._cdata] = (StorageWeakRef(storage), size)
                 self._sum += size
+
+    def _carry(self, call: Call, result: Any) -> None:
+        """Add what a collective holds when it starts, and subtract it when it was waited for."""
+        if call.target is ops.wait_:
+            self._sum -= self._under_way.pop(next(_storages([call.args[0]]))._cdata, 0)
+        elif self._transit is not None:
+            held_bytes = self._transit(call.target, call.args)
+            if held_bytes:
+                self._under_way[next(_storages([result]))._cdata] = held_bytes
+                self._sum += held_bytes
 
     def _probed(self, call: Call) -> tuple[int, tuple[int, ...]]:
         signature = signature_of_call(call)

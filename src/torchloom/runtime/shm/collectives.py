@@ -170,6 +170,23 @@ class SharedMemoryCollectives:
 
         return Pending(finish)
 
+    def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
+        """Nothing of a rank's own: tensors pass through the shared slots."""
+        return 0
+
+    def reduce_transit(
+        self, numels: Sequence[int], dtype: torch.dtype, wire_dtype: torch.dtype
+    ) -> int:
+        """Nothing: sums are taken from the shared slots."""
+        return 0
+
+    def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
+        """In two phases, this rank's sums; else no more than a part of a slot."""
+        size = self.group.size
+        if size <= 2 or sum(numels) * dtype.itemsize < _TWO_PHASES_BYTES:
+            return 0
+        return sum(-(-numel // size) for numel in numels) * _sum_dtype(dtype).itemsize
+
     def _begin(self, work: list[Work]) -> Pending:
         ring = self._alive()
         ticket = ring.begin(work)

@@ -1,0 +1,57 @@
+"""What a planner is given: a joint graph, what may be decided about it, and a way to try it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import fx
+
+
+class Trial(NamedTuple):
+    """Decisions about one joint graph, to be tried on copies of it."""
+
+    recompute: frozenset[str]
+    """Values that backward computes again."""
+    resident: frozenset[str] = frozenset()
+    """Parameters that stay gathered."""
+    prefetch_bytes: int | None = None
+    """Weights gathered ahead of their use; None is what the config says."""
+
+
+class Outcome(NamedTuple):
+    """What became of a trial."""
+
+    peak_bytes: int
+    """Of the graphs as they will run, above what is live before; residents are not part of it."""
+    overhead_us: float = 0.0
+    """What collectives and copies add to the time of compute."""
+
+
+Verify = Callable[[Trial], Outcome]
+Swap = Callable[[frozenset[str], frozenset[str]], "Task"]
+"""The task that is left when the values named first wait in host memory and backward computes
+those named second again, from what comes back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A joint graph to plan."""
+
+    joint: fx.Graph
+    """Without dead and repeated nodes; values that tags drop already stay dropped."""
+    num_results: int
+    """How many of its outputs are forward's."""
+    verify: Verify | None = None
+    """None where nothing moves nodes after the split."""
+    batch_bytes: int = 0
+    """Inputs that live as long as the step and are no parameters: the batch."""
+    weights: dict[str, int] = field(default_factory=dict)
+    """Sharded parameters that may stay gathered, with the bytes of the whole."""
+    depths: tuple[int, ...] = ()
+    """Bytes of prefetching to try beside what the config says."""
+    swap: Swap | None = None
+    """Puts activations into host memory; None where that was not asked for."""
+    swap_min_bytes: int = 0
+    """Smaller activations stay."""
