@@ -229,3 +229,38 @@ def test_graphs_share_the_room_for_weights() -> None:
         first, second = Plan.from_json(text).graphs
         assert set(first.resident) < set(second.resident)
         assert held == second.resident_bytes > first.resident_bytes > 0
+
+
+def test_the_optimizer_counts() -> None:
+    def engine_of(budget) -> torchloom.Engine:
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        engine, *_ = torchloom.initialize(
+            model=nn.Sequential(nn.Linear(67, 301), nn.Linear(301, 5)),
+            config={
+                "train_micro_batch_size_per_gpu": 3,
+                "optimizer": {"type": "AdamW", "params": {"foreach": True}},
+                "zero_optimization": {"stage": 0},
+                "compile": {"backend": "aot_eager", "memory_budget": budget, "replan_step": 0},
+            },
+        )
+        engine.compile()
+        return engine
+
+    def fn(rank):
+        engine = engine_of("1GB")
+        for _ in range(2):
+            engine.backward(engine(torch.randn(3, 67)).square().mean())
+            own = measure_peak(engine.step).peak_bytes
+        plan = engine.plan()
+        gradients = sum(p.numel() * p.element_size() for p in engine.module.parameters())
+        engine.destroy()
+        with pytest.raises(PlanError, match="its optimizer's step adds"):
+            engine_of(plan.base_bytes + plan.optimizer_bytes - 1)
+        return plan.to_json(), own, gradients
+
+    ((text, own, gradients),) = run_ranks(1, fn)
+    plan = Plan.from_json(text)
+    assert plan.optimizer_bytes == pytest.approx(gradients + own, abs=64)
+    # A small batch: the step of the optimizer is the highest.
+    assert plan.peak_bytes == plan.base_bytes + plan.optimizer_bytes

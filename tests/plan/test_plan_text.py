@@ -48,6 +48,11 @@ def test_a_plan_reads_as_a_table() -> None:
         "time 10.500 ms: compute 10.000 ms (measured here: 25%, else modelled), computed again"
         in text
     )
+    assert "optimizer" not in text.partition("\n\n")[2]
+    heavy = replace(PLAN, optimizer_bytes=2_900_000)
+    assert "predicted peak 4.90 MB" in show_plan(heavy)
+    assert "the optimizer's step adds 2.90 MB" in show_plan(heavy)
+    assert "optimizer_bytes: 0 B -> 2.90 MB" in diff_plans(PLAN, heavy)
     rows = [line.split() for line in text.splitlines() if "mm.default" in line]
     assert rows[0][:4] == ["keep", "800", "kB", "0.013"]
     assert rows[1][-3:] == ["mul_3", "mm.default", "layers.0.mlp"]

@@ -25,6 +25,7 @@ from torchloom.engine.planning import (
     costs_of,
     load_pinned,
     make_planner,
+    optimizer_bytes,
     plan_again,
     trained_bytes,
 )
@@ -60,6 +61,8 @@ class Compiled:
     """When the plan is made again by measured times; 0: not any more, or never."""
     gradient_bytes: int = 0
     """Gradients that are live in the optimizer step and not part of the base."""
+    step_bytes: int = 0
+    """What the optimizer's step allocates for itself."""
 
     def __post_init__(self) -> None:
         self._place()
@@ -124,6 +127,7 @@ def plan_of(compiled: Compiled | None, world: World) -> Plan:
         world_size=size,
         budget_bytes=compiled.budget_bytes,
         base_bytes=compiled.base_bytes,
+        optimizer_bytes=compiled.gradient_bytes + compiled.step_bytes,
         graphs=compiled.session.plans,
     )
 
@@ -193,12 +197,17 @@ def start(
         base_bytes(model, engine.optimizer, keeps_gradients=keeps, keeps_states=not streams),
     )
     pinned = load_pinned(options.plan, world.comm.world_size)
+    gradients = 0 if keeps else trained_bytes(model)
+    own = 0
+    if budget_bytes is not None and not streams:
+        own = agreement.most("bytes of the optimizer's step", optimizer_bytes(engine.optimizer))
     session.planner = make_planner(
         budget_bytes,
         base,
         book.table,
         pinned,
         is_estimate=session.backend == "inductor",
+        step_bytes=gradients + own,
         micro_steps=config.batch.accumulation_steps,
     )
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
@@ -215,7 +224,8 @@ def start(
         device=world.device,
         budget_bytes=budget_bytes,
         base_bytes=base,
-        gradient_bytes=0 if keeps else trained_bytes(model),
+        gradient_bytes=gradients,
+        step_bytes=own,
         offloads=engine.offloads,
         replan_step=0 if pinned is not None or budget_bytes is None else options.replan_step,
     )

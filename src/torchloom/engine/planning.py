@@ -13,7 +13,7 @@ from torchloom.errors import PlanError
 from torchloom.log import get_logger
 from torchloom.plan import Plan, Planner
 from torchloom.plan.costs import CostTable, Network, load_table, save_table, shared_table
-from torchloom.plan.memory import distinct_bytes
+from torchloom.plan.memory import distinct_bytes, optimizer_peak
 from torchloom.runtime import transit_bytes
 from torchloom.runtime.host import is_on_host
 
@@ -62,6 +62,19 @@ def base_bytes(
     return total + masters + states
 
 
+def optimizer_bytes(optimizer: Optimizer | None) -> int:
+    """Return what an optimizer's step allocates for itself; 0 where that cannot be told."""
+    if optimizer is None:
+        return 0
+    found = optimizer_peak(optimizer)
+    if found is None:
+        logger.info(
+            "the memory of %s's step is not part of the plan: it reads values of tensors",
+            type(optimizer).__name__,
+        )
+    return found or 0
+
+
 def trained_bytes(model: nn.Module) -> int:
     """Return the bytes of a gradient of every trainable parameter, as this rank holds it."""
     return distinct_bytes(param for param in model.parameters() if param.requires_grad)
@@ -74,6 +87,7 @@ def make_planner(
     pinned: Plan | None = None,
     *,
     is_estimate: bool = False,
+    step_bytes: int = 0,
     micro_steps: int = 1,
 ) -> Planner | None:
     """Return a planner for what the budget leaves to forward and backward.
@@ -84,7 +98,8 @@ def make_planner(
         costs: equal on all ranks.
         pinned: a plan to follow.
         is_estimate: see `Planner`.
-        micro_steps: likewise.
+        step_bytes: what the optimizer's step adds to the base.
+        micro_steps: see `Planner`.
 
     Returns:
         None when there is neither a budget nor a plan.
@@ -94,11 +109,12 @@ def make_planner(
     """
     if budget_bytes is None and pinned is None:
         return None
-    if budget_bytes is not None and budget_bytes <= base:
+    if budget_bytes is not None and budget_bytes <= base + step_bytes:
         raise PlanError(
             f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
-            f"gradients and optimizer states of this rank alone hold {base:,}. Give more, use more "
-            "ranks, a higher ZeRO stage, or offload_opt_states"
+            f"gradients and optimizer states of this rank alone hold {base:,}, and its optimizer's "
+            f"step adds {step_bytes:,}. Give more, use more ranks, a higher ZeRO stage, or "
+            "offload_opt_states"
         )
     return Planner(
         None if budget_bytes is None else budget_bytes - base,

@@ -133,14 +133,16 @@ class Plan:
     """What the user gave, for everything."""
     base_bytes: int
     """Parameters, gradients and optimizer states: live before and after forward and backward."""
+    optimizer_bytes: int = 0
+    """What the optimizer's step adds to the base at most: gradients that are not in it, temporaries."""
     graphs: tuple[GraphPlan, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted highest sum of everything."""
+        """Predicted highest sum of everything, over the whole step."""
         resident = max((g.resident_bytes for g in self.graphs), default=0)
         within = max((g.batch_bytes + g.peak_bytes for g in self.graphs), default=0)
-        return self.base_bytes + resident + within
+        return self.base_bytes + resident + max(within, self.optimizer_bytes)
 
     @property
     def digest(self) -> str:

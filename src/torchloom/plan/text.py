@@ -31,6 +31,8 @@ def show_plan(plan: Plan, max_values: int | None = 20) -> str:
         "  live before and after (parameters, optimizer states, gradients kept): "
         f"{show_bytes(plan.base_bytes)}"
     )
+    if plan.optimizer_bytes:
+        lines.append(f"  the optimizer's step adds {show_bytes(plan.optimizer_bytes)}")
     if not plan.graphs:
         lines.append("  no graph has been planned yet")
     for graph in plan.graphs:
@@ -42,7 +44,7 @@ def diff_plans(before: Plan, after: Plan) -> str:
     """Return what differs between two plans, one line each; empty when nothing does."""
     lines = [
         f"{name}: {_figure(name, old)} -> {_figure(name, new)}"
-        for name in ("world_size", "budget_bytes", "base_bytes", "peak_bytes")
+        for name in ("world_size", "budget_bytes", "base_bytes", "optimizer_bytes", "peak_bytes")
         if (old := getattr(before, name)) != (new := getattr(after, name))
     ]
     old_graphs = {graph.graph: graph for graph in before.graphs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torchloom.plan.memory.measure import Measured, measure_peak
 from torchloom.plan.memory.micro_step import MicroStep, micro_step
+from torchloom.plan.memory.optimizer import optimizer_peak
 from torchloom.plan.memory.program import Program, Transit, program_of
 from torchloom.plan.memory.replay import Interface, interface_of, replay_peak
 from torchloom.plan.memory.storages import distinct_bytes, storages_of
@@ -20,6 +21,7 @@ __all__ = [
     "interface_of",
     "measure_peak",
     "micro_step",
+    "optimizer_peak",
     "program_of",
     "replay_peak",
     "storages_of",

@@ -8,20 +8,20 @@ Python's reference counts free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchloom import _torch, ops
+from torchloom import _torch
 from torchloom._torch.wrapper import load_wrapper
-from torchloom.graph import tensors_in, value_of
+from torchloom.graph import value_of
+from torchloom.plan.memory.ledger import Ledger
 from torchloom.plan.memory.micro_step import RESULTS
 from torchloom.plan.memory.program import Transit
-from torchloom.plan.memory.workspace import Call, WorkspaceTable, signature_of_call
+from torchloom.plan.memory.workspace import WorkspaceTable
 
 _TANGENT = "tangents"
 
@@ -82,7 +82,7 @@ def replay_peak(
         None where a wrapper is of a form that cannot be replayed.
     """
     for _ in range(2):  # the second time with the workspaces of operators met in the first
-        ledger = _Ledger(workspaces, transit)
+        ledger = Ledger(workspaces, transit)
         if not _replay(forward, backward, interface, ledger):
             return None
         if not workspaces.probe_calls(ledger.calls):
@@ -114,7 +114,7 @@ def _made(value: Any) -> Any:
     return value.make() if isinstance(value, _Like) else value
 
 
-def _replay(forward: str, backward: str, interface: Interface, ledger: _Ledger) -> bool:
+def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -> bool:
     run_forward = load_wrapper(forward, ledger.extern)
     run_backward = load_wrapper(backward, ledger.extern)
     if run_forward is None or run_backward is None:
@@ -145,78 +145,3 @@ def _replay(forward: str, backward: str, interface: Interface, ledger: _Ledger) 
 
 def _with_role(made: Sequence[Any], interface: Interface, roles: Sequence[str]) -> list[Any]:
     return [value for value, role in zip(made, interface.roles, strict=True) if role in roles]
-
-
-class _Ledger(_torch.DispatchMode):
-    """Adds up the storages that operators make and that are still referred to."""
-
-    def __init__(self, workspaces: WorkspaceTable, transit: Transit | None) -> None:
-        super().__init__()
-        self.peak_bytes = 0
-        self.calls: list[Call] = []
-        self._workspaces, self._transit = workspaces, transit
-        self._under_way: dict[int, int] = {}
-        """Bytes that a collective holds, by the storage of its first result."""
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._sum = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = Call(func, tuple(args), dict(kwargs or {}))
-        workspace, sizes = self._probed(call)
-        result = func(*args, **(kwargs or {}))
-        self.settle()
-        self._add(result, sizes)
-        self._carry(call, result)
-        self.peak_bytes = max(self.peak_bytes, self._sum + workspace)
-        return result
-
-    def extern(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the workspace of a kernel that writes into buffers that are there."""
-        workspace, _ = self._probed(Call(target, args, kwargs))
-        self.settle()
-        self.peak_bytes = max(self.peak_bytes, self._sum + workspace)
-
-    def ignore(self, values: Sequence[Any]) -> None:
-        """Leave out what was there before."""
-        for storage in _storages(values):
-            self._live[storage._cdata] = (StorageWeakRef(storage), 0)
-
-    def settle(self) -> None:
-        """Subtract what is referred to no more."""
-        gone = [key for key, (ref, _) in self._live.items() if ref.expired()]
-        for key in gone:
-            self._sum -= self._live.pop(key)[1]
-
-    def _add(self, result: Any, sizes: Sequence[int]) -> None:
-        storages = list(_storages([result]))
-        for at, storage in enumerate(storages):
-            if storage._cdata not in self._live:
-                size = sizes[at] if len(sizes) == len(storages) else int(storage.nbytes())
-                self._live[storage._cdata] = (StorageWeakRef(storage), size)
-                self._sum += size
-
-    def _carry(self, call: Call, result: Any) -> None:
-        """Add what a collective holds when it starts, and subtract it when it was waited for."""
-        if call.target is ops.wait_:
-            self._sum -= self._under_way.pop(next(_storages([call.args[0]]))._cdata, 0)
-        elif self._transit is not None:
-            held_bytes = self._transit(call.target, call.args)
-            if held_bytes:
-                self._under_way[next(_storages([result]))._cdata] = held_bytes
-                self._sum += held_bytes
-
-    def _probed(self, call: Call) -> tuple[int, tuple[int, ...]]:
-        signature = signature_of_call(call)
-        if signature is None:
-            return 0, ()
-        found = self._workspaces.known.get(signature)
-        if found is None:
-            self.calls.append(call)
-            return 0, ()
-        return found.workspace_bytes, found.result_bytes
-
-
-def _storages(values: Sequence[Any]) -> Iterator[torch.UntypedStorage]:
-    for value in values:
-        for tensor in tensors_in(value):
-            yield tensor.untyped_storage()
