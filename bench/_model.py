@@ -111,5 +111,6 @@ def _angles(seq_len: int, head_dim: int) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)  # whatever precision the model computes in
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-right, left), dim=-1) * sin

@@ -156,6 +156,7 @@ def _cuda_link(
         h2d_bytes_per_s=h2d_rate,
         d2h_bytes_per_s=d2h_rate,
         full_duplex=both >= _DUPLEX_GAIN * max(h2d_rate, d2h_rate),
+        link_load=min(1.0, max(0.0, beside / alone - 1)),
     )
     return row, figures
 
