@@ -23,7 +23,7 @@ class Deep(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        wide = (nn.Sequential(nn.Linear(37, 60), nn.GELU(), nn.Linear(60, 37)) for _ in range(8))
+        wide = (nn.Sequential(nn.Linear(37, 60), nn.GELU(), nn.Linear(60, 37)) for _ in range(6))
         self.blocks = nn.ModuleList(wide)
 
     def forward(self, x):

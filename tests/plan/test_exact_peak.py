@@ -29,7 +29,8 @@ def plans(joint, seed: int):
         yield Choices(recompute=frozenset(n for n in names if draw.random() < share))
 
 
-@pytest.mark.parametrize("name", ZOO)
+# The longest to compile are among those below as well.
+@pytest.mark.parametrize("name", sorted(ZOO.keys() - {"llama_deep", "llama_bf16", "llama_tied"}))
 def test_the_prediction_is_the_measurement(name: str) -> None:
     check(name, [6])
 

@@ -13,7 +13,7 @@ from torchloom.plan.costs.store import table_to_json
 from torchloom.plan.memory import Transit, WorkspaceTable
 from torchloom.plan.memory.joint import joint_model
 from torchloom.plan.model import GraphPlan, Plan
-from torchloom.plan.search import Search
+from torchloom.plan.search import Fields, Search
 from torchloom.plan.task import Task, Trial
 
 
@@ -45,6 +45,7 @@ class Planner:
     """By digest, in the order in which graphs were planned first."""
     _offsets: dict[str, int] = field(default_factory=dict)
     """By graph: bytes that a compiler's code was found to need beyond its graphs."""
+    _fields: Fields = field(default_factory=Fields)
     _tried: dict[str, set[tuple[object, ...]]] = field(default_factory=dict)
 
     @property
@@ -104,9 +105,11 @@ class Planner:
     def forget(self) -> None:
         """Drop the graphs planned so far: they are about to be captured anew."""
         self._known.clear()
+        self._fields.clear()
 
     def measure(self) -> int:
         """Measure operators of the known graphs, one at a time; return how many were new."""
+        self._fields.clear()
         tasks = [known.task for known in self._known.values() if known.task is not None]
         return self.costs.measure(node for task in tasks for node in task.joint.nodes)
 
@@ -145,10 +148,11 @@ class Planner:
             offset_bytes=self._offsets.get(digest, 0),
             given=given,
             resident_room=self._room(digest),
+            fields=self._fields,
         )
         found = search.run(task)
         if not found.fits and not self.is_estimate:
-            raise PlanError(infeasible((budget or 0) - sum(given.values()), found.peak_bytes))
+            raise PlanError(infeasible(budget or 0, found.total_bytes))
         return found.plan(digest, task, budget)
 
     def _follow(self, pinned: Plan, digest: str, task: Task, given: Mapping[str, int]) -> GraphPlan:

@@ -31,7 +31,7 @@ _SHARES = (0.25, 0.5, 1.0, 2.0)
 """Of what a link can carry while compute runs: how much is offloaded in a candidate."""
 _CHEAP = 0.25
 """What takes less than this part of a copy's time to compute again is never copied."""
-_RESIDENT_SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
+_SHARES_OF_WEIGHTS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 """Of all weights: how many stay gathered in a candidate."""
 
 _ROOT = re.compile(r"^L\['\w+'\](\.__self__)?\.?")
@@ -82,6 +82,28 @@ class Field:
         return frozenset(self.model.nodes[i].name for i in point.dropped)
 
 
+class Fields:
+    """Frontiers of tasks, for as long as times are what they were: a task is planned several times."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Field, CostTable]] = []
+
+    def get(self, task: Task, costs: CostTable) -> Field | None:
+        """Return the field of this very task under this very table."""
+        for found, table in self._known:
+            if found.task is task and table is costs:
+                return found
+        return None
+
+    def put(self, found: Field, costs: CostTable) -> None:
+        """Remember a field."""
+        self._known.append((found, costs))
+
+    def clear(self) -> None:
+        """Forget all fields: graphs or times are about to change."""
+        self._known.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A candidate that was tried."""
@@ -120,7 +142,12 @@ class Found:
     @property
     def rank(self) -> tuple[bool, float, int]:
         """Smaller is better."""
-        return (not self.fits, self.added_us if self.fits else 0.0, self.peak_bytes)
+        return (not self.fits, self.added_us if self.fits else 0.0, self.total_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak with all residents."""
+        return self.peak_bytes + sum(self.resident.values())
 
     def plan(self, digest: str, task: Task, budget: int | None) -> GraphPlan:
         """Return the plan, with its reasons."""
@@ -153,7 +180,7 @@ class Found:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Search:
     """Searches one joint graph.
 
@@ -164,6 +191,7 @@ class Search:
         offset_bytes: what a compiler's code is known to need beyond its graphs.
         given: weights that stay gathered for other graphs, with their bytes.
         resident_room: what all residents may hold at most; None for no bound.
+        fields: frontiers that were searched before.
     """
 
     costs: CostTable
@@ -172,6 +200,9 @@ class Search:
     offset_bytes: int = 0
     given: Mapping[str, int] = field(default_factory=dict)
     resident_room: int | None = None
+    fields: Fields | None = None
+    num_outcomes: int = 0
+    """How many candidates were tried on copies of the graphs."""
 
     def run(self, task: Task) -> Found:
         """Return the best candidate; it may not fit if none does."""
@@ -181,8 +212,10 @@ class Search:
                 names = frozenset(each.node.name for each in swapped)
                 other = self._recomputing(self._field(task.swap(names, again), swapped, again))
                 best = _better(best, other)
-        best = self._with_residents(best)
-        return self._with_depth(best)
+        if best.field.task.verify is not None:
+            for depth in (None, *best.field.task.depths):
+                best = self._with_weights(best, depth)
+        return best
 
     def _field(
         self,
@@ -190,6 +223,9 @@ class Search:
         swapped: tuple[Swapped, ...] = (),
         again: frozenset[str] = frozenset(),
     ) -> Field:
+        known = None if self.fields is None or swapped else self.fields.get(task, self.costs)
+        if known is not None:
+            return known
         joint = task.joint
         self.workspaces.probe(joint.nodes)
         model = joint_model(joint, task.num_results, self.workspaces)
@@ -202,7 +238,10 @@ class Search:
         trials = num_trials(len(model.nodes))
         found = frontier(model, indices, cost_us, max_simulations=trials)
         measured = sum(measured_us(node, self.costs) or 0.0 for node in model.nodes)
-        return Field(task, model, indices, cost_us, found, measured, swapped, again)
+        made = Field(task, model, indices, cost_us, found, measured, swapped, again)
+        if self.fields is not None and not swapped:
+            self.fields.put(made, self.costs)
+        return made
 
     def _allowed(self, resident: Mapping[str, int]) -> int | None:
         if self.budget_bytes is None:
@@ -210,7 +249,10 @@ class Search:
         return self.budget_bytes - self.offset_bytes - sum(resident.values())
 
     def _recomputing(
-        self, among: Field, resident: Mapping[str, int] | None = None, start: int = 0
+        self,
+        among: Field,
+        resident: Mapping[str, int] | None = None,
+        depth: int | None = None,
     ) -> Found:
         """Return the fastest plan of a frontier that fits as it will run, the smallest if none does.
 
@@ -223,18 +265,19 @@ class Search:
 
         def peak_of(at: int) -> int:
             if at not in outcomes:
-                trial = Trial(among.names(points[at]), frozenset(resident))
+                self.num_outcomes += 1
+                trial = Trial(among.names(points[at]), frozenset(resident), depth)
                 outcomes[at] = among.outcome(points[at], trial)
             return outcomes[at].peak_bytes
 
         def found(at: int) -> Found:
             least = min(each.peak_bytes for each in outcomes.values())
-            return Found(among, at, outcomes[at], allowed, resident, None, least)
+            return Found(among, at, outcomes[at], allowed, resident, depth, least)
 
-        peak_of(start)
-        if allowed is None or peak_of(start) <= allowed:
-            return found(start)
-        low, high = start, len(points) - 1
+        if allowed is None or peak_of(0) <= allowed:
+            peak_of(0)
+            return found(0)
+        low, high = 0, len(points) - 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if peak_of(middle) <= allowed else (middle, high)
@@ -266,38 +309,43 @@ class Search:
         for size in sorted(sizes):
             yield tuple(waiting[:size]), names
 
-    def _with_residents(self, best: Found) -> Found:
-        """Keep weights gathered where that is faster than what their room is used for otherwise."""
-        task = best.field.task
-        if not task.weights or task.verify is None or not best.fits:
-            return best
+    def _with_weights(self, best: Found, depth: int | None) -> Found:
+        """Keep weights gathered, and gather others as far ahead as `depth`, where that is faster.
+
+        Room for them is what is left, or what more recomputing makes.
+        """
+        among = best.field
+        weights, most = among.task.weights, _most_outcomes(len(among.model.nodes))
         # A small gather costs more time for its bytes than a big one: latency.
-        order = sorted(task.weights.keys() - self.given.keys(), key=lambda w: (task.weights[w], w))
-        total = sum(task.weights[name] for name in order)
-        tried: set[int] = set()
-        for share in _RESIDENT_SHARES:
-            names = list(_within(order, task.weights, share * total))
-            resident = {**self.given, **{name: task.weights[name] for name in names}}
+        order = sorted(weights.keys() - self.given.keys(), key=lambda w: (weights[w], w))
+        total = sum(weights[name] for name in order)
+        counts = {len(list(_within(order, weights, share * total))) for share in _SHARES_OF_WEIGHTS}
+        for count in sorted(counts):
+            resident = {**self.given, **{name: weights[name] for name in order[:count]}}
+            is_base = depth is None and not count
+            is_idle = depth is not None and count == len(order)  # nothing is left to prefetch
             held = sum(resident.values())
             has_room = self.resident_room is None or held <= self.resident_room
-            if not names or len(names) in tried or not has_room:
-                continue
-            tried.add(len(names))
             allowed = self._allowed(resident)
-            if allowed is not None and allowed < best.field.frontier.min_peak_bytes // 2:
-                break  # no plan comes near
-            best = _better(best, self._recomputing(best.field, resident, start=0))
+            if is_base or is_idle or not has_room or self.num_outcomes >= most:
+                continue
+            if best.fits and _least_us(among.frontier, allowed) >= best.added_us:
+                continue  # the room would cost more than could be gained
+            best = _better(best, self._recomputing(among, resident, depth))
         return best
 
-    def _with_depth(self, best: Found) -> Found:
-        task = best.field.task
-        if task.verify is None or not best.fits:
-            return best
-        for depth in task.depths:
-            trial = Trial(best.field.names(best.point), frozenset(best.resident), depth)
-            outcome = best.field.outcome(best.point, trial)
-            best = _better(best, replace(best, outcome=outcome, prefetch_bytes=depth))
-        return best
+
+def _most_outcomes(num_nodes: int) -> int:
+    """Return how many candidates to try on copies: fewer of large graphs, to stay within seconds."""
+    return max(12, min(200, 150_000 // max(num_nodes, 1)))
+
+
+def _least_us(found: Frontier, allowed: int | None) -> float:
+    """Return the time of the fastest plan within a bound, before later passes add to its peak."""
+    if allowed is None:
+        return found.points[0].extra_us
+    point = found.within(allowed)
+    return float("inf") if point is None else point.extra_us
 
 
 def _better(one: Found, other: Found) -> Found:
@@ -311,7 +359,9 @@ def _is_worth_it(one: Found, other: Found) -> bool:
     if one.fits != other.fits or not one.fits:
         return True
     gain = one.added_us - other.added_us
-    return gain > 1e-3 * sum(one.field.cost_us) or (gain >= 0 and other.peak_bytes < one.peak_bytes)
+    return gain > 1e-3 * sum(one.field.cost_us) or (
+        gain >= 0 and other.total_bytes < one.total_bytes
+    )
 
 
 def _cheaper(points: Iterable[Point], price: float) -> Point:
