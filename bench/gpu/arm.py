@@ -26,6 +26,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from _data import batches, read_corpus
 from _model import Shape, build_model
 from peers.activations import checkpoint_blocks
+from peers.base import LEARNING_RATE, WEIGHT_DECAY, Step, make_optimizer, make_step
 
 LOOM: dict[str, dict[str, Any]] = {
     "loom": {},
@@ -36,8 +37,6 @@ LOOM: dict[str, dict[str, Any]] = {
     "loom-budget-offload": {"memory_budget": 0.35, "offload_activation": True},
 }
 FSDP = ("fsdp2", "fsdp2-checkpoint", "fsdp2-cpu-offload")
-
-Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def main() -> None:
@@ -84,7 +83,10 @@ def _loom(spec: dict[str, Any], model: nn.Module) -> tuple[Step, Callable[[], li
         model=model,
         config={
             "train_micro_batch_size_per_gpu": spec["batch"],
-            "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+            "optimizer": {
+                "type": "AdamW",
+                "params": {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY},
+            },
             "bf16": {"enabled": True},
             "zero_optimization": {"stage": 3},
             "compile": {"backend": spec["backend"], "strict": True, **LOOM[spec["arm"]]},
@@ -121,16 +123,9 @@ def _fsdp2(
         fully_shard(block, **options)
     fully_shard(model, **options)
     model.cos, model.sin = model.cos.to(device), model.sin.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
-
-    def step(tokens: Tensor, targets: Tensor) -> Tensor:
-        loss = model(tokens, targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step, lambda: [param.to_local().detach() for param in model.parameters()]
+    return make_step(model, make_optimizer(model)), lambda: [
+        param.to_local().detach() for param in model.parameters()
+    ]
 
 
 def _digest(tensors: list[Tensor]) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import tempfile
 import types
 import typing
 from collections.abc import Mapping
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.errors import RecordError
+from torchloom.files import write_whole
 from torchloom.records import model
 from torchloom.records.model import Session
 
@@ -48,18 +47,7 @@ def from_json(data: Mapping[str, Any], name: str = "the record") -> Session:
 
 def save_record(session: Session, path: str | Path) -> Path:
     """Write a record; a reader never sees half of it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(to_json(session), file, ensure_ascii=False)
-        Path(partial).chmod(0o644)  # temporary files are private
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-    return path
+    return write_whole(path, json.dumps(to_json(session), ensure_ascii=False))
 
 
 def load_record(path: str | Path) -> Session:
