@@ -33,6 +33,7 @@ class Group:
         world_size: int,
         log_dir: Path,
         environment: Mapping[str, str],
+        accumulation: int = 1,
         allocator: Path | None = None,
         shape: Mapping[str, int] | None = None,
     ) -> None:
@@ -43,6 +44,7 @@ class Group:
             "options": dict(arm.options),
             "batch": batch,
             "world_size": world_size,
+            "accumulation": accumulation,
             "allocator": str(allocator) if allocator else None,
             "shape": dict(shape or {}),
         }

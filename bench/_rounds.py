@@ -84,12 +84,13 @@ def run_pass(
     environment: Mapping[str, str],
     allocator: Path,
     say: Say,
+    accumulation: int = 1,
     shape: Mapping[str, int] | None = None,
     starts_ahead: bool = False,
 ) -> PassResult:
     """Build every arm, run the rounds, close every arm.
 
-    `shape` is other sizes of the model. With `starts_ahead` all processes import at once: sooner
+    A step is `accumulation` micro-steps. `shape` is other sizes of the model. With `starts_ahead` all processes import at once: sooner
     done, where nobody looks at the time of a build.
     """
     result = PassResult(batch=batch)
@@ -102,6 +103,7 @@ def run_pass(
             world_size=world_size,
             log_dir=log_dir,
             environment=environment,
+            accumulation=accumulation,
             allocator=allocator,
             shape=shape,
         )

@@ -33,6 +33,8 @@ class StepSample:
     round: int
     wall_s: float
     """Mean over the ranks."""
+    slowest_s: float | None = None
+    """Of the rank that took longest."""
     wait_share: float
     """Run-queue wait as a share of the step, of the rank that waited most."""
     foreign_share: float
@@ -68,6 +70,7 @@ def merge_ranks(
         arm=arm,
         round=round_index,
         wall_s=fmean(rank["wall_s"] for rank in ranks),
+        slowest_s=max(rank["wall_s"] for rank in ranks),
         wait_share=max(rank["wait_s"] / rank["wall_s"] for rank in ranks),
         foreign_share=fmean(foreign),
         steal_share=fmean(steal),
@@ -90,9 +93,15 @@ def summarize(values: Sequence[float]) -> Quartiles | None:
     return Quartiles(low, middle, high, len(values))
 
 
-def paired_ratios(samples: Sequence[StepSample], arm: str, base: str) -> list[float]:
-    """Return one ratio of `arm` to `base` for each round in which both have clean steps."""
-    above, below = _round_medians(samples, arm), _round_medians(samples, base)
+def paired_ratios(
+    samples: Sequence[StepSample], arm: str, base: str, *, to_slowest: bool = False
+) -> list[float]:
+    """Return one ratio of `arm` to `base` for each round in which both have clean steps.
+
+    With `to_slowest` a step of the base takes what its slowest rank takes.
+    """
+    above = _round_medians(samples, arm)
+    below = _round_medians(samples, base, slowest=to_slowest)
     return [above[index] / below[index] for index in sorted(above.keys() & below.keys())]
 
 
@@ -111,8 +120,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if len(known) == len(values) else None
 
 
-def _round_medians(samples: Sequence[StepSample], arm: str) -> dict[int, float]:
+def _round_medians(
+    samples: Sequence[StepSample], arm: str, *, slowest: bool = False
+) -> dict[int, float]:
     rounds: dict[int, list[float]] = {}
     for sample in clean(samples, arm):
-        rounds.setdefault(sample.round, []).append(sample.wall_s)
+        wall_s = sample.slowest_s if slowest and sample.slowest_s else sample.wall_s
+        rounds.setdefault(sample.round, []).append(wall_s)
     return {index: median(walls) for index, walls in rounds.items()}

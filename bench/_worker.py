@@ -49,7 +49,10 @@ class Worker:
         """
         spec, shape = self._spec, Shape(**self._spec["shape"])
         self._data = batches(
-            read_corpus(), batch=spec["batch"], seq_len=shape.seq_len, rank=spec["rank"]
+            read_corpus(),
+            batch=spec["batch"] * spec["accumulation"],
+            seq_len=shape.seq_len,
+            rank=spec["rank"],
         )
         log = AllocationLog(Path(spec["allocator"])) if spec["allocator"] else None
         start = time.perf_counter()
@@ -58,6 +61,7 @@ class Worker:
             rank=spec["rank"],
             world_size=spec["world_size"],
             batch=spec["batch"],
+            accumulation=spec["accumulation"],
         )
         self._trainee = import_module(spec["module"]).build(
             job, **(spec["options"] if options is None else options)

@@ -3,6 +3,7 @@
     python bench/train.py                       all arms, batch 4 and 1, compile times
     python bench/train.py --quick               few arms, few rounds, batch 4
     python bench/train.py --arms limit-compiled,fsdp2-whole,loom-3 --batch 1
+    python bench/train.py --accumulation 4 --arms limit-compiled,fsdp2-whole,loom-3,loom-3-selective
 
 Prints ratios to the limit (replicas that run at the same time and never talk), and writes
 `train.json`, one chart for each batch size and the workers' logs. See bench/README.md.
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
             environment=environment,
             allocator=allocator,
             say=say,
+            accumulation=options.accumulation,
         )
         report.passes.append(result)
         report.verdicts += judge_pass(result)
@@ -101,6 +103,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--arms", type=_names, help=f"comma-separated, of: {', '.join(ARMS)} (default: all)")
     add("--batch", type=_numbers, help="sequences per rank, comma-separated (default: 4,1)")
+    add("--accumulation", type=int, default=1, help="micro-steps of a step (default: 1)")
     add("--rounds", type=int, help="rounds at least (default: 5)")
     add("--burst", type=int, default=2, help="recorded steps of an arm in a burst")
     add("--tries", type=int, default=2, help="bursts per round until one has a clean step")

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from _data import batches, read_corpus
 from _model import Shape, build_model
 from peers.activations import checkpoint_blocks
-from peers.base import LEARNING_RATE, WEIGHT_DECAY, Step, make_optimizer, make_step
+from peers.base import LEARNING_RATE, WEIGHT_DECAY, Job, Step, make_optimizer, make_step
 
 LOOM: dict[str, dict[str, Any]] = {
     "loom": {},
@@ -123,7 +123,8 @@ def _fsdp2(
         fully_shard(block, **options)
     fully_shard(model, **options)
     model.cos, model.sin = model.cos.to(device), model.sin.to(device)
-    return make_step(model, make_optimizer(model)), lambda: [
+    job = Job(model=lambda: model, rank=0, world_size=1, batch=spec["batch"])
+    return make_step(job, model, make_optimizer(model)), lambda: [
         param.to_local().detach() for param in model.parameters()
     ]
 

@@ -105,6 +105,13 @@ _ALL = (
         options={"stage": 3, "symmetric_memory": True},
     ),
     Arm(
+        name="loom-3-selective",
+        module="peers.loom",
+        family="torchloom 3, weights that fit 1 GB stay",
+        variant="compiled",
+        options={"stage": 3, "memory_budget": 1_000_000_000},
+    ),
+    Arm(
         name="limit-kernels",
         module="peers.limit",
         family="limit + kernels",

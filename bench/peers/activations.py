@@ -52,7 +52,7 @@ def build(
     checkpoint_blocks(model, checkpoint_every)
     optimizer = make_optimizer(model)
     if route == "eager":
-        return Trainee(step=make_step(model, optimizer))
+        return Trainee(step=make_step(job, model, optimizer))
     if budget is not None:
         import_module("torch._functorch.config").activation_memory_budget = budget
-    return Trainee(step=make_step(torch.compile(model, backend=_BACKENDS[route]), optimizer))
+    return Trainee(step=make_step(job, torch.compile(model, backend=_BACKENDS[route]), optimizer))

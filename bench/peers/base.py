@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,13 @@ class Job:
     rank: int
     world_size: int
     batch: int
-    """Sequences per rank and step."""
+    """Sequences per rank and micro-step."""
+    accumulation: int = 1
+    """Micro-steps of a step."""
+
+    def micro_batches(self, tokens: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what each micro-step reads of a step's batch."""
+        return zip(tokens.split(self.batch), targets.split(self.batch), strict=True)
 
 
 def _nothing() -> None:
@@ -61,15 +68,29 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    """Return the plain training step: forward, backward, update, drop the gradients."""
+def make_step(
+    job: Job,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    unreduced: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Step:
+    """Return the plain training step: forward and backward of each micro-step, update, drop gradients.
+
+    `unreduced` opens the context of all micro-steps but the last, for peers that can accumulate
+    gradients before they reduce them.
+    """
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
-        loss = model(tokens, targets)
-        loss.backward()
+        losses = []
+        for micro in job.micro_batches(tokens, targets):
+            is_last = len(losses) + 1 == job.accumulation
+            with nullcontext() if is_last else unreduced():
+                loss = model(*micro)
+                (loss / job.accumulation).backward()
+            losses.append(loss.detach())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return torch.stack(losses).mean()
 
     return step
 

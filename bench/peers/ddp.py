@@ -13,4 +13,5 @@ def build(job: Job, *, compiled: bool) -> Trainee:
     join_group()
     model = DistributedDataParallel(job.model(), gradient_as_bucket_view=True)
     optimizer = make_optimizer(model)
-    return Trainee(step=make_step(torch.compile(model) if compiled else model, optimizer))
+    trained = torch.compile(model) if compiled else model
+    return Trainee(step=make_step(job, trained, optimizer, model.no_sync))

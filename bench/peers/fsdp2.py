@@ -30,5 +30,5 @@ def build(
     fully_shard(model, mesh=mesh)
     optimizer = make_optimizer(model)
     return Trainee(
-        step=make_step(torch.compile(model) if compiled == "whole" else model, optimizer)
+        step=make_step(job, torch.compile(model) if compiled == "whole" else model, optimizer)
     )

@@ -13,5 +13,5 @@ def build(job: Job, *, compiled: bool, kernels: bool = False) -> Trainee:
     optimizer = make_optimizer(model)
     if kernels:
         woven = torch.compile(model, backend="torchloom", options={"choose_kernels": True})
-        return Trainee(step=make_step(woven, optimizer))
-    return Trainee(step=make_step(torch.compile(model) if compiled else model, optimizer))
+        return Trainee(step=make_step(job, woven, optimizer))
+    return Trainee(step=make_step(job, torch.compile(model) if compiled else model, optimizer))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from peers.base import LEARNING_RATE, WEIGHT_DECAY, Job, Trainee, UnavailableError, join_group
 
 if TYPE_CHECKING:
+    from torchloom.engine import Engine
     from torchloom.plan import Plan
 
 
@@ -53,22 +55,36 @@ def build(
         compiling |= {"memory_budget": memory_budget, "replan_step": replan_step}
     engine, *_ = initialize(model=job.model(), config=_config(job, stage, compiling))
     micro_s: float | None = None
+    num_collectives = 0
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
-        nonlocal micro_s
-        started = time.perf_counter()
-        loss = engine(tokens, targets)
-        engine.backward(loss)
-        micro_s = time.perf_counter() - started
-        engine.step()
-        return loss.detach()
+        nonlocal micro_s, num_collectives
+        before, losses, micro_s = engine.comm_stats().num_collectives, [], 0.0
+        for micro in job.micro_batches(tokens, targets):
+            started = time.perf_counter()
+            loss = engine(*micro)
+            engine.backward(loss)
+            micro_s += time.perf_counter() - started
+            engine.step()
+            losses.append(loss.detach())
+        num_collectives = engine.comm_stats().num_collectives - before
+        return torch.stack(losses).mean()
 
     return Trainee(
         step=step,
         compile=engine.compile,
-        facts=lambda: {} if memory_budget is None else _planned(engine.plan()),
+        facts=lambda: {
+            "num_gathers": num_collectives - job.accumulation * _reductions(engine),
+            **({} if memory_budget is None else _planned(engine.plan())),
+        },
         micro_s=lambda: micro_s,
     )
+
+
+def _reductions(engine: Engine) -> int:
+    """Return how many collectives of a micro-step reduce gradients."""
+    graphs = engine.compile_report().graphs
+    return sum(n for g in graphs for op, n in g.collectives.items() if "reduce_start" in op)
 
 
 def _planned(plan: Plan) -> dict[str, Any]:
@@ -79,6 +95,7 @@ def _planned(plan: Plan) -> dict[str, Any]:
         "peak_bytes": plan.peak_bytes,
         "num_graphs": len(plan.graphs),
         "min_peak_bytes": plan.base_bytes + max((g.min_peak_bytes for g in plan.graphs), default=0),
+        "resident_bytes": max((g.resident_bytes for g in plan.graphs), default=0),
         "saved_bytes": max((g.saved_bytes for g in plan.graphs), default=0),
         "num_recomputed": sum(len(g.recompute) for g in plan.graphs),
         "compute_s": 1e-6 * sum(g.compute_us for g in plan.graphs),
@@ -93,6 +110,7 @@ def _config(job: Job, stage: int, compiling: dict[str, Any]) -> dict[str, object
     optimizer = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}
     return {
         "train_micro_batch_size_per_gpu": job.batch,
+        "gradient_accumulation_steps": job.accumulation,
         "gradient_clipping": 0.0,
         "optimizer": {"type": "AdamW", "params": optimizer},
         "zero_optimization": {"stage": stage},

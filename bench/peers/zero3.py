@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import torch
 from torch import Tensor
 
 from peers.base import Job, Trainee, UnavailableError, make_optimizer
@@ -29,10 +30,13 @@ def build(job: Job, *, compiled: bool) -> Trainee:
     )
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
-        loss = engine(tokens, targets)
-        engine.backward(loss)
-        engine.step()
-        return loss.detach()
+        losses = []
+        for micro in job.micro_batches(tokens, targets):
+            loss = engine(*micro)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
 
     return Trainee(step=step, compile=engine.compile if compiled else lambda: None)
 
@@ -40,6 +44,7 @@ def build(job: Job, *, compiled: bool) -> Trainee:
 def _config(job: Job) -> dict[str, object]:
     return {
         "train_micro_batch_size_per_gpu": job.batch,
+        "gradient_accumulation_steps": job.accumulation,
         "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {"stage": 3, "reduce_bucket_size": _BUCKET_NUMEL},

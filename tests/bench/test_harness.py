@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
@@ -20,6 +23,7 @@ from _rounds import ArmFacts, PassResult
 from _stats import StepSample, clean, fastest, merge_ranks, paired_ratios, summarize
 from _verdicts import judge_compile, judge_pass
 from peers import ARMS, pick_arms
+from peers.base import Job, make_step
 
 sys.path.remove(str(BENCH))
 
@@ -69,6 +73,38 @@ def result():
         },
         missing={"deepspeed-eager": "DeepSpeed is not installed"},
     )
+
+
+class TestAccumulation:
+    def test_micro_batches_add_up_to_the_step_of_the_whole(self):
+        torch.manual_seed(0)
+        tokens, targets = torch.randn(6, 5), torch.randn(6, 5)
+        steps = []
+        for batch, accumulation in ((6, 1), (2, 3)):
+            torch.manual_seed(1)
+            weight = torch.nn.Linear(5, 5, dtype=torch.float64)
+            opened = []
+
+            @contextlib.contextmanager
+            def unreduced(opened=opened):
+                opened.append(True)
+                yield
+
+            def model(x, y, weight=weight):
+                return (weight(x.double()) - y).square().mean()
+
+            job = Job(
+                model=torch.nn.Identity,
+                rank=0,
+                world_size=1,
+                batch=batch,
+                accumulation=accumulation,
+            )
+            step = make_step(job, model, torch.optim.SGD(weight.parameters(), lr=0.1), unreduced)
+            steps.append((step(tokens, targets).item(), weight.weight.detach()))
+            assert len(opened) == accumulation - 1
+        assert steps[0][0] == pytest.approx(steps[1][0])
+        torch.testing.assert_close(steps[0][1], steps[1][1])
 
 
 class TestKernels:
@@ -149,6 +185,12 @@ class TestDiscardRule:
         ranks = [{**rank, "machine_steal_s": 0.04} for rank in ranks]
         step = merge_ranks("loom-3", 3, ranks, num_cores=2)
         assert step.wall_s == pytest.approx(2.1)
+        assert step.slowest_s == 2.2
+        half = dataclasses.replace(step, arm="half", wall_s=1.05, slowest_s=1.05)
+        assert paired_ratios([step, half], "half", step.arm) == pytest.approx([0.5])
+        assert paired_ratios([step, half], "half", step.arm, to_slowest=True) == pytest.approx(
+            [1.05 / 2.2]
+        )
         assert step.wait_share == pytest.approx(0.05)
         assert step.foreign_share == pytest.approx((0.4 / 4.0 + 0.4 / 4.4) / 2)
         assert step.steal_share == pytest.approx((0.01 + 0.04 / 4.4) / 2)
@@ -270,6 +312,26 @@ class TestReport:
             (True, False),
             (False, True),
         ]
+
+    def test_shared_memory_is_held_against_the_limit(self, result):
+        result.facts["loom-3-shared"] = facts(195, 350)
+        walls = {0: 1.0, 1: 1.1 * 1.019, 2: 1.2 * 1.3}
+        result.samples += [sample("loom-3-shared", wall, round=at) for at, wall in walls.items()]
+        (line,) = (line for line in judge_pass(result) if "limit:" in line)
+        assert line.startswith("batch 4: kept   limit: stage 3 in shared memory takes 1.019")
+        result.samples += [sample("loom-3-shared", 2.0, round=1)]
+        assert any("BROKEN limit" in line for line in judge_pass(result))
+
+    def test_residents_are_held_against_gathering_each_time(self, result):
+        for arm, gathers in (("loom-3", 128), ("loom-3-selective", 16)):
+            result.facts[arm] = dataclasses.replace(facts(195, 350), said={"num_gathers": gathers})
+        faster = [sample("loom-3-selective", 0.9 * (1 + 0.1 * at), round=at) for at in range(3)]
+        plain = result.samples
+        result.samples = plain + faster
+        (line,) = (line for line in judge_pass(result) if "selective" in line)
+        assert "kept   selective: gathers in a step fall from 128 to 16, its time to 0.857" in line
+        result.samples = plain + [dataclasses.replace(each, wall_s=2.0) for each in faster]
+        assert any("BROKEN selective" in line for line in judge_pass(result))
 
     def test_speed_is_not_judged_from_few_rounds(self, result):
         result.samples = result.samples[:3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from support.ranks import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from support.zoo import ZOO, llama
 from torchloom.engine import Engine
+from torchloom.errors import PlanError
 from torchloom.plan import Plan
 from torchloom.plan.memory import measure_peak
 from torchloom.runtime import mover_of
@@ -146,6 +148,49 @@ def test_a_budget_counts_what_stays_on_the_device() -> None:
             assert plan.peak_bytes <= plan.budget_bytes
         assert ample["host_peak"] == 0
         assert tight["host_peak"] > 0
+
+
+def attempted(rank: int, budget: int):
+    """Return what came of a budget, or what was said against it."""
+    try:
+        return facts(rank, budget, **OFFLOAD), None
+    except PlanError as error:
+        return None, str(error)
+
+
+NUM_BUDGETS = [6, pytest.param(40, marks=pytest.mark.exhaustive)]
+
+
+@pytest.mark.parametrize("num_budgets", NUM_BUDGETS)
+def test_random_budgets_are_kept_and_less_room_is_never_faster(num_budgets: int) -> None:
+    """Copies and recomputation are mixed anew for each budget."""
+
+    def fn(rank):
+        ample = Plan.from_json(facts(rank, "1GB", **OFFLOAD)["plan"])
+        (graph,) = ample.graphs
+        beside = ample.base_bytes + graph.batch_bytes
+        draw = random.Random(num_budgets)
+        shares = [draw.uniform(0.7 * graph.min_peak_bytes, graph.peak_bytes) for _ in range(40)]
+        budgets = [beside + int(share) for share in sorted(shares[:num_budgets])]
+        return beside, [attempted(rank, budget) for budget in budgets]
+
+    ((beside, found),) = run_ranks(1, fn, timeout_s=600)
+    fitting = [each for each, _ in found if each is not None]
+    refused = [text for each, text in found if each is None]
+    assert all("infeasible" in text for text in refused)
+    assert [each is None for each, _ in found] == sorted(each is None for each, _ in found)[::-1]
+    assert any(each["host_peak"] for each in fitting)
+    assert len({str(each["losses"]) for each in fitting}) == 1
+    before = float("inf")
+    for each in fitting:
+        plan = Plan.from_json(each["plan"])
+        (graph,) = plan.graphs
+        assert each["peak"] == pytest.approx(graph.peak_bytes, abs=64)
+        assert beside + each["peak"] <= plan.budget_bytes + 64
+        assert 0 <= graph.bound_us <= graph.extra_us + graph.copy_us <= graph.step_us
+        # A tenth of a percent may be left where a simpler plan does as well.
+        assert graph.step_us <= before + 2e-3 * graph.compute_us
+        before = graph.step_us
 
 
 KINDS = ["mlp_bf16", "llama_tied", "gpt2", "mixtral", "conv", "checkpointed", "in_place", "lora"]

@@ -13,7 +13,7 @@ from support.zoo import ZOO, llama
 from torchloom.graph import Choices, droppable
 from torchloom.plan import Planner, Task
 from torchloom.plan.costs import CostTable, node_us
-from torchloom.plan.frontier import frontier
+from torchloom.plan.frontier import Lane, frontier
 from torchloom.plan.memory import WorkspaceTable, measure_peak
 from torchloom.plan.memory.joint import joint_model
 
@@ -67,7 +67,12 @@ def test_budgets_are_kept_and_peaks_fall_with_them(name: str) -> None:
             assert budget < least
             continue
         assert before <= point.peak_bytes <= budget
-        assert found.bound_us(budget) <= point.extra_us + 1e-9
+        bound = found.bound_us(budget)
+        assert bound <= point.extra_us + 1e-9
+        free = found.bound_us(budget, lane=Lane(0.0, least / 4))
+        assert free == pytest.approx(found.bound_us(int(budget + least / 4)), rel=1e-3, abs=1e-3)
+        assert free <= found.bound_us(budget, lane=Lane(1e-5, least / 4)) <= bound
+        assert found.bound_us(budget, lane=Lane(1e9, least)) == bound
         before = point.peak_bytes
 
 

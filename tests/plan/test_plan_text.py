@@ -34,6 +34,8 @@ GRAPH = GraphPlan(
     compute_us=10_000,
     measured_us=2_500,
     extra_us=500,
+    overhead_us=150,
+    copy_us=110,
     bound_us=400,
     decisions=(decision("mm_1", 800_000, "keep"), decision("mul_3", 400_000, "recompute")),
 )
@@ -45,9 +47,11 @@ def test_a_plan_reads_as_a_table() -> None:
     assert "2 ranks, budget 5.00 MB, predicted peak 4.50 MB" in text
     assert "adds at most 2.50 MB of 3.00 MB; no plan needs less than 900 kB; 1.20 MB cross" in text
     assert (
-        "time 10.500 ms: compute 10.000 ms (measured here: 25%, else modelled), computed again"
+        "time 10.650 ms: compute 10.000 ms (measured here: 25%, else modelled), computed again"
         in text
     )
+    # 0.5 ms again and 0.11 ms of copies, of which no plan can save more than 0.21 ms.
+    assert "transfers add 0.150 ms; at most 2.0% above the best within this budget" in text
     assert "optimizer" not in text.partition("\n\n")[2]
     heavy = replace(PLAN, optimizer_bytes=2_900_000)
     assert "predicted peak 4.90 MB" in show_plan(heavy)

@@ -67,6 +67,7 @@ def test_hidden_work_loads_compute() -> None:
     gather_us = collective_us("all_gather", 512 * 512 * 4, WORLD, TABLE)
     found = timeline([graph_of(40)], TABLE, WORLD)
     assert found.loaded_us == pytest.approx(TABLE.network.load * gather_us)
+    assert found.copy_us == 0
     assert found.total_us == pytest.approx(found.compute_us + found.loaded_us)
 
 
@@ -87,6 +88,10 @@ def test_engines_work_in_order_and_beside_each_other() -> None:
         device = replace(TABLE.device, full_duplex=full_duplex, link_load=0.0)
         found = timeline([graph], replace(TABLE, device=device), WORLD)
         assert found.total_us == pytest.approx(expected)
+        assert found.copy_us == pytest.approx(expected)
+        loaded = timeline([graph], replace(TABLE, device=replace(device, link_load=0.5)), WORLD)
+        hidden = max(0.0, sum(found.busy_us.values()) - found.exposed_us)
+        assert loaded.copy_us == pytest.approx(expected + 0.5 * hidden)
 
 
 def test_residents_are_gathered_once_for_many_uses() -> None:

@@ -185,7 +185,7 @@ class _Trials:
         peak_bytes = micro_step(
             *graphs, probe=planner.workspaces, transit=planner.transit
         ).peak_bytes
-        return Outcome(peak_bytes, found.overhead_us)
+        return Outcome(peak_bytes, found.overhead_us, found.copy_us)
 
     def _weights(self, joint: fx.GraphModule) -> dict[str, int]:
         """Return the weights that this graph gathers, with their bytes."""

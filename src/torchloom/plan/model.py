@@ -24,7 +24,7 @@ class Decision:
     op: str
     num_bytes: int
     action: str
-    """"keep", "recompute", or "offload": it waits in host memory."""
+    """"keep"; "recompute"; "offload": it waits in host memory; "unused": backward does not need it."""
     cost_us: float
     """Time of computing this one again."""
     where: str = ""
@@ -59,8 +59,10 @@ class GraphPlan:
     """Time of what backward computes again."""
     overhead_us: float = 0.0
     """What collectives and copies add: compute waits for them, or shares cores with them."""
+    copy_us: float = 0.0
+    """Of this, because of copies to host memory and back."""
     bound_us: float
-    """No plan of the family within the budget adds less than this by computing again."""
+    """No plan of the family within the budget adds less than this by computing again and copying."""
     decisions: tuple[Decision, ...] = ()
     again: frozenset[str] = frozenset()
     """Values that backward computes again where they come from one that waited in host memory."""
@@ -82,8 +84,9 @@ class GraphPlan:
 
     @property
     def gap(self) -> float:
-        """How far the predicted time can be above the best, as a fraction of it."""
-        return (self.extra_us - self.bound_us) / max(self.compute_us + self.bound_us, 1e-9)
+        """How far the predicted time can be above the best, as a fraction of it; collectives aside."""
+        added = self.extra_us + self.copy_us
+        return (added - self.bound_us) / max(self.compute_us + self.bound_us, 1e-9)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GraphPlan:

@@ -82,6 +82,9 @@ class Planner:
         """
         digest = graph_digest(task.joint)
         given = self._given(digest)
+        known = self._known.get(digest)
+        if known is not None and known.task is not None and known.task.is_like(task):
+            task = known.task  # captured once more: what was tried need not be tried again
         made = (
             self._make(task, given)
             if self.pinned is None
@@ -150,10 +153,10 @@ class Planner:
             resident_room=self._room(digest),
             fields=self._fields,
         )
-        found = search.run(task)
-        if not found.fits and not self.is_estimate:
-            raise PlanError(infeasible(budget or 0, found.total_bytes))
-        return found.plan(digest, task, budget)
+        plan = search.run(task, digest)
+        if not plan.fits and not self.is_estimate:
+            raise PlanError(infeasible(budget or 0, plan.peak_bytes + plan.resident_bytes))
+        return plan
 
     def _follow(self, pinned: Plan, digest: str, task: Task, given: Mapping[str, int]) -> GraphPlan:
         wanted = next((each for each in pinned.graphs if each.graph == digest), None)

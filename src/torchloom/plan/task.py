@@ -27,6 +27,8 @@ class Outcome(NamedTuple):
     """Of the graphs as they will run, above what is live before; residents are not part of it."""
     overhead_us: float = 0.0
     """What collectives and copies add to the time of compute."""
+    copy_us: float = 0.0
+    """Of this, copies to host memory and back."""
 
 
 Verify = Callable[[Trial], Outcome]
@@ -55,3 +57,13 @@ class Task:
     """Puts activations into host memory; None where that was not asked for."""
     swap_min_bytes: int = 0
     """Smaller activations stay."""
+
+    def is_like(self, other: Task) -> bool:
+        """Say whether as much may be decided about this graph as about an equal one."""
+        return (
+            self.batch_bytes == other.batch_bytes
+            and self.weights == other.weights
+            and self.depths == other.depths
+            and (self.swap is None) == (other.swap is None)
+            and self.swap_min_bytes == other.swap_min_bytes
+        )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torchloom.plan.model import Decision, GraphPlan, Plan
 
-_FIGURES = ("budget_bytes", "peak_bytes", "saved_bytes", "extra_us", "overhead_us")
+_FIGURES = ("budget_bytes", "peak_bytes", "saved_bytes", "extra_us", "overhead_us", "copy_us")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -84,7 +84,7 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
         f"  time {_ms(graph.step_us)}: compute {_ms(graph.compute_us)} (measured here: "
         f"{graph.measured_us / max(graph.compute_us, 1e-9):.0%}, else modelled), computed again "
         f"{_ms(graph.extra_us)}, transfers add {_ms(graph.overhead_us)}; at most {graph.gap:.1%} "
-        "above the best within this budget"
+        "above the best within this budget, collectives aside"
     )
     if graph.resident:
         yield (

@@ -36,6 +36,8 @@ class Timeline:
     """Work of the other engines."""
     loaded_us: float = 0.0
     """Compute loses to transfers that run beside it."""
+    copy_us: float = 0.0
+    """Of these two, because of copies to host memory and back."""
 
     @property
     def overhead_us(self) -> float:
@@ -92,12 +94,14 @@ def timeline(
                 clock += duration
     blocked = gathers_per_use * _gathered_us(residents, table, world_size, bucket_bytes)
     hidden = {engine: max(0.0, us - exposed[engine]) for engine, us in busy.items()}
-    beside = hidden.pop("network", 0.0)
+    beside = table.network.load * hidden.pop("network", 0.0)
+    copying = table.device.link_load * sum(hidden.values())
     return Timeline(
         compute_us=compute,
         exposed_us=sum(exposed.values()) + blocked,
         busy_us={**busy, "network": busy["network"] + blocked},
-        loaded_us=table.network.load * beside + table.device.link_load * sum(hidden.values()),
+        loaded_us=beside + copying,
+        copy_us=sum(exposed[link] for link in hidden) + copying,
     )
 
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from torchloom.plan.frontier.search import Frontier, Point, crossing, frontier
+from torchloom.plan.frontier.search import (
+    Frontier,
+    Lane,
+    Point,
+    crossing,
+    frontier,
+    peaks_under,
+)
 
-__all__ = ["Frontier", "Point", "crossing", "frontier"]
+__all__ = ["Frontier", "Lane", "Point", "crossing", "frontier", "peaks_under"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchloom.plan.frontier.options import Drop, Offers
 from torchloom.plan.frontier.units import Unit, cuts_of
@@ -33,6 +34,15 @@ class Point:
     group: int
 
 
+class Lane(NamedTuple):
+    """Copies to the host and back, as a way to free memory."""
+
+    price: float
+    """Microseconds that compute loses, per byte that goes and comes back."""
+    num_bytes: float
+    """What can go at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frontier:
     """Plans in the order of their time; each later one needs less memory."""
@@ -51,20 +61,36 @@ class Frontier:
         """Return the fastest plan whose peak is at most the budget, None if none is."""
         return next((p for p in self.points if p.peak_bytes <= budget_bytes), None)
 
-    def bound_us(self, budget_bytes: int) -> float:
+    @property
+    def beside_bytes(self) -> int:
+        """The least that any plan needs at its peak beside what it saves."""
+        return min(point.peak_bytes - point.saved_bytes for point in self.points)
+
+    def bound_us(
+        self, budget_bytes: int, beside_bytes: int | None = None, lane: Lane | None = None
+    ) -> float:
         """Return a time that no plan of this family can beat within the budget.
 
         A plan's peak is at least its saved bytes and the least that any plan needs beside them; the
         cheapest way to free the difference, fractions of steps allowed, costs this much.
+
+        Args:
+            budget_bytes: what the peak may be.
+            beside_bytes: the least that is needed beside what is saved, if plans of other forms of
+                the graph count as well; of this frontier's plans by default.
+            lane: copies to the host, if values may wait there.
         """
-        beside = min(point.peak_bytes - point.saved_bytes for point in self.points)
-        needed = self.points[0].saved_bytes + beside - budget_bytes
+        beside = self.beside_bytes if beside_bytes is None else beside_bytes
+        needed = float(self.points[0].saved_bytes + beside - budget_bytes)
+        ways = [(step.price, float(step.freed_bytes)) for step in self.hull]
+        if lane is not None:
+            ways.append((lane.price, lane.num_bytes))
         spent = 0.0
-        for step in self.hull:
+        for price, freed in sorted(ways):
             if needed <= 0:
                 break
-            spent += step.cost_us * min(1.0, needed / max(step.freed_bytes, 1))
-            needed -= step.freed_bytes
+            spent += price * min(freed, needed)
+            needed -= freed
         return spent
 
 
@@ -105,6 +131,11 @@ def crossing(
 ) -> dict[int, int]:
     """Return what forward hands to backward under a plan: bytes by the index of the maker."""
     return _Rule(model, may_drop).kept(dropped)
+
+
+def peaks_under(model: JointModel, may_drop: Collection[int], dropped: Collection[int]) -> Peaks:
+    """Return the peaks under a plan, and what backward runs again."""
+    return model.simulate(_Rule(model, may_drop).under(dropped))
 
 
 class _Rule:

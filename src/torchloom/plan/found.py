@@ -1,0 +1,131 @@
+"""A candidate that was tried, and the plan that it makes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from torchloom.plan.field import Field
+from torchloom.plan.frontier import Point
+from torchloom.plan.model import Decision, GraphPlan
+from torchloom.plan.task import Outcome, Task
+
+NOTICEABLE = 1e-3
+"""Part of a graph's time that is worth another plan; less is rounding."""
+_ROOT = re.compile(r"^L\['\w+'\](\.__self__)?\.?")
+"""How Dynamo names the module that it captured: `L['self'].blocks.0` is `blocks.0`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A candidate that was tried."""
+
+    field: Field
+    at: int
+    """Its place on the frontier."""
+    outcome: Outcome
+    allowed: int | None
+    """What its peak may be."""
+    resident: Mapping[str, int]
+    prefetch_bytes: int | None
+    least: int
+    """The lowest peak that any candidate was found to have."""
+
+    @property
+    def point(self) -> Point:
+        """Its plan of recomputation."""
+        return self.field.frontier.points[self.at]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the graphs as they will run."""
+        return self.outcome.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget is kept."""
+        return self.allowed is None or self.peak_bytes <= self.allowed
+
+    @property
+    def added_us(self) -> float:
+        """What the step takes beyond its compute."""
+        return self.point.extra_us + self.outcome.overhead_us
+
+    @property
+    def rank(self) -> tuple[bool, float, int]:
+        """Smaller is better."""
+        return (not self.fits, self.added_us if self.fits else 0.0, self.total_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak with all residents."""
+        return self.peak_bytes + sum(self.resident.values())
+
+    def plan(self, digest: str, task: Task, budget: int | None, bound_us: float) -> GraphPlan:
+        """Return the plan, with its reasons."""
+        return GraphPlan(
+            graph=digest,
+            budget_bytes=None if budget is None else budget - sum(self.resident.values()),
+            batch_bytes=task.batch_bytes,
+            peak_bytes=self.peak_bytes,
+            graph_peak_bytes=self.peak_bytes,
+            saved_bytes=self.point.saved_bytes,
+            min_peak_bytes=min(self.least, self.field.frontier.min_peak_bytes),
+            compute_us=sum(self.field.cost_us),
+            measured_us=self.field.measured_us,
+            extra_us=self.point.extra_us,
+            overhead_us=self.outcome.overhead_us,
+            copy_us=self.outcome.copy_us,
+            bound_us=bound_us,
+            decisions=_decisions(self.field, self.point),
+            again=self.field.move.again,
+            resident=dict(self.resident),
+            prefetch_bytes=self.prefetch_bytes,
+        )
+
+
+def better(one: Found, other: Found) -> Found:
+    """Return the candidate that is faster, or smaller where nothing fits; of equals the first."""
+    best = other if other.rank < one.rank and _is_worth_it(one, other) else one
+    return replace(best, least=min(one.least, other.least))
+
+
+def _is_worth_it(one: Found, other: Found) -> bool:
+    """Say whether a change gains more than rounding: a plan that does less is easier to trust."""
+    if one.fits != other.fits or not one.fits:
+        return True
+    gain = one.added_us - other.added_us
+    return gain > NOTICEABLE * sum(one.field.cost_us) or (
+        gain >= 0 and other.total_bytes < one.total_bytes
+    )
+
+
+def _decisions(among: Field, point: Point) -> tuple[Decision, ...]:
+    """List what matters: values that could cross, the biggest first, unread ones behind."""
+    model, swapped = among.model, among.move.swapped
+    moved = {each.node.name for each in swapped}
+    kept, again = among.handed_over(point), among.recomputed(point)
+    rows = [_decision(each.node, each.num_bytes, "offload", each.cost_us) for each in swapped]
+    for index in among.may_drop:
+        node = model.nodes[index]
+        if node.name not in moved:
+            size = sum(model.sizes[storage] for storage in model.fresh[index])
+            action = "keep" if index in kept else "recompute" if index in again else "unused"
+            rows.append(_decision(node, size, action, among.cost_us[index]))
+    return tuple(sorted(rows, key=lambda row: (row.action == "unused", -row.num_bytes, row.value)))
+
+
+def _decision(node: fx.Node, num_bytes: int, action: str, cost_us: float) -> Decision:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [str(path) for path, _ in stack.values()]
+    return Decision(
+        value=node.name,
+        op=str(node.target).removeprefix("aten."),
+        num_bytes=num_bytes,
+        action=action,
+        cost_us=round(cost_us, 3),
+        where=_ROOT.sub("", paths[-1]) if paths else "",
+    )
