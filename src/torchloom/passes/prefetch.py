@@ -3,20 +3,23 @@
     before   start a, wait a, use a, start b, wait b, use b
     after    start a, start b, wait a, use a, wait b, use b
 
-A gather starts as early as `prefetch_bytes` (the plan's, or else the context's) allow: before the first use of an earlier
-weight, such that all weights started but not yet used fit. A reduction's wait sinks to its first
-reader, or to where the gradients in flight would exceed the same bound. Needs: transfers. Changes
-no values.
+A gather starts as early as `prefetch_bytes` (the plan's, or else the context's) allow: before the
+first use of an earlier weight, such that all weights started but not yet used fit. A reduction's wait
+sinks to its first reader, or to where the gradients in flight would exceed the same bound; and beyond
+it as long as no more is alive than the graph holds elsewhere: ranks then need not keep in step, and
+gradients that wait where activations are already gone cost no memory. Needs: transfers. Changes no
+values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import fx
 
-from torchloom.graph import PassContext, move_before, positions
+from torchloom.graph import PassContext, live_bytes, move_before, positions
 from torchloom.ops.match import Transfer, gathers, reductions
 
 aten = torch.ops.aten
@@ -91,13 +94,38 @@ def _sink_waits(graph: fx.Graph, limit_bytes: int) -> int:
             num_moved += _move_wait(in_flight.pop(0), transfer.start, where)
         in_flight.append(transfer)
     output = graph.output_node()
-    return num_moved + sum(_move_wait(transfer, output, where) for transfer in in_flight)
+    num_moved += sum(_move_wait(transfer, output, where) for transfer in in_flight)
+    return num_moved + _sink_for_free(graph)
+
+
+def _sink_for_free(graph: fx.Graph) -> int:
+    """Move waits of reductions on to where what they hold would raise the peak of the graph."""
+    nodes, where = list(graph.nodes), positions(graph)
+    alive = list(live_bytes(graph))
+    peak_bytes, moved = max(alive), set[fx.Node]()
+    # The last ones first: what an earlier one would hold is then held beside them.
+    for transfer in reversed(reductions(graph)):
+        now = where[transfer.wait]
+        end = min(where[reader] for reader in _readers(transfer))
+        stop = now + 1
+        while stop < end and alive[stop] + transfer.input_bytes <= peak_bytes:
+            alive[stop] += transfer.input_bytes
+            stop += 1
+        if stop > now + 1:
+            anchor = next(node for node in nodes[stop:] if node not in moved)
+            move_before([transfer.wait], anchor)
+            moved.add(transfer.wait)
+    return len(moved)
+
+
+def _readers(transfer: Transfer) -> Iterator[fx.Node]:
+    readers = (user for pick in transfer.results for user in pick.users)
+    return (reader for reader in readers if reader is not transfer.wait)
 
 
 def _move_wait(transfer: Transfer, latest: fx.Node, where: dict[fx.Node, int]) -> int:
     """Move a wait down to its first reader, but not beyond `latest`; return 1 if it moved."""
-    readers = (user for pick in transfer.results for user in pick.users)
-    anchor = min((r for r in readers if r is not transfer.wait), key=where.__getitem__)
+    anchor = min(_readers(transfer), key=where.__getitem__)
     if where[latest] < where[anchor]:
         anchor = latest
     if where[anchor] <= where[transfer.wait] + 1:

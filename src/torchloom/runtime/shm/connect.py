@@ -23,7 +23,8 @@ from torchloom.runtime.shm.peers import Peer
 
 MAX_RANKS = 8
 """Each rank signals each other one, and reads its memory: beyond this, a tree would be better."""
-NUM_SLOTS = 2
+NUM_SLOTS = 4
+"""Of each rank: how many messages it may be ahead of the others before it has to wait for them."""
 SLOT_BYTES = 8 << 20
 """Bytes of one slot: what one of two ranks sends of a reduction of 16 MiB, the default bucket."""
 
@@ -33,7 +34,7 @@ def connect(group: GroupRef, slot_bytes: int = SLOT_BYTES) -> SharedMemoryCollec
 
     Args:
         group: ranks that may share a host.
-        slot_bytes: bytes of each of the two slots of a rank.
+        slot_bytes: bytes of each slot of a rank.
 
     Raises:
         UnavailableError: on all ranks alike, with the reason.

@@ -4,7 +4,9 @@
     drain   wait until all have filled theirs, read them, say so
 
 Beginning never blocks: what finds no free slot is issued later, at the latest when its result is
-wanted. All ranks begin and finish in one order, so some rank can always go on.
+wanted, and what others have filled is read whenever this rank comes by. So a rank that is late for a
+moment holds nobody up as long as the slots last. All ranks begin and finish in one order, so some
+rank can always go on.
 """
 
 from __future__ import annotations
@@ -43,14 +45,18 @@ class Ring:
         self._waiting: deque[Work] = deque()
         self._issued: deque[Work] = deque()
         self._num_begun = self._num_issued = self._num_drained = 0
-        # Ranks that have freed the slot that this rank fills next.
+        # Ranks that have freed the slot that this rank fills next, and filled those it reads next.
         self._freed_by: set[int] = set()
+        self._filled_by: set[int] = set()
 
     def begin(self, work: Sequence[Work]) -> int:
-        """Queue work and issue what can be issued at once; returns a ticket for `finish`."""
+        """Queue work and do what can be done at once; returns a ticket for `finish`."""
         self._waiting.extend(work)
         self._num_begun += len(work)
         self._issue_ready()
+        while self._issued and self._is_filled():
+            self._drain()
+            self._issue_ready()
         return self._num_begun
 
     def finish(self, ticket: int) -> None:
@@ -86,12 +92,20 @@ class Ring:
             self._link.send(Signal.FULL, peer)
         return True
 
+    def _is_filled(self) -> bool:
+        """Say whether all ranks have filled the slots that are read next."""
+        waiting = [peer for peer in self._link.others if peer not in self._filled_by]
+        self._filled_by |= {peer for peer in waiting if self._link.has(Signal.FULL, peer)}
+        return len(self._filled_by) == len(self._link.others)
+
     def _drain(self) -> None:
         work, turn = self._issued[0], self._num_drained % self._num_slots
         mark = mark_of(work.what, self._num_drained)
         for peer in self._link.others:
-            self._link.await_(Signal.FULL, peer)
+            if peer not in self._filled_by:
+                self._link.await_(Signal.FULL, peer)
             self._link.check(turn, mark, peer, work.what)
+        self._filled_by.clear()
         work.drain([slots[turn] for slots in self._slots])
         self._issued.popleft()
         self._num_drained += 1
