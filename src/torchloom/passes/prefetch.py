@@ -5,10 +5,10 @@
 
 A gather starts as early as `prefetch_bytes` (the plan's, or else the context's) allow: before the
 first use of an earlier weight, such that all weights started but not yet used fit. A reduction's wait
-sinks to its first reader, or to where the gradients in flight would exceed the same bound; and beyond
-it as long as no more is alive than the graph holds elsewhere: ranks then need not keep in step, and
-gradients that wait where activations are already gone cost no memory. Needs: transfers. Changes no
-values.
+sinks to its first reader, or to where the gradients in flight would exceed the same bound; without a
+memory budget also beyond it, as long as no more is alive than the graph holds elsewhere: ranks then
+need not keep in step, and gradients that wait where activations are already gone cost no memory.
+Needs: transfers. Changes no values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def prefetch(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Move starts up and waits down; return how many transfers moved."""
     planned = None if ctx.choices is None else ctx.choices.prefetch_bytes
     limit_bytes = ctx.prefetch_bytes if planned is None else planned
-    return _hoist_gathers(gm.graph, limit_bytes) + _sink_waits(gm.graph, limit_bytes)
+    num_moved = _hoist_gathers(gm.graph, limit_bytes) + _sink_waits(gm.graph, limit_bytes)
+    if ctx.memory_budget_bytes is None:  # else each byte has its use, and this only looks at sums
+        num_moved += _sink_for_free(gm.graph)
+    return num_moved
 
 
 def _hoist_gathers(graph: fx.Graph, limit_bytes: int) -> int:
@@ -94,8 +97,7 @@ def _sink_waits(graph: fx.Graph, limit_bytes: int) -> int:
             num_moved += _move_wait(in_flight.pop(0), transfer.start, where)
         in_flight.append(transfer)
     output = graph.output_node()
-    num_moved += sum(_move_wait(transfer, output, where) for transfer in in_flight)
-    return num_moved + _sink_for_free(graph)
+    return num_moved + sum(_move_wait(transfer, output, where) for transfer in in_flight)
 
 
 def _sink_for_free(graph: fx.Graph) -> int:
