@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
 from torchloom import ops
-from torchloom.graph import find, graph_text, nbytes, positions
+from torchloom.graph import find, graph_text, live_bytes, nbytes, positions
 from torchloom.ops.match import Transfer, gathers, reductions
 
 X = torch.randn(4, 6)
@@ -73,6 +73,39 @@ def test_every_schedule_is_legal_and_bounded(deep, gather, reduce, ahead, kind) 
     for transfer in reductions(gm.graph):
         assert len(transfer.results) == 1 or transfer.input_bytes <= reduce
     assert ahead_bytes(gm.graph) <= max(ahead, largest(gm.graph))
+
+
+def in_flight_bytes(graph: fx.Graph) -> int:
+    """The most bytes of gradients that have been sent and are not yet waited for."""
+    most = current = 0
+    transfers = {t.start: t for t in reductions(graph)}
+    by_wait = {t.wait: t for t in transfers.values()}
+    for node in graph.nodes:
+        if node in transfers:
+            current += transfers[node].input_bytes
+            most = max(most, current)
+        elif node in by_wait:
+            current -= by_wait[node].input_bytes
+    return most
+
+
+def test_reductions_wait_on_where_memory_is_free_unless_each_byte_is_planned(deep) -> None:
+    free = dataclasses.replace(
+        CONTEXT, gather_bucket_bytes=1, reduce_bucket_bytes=1, prefetch_bytes=1
+    )
+    graphs = {}
+    for budget in (None, 1 << 30):
+        gm = copy_of(deep["backward"])
+        context = dataclasses.replace(free, memory_budget_bytes=budget)
+        apply(gm, LOWERED, context)
+        where = positions(gm.graph)
+        for transfer in reductions(gm.graph):
+            check_order(transfer, where)
+        graphs[budget] = gm.graph
+    assert max(live_bytes(graphs[None])) <= max(live_bytes(graphs[1 << 30]))
+    biggest = max(t.input_bytes for t in reductions(graphs[None]))
+    assert in_flight_bytes(graphs[1 << 30]) <= 2 * biggest
+    assert in_flight_bytes(graphs[None]) > 2 * biggest
 
 
 def check_order(transfer: Transfer, where: dict[fx.Node, int]) -> None:

@@ -113,6 +113,34 @@ def test_more_in_flight_than_there_are_slots(world_size: int) -> None:
     assert run_ranks(world_size, fn) == [(want, [total])] * world_size
 
 
+def test_a_rank_that_is_ahead_waits_for_nobody_while_slots_last() -> None:
+    """What both have filled is read at the next beginning; only the last wait meets."""
+
+    def fn(rank):
+        ours = shm.connect(GroupRef(dist.group.WORLD), SMALL_SLOT)
+        store = dist.distributed_c10d._get_default_store()
+        mine = [torch.empty(500) for _ in range(8)]
+        grads = [torch.full((1_000,), float(10 * turn + rank)) for turn in range(8)]
+        if rank == 1:
+            store.wait(["ahead"])  # set when the other rank has begun four
+        started = []
+        for turn in range(8):
+            started.append(ours.reduce_scatter([grads[turn]], [mine[turn]], 1.0))
+            if rank == 0 and turn == 3:
+                store.set("ahead", "yes")
+                store.wait(["caught up"])
+        if rank == 1:
+            store.set("caught up", "yes")
+        num_read = ours._ring._num_drained
+        for pending in started:
+            pending.finish()
+        return num_read, [part.unique().tolist() for part in mine]
+
+    (_, first), (num_read, second) = run_ranks(2, fn)
+    assert first == second == [[20.0 * turn + 1] for turn in range(8)]
+    assert num_read == 4  # the late rank has read all that was there, without waiting
+
+
 def test_many_rounds_with_ranks_that_take_turns_to_be_late() -> None:
     def fn(rank):
         ours = shm.connect(GroupRef(dist.group.WORLD), SMALL_SLOT)
