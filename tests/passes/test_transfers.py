@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
 from torchloom import ops
-from torchloom.graph import find, graph_text, live_bytes, nbytes, positions
+from torchloom.graph import find, graph_text, live_bytes, positions
 from torchloom.ops.match import Transfer, gathers, reductions
 
 X = torch.randn(4, 6)
@@ -75,18 +75,23 @@ def test_every_schedule_is_legal_and_bounded(deep, gather, reduce, ahead, kind) 
     assert ahead_bytes(gm.graph) <= max(ahead, largest(gm.graph))
 
 
-def in_flight_bytes(graph: fx.Graph) -> int:
-    """The most bytes of gradients that have been sent and are not yet waited for."""
+def _most(graph: fx.Graph, sizes: list[tuple[Transfer, int]]) -> int:
+    """The most bytes of transfers that have been started and are not yet waited for."""
     most = current = 0
-    transfers = {t.start: t for t in reductions(graph)}
-    by_wait = {t.wait: t for t in transfers.values()}
+    started = {t.start: size for t, size in sizes}
+    ended = {t.wait: size for t, size in sizes}
     for node in graph.nodes:
-        if node in transfers:
-            current += transfers[node].input_bytes
-            most = max(most, current)
-        elif node in by_wait:
-            current -= by_wait[node].input_bytes
+        current += started.get(node, 0) - ended.get(node, 0)
+        most = max(most, current)
     return most
+
+
+def ahead_bytes(graph: fx.Graph) -> int:
+    return _most(graph, [(t, t.result_bytes) for t in gathers(graph)])
+
+
+def in_flight_bytes(graph: fx.Graph) -> int:
+    return _most(graph, [(t, t.input_bytes) for t in reductions(graph)])
 
 
 def test_reductions_wait_on_where_memory_is_free_unless_each_byte_is_planned(deep) -> None:
@@ -118,17 +123,3 @@ def check_order(transfer: Transfer, where: dict[fx.Node, int]) -> None:
 
 def largest(graph: fx.Graph) -> int:
     return max((t.result_bytes for t in gathers(graph)), default=0)
-
-
-def ahead_bytes(graph: fx.Graph) -> int:
-    """The most bytes that are gathered, or on their way, before the wait that admits a use."""
-    most = current = 0
-    transfers = {t.start: t for t in gathers(graph)}
-    by_wait = {t.wait: t for t in transfers.values()}
-    for node in graph.nodes:
-        if node in transfers:
-            current += nbytes(node)
-            most = max(most, current)
-        elif node in by_wait:
-            current -= by_wait[node].result_bytes
-    return most

@@ -31,7 +31,7 @@ from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.races import check_races, copies_in
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.site import Book, Spot
-from torchloom.plan import NOTICEABLE, GraphPlan, Planner
+from torchloom.plan import GraphPlan, Planner
 
 logger = get_logger(__name__)
 
@@ -109,8 +109,7 @@ class Weaving:
             return
         plan = self.report.plan = dataclasses.replace(plan, peak_bytes=peak_bytes)
         planner.learn(plan)
-        has_to_gain = plan.extra_us + plan.copy_us > NOTICEABLE * plan.compute_us
-        self.wants_another = (has_to_gain or not plan.fits) and planner.has_another(plan)
+        self.wants_another = planner.has_another(plan)
         self._save_sidecar()
 
     def _compiled(self, kind: GraphKind, seconds: float, source: str | None) -> None:

@@ -5,19 +5,8 @@ Planning works on captured graphs with fake tensors: it never runs the user's gr
 
 from __future__ import annotations
 
-from torchloom.plan.found import NOTICEABLE
 from torchloom.plan.model import Decision, GraphPlan, Plan
 from torchloom.plan.planner import Planner, infeasible
 from torchloom.plan.task import Outcome, Task, Trial
 
-__all__ = [
-    "NOTICEABLE",
-    "Decision",
-    "GraphPlan",
-    "Outcome",
-    "Plan",
-    "Planner",
-    "Task",
-    "Trial",
-    "infeasible",
-]
+__all__ = ["Decision", "GraphPlan", "Outcome", "Plan", "Planner", "Task", "Trial", "infeasible"]

@@ -10,6 +10,7 @@ from torchloom.errors import PlanError
 from torchloom.graph import droppable, graph_digest
 from torchloom.plan.costs import CostTable
 from torchloom.plan.costs.store import table_to_json
+from torchloom.plan.found import NOTICEABLE
 from torchloom.plan.memory import Transit, WorkspaceTable
 from torchloom.plan.memory.joint import joint_model
 from torchloom.plan.model import GraphPlan, Plan
@@ -65,7 +66,9 @@ class Planner:
         self._offsets[plan.graph] = plan.peak_bytes - plan.graph_peak_bytes
 
     def has_another(self, plan: GraphPlan) -> bool:
-        """Say whether, by what was learnt, another plan than those tried may be better."""
+        """Say whether, by what was learnt, another plan than those tried may be noticeably better."""
+        if plan.fits and plan.extra_us + plan.copy_us <= NOTICEABLE * plan.compute_us:
+            return False
         tried = self._tried.setdefault(plan.graph, set())
         tried.add(plan.choices)
         known = self._known.get(plan.graph)

@@ -138,8 +138,8 @@ class Search:
             least = min(each.peak_bytes for each in outcomes.values())
             return Found(among, at, outcomes[at], allowed, resident, depth, least)
 
-        if allowed is None or peak_of(0) <= allowed:
-            peak_of(0)
+        fastest_bytes = peak_of(0)
+        if allowed is None or fastest_bytes <= allowed:
             return found(0)
         low, high = 0, len(points) - 1
         while high - low > 1:
