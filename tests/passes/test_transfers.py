@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
 from torchloom import ops
-from torchloom.graph import find, graph_text, live_bytes, positions
+from torchloom.graph import SharedWeights, find, graph_text, live_bytes, positions
 from torchloom.ops.match import Transfer, gathers, reductions
 
 X = torch.randn(4, 6)
@@ -94,23 +94,30 @@ def in_flight_bytes(graph: fx.Graph) -> int:
     return _most(graph, [(t, t.input_bytes) for t in reductions(graph)])
 
 
-def test_reductions_wait_on_where_memory_is_free_unless_each_byte_is_planned(deep) -> None:
-    free = dataclasses.replace(
+def test_reductions_wait_on_where_memory_is_shared_and_free(deep) -> None:
+    bounded = dataclasses.replace(
         CONTEXT, gather_bucket_bytes=1, reduce_bucket_bytes=1, prefetch_bytes=1
     )
+    # Shared weights of another group: their gathers stay, and what ranks share is known.
+    shared = dataclasses.replace(bounded, shared_weights=SharedWeights(name="other", handle="other", params=()))
+    contexts = {
+        "network": bounded,
+        "shared": shared,
+        "planned": dataclasses.replace(shared, memory_budget_bytes=1 << 30),
+    }
     graphs = {}
-    for budget in (None, 1 << 30):
+    for name, context in contexts.items():
         gm = copy_of(deep["backward"])
-        context = dataclasses.replace(free, memory_budget_bytes=budget)
         apply(gm, LOWERED, context)
         where = positions(gm.graph)
         for transfer in reductions(gm.graph):
             check_order(transfer, where)
-        graphs[budget] = gm.graph
-    assert max(live_bytes(graphs[None])) <= max(live_bytes(graphs[1 << 30]))
-    biggest = max(t.input_bytes for t in reductions(graphs[None]))
-    assert in_flight_bytes(graphs[1 << 30]) <= 2 * biggest
-    assert in_flight_bytes(graphs[None]) > 2 * biggest
+        graphs[name] = gm.graph
+    assert max(live_bytes(graphs["shared"])) <= max(live_bytes(graphs["network"]))
+    biggest = max(t.input_bytes for t in reductions(graphs["shared"]))
+    assert in_flight_bytes(graphs["network"]) <= 2 * biggest
+    assert in_flight_bytes(graphs["planned"]) <= 2 * biggest
+    assert in_flight_bytes(graphs["shared"]) > 2 * biggest
 
 
 def check_order(transfer: Transfer, where: dict[fx.Node, int]) -> None:

@@ -5,10 +5,9 @@
 
 A gather starts as early as `prefetch_bytes` (the plan's, or else the context's) allow: before the
 first use of an earlier weight, such that all weights started but not yet used fit. A reduction's wait
-sinks to its first reader, or to where the gradients in flight would exceed the same bound; without a
-memory budget also beyond it, as long as no more is alive than the graph holds elsewhere: ranks then
-need not keep in step, and gradients that wait where activations are already gone cost no memory.
-Needs: transfers. Changes no values.
+sinks to its first reader, or to where the gradients in flight would exceed the same bound; where ranks
+share memory, and without a memory budget, also beyond it, as long as no more is alive than the graph holds
+elsewhere: ranks then need not keep in step. Needs: transfers. Changes no values.
 """
 
 from __future__ import annotations
@@ -39,7 +38,9 @@ def prefetch(gm: fx.GraphModule, ctx: PassContext) -> int:
     planned = None if ctx.choices is None else ctx.choices.prefetch_bytes
     limit_bytes = ctx.prefetch_bytes if planned is None else planned
     num_moved = _hoist_gathers(gm.graph, limit_bytes) + _sink_waits(gm.graph, limit_bytes)
-    if ctx.memory_budget_bytes is None:  # else each byte has its use, and this only looks at sums
+    # Where memory is shared, ranks that wait less keep less in step. Over a network a later wait brings
+    # nothing that the bound above does not bring, and under a budget each byte has its use.
+    if ctx.shared_weights is not None and ctx.memory_budget_bytes is None:
         num_moved += _sink_for_free(gm.graph)
     return num_moved
 
