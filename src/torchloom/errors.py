@@ -14,8 +14,14 @@
   + RecordError          a file is not a record, or one that this version cannot read
   + InspectError         nothing can be said about this function
   + ExpectationError     more was compiled than a test allows
+  + OpError              an operator cannot be defined, or lacks what compilers need of it
+    - OpCheckError       an operator breaks what it promises
   + MoveError            tensors cannot be moved between the device and host memory
   + PlanError            nothing can be planned from what was given
+  + ServeError           a program cannot be built, loaded or run as asked
+    - ContractError      a call, or the contract itself, breaks what was promised about inputs
+    - ProofError         a model does not hold for all sizes of its contract
+    - ArtifactError      what was stored cannot be used: it says why
   + EngineError          the engine was called in an order that has no meaning
   + AgreementError       the ranks are about to run different programs
   + PeerLostError        a rank that others wait for has ended or does not come
@@ -92,12 +98,36 @@ class ExpectationError(TorchloomError, AssertionError):
     """More was compiled, broken or recompiled than a test allows."""
 
 
+class OpError(TorchloomError, RuntimeError):
+    """An operator cannot be defined as asked, or lacks what compilers need of it."""
+
+
+class OpCheckError(OpError, AssertionError):
+    """An operator breaks what it promises: its fake, its aliases, what it writes, its gradient."""
+
+
 class MoveError(TorchloomError, RuntimeError):
     """Tensors cannot be moved between the device and host memory."""
 
 
 class PlanError(TorchloomError, ValueError):
     """Nothing can be planned or costed from what was given."""
+
+
+class ServeError(TorchloomError, RuntimeError):
+    """A program cannot be built, loaded or run as asked."""
+
+
+class ContractError(ServeError, ValueError):
+    """A contract contradicts itself, or a call breaks it."""
+
+
+class ProofError(ServeError):
+    """A model does something else for some sizes of its contract."""
+
+
+class ArtifactError(ServeError):
+    """What was stored cannot be used here."""
 
 
 class EngineError(TorchloomError, RuntimeError):

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: str | Path, text: str) -> Path:
-    """Write a text so that no reader ever sees half of it, and return its path; folders are made.
+def write_whole(path: str | Path, content: str | bytes) -> Path:
+    """Write a text or bytes so that no reader ever sees half of it, and return its path; folders are made.
 
     Several processes may write one path at a time: the last one wins.
 
@@ -19,8 +19,8 @@ def write_whole(path: str | Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         Path(partial).chmod(0o644)  # temporary files are private
         Path(partial).replace(path)
     except BaseException:

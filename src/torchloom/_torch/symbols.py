@@ -1,0 +1,104 @@
+"""Symbolic sizes: what a function on fake tensors relies on (2.11-2.13)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class SizeGuard:
+    """A condition on sizes that a trace relied on."""
+
+    text: str
+    where: str
+    """The user's file and line, where known."""
+    hints: frozenset[int]
+    """What the sizes in it were during the trace; different symbols have different ones."""
+    holds: Callable[[Mapping[int, int]], bool]
+    """Evaluate it for other sizes, by hint."""
+
+
+def size_guards(
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    varying: Sequence[Sequence[bool]],
+) -> list[SizeGuard]:
+    """Call a function on fake tensors whose sizes are symbols; return what it relied on.
+
+    Args:
+        call: the function.
+        args: its arguments; tensors are replaced by fake ones.
+        kwargs: its keyword arguments.
+        varying: for each tensor, in order, which of its sizes are symbols. Equal sizes are one
+            symbol; sizes of 0 and 1 are no more special than others.
+    """
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental import _config as config
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
+
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    number = 0
+
+    def faked(value: Any) -> Any:
+        nonlocal number
+        if isinstance(value, torch.Tensor):
+            kinds = [DimDynamic.DUCK if each else DimDynamic.STATIC for each in varying[number]]
+            context = StatelessSymbolicContext(dynamic_sizes=kinds)
+            source = ConstantSource(f"tensor{number}")
+            number += 1
+            return mode.from_tensor(value.detach(), symbolic_context=context, source=source)
+        if isinstance(value, (list, tuple)):
+            return [faked(each) for each in value]
+        return value
+
+    with config.patch(backed_size_oblivious=True):
+        fake_args = [faked(value) for value in args]
+        fake_kwargs = {name: faked(value) for name, value in kwargs.items()}
+        with mode, torch.no_grad():
+            call(*fake_args, **fake_kwargs)
+    return _guards(env)
+
+
+def _guards(env: Any) -> list[SizeGuard]:
+    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    hints = {symbol: int(value) for symbol, value in values.items()}
+    found = [_guard(guard.expr, guard.sloc, hints) for guard in env.guards]
+    for symbol, expression in env.replacements.items():
+        if symbol in hints and not expression.free_symbols:
+            found.append(_equals(hints[symbol], int(expression)))
+    return [guard for guard in found if guard.hints]
+
+
+def _equals(hint: int, number: int) -> SizeGuard:
+    return SizeGuard(
+        f"size == {number}", "", frozenset({hint}), lambda sizes: sizes[hint] == number
+    )
+
+
+def _guard(expression: Any, place: Any, hints: Mapping[Any, int]) -> SizeGuard:
+    from torch.utils._sympy.printers import PythonPrinter
+
+    symbols = sorted(expression.free_symbols & hints.keys(), key=str)
+    names = ", ".join(map(str, symbols))
+    test = eval(f"lambda {names}: {PythonPrinter().doprint(expression)}", {"math": math})
+
+    def holds(sizes: Mapping[int, int]) -> bool:
+        return bool(test(*(sizes[hints[symbol]] for symbol in symbols)))
+
+    where = str(getattr(place, "maybe_user_loc", None) or getattr(place, "framework_loc", "") or "")
+    text = str(expression)
+    for symbol in symbols:
+        text = text.replace(str(symbol), f"<size {hints[symbol]}>")
+    return SizeGuard(text, where, frozenset(hints[s] for s in symbols), holds)
