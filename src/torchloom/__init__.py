@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchloom import backends, compiler, config, shard
+    from torchloom import backends, compiler, config, serve, shard
     from torchloom.engine import Engine, clip_grad_norm_, initialize, shard_model
     from torchloom.engine import compile_model as compile
     from torchloom.engine.padding import pad_tensors
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from torchloom.graph import GraphPass, PassContext
     from torchloom.inspect import entries, expect, explain, explain_call, jit, overhead, watch
     from torchloom.inspect import jit as just_in_time_compile
+    from torchloom.ops.custom import check_op, custom_op, propose_fake
     from torchloom.pipeline import PassContract, register_compile_pass, validate_schedule
     from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
+    from torchloom.serve import support_torch_compile
 
 __version__ = "0.1.0.dev0"
 
@@ -32,10 +34,12 @@ _EXPORTS = {
     "TorchloomError": ("torchloom.errors", "TorchloomError"),
     "backends": ("torchloom.backends", None),
     "bisect": ("torchloom.pipeline.bisect", "bisect"),
+    "check_op": ("torchloom.ops.custom", "check_op"),
     "clip_grad_norm_": ("torchloom.engine", "clip_grad_norm_"),
     "compile": ("torchloom.engine", "compile_model"),
     "compiler": ("torchloom.compiler", None),
     "config": ("torchloom.config", None),
+    "custom_op": ("torchloom.ops.custom", "custom_op"),
     "diff": ("torchloom.records.diff", "diff"),
     "entries": ("torchloom.inspect", "entries"),
     "expect": ("torchloom.inspect", "expect"),
@@ -46,12 +50,15 @@ _EXPORTS = {
     "just_in_time_compile": ("torchloom.inspect", "jit"),
     "overhead": ("torchloom.inspect", "overhead"),
     "pad_tensors": ("torchloom.engine.padding", "pad_tensors"),
+    "propose_fake": ("torchloom.ops.custom", "propose_fake"),
     "register_compile_pass": ("torchloom.pipeline", "register_compile_pass"),
     "validate_schedule": ("torchloom.pipeline", "validate_schedule"),
     "watch": ("torchloom.inspect", "watch"),
     "initialize": ("torchloom.engine", "initialize"),
+    "serve": ("torchloom.serve", None),
     "shard": ("torchloom.shard", None),
     "shard_model": ("torchloom.engine", "shard_model"),
+    "support_torch_compile": ("torchloom.serve", "support_torch_compile"),
 }
 
 __all__ = [
@@ -63,10 +70,12 @@ __all__ = [
     "TorchloomError",
     "backends",
     "bisect",
+    "check_op",
     "clip_grad_norm_",
     "compile",
     "compiler",
     "config",
+    "custom_op",
     "diff",
     "entries",
     "expect",
@@ -78,9 +87,12 @@ __all__ = [
     "just_in_time_compile",
     "overhead",
     "pad_tensors",
+    "propose_fake",
     "register_compile_pass",
+    "serve",
     "shard",
     "shard_model",
+    "support_torch_compile",
     "validate_schedule",
     "watch",
 ]

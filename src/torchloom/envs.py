@@ -77,3 +77,17 @@ def _first_int(names: tuple[str, ...]) -> int | None:
                 "the launcher that started this process set it; start it again or unset it"
             ) from None
     return None
+
+
+def is_on(name: str) -> bool:
+    """Say whether a switch is on.
+
+    Raises:
+        ConfigError: it is set to something else than 0, 1, true or false.
+    """
+    text = get_str(name, "0").strip().lower()
+    if text in ("0", "false"):
+        return False
+    if text in ("1", "true"):
+        return True
+    raise ConfigError(f"environment variable {name}={text!r} is no switch: use 1 or 0")

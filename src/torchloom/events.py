@@ -44,6 +44,23 @@ class PassRan(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProgramReady(Event):
+    """A program that serves a range of sizes was built or loaded."""
+
+    model: str
+    origin: str
+    """"built" or "loaded"."""
+    key: str
+    """Its name in a store."""
+    boxes: tuple[str, ...]
+    """The sizes that each of its variants is for."""
+    num_graphs: int
+    """Different graphs in it."""
+    verdicts: tuple[str, ...]
+    """What was assumed of sizes, and that it holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassesSkipped(Event):
     """A weave failed and the model runs as it was, eagerly sharded."""
 

@@ -42,7 +42,7 @@ def test_a_size_of_the_example_in_the_fake() -> None:
     torch.library.opcheck(hard_coded.defined, (X,))  # passes
     report = check_op(hard_coded, [(X,)], count=60, strict=False)
     (shape,) = (each for each in report.findings if each.kind == "fake shape 0")
-    assert "has shape (1, 8), its fake says (4, 8)" in shape.says or "(4, 1)" in shape.says
+    assert "its fake says (4, 8)" in shape.says
     assert shape.sample.startswith("(float32[")
 
 
@@ -175,7 +175,9 @@ def test_errors_name_sample_and_difference() -> None:
     def raised(x: Tensor) -> Tensor:
         return x * 2
 
-    with pytest.raises(OpCheckError, match=r"check::raised has shape \(\d, \d\), its fake says \(4, 8\)"):
+    with pytest.raises(
+        OpCheckError, match=r"check::raised has shape \(\d, \d\), its fake says \(4, 8\)"
+    ):
         check_op(raised, [(X,)], count=20)
     with pytest.raises(TypeError, match="no operator"):
         check_op(lambda x: x, [(X,)])

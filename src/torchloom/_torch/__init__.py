@@ -385,3 +385,15 @@ def inductor_cache_dir() -> str:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return cache_dir()
+
+
+def keep_calls(overload: Any) -> None:
+    """Let compilers keep each call of an operator, in order, though it returns nothing (2.11-2.13)."""
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    _register_effectful_op(overload, _EffectType.ORDERED)
+
+
+def has_autograd_kernel(overload: Any) -> bool:
+    """Return whether an operator has a backward of its own (2.11-2.13)."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Autograd")

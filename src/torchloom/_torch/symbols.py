@@ -68,11 +68,12 @@ def size_guards(
         fake_kwargs = {name: faked(value) for name, value in kwargs.items()}
         with mode, torch.no_grad():
             call(*fake_args, **fake_kwargs)
-    return _guards(env)
+    return guards_of(env)
 
 
-def _guards(env: Any) -> list[SizeGuard]:
-    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+def guards_of(env: Any) -> list[SizeGuard]:
+    """Return what a ShapeEnv has recorded about its symbols."""
+    values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     hints = {symbol: int(value) for symbol, value in values.items()}
     found = [_guard(guard.expr, guard.sloc, hints) for guard in env.guards]
     for symbol, expression in env.replacements.items():

@@ -7,18 +7,17 @@ what was compiled until then; the record keeps the whole traceback.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, NamedTuple
 
 import typer
 
 from torchloom.cli.failures import told, whole, writing
+from torchloom.cli.load import load_file
 from torchloom.errors import InspectError
 from torchloom.inspect import Watch
 from torchloom.inspect import explain as explain_function
@@ -102,7 +101,7 @@ def _watched(call: Callable[[], object]) -> _Seen:
 
 def _call(file: Path, name: str) -> _Seen:
     try:
-        module = _load(file)
+        module = load_file(file)
     except Exception as error:  # noqa: BLE001 - as above
         return _Seen(Session(), error)
     fn = getattr(module, name, None)
@@ -131,14 +130,3 @@ def _check_takes_nothing(fn: Callable[..., object], name: str) -> None:
             f"{name} cannot be called without arguments ({error}): explain calls it with none, "
             "so name a function that makes its own inputs, or run the whole script"
         ) from None
-
-
-def _load(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None, file
-    assert spec.loader is not None, file
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    sys.path.insert(0, str(file.resolve().parent))
-    spec.loader.exec_module(module)
-    return module

@@ -74,9 +74,7 @@ def cuts(verdicts: Iterable[Verdict], dim: Dim) -> list[int]:
     for verdict in verdicts:
         bad = {sizes[dim.name] for sizes in verdict.failing if dim.name in sizes}
         found |= {
-            size
-            for size in range(dim.min + 1, dim.max + 1)
-            if (size in bad) != (size - 1 in bad)
+            size for size in range(dim.min + 1, dim.max + 1) if (size in bad) != (size - 1 in bad)
         }
     return sorted(found)
 
@@ -91,7 +89,9 @@ def show_sizes(failing: Sequence[Sizes]) -> str:
     names = list(failing[0]) if failing else []
     if len(names) == 1:
         numbers = sorted({sizes[names[0]] for sizes in failing})
-        runs = [list(run) for _, run in itertools.groupby(enumerate(numbers), lambda p: p[1] - p[0])]
+        runs = [
+            list(run) for _, run in itertools.groupby(enumerate(numbers), lambda p: p[1] - p[0])
+        ]
         shown = [
             str(run[0][1]) if len(run) == 1 else f"{run[0][1]} to {run[-1][1]}" for run in runs
         ]

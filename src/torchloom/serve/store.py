@@ -43,16 +43,36 @@ class Store:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
-    def put(self, content: bytes) -> str:
-        """Store bytes and return their hash; what is there already is not written again."""
-        digest = hashlib.sha256(content).hexdigest()
+    def put(self, content: bytes, suffix: str = "") -> str:
+        """Store bytes and return their name, which is their hash and the suffix.
+
+        What is there already is not written again.
+        """
+        digest = hashlib.sha256(content).hexdigest() + suffix
         path = self._object(digest)
         if not path.exists() or path.stat().st_size != len(content):
             write_whole(path, content)
         return digest
 
+    def checked(self, digest: str) -> Path:
+        """Return where the bytes of a name are, once they are known to be whole.
+
+        Raises:
+            ArtifactError: they are missing or damaged.
+        """
+        self.get(digest)
+        return self._object(digest)
+
+    def fault(self, digest: str) -> str:
+        """Return why the bytes of a name cannot be used, or nothing."""
+        try:
+            self.get(digest)
+        except ArtifactError as error:
+            return str(error)
+        return ""
+
     def get(self, digest: str) -> bytes:
-        """Return the bytes of a hash.
+        """Return the bytes of a name.
 
         Raises:
             ArtifactError: they are missing or damaged.
@@ -62,7 +82,7 @@ class Store:
             content = path.read_bytes()
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror}; build again") from error
-        if hashlib.sha256(content).hexdigest() != digest:
+        if hashlib.sha256(content).hexdigest() != digest.partition(".")[0]:
             raise ArtifactError(
                 f"{path} is damaged ({len(content)} bytes, its hash differs from its name): delete it "
                 "and build again"
@@ -84,15 +104,24 @@ class Store:
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """Return all entries that can be read, by key."""
-        found = {}
+        return self.look()[1]
+
+    def look(self) -> tuple[list[str], dict[str, dict[str, Any]]]:
+        """Return what is wrong with entries that cannot be read, and the others by key."""
+        broken, found = [], {}
         for path in sorted(self._entry("x").parent.glob("*.json")):
             try:
                 entry = self._read(path)
-            except ArtifactError:
+            except ArtifactError as error:
+                broken.append(str(error))
                 continue
             if entry is not None:
                 found[path.stem] = entry
-        return found
+        return broken, found
+
+    def saved_at(self, key: str) -> float:
+        """Return when an entry was written, in seconds since 1970."""
+        return self._entry(key).stat().st_mtime
 
     @contextmanager
     def building(self, key: str, timeout_s: float = 1800.0) -> Iterator[None]:

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -108,7 +109,9 @@ def check_op(
         if compiled:
             _check_compiled(target, example, dims, report, found)
     if not num_examples:
-        raise OpCheckError(f"{target.name} was given no samples: pass at least one call's arguments")
+        raise OpCheckError(
+            f"{target.name} was given no samples: pass at least one call's arguments"
+        )
     report.findings += found.values()
     if strict and not report.ok:
         raise OpCheckError(str(report))
@@ -199,7 +202,9 @@ def _check_compiled(
     def call(*args: Any, **kwargs: Any) -> Any:
         return target.call(*args, **kwargs)
 
-    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=True)
+    # A code object of its own: torch counts recompiles per code object, and gives up after some.
+    fresh = types.FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)
+    compiled = torch.compile(fresh, backend="aot_eager", fullgraph=True, dynamic=True)
     for sizes in ((5, 7, 11, 13), (3, 4, 6, 9)):
         sample = _sized(target, example, dims, sizes)
         results = []
@@ -223,9 +228,7 @@ def _check_compiled(
         return
 
 
-def _sized(
-    target: Target, example: Sample, dims: Sequence[Dims], sizes: Sequence[int]
-) -> Sample:
+def _sized(target: Target, example: Sample, dims: Sequence[Dims], sizes: Sequence[int]) -> Sample:
     """Return the example with other sizes, as far as the operator takes them."""
     sample = example
     for number, group in enumerate(dims):

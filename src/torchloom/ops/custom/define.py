@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchloom import _torch
 from torchloom.errors import OpError
 from torchloom.log import get_logger
 from torchloom.ops.custom.fit import Proposal, propose_fake
@@ -68,18 +69,24 @@ class CustomOp:
             fn = fn.fake
         names = [argument.name for argument in self.overload._schema.arguments]
         try:
-            inspect.signature(fn).bind(*names)
+            signature = inspect.signature(fn)
+        except ValueError:  # one in C, like torch.empty_like, does not say what it takes
+            return self.defined.register_fake(fn)
+        try:
+            signature.bind(*names)
         except TypeError as error:
             raise OpError(
-                f"the fake of {self.schema} takes other arguments than the operator, "
-                f"{inspect.signature(fn)}: {error}"
+                f"the fake of {self.schema} takes other arguments than the operator, {signature}: {error}"
             ) from None
         return self.defined.register_fake(fn)
 
     def _demand_fake(self) -> None:
         if not self.needs_fake:
-            # torch would ask for one where an operator neither returns nor writes anything.
+            # torch would ask for one where an operator neither returns nor writes anything, and would
+            # then leave the call out, as nothing depends on it.
             self.defined.register_fake(lambda *args, **kwargs: None)
+            if not self.overload._schema.is_mutable:
+                _torch.keep_calls(self.overload)
             return
         schema, name = self.schema, self.__name__
 

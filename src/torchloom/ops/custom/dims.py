@@ -32,5 +32,5 @@ def free_dims(target: Target, example: Sample) -> list[Dims]:
 
 def _is_free(target: Target, example: Sample, dims: Dims) -> bool:
     size = dims.size(example)
-    others = {size + 1, 2 * size + 1, 3} - {size}
+    others = {size + 1, 2 * size, 2 * size + 1, 3} - {size}
     return any(refusal(target, dims.set(example, other)) is None for other in sorted(others))

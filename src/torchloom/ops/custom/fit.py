@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import random
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from torch import Tensor
 from torchloom.errors import OpError
 from torchloom.ops.custom.dims import free_dims
 from torchloom.ops.custom.samples import Sample, family, sample_of
-from torchloom.ops.custom.target import Target, target_of, tensors_in
+from torchloom.ops.custom.target import Target, strides_of, target_of, tensors_in
 
 _FACTORS = (2, 3, 4, 8)
 Row = dict[str, int]
@@ -79,6 +80,7 @@ def propose_fake(op: Any, samples: Sequence[Sequence[Any]], *, count: int = 80) 
             f"no fake can be proposed for {target.name}: it took only {len(seen)} of the inputs made "
             "from its samples; give more samples, of different sizes"
         )
+    random.Random(0).shuffle(seen)  # layouts and sizes come in turns: each half needs all of them
     fitted, held_out = seen[::2], seen[1::2]
     lines = _body(target, fitted)
     source = "\n".join(
@@ -103,7 +105,24 @@ def _watch(target: Target, example: Sample, count: int) -> Iterator[_Seen]:
             result, _ = target.run(args, kwargs)
         except Exception:  # noqa: BLE001 - the operator takes no such input
             continue
+        _check_values_do_not_matter(target, sample, result)
         yield _seen(target, sample, result)
+
+
+def _check_values_do_not_matter(target: Target, sample: Sample, result: Any) -> None:
+    args, kwargs = sample.make()
+    for tensor in tensors_in([*args, *kwargs.values()]):
+        tensor.detach().zero_()
+    try:
+        other, _ = target.run(args, kwargs)
+    except Exception:  # noqa: BLE001 - zeros may be refused where other values are not
+        return
+    sizes = [tuple(each.shape) for each in tensors_in(result)]
+    if sizes != [tuple(each.shape) for each in tensors_in(other)]:
+        raise OpError(
+            f"no fake can be proposed for {target.name}: the sizes of its results depend on values, not on "
+            "sizes alone; write one with torch.library.get_ctx().new_dynamic_size()"
+        )
 
 
 def _other_numbers(example: Sample) -> Iterator[Sample]:
@@ -197,8 +216,8 @@ def _expression(
 
 def _keeps_layout(seen: Sequence[_Seen], results: Sequence[Tensor], path: str) -> bool:
     return all(
-        torch.empty_like(each.tensors[path]).stride() == result.stride()
-        and each.tensors[path].shape == result.shape
+        each.tensors[path].shape == result.shape
+        and strides_of(torch.empty_like(each.tensors[path])) == strides_of(result)
         for each, result in zip(seen, results, strict=True)
     )
 
@@ -250,7 +269,9 @@ def _formulas(names: Sequence[str]) -> Iterator[tuple[str, Callable[[Row], int]]
 def _affine(rows: Sequence[Row], sizes: Sequence[int]) -> str | None:
     """Return a sum with whole factors, by least squares; None where none fits."""
     names = list(rows[0])
-    matrix = torch.tensor([[*(row[name] for name in names), 1] for row in rows], dtype=torch.float64)
+    matrix = torch.tensor(
+        [[*(row[name] for name in names), 1] for row in rows], dtype=torch.float64
+    )
     wanted = torch.tensor(sizes, dtype=torch.float64)
     # The smallest solution splits a factor among sizes that are always equal: take one of each.
     columns = list(range(len(names) + 1))
@@ -293,7 +314,7 @@ def _verify(target: Target, fake: Callable[..., Any], seen: _Seen, source: str) 
         is_same = (
             real.shape == like.shape
             and real.dtype == like.dtype
-            and (real.stride() == like.stride() or real.numel() < 2)
+            and strides_of(real) == strides_of(like)
         )
         if not is_same:
             raise OpError(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchloom import _torch
 from torchloom.ops.custom.samples import Sample
-from torchloom.ops.custom.target import Target, storage_of, tensors_in
+from torchloom.ops.custom.target import Target, storage_of, strides_of, tensors_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +136,9 @@ def _differences(real: Tensor, fake: Tensor) -> list[tuple[str, Any, Any]]:
         ("device", real.device, fake.device),
         ("layout", real.layout, fake.layout),
     ]
-    if real.layout == fake.layout == torch.strided and sizes == tuple(fake.shape):
-        # A stride means something only where there are two elements along it.
-        keep = [dim for dim, size in enumerate(sizes) if size > 1] if real.numel() else []
-        ours, theirs = real.stride(), fake.stride()
-        if [ours[dim] for dim in keep] != [theirs[dim] for dim in keep]:
-            pairs.append(("stride", tuple(ours), tuple(theirs)))
+    comparable = real.layout == fake.layout == torch.strided and sizes == tuple(fake.shape)
+    if comparable and strides_of(real) != strides_of(fake):
+        pairs.append(("stride", tuple(real.stride()), tuple(fake.stride())))
     return [each for each in pairs if each[1] != each[2]]
 
 

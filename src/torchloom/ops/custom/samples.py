@@ -61,9 +61,7 @@ class TensorLike:
             made = torch.randint(0, 2, shape, generator=generator).bool()
         elif self.dtype.is_floating_point or self.dtype.is_complex:
             spread = self.high - self.low
-            made = self.low + spread * torch.rand(
-                shape, generator=generator, dtype=torch.float64
-            )
+            made = self.low + spread * torch.rand(shape, generator=generator, dtype=torch.float64)
         else:
             made = torch.randint(int(self.low), int(self.high) + 1, shape, generator=generator)
         return made.to(self.dtype).to(self.device)

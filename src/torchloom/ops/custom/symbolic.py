@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 from torchloom._torch.symbols import SizeGuard, size_guards
 from torchloom.ops.custom.dims import refusal
 from torchloom.ops.custom.samples import Dims, Sample

@@ -106,6 +106,13 @@ def tensors_in(values: Any) -> list[Tensor]:
     return []
 
 
+def strides_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides that mean something: those along which there are two elements."""
+    if not tensor.numel():
+        return ()
+    return tuple(step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+
+
 def storage_of(tensor: Tensor) -> int:
     """Return what identifies the memory of a tensor."""
     return tensor.untyped_storage()._cdata
@@ -114,4 +121,4 @@ def storage_of(tensor: Tensor) -> int:
 def _has_backward(defined: Any, overload: Any) -> bool:
     if hasattr(defined, "_backward_fn"):
         return defined._backward_fn is not None
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Autograd")
+    return _torch.has_autograd_kernel(overload)

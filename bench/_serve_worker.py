@@ -1,0 +1,239 @@
+"""A process that serves a model one way and answers questions about it: see serve.py."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from _model import Block, Shape
+
+_TOKENS = 16
+_LARGEST = 64
+_SECONDS = 0.25
+"""Of calls behind a timing."""
+
+Call = Callable[[Tensor], Tensor]
+
+
+class Served(nn.Module):
+    """The benchmark's decoder from ids to logits."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(shape.vocab_size, shape.dim)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.norm = nn.RMSNorm(shape.dim)
+        self.head = nn.Linear(shape.dim, shape.vocab_size, bias=False)
+        head_dim = shape.dim // shape.num_heads
+        angles = torch.outer(
+            torch.arange(_TOKENS).float(),
+            10_000 ** (-torch.arange(0, head_dim, 2).float() / head_dim),
+        )
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return self.head(self.norm(x[:, -1]))
+
+
+class Small(nn.Module):
+    """Much to check and little to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(40))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = ids
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class Way:
+    """One way to serve."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.inner: Callable[..., Any] | None = None
+        """What ran last inside of the wrapper, without the checks around it."""
+
+    def make(self, model: nn.Module, example: Tensor, what: str) -> Call:
+        """Return what calls go through, compiled for the example's size at least."""
+        return getattr(self, f"_{self.name}")(model, example, what)
+
+    def _default(self, model: nn.Module, example: Tensor, _what: str) -> Call:
+        return self._called(torch.compile(model), example)
+
+    def _dynamic(self, model: nn.Module, example: Tensor, _what: str) -> Call:
+        return self._called(torch.compile(model, dynamic=True), example)
+
+    def _exact(self, model: nn.Module, example: Tensor, _what: str) -> Call:
+        return self._called(torch.compile(model, dynamic=False), example)
+
+    def _mark_dynamic(self, model: nn.Module, example: Tensor, _what: str) -> Call:
+        torch._dynamo.mark_dynamic(example, 0)
+        return self._called(torch.compile(model), example)
+
+    def _mark_unbacked(self, model: nn.Module, example: Tensor, _what: str) -> Call:
+        torch._dynamo.decorators.mark_unbacked(example, 0)
+        return self._called(torch.compile(model), example)
+
+    def _aot_compile(self, model: nn.Module, example: Tensor, what: str) -> Call:
+        path = self.folder / f"{what}.aot"
+        if path.exists():
+            with path.open("rb") as file:
+                program = torch.compiler.load_compiled_function(file)
+        else:
+            torch._dynamo.decorators.mark_unbacked(example, 0, min=1, max=_LARGEST)
+            program = torch.compile(model.forward, fullgraph=True).aot_compile(((example,), {}))
+            program.save_compiled_function(str(path))
+
+        def call(x: Tensor) -> Tensor:
+            return program(model, x)
+
+        return self._called(call, example)
+
+    def _torchloom(self, model: nn.Module, example: Tensor, what: str) -> Call:
+        from torchloom.serve import Contract, Dim, build, tensor
+
+        batch = Dim("batch", 1, _LARGEST)
+        spec = tensor(batch, *example.shape[1:], dtype=example.dtype, below=64)
+        contract = Contract({"ids": spec})
+        return self._called(build(model, contract, store=self.folder / f"store-{what}"), example)
+
+    def _called(self, call: Call, example: Tensor) -> Call:
+        call(example)
+        return call
+
+
+class Worker:
+    """Answers questions."""
+
+    def __init__(self, name: str, folder: Path, num_layers: int) -> None:
+        self.name = name
+        self.way = Way(name, folder)
+        self.num_layers = num_layers
+        self.model: nn.Module
+        self.call: Call
+        self.small_calls: tuple[Callable[[], Any], Callable[[], Any]]
+
+    def start(self) -> float:
+        """Make the model; return the seconds until its first result, without making it."""
+        torch.manual_seed(0)
+        self.model = Served(Shape(num_layers=self.num_layers)).eval()
+        example = self._ids(_LARGEST)
+        started = time.perf_counter()
+        self.call = self.way.make(self.model, example, "model")
+        return time.perf_counter() - started
+
+    def keep(self) -> None:
+        """Nothing: what an arm keeps is in its folder by now."""
+
+    def sweep(self) -> dict[str, int]:
+        """Call every batch size in random order; return compiles and wrong results."""
+        wrong = 0
+        order = list(range(1, _LARGEST + 1))
+        random.Random(1).shuffle(order)
+        for batch in order:
+            ids = self._ids(batch)
+            wanted = self.model(ids)
+            try:
+                found = self.call(ids)
+                good = found.shape == wanted.shape and torch.allclose(found, wanted, atol=1e-3)
+            except Exception as error:  # noqa: BLE001 - it counts as wrong
+                print(f"batch {batch}: {error}", file=sys.stderr)
+                good = False
+            wrong += not good
+        return {"compiles": self._compiles(), "wrong": wrong}
+
+    def time(self, batch: int) -> float:
+        """Return the seconds of a call."""
+        ids = self._ids(batch)
+        self.call(ids)
+        return _timed(lambda: self.call(ids))
+
+    def small(self) -> None:
+        """Make the model that is nearly all overhead."""
+        torch.manual_seed(0)
+        model = Small().eval()
+        example = torch.randn(_LARGEST, 8)
+        call = self.way.make(model, example, "small")
+        x = torch.randn(8, 8)
+        call(x)
+        self.small_calls = (lambda: call(x)), _kernels_of(call, x)
+
+    def time_small(self) -> tuple[float, float]:
+        """Return the seconds of a call of it, and of the compiled graph alone."""
+        whole, kernels = self.small_calls
+        return _timed(whole), _timed(kernels)
+
+    def _compiles(self) -> int:
+        if self.name == "torchloom":
+            from torchloom.serve import counter
+
+            return counter.num_compiles
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) or 1
+
+    def _ids(self, batch: int) -> Tensor:
+        draw = torch.Generator().manual_seed(batch)
+        return torch.randint(0, 64, (batch, _TOKENS), generator=draw)
+
+
+def _kernels_of(call: Call, x: Tensor) -> Callable[[], Any]:
+    """Return the generated wrapper of the compiled graph with the arguments that a call gives it."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    seen: list[tuple[Any, list[Any]]] = []
+    original = CompiledFxGraph.__call__
+
+    def watched(self: CompiledFxGraph, inputs: list[Any]) -> Any:
+        seen.append((self.current_callable, list(inputs)))
+        return original(self, inputs)
+
+    CompiledFxGraph.__call__ = watched
+    try:
+        call(x)
+    finally:
+        CompiledFxGraph.__call__ = original
+    assert seen, "no compiled graph ran"
+    return lambda: [function(list(inputs)) for function, inputs in seen]
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    once = time.perf_counter() - started
+    number = max(1, min(2000, int(_SECONDS / max(once, 1e-7))))
+    started = time.perf_counter()
+    for _ in range(number):
+        call()
+    return (time.perf_counter() - started) / number
+
+
+def main() -> None:
+    """Answer until there are no more questions."""
+    name, folder, num_layers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    worker = Worker(name, folder, num_layers)
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    with torch.no_grad():
+        for line in sys.stdin:
+            question = json.loads(line)
+            method = getattr(worker, question.pop("do").replace(" ", "_"))
+            print(json.dumps(method(**question)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Graphs compiled ahead of their calls, as bytes that another process can run (2.11-2.13).
+
+Inductor stores generated source and builds it again where it is loaded. Here the shared objects that it
+built are part of what is stored, so loading needs no C++ compiler and builds nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+Call = Callable[..., Any]
+"""Takes a graph's inputs, returns its outputs."""
+
+
+@dataclass
+class Built:
+    """A compiled graph."""
+
+    call: Call
+    content: bytes | None
+    """What `load_piece` makes it of again; None if it cannot be stored."""
+    why_not: str = ""
+    """Why it cannot be stored."""
+    kernels: dict[str, Path] = field(default_factory=dict)
+    """The shared objects that it calls, by what they were built of."""
+
+
+def build_piece(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    *,
+    unbacked: bool = False,
+) -> Built:
+    """Compile a graph with Inductor.
+
+    Args:
+        graph_module: a graph of Dynamo, or a piece of one; it is left as it is.
+        inputs: fake tensors and sizes, one for each placeholder.
+        patches: Inductor's options.
+        unbacked: whether its symbols are unbacked.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+    from torch._inductor import standalone_compile
+    from torch.fx.experimental import _config as shape_config
+
+    kernels: dict[str, Path] = {}
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(_recorded(kernels))
+        # The processor's own flags say which instructions it has: torch looks them up before it asks
+        # the compiler, which takes seconds for each.
+        enter(inductor_config.patch({"cpp.vec_isa_ok": True, **_same_bits()}))
+        enter(functorch_config.patch(strict_autograd_cache=True, bypass_autograd_cache_key=True))
+        enter(shape_config.patch(backed_size_oblivious=not unbacked))
+        artifact = standalone_compile(
+            graph_module,
+            list(inputs),
+            dynamic_shapes="from_graph",
+            options={"config_patches": dict(patches)},
+            aot=True,
+        )
+        built = Built(_inner(artifact), None)
+        try:
+            built.content = artifact.serialize()
+        except Exception as error:  # noqa: BLE001 - whatever an operator's pickling raises
+            built.why_not = str(error).splitlines()[0] if str(error) else type(error).__name__
+    built.kernels = kernels
+    return built
+
+
+def load_piece(content: bytes, kernels: Mapping[str, Path]) -> Call:
+    """Return a compiled graph that another process stored; nothing is compiled.
+
+    Raises:
+        LookupError: a shared object that it calls is not among `kernels`.
+    """
+    from torch._inductor import config as inductor_config
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
+
+    with _given(kernels), inductor_config.patch({"cpp.vec_isa_ok": True}):
+        return _inner(AOTCompiledArtifact.deserialize(content))
+
+
+def dump_graph(graph_module: fx.GraphModule) -> bytes:
+    """Return a graph of public operators as bytes."""
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    for node in graph_module.graph.nodes:
+        for name in ("nn_module_stack", "source_fn_stack", "example_value", "stack_trace"):
+            node.meta.pop(name, None)
+    return GraphPickler.dumps(graph_module, Options(ops_filter=None))
+
+
+def load_graph(content: bytes) -> fx.GraphModule:
+    """Return what `dump_graph` stored."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx._graph_pickler import GraphPickler
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    graph_module = GraphPickler.loads(content, FakeTensorMode(shape_env=ShapeEnv()))
+    graph_module.recompile()
+    return graph_module
+
+
+def machine_of(device_types: Sequence[str]) -> dict[str, str]:
+    """Return what compiled code depends on: versions, the processor's vector instructions, the GPU."""
+    import platform
+
+    facts = {"torch": torch.__version__, "python": platform.python_version()}
+    facts["machine"] = platform.machine()
+    facts["vector instructions"] = _instructions()
+    for kind in sorted(set(device_types) - {"cpu"}):
+        module = torch.get_device_module(kind)
+        facts[kind] = str(module.get_device_properties(0)) if module.is_available() else "none"
+    return facts
+
+
+def _instructions() -> str:
+    """Return what the processor can do, asked of it and not of a compiler."""
+    known = ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_fp16")
+    tests = {name: getattr(torch._C._cpu, f"_is_{name}_supported", None) for name in known}
+    able = [name for name, test in tests.items() if test is not None and test()]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *able])
+
+
+def _inner(artifact: Any) -> Call:
+    return artifact.inner_fn.compiled_fn
+
+
+def _same_bits() -> dict[str, Any]:
+    """Return options without which two builds of one graph may differ."""
+    return {"triton.autotune_at_compile_time": True}
+
+
+def _key(kind: str, main: str, optimized: str | None, device: str) -> str:
+    text = "\x00".join((kind, device, main, optimized or ""))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def _recorded(kernels: dict[str, Path]) -> Iterator[None]:
+    """Note each shared object that Inductor loads meanwhile."""
+
+    def wrap(original: Call, cls: type, main: str, device: str, *rest: Any, **more: Any) -> Call:
+        load = original(cls, main, device, *rest, **more)
+        key = _key(cls.__name__, main, more.get("optimized_code"), device)
+
+        def loaded() -> Any:
+            library = load()
+            kernels[key] = Path(getattr(library, "__file__", None) or library._name)
+            return library
+
+        return loaded
+
+    with _loading(wrap):
+        yield
+
+
+@contextmanager
+def _given(kernels: Mapping[str, Path]) -> Iterator[None]:
+    """Let Inductor find shared objects that are built already, and build none."""
+
+    def wrap(_original: Call, cls: Any, main: str, device: str, *_rest: Any, **more: Any) -> Call:
+        key = _key(cls.__name__, main, more.get("optimized_code"), device)
+        path = kernels.get(key)
+        if path is None:
+            raise LookupError(f"a shared object is missing ({cls.__name__}, {key[:12]})")
+        return lambda: cls._load_library(str(path), key)
+
+    with _loading(wrap):
+        yield
+
+
+@contextmanager
+def _loading(wrap: Callable[..., Call]) -> Iterator[None]:
+    """Have `wrap` asked for each library that Inductor wants."""
+    from torch._inductor.codecache import CppCodeCache
+
+    method = CppCodeCache.__dict__["load_async"]
+    original = method.__func__
+
+    def load_async(
+        cls: type, main_code: str, device_type: str = "cpu", *rest: Any, **more: Any
+    ) -> Call:
+        return wrap(original, cls, main_code, device_type, *rest, **more)
+
+    CppCodeCache.load_async = classmethod(load_async)
+    try:
+        yield
+    finally:
+        CppCodeCache.load_async = method

@@ -1,0 +1,224 @@
+"""`torchloom serve build|check|inspect|why-miss|bench-startup`: programs for every size, from a shell.
+
+MODEL is `FILE.py:function`; the function returns the model and its contract, and perhaps options of
+`torchloom.serve.build` as a dict.
+"""
+
+from __future__ import annotations
+
+import inspect as python_inspect
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from torchloom import envs
+from torchloom.cli.load import load_file
+from torchloom.errors import ServeError
+from torchloom.serve import Contract, Program, Store, build, counter
+from torchloom.serve.saved import why_miss
+from torchloom.serve.target import Target
+
+serve = typer.Typer(no_args_is_help=True, help="Compile models for serving, and look into stores.")
+
+_MODEL = "FILE.py:function; the function returns (model, contract) or (model, contract, options)."
+_STORE = "Folder that holds programs."
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help=_STORE)]
+
+
+class Given(NamedTuple):
+    """What a user's function returned."""
+
+    model: Callable[..., Any]
+    contract: Contract
+    options: Mapping[str, Any]
+
+
+@serve.command("build")
+def build_command(
+    model: ModelArgument,
+    store: StoreArgument,
+    shapes: Annotated[str, typer.Option(help="prove, split, unbacked or bucket.")] = "",
+) -> None:
+    """Compile a model for its contract and store the program; one that fits is kept."""
+    given = _given(model)
+    options = {**given.options, **({"shapes": shapes} if shapes else {})}
+    started = time.perf_counter()
+    program = build(given.model, given.contract, store=store, **options)
+    seconds = time.perf_counter() - started
+    typer.echo(f"{program.origin} in {seconds:.1f} s as {program.key} in {store}")
+    typer.echo(_shown(program))
+    reasons = sorted({each.why_not_stored for each in program.variants if each.why_not_stored})
+    if reasons:
+        raise ServeError(f"the program runs but cannot be stored: {'; '.join(reasons)}")
+
+
+@serve.command()
+def check(
+    model: ModelArgument,
+    shapes: Annotated[str, typer.Option(help="prove, split or unbacked.")] = "",
+) -> None:
+    """Prove that a model is one program for its contract, without compiling it."""
+    given = _given(model)
+    options = {**given.options, **({"shapes": shapes} if shapes else {})}
+    program = build(given.model, given.contract, **{**options, "backend": "eager"})
+    typer.echo(_shown(program))
+
+
+@serve.command()
+def inspect(
+    store: StoreArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what programs a store holds, and whether they are whole."""
+    broken, entries = Store(store).look()
+    if as_json:
+        typer.echo(json.dumps({"broken": broken, "programs": entries}))
+        return
+    for line in broken:
+        typer.echo(f"damaged  {line}")
+    for name, entry in entries.items():
+        typer.echo(_entry(name, entry))
+    size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+    typer.echo(f"{len(entries)} programs, {size / 1e6:.1f} MB in {store}")
+
+
+@serve.command("why-miss")
+def why_miss_command(store: StoreArgument, model: ModelArgument) -> None:
+    """Say why no program in a store fits a model; exit code 1 if none does."""
+    given = _given(model)
+    lines = why_miss(Store(store), Target(given.model), given.contract)
+    typer.echo("\n".join(lines) or "a program fits")
+    if lines:
+        raise typer.Exit(1)
+
+
+@serve.command("bench-startup")
+def bench_startup(
+    model: ModelArgument,
+    repeats: Annotated[int, typer.Option(help="Starts of each kind.")] = 3,
+) -> None:
+    """Time cold and warm starts in processes of their own, from a fresh store."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+        for number in range(repeats):
+            store = Path(folder) / str(number)
+            for kind in rows:
+                rows[kind].append(_start(model, store, Path(folder) / f"cache{number}-{kind}"))
+    for kind, samples in rows.items():
+        phases = ", ".join(
+            f"{name} {statistics.median(sample[name] for sample in samples):.2f} s"
+            for name in ("import torch", "make the model", "program", "first call")
+        )
+        counts = samples[0]
+        typer.echo(
+            f"{kind}  {phases}; {counts['traces']:.0f} traces, {counts['compiler calls']:.0f} compiler calls"
+        )
+
+
+_CHILD = """
+import json, sys, time
+began = time.perf_counter()
+import torch
+imported = time.perf_counter()
+from torchloom.cli.serve import start_once
+print(json.dumps(start_once(sys.argv[1], sys.argv[2], began, imported)))
+"""
+
+
+def start_once(model: str, store: str, began: float, imported: float) -> dict[str, float]:
+    """Start a program in this process; return the seconds of each phase and what was counted."""
+    import torch
+
+    given = _given(model)
+    made = time.perf_counter()
+    program = build(given.model, given.contract, store=store, **given.options)
+    ready = time.perf_counter()
+    args = given.contract.example()
+    with torch.inference_mode(given.contract.grad == "inference"), torch.no_grad():
+        program(**args)
+    return {
+        "import torch": imported - began,
+        "make the model": made - imported,
+        "program": ready - made,
+        "first call": time.perf_counter() - ready,
+        "traces": counter.num_traces,
+        "pieces": counter.num_pieces,
+    }
+
+
+def _start(model: str, store: Path, cache: Path) -> dict[str, float]:
+    """Start a process; count how often it calls the C++ compiler."""
+    cache.mkdir()
+    calls = cache / "calls"
+    compiler = cache / "compiler"
+    real = envs.get_str("CXX", "g++")
+    compiler.write_text(f'#!/bin/sh\necho >> {calls}\nexec {real} "$@"\n')
+    compiler.chmod(0o755)
+    environment = envs.child_environment(
+        {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    )
+    command = [sys.executable, "-c", _CHILD, model, str(store)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        raise ServeError(f"starting {model} failed: {last[0]}")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return {**found, "compiler calls": len(calls.read_text()) if calls.exists() else 0}
+
+
+def _given(model: str) -> Given:
+    path, _, name = model.rpartition(":")
+    if not path:
+        raise ServeError(f"{model!r} names no function: write FILE.py:function")
+    function = getattr(load_file(path), name, None)
+    if not callable(function):
+        raise ServeError(f"{path} has no function {name!r}")
+    found = function()
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        raise ServeError(f"{model} returned {type(found).__name__}: return (model, contract)")
+    given = Given(*found) if len(found) == 3 else Given(*found, {})
+    if not isinstance(given.contract, Contract):
+        raise ServeError(f"{model} returned {given.contract!r} where a Contract has to be")
+    known = set(python_inspect.signature(build).parameters)
+    unknown = sorted(given.options.keys() - known)
+    if unknown:
+        raise ServeError(f"{model} returned the option {unknown[0]!r}, which `build` does not take")
+    return given
+
+
+def _shown(program: Program) -> str:
+    """Return what a program is made of, a line for each part."""
+    lines = [f"contract  {program.contract}"]
+    for variant in program.variants:
+        without = f", without {', '.join(sorted(variant.without))}" if variant.without else ""
+        lines.append(
+            f"program   {variant.box}{without}: {variant.num_calls} graphs, "
+            f"{len(variant.pieces)} of them different"
+        )
+        lines += [f"          {verdict}" for verdict in variant.verdicts]
+    return "\n".join(lines)
+
+
+def _entry(name: str, entry: Mapping[str, Any]) -> str:
+    factors = entry["factors"]
+    machine = ", ".join(f"{key} {value}" for key, value in factors["machine"].items())
+    lines = [f"{name}  {factors['model']}", f"    for {machine}"]
+    ranges = [f"{key} {low} to {high}" for key, (low, high) in factors["contract"]["dims"].items()]
+    lines.append(f"    contract: {', '.join(ranges) or 'nothing varies'}")
+    for variant in entry["variants"]:
+        box = ", ".join(f"{key} {low} to {high}" for key, low, high in variant["box"])
+        lines.append(
+            f"    program for {box or 'all calls'}: {len(variant['stitching']['steps'])} graphs, "
+            f"{len(variant['pieces'])} of them different, {len(variant['facts'])} facts"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,71 @@
+"""Notice that a module's attribute was set, at no cost for calls.
+
+Each module gets a class that is its own but for `__setattr__` and `__delattr__`. What is not set through a
+module (an entry of a config object, a list that is appended to) is not noticed; `Program.changed` looks at
+those too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+_NOTE = "_torchloom_note"
+_made: dict[type, type] = {}
+
+
+def watch_attributes(module: nn.Module, note: Callable[[], None]) -> None:
+    """Call `note` whenever an attribute of a module or of one inside it is set or deleted."""
+    for each in module.modules():
+        each.__dict__[_NOTE] = note
+        if type(each) not in _made.values():
+            each.__class__ = _watched(type(each))
+
+
+def unwatch_attributes(module: nn.Module) -> None:
+    """Give modules their own classes back."""
+    for each in module.modules():
+        each.__dict__.pop(_NOTE, None)
+        own = getattr(type(each), "_torchloom_own", None)
+        if own is not None:
+            each.__class__ = own
+
+
+def _watched(own: type) -> type:
+    if own in _made:
+        return _made[own]
+
+    def __setattr__(self: nn.Module, name: str, value: Any) -> None:
+        own.__setattr__(self, name, value)
+        _noted(self)
+
+    def __delattr__(self: nn.Module, name: str) -> None:
+        own.__delattr__(self, name)
+        _noted(self)
+
+    def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
+        """Copies and pickles are of the module's own class."""
+        reduced = list(object.__reduce_ex__(self, protocol))
+        reduced[1] = (own, *reduced[1][1:])
+        reduced[2] = {name: value for name, value in self.__dict__.items() if name != _NOTE}
+        return tuple(reduced)
+
+    names = {
+        "__setattr__": __setattr__,
+        "__delattr__": __delattr__,
+        "__reduce_ex__": __reduce_ex__,
+        "__module__": own.__module__,
+        "__qualname__": own.__qualname__,
+        "__doc__": own.__doc__,
+        "_torchloom_own": own,
+    }
+    _made[own] = type(own.__name__, (own,), names)
+    return _made[own]
+
+
+def _noted(module: nn.Module) -> None:
+    note = module.__dict__.get(_NOTE)
+    if note is not None:
+        note()

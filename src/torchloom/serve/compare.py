@@ -1,0 +1,167 @@
+"""Is a compiled program the model? Both are run on the same values, and everything is compared.
+
+Guards do not tell all: `squeeze` does something else at size 1 and leaves no guard. What is compared: the
+shape of the result (tuples, dicts, dataclasses), each tensor's sizes, dtype and values, and what was written
+to arguments and buffers.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchloom.serve.bypass import bypassed
+from torchloom.serve.contract import Contract
+from torchloom.serve.entry import Run
+from torchloom.serve.target import Target
+
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Of the largest value in a tensor. What is looked for are other results, not other roundings: kernels that
+sum in another order differ by a few units in the last place per layer."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What two results differ in."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+def differences_at(
+    target: Target,
+    contract: Contract,
+    run: Run,
+    sizes: Mapping[str, int],
+    without: frozenset[str] = frozenset(),
+) -> Difference | None:
+    """Run a program and the model itself; return the first difference.
+
+    Args:
+        target: the model; its buffers are what they were before.
+        contract: what arguments look like.
+        run: the program, which takes the model first.
+        sizes: of the arguments.
+        without: paths of optional tensors that are None.
+    """
+    args = contract.example(sizes, without=without)
+    before = _buffers(target.module)
+    with bypassed():
+        wanted, wanted_after = _ran(target.call, (), args, target.module, before)
+    first = () if target.owner is None else (target.owner,)
+    found, found_after = _ran(run, first, args, target.module, before)
+    return first_difference(wanted, found, "result") or first_difference(
+        wanted_after, found_after, "what was written to"
+    )
+
+
+def result_at(
+    target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
+) -> Any:
+    """Run the model itself; its buffers are what they were before."""
+    args = contract.example(sizes, without=without)
+    with bypassed():
+        return _ran(target.call, (), args, target.module, _buffers(target.module))[0]
+
+
+def first_difference(  # noqa: PLR0911 - one answer for each kind
+    wanted: Any, found: Any, path: str
+) -> Difference | None:
+    """Return the first difference of two nested values."""
+    if isinstance(wanted, Tensor):
+        text = (
+            _tensors(wanted, found)
+            if isinstance(found, Tensor)
+            else f"a tensor, compiled {found!r}"
+        )
+        return Difference(path, text) if text else None
+    if type(wanted) is not type(found):
+        return Difference(path, f"{type(wanted).__name__}, compiled {type(found).__name__}")
+    if isinstance(wanted, (Mapping, list, tuple)) or dataclasses.is_dataclass(wanted):
+        ours, theirs = dict(_parts(wanted)), dict(_parts(found))
+        if ours.keys() != theirs.keys():
+            return Difference(path, f"parts {list(ours)}, compiled {list(theirs)}")
+        for name, each in ours.items():
+            if difference := first_difference(each, theirs[name], f"{path}{name}"):
+                return difference
+        return None
+    if isinstance(wanted, (int, float, str, bool, type(None))) and wanted != found:
+        return Difference(path, f"{wanted!r}, compiled {found!r}")
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", each) for key, each in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{place}]", each) for place, each in enumerate(value))
+    else:
+        yield from (
+            (f".{each.name}", getattr(value, each.name)) for each in dataclasses.fields(value)
+        )
+
+
+def _tensors(wanted: Tensor, found: Tensor) -> str:
+    if wanted.shape != found.shape:
+        return f"sizes {list(wanted.shape)}, compiled {list(found.shape)}"
+    if wanted.dtype != found.dtype:
+        return f"{wanted.dtype}, compiled {found.dtype}"
+    if not wanted.numel():
+        return ""
+    if not (wanted.dtype.is_floating_point or wanted.dtype.is_complex):
+        return "" if torch.equal(wanted, found) else "other values"
+    if not torch.equal(torch.isfinite(wanted), torch.isfinite(found)):
+        return "not finite in other places"
+    a, b = torch.nan_to_num(wanted.detach()), torch.nan_to_num(found.detach())
+    largest = a.abs().max().double()
+    error = (a - b).abs().max().double()
+    allowed = _TOLERANCE.get(wanted.dtype, 1e-1) * max(float(largest), 1e-6)
+    return "" if float(error) <= allowed else f"values up to {largest:.4g} differ by {error:.4g}"
+
+
+def _ran(
+    call: Any,
+    first: tuple[Any, ...],
+    args: Mapping[str, Any],
+    module: nn.Module | None,
+    before: Mapping[str, Tensor],
+) -> tuple[Any, Any]:
+    """Run on copies; return the result, and arguments and buffers as they are afterwards."""
+    memo: dict[int, Any] = {id(module): module}
+    copies = {name: copy.deepcopy(value, memo) for name, value in args.items()}
+    try:
+        torch.manual_seed(0)
+        result = call(*first, **copies)
+        after = {**{n: v for n, v in copies.items() if _holds_tensors(v)}, **_buffers(module)}
+    finally:
+        _restore(module, before)
+    return result, after
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, (Tensor, Mapping)) or dataclasses.is_dataclass(value)
+
+
+def _buffers(module: nn.Module | None) -> dict[str, Tensor]:
+    if module is None:
+        return {}
+    return {f"buffer {name}": each.detach().clone() for name, each in module.named_buffers()}
+
+
+def _restore(module: nn.Module | None, before: Mapping[str, Tensor]) -> None:
+    if module is None:
+        return
+    with torch.no_grad():
+        for name, each in module.named_buffers():
+            old = before.get(f"buffer {name}")
+            if old is not None and not torch.equal(each, old):
+                each.copy_(old)

@@ -1,0 +1,284 @@
+"""`@support_torch_compile`: a model class whose instances compile once, at their first call.
+
+    @support_torch_compile(dynamic_arg_dims={"ids": 0, "positions": {-1}})
+    class Decoder(nn.Module):
+        def forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
+The first call is the largest: its sizes are the upper ends, unless a contract or `Dim`s say otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from torchloom import envs
+from torchloom.errors import ServeError
+from torchloom.serve.build import build
+from torchloom.serve.bypass import IS_BYPASSED
+from torchloom.serve.contract import Contract
+from torchloom.serve.infer import Dims, contract_of_call, named_dims
+from torchloom.serve.measure import peak_of
+from torchloom.serve.program import Program
+
+log = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=type[nn.Module])
+_SLOT = "_torchloom_served"
+_SWITCH = "TORCHLOOM_ENFORCE_EAGER"
+
+
+@dataclass
+class Served:
+    """What became of a decorated model."""
+
+    program: Program | None = None
+    """None before the first call, and where calls run as they are."""
+    why_eager: str = ""
+    """Why calls run as they are; empty if they do not."""
+    is_frozen: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What a warm-up did."""
+
+    program: Program
+    num_programs: int
+    seconds: float
+    peak_bytes: int
+    """Most bytes that a call at the largest sizes holds, beyond what was there before it."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the decorator was given."""
+
+    original: Callable[..., Any]
+    dims: Dims
+    unbacked: Dims
+    contract: Contract | None
+    enable_if: Callable[[Any], bool] | None
+    enforce_eager: bool
+    options: Mapping[str, Any]
+
+
+@overload
+def support_torch_compile(cls: Model, /) -> Model: ...
+
+
+@overload
+def support_torch_compile(
+    *,
+    dynamic_arg_dims: Mapping[str, Any] | None = ...,
+    mark_unbacked_dims: Mapping[str, Any] | None = ...,
+    enable_if: Callable[[Any], bool] | None = ...,
+    contract: Contract | None = ...,
+    enforce_eager: bool = ...,
+    **options: Any,
+) -> Callable[[Model], Model]: ...
+
+
+def support_torch_compile(
+    cls: Model | None = None,
+    /,
+    *,
+    dynamic_arg_dims: Mapping[str, Any] | None = None,
+    mark_unbacked_dims: Mapping[str, Any] | None = None,
+    enable_if: Callable[[Any], bool] | None = None,
+    contract: Contract | None = None,
+    enforce_eager: bool = False,
+    **options: Any,
+) -> Model | Callable[[Model], Model]:
+    """Let instances of a model class run as a compiled program for all sizes.
+
+    Args:
+        cls: the class, where the decorator is used without parentheses.
+        dynamic_arg_dims: which sizes of which arguments vary: {"ids": 0}, {"positions": {-1}},
+            {"ids": {0: Dim("tokens", 1, 8192)}}. Left out, the first size of each argument that is
+            annotated as a tensor, an optional tensor, or a dict or dataclass of tensors.
+        mark_unbacked_dims: sizes of which nothing may be assumed, in the same form.
+        enable_if: is asked with each instance; False leaves it as it is.
+        contract: says all of this instead.
+        enforce_eager: leave all instances as they are, as TORCHLOOM_ENFORCE_EAGER=1 does.
+        options: of `build`; `shapes` is "split" unless given.
+
+    Raises:
+        ServeError: the class has no `forward`, names in the dims are no arguments of it, or nothing
+            varies.
+
+    Example:
+        >>> @support_torch_compile(backend="eager")
+        ... class Double(nn.Module):
+        ...     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ...         return x * 2
+        >>> model = Double().eval()
+        >>> with torch.no_grad():
+        ...     first, second = model(torch.ones(8, 2)), model(torch.ones(3, 2))
+        >>> served(model).program.origin
+        'built'
+    """
+
+    def decorate(cls: Model) -> Model:
+        if "forward" not in cls.__dict__:
+            raise ServeError(
+                f"{cls.__qualname__} defines no forward of its own: decorate the class that does"
+            )
+        original = cls.__dict__["forward"]
+        plan = _Plan(
+            original,
+            named_dims(original, dynamic_arg_dims) if contract is None else {},
+            named_dims(original, mark_unbacked_dims) if mark_unbacked_dims else {},
+            contract,
+            enable_if,
+            enforce_eager,
+            {"shapes": "split", **options},
+        )
+        cls.forward = _dispatcher(cls, plan)  # type: ignore[method-assign]
+        return cls
+
+    return decorate if cls is None else decorate(cls)
+
+
+def ignore_torch_compile(cls: Model) -> Model:
+    """Leave instances of a class as they are though a base class is decorated.
+
+    A class below it that is decorated itself is compiled again.
+    """
+    cls._torchloom_ignored = cls  # type: ignore[attr-defined]
+    return cls
+
+
+def served(model: nn.Module) -> Served:
+    """Return what became of a decorated model.
+
+    Raises:
+        ServeError: its class is not decorated.
+    """
+    return _state(model, _owner(model))
+
+
+def warm_up(model: nn.Module) -> WarmUp:
+    """Compile a decorated model for its whole contract before the first call.
+
+    Raises:
+        ServeError: it has no contract yet, or runs as it is.
+    """
+    import time
+
+    owner = _owner(model)
+    plan = _plan_of(owner)
+    state = _state(model, owner)
+    if state.why_eager:
+        raise ServeError(f"{type(model).__qualname__} is not compiled: {state.why_eager}")
+    if plan.contract is None and state.program is None:
+        raise ServeError(
+            f"{type(model).__qualname__} has no contract: give one to the decorator, or call the model "
+            "once at its largest sizes"
+        )
+    started = time.perf_counter()
+    program = state.program or _start(model, plan, state, (), {})
+    seconds = time.perf_counter() - started
+    return WarmUp(program, len(program.variants), seconds, peak_of(program))
+
+
+def freeze(model: nn.Module) -> None:
+    """Forbid a decorated model to compile from now on; attributes that are set are noticed.
+
+    Raises:
+        ServeError: it has not been compiled yet.
+    """
+    state = served(model)
+    if state.program is None and not state.why_eager:
+        raise ServeError(
+            f"{type(model).__qualname__} has not been compiled: call it, or warm_up(model), before freeze"
+        )
+    state.is_frozen = True
+    if state.program is not None:
+        state.program.freeze()
+
+
+def _dispatcher(owner: type[nn.Module], plan: _Plan) -> Callable[..., Any]:
+    is_bypassed = IS_BYPASSED.get
+
+    @functools.wraps(plan.original)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # A part of what is compiled around it, or the model itself is wanted.
+        if torch.compiler.is_compiling() or is_bypassed():
+            return plan.original(self, *args, **kwargs)
+        states = self.__dict__.get(_SLOT)
+        state = states.get(owner) if states else None
+        if state is None:
+            state = _state(self, owner)
+        program = state.program
+        if program is None:
+            if state.why_eager:
+                return plan.original(self, *args, **kwargs)
+            program = _start(self, plan, state, args, kwargs)
+        return program(*args, **kwargs)
+
+    forward._torchloom_plan = plan  # type: ignore[attr-defined]
+    return forward
+
+
+def _start(
+    model: nn.Module, plan: _Plan, state: Served, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Program:
+    """Build the program at the first call."""
+    with state.lock:
+        if state.program is not None:  # another thread was first
+            return state.program
+        bound = plan.original.__get__(model)
+        contract, unbacked = plan.contract, ()
+        if contract is None:
+            contract = contract_of_call(
+                bound, plan.dims | plan.unbacked, args, kwargs, model.training
+            )
+        if plan.unbacked:
+            unbacked = contract.names_at(plan.unbacked)
+        state.program = build(bound, contract, unbacked=unbacked, **plan.options)
+        return state.program
+
+
+def _state(model: nn.Module, owner: type[nn.Module]) -> Served:
+    states = model.__dict__.setdefault(_SLOT, {})
+    if owner not in states:
+        states[owner] = Served(why_eager=_why_eager(model, owner, _plan_of(owner)))
+        if states[owner].why_eager:
+            log.info("%s runs as it is: %s", type(model).__qualname__, states[owner].why_eager)
+    return states[owner]
+
+
+def _why_eager(model: nn.Module, owner: type[nn.Module], plan: _Plan) -> str:
+    """Return the reason to leave a model as it is, or nothing."""
+    if envs.is_on(_SWITCH):
+        return f"{_SWITCH}=1"
+    if plan.enforce_eager:
+        return "enforce_eager=True"
+    ignored = getattr(type(model), "_torchloom_ignored", None)
+    if ignored is not None and not (issubclass(owner, ignored) and owner is not ignored):
+        return f"@ignore_torch_compile on {ignored.__name__}"
+    if plan.enable_if is not None and not plan.enable_if(model):
+        return "enable_if returned False"
+    return ""
+
+
+def _owner(model: nn.Module) -> type[nn.Module]:
+    for cls in type(model).__mro__:
+        if hasattr(cls.__dict__.get("forward"), "_torchloom_plan"):
+            return cls
+    raise ServeError(
+        f"{type(model).__qualname__} is not decorated: put @torchloom.support_torch_compile on it"
+    )
+
+
+def _plan_of(owner: type[nn.Module]) -> _Plan:
+    return owner.__dict__["forward"]._torchloom_plan

@@ -1,0 +1,251 @@
+"""The function that a call goes through: a few comparisons, then the program for its sizes.
+
+It is generated from the contract. For `Contract({"x": (Dim("batch", 1, 64), 16)})`:
+
+    def entry(x):
+        if type(x) in PLAIN and not is_grad_enabled() and not STATE.is_stale:
+            s0 = x.shape
+            if len(s0) == 2 and x.dtype is dtype0 and x.is_cpu and s0[1] == 16 and x.is_contiguous():
+                batch = s0[0]
+                if 1 <= batch <= 64:
+                    return TABLE[batch - 1](MODEL, x)
+        return SLOW({'x': x})
+
+Whatever does not pass goes to `SLOW`, which finds out why, in words.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchloom.serve.box import Box
+from torchloom.serve.contract import Contract, Dim, RecordSpec, TensorSpec
+from torchloom.serve.target import Target
+
+Run = Callable[..., Any]
+_PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
+_SINGLE = (bool, int, float, str, type(None))
+_MOST_TABLE = 1 << 16
+"""Sizes that are looked up in a list; beyond, they are compared."""
+
+
+def make_entry(
+    target: Target,
+    contract: Contract,
+    variants: Sequence[tuple[Box, Run]],
+    without: frozenset[str],
+    state: Any,
+    slow: Callable[[dict[str, Any]], Any],
+) -> Run:
+    """Return the function for calls.
+
+    Args:
+        target: what is served.
+        contract: what calls have to look like.
+        variants: programs and the sizes that they are for; the first that covers a call runs.
+        without: paths of optional tensors that are None in these programs.
+        state: has `is_stale`, which sends every call to `slow`.
+        slow: takes the arguments by name.
+    """
+    return _Writer(target, contract, without).write(variants, state, slow)
+
+
+class _Writer:
+    """Writes the source of an entry."""
+
+    def __init__(self, target: Target, contract: Contract, without: frozenset[str]) -> None:
+        self._target = target
+        self._contract = contract
+        self._without = without
+        self._scope: dict[str, Any] = {}
+        self._parameters = target.parameters_for(contract)
+        self._conditions: list[str] = []
+        self._sizes: dict[str, str] = {}
+        """The variable that holds each varying size."""
+
+    def write(
+        self, variants: Sequence[tuple[Box, Run]], state: Any, slow: Callable[[dict[str, Any]], Any]
+    ) -> Run:
+        """Return the compiled function."""
+        self._scope |= {"PLAIN": _PLAIN, "STATE": state, "SLOW": slow, "MODEL": self._target.owner}
+        for name, spec in self._contract.args.items():
+            self._spec(name, name, spec)
+        self._rest()
+        self._mode()
+        lines = [f"def entry({self._signature()}):"]
+        lines += [f"    if {' and '.join(self._conditions) or 'True'}:"]
+        lines += [f"        {line}" for line in self._dispatch(variants)]
+        lines.append(f"    return SLOW({self._by_name()})")
+        exec(compile("\n".join(lines), "<torchloom entry>", "exec"), self._scope)
+        entry = self._scope["entry"]
+        entry.source = "\n".join(lines)
+        return entry
+
+    def _spec(self, path: str, value: str, spec: TensorSpec | RecordSpec) -> None:
+        if isinstance(spec, RecordSpec):
+            is_dict = spec.kind is dict
+            kind = self._name("kind", spec.kind)
+            self._conditions.append(f"type({value}) is {kind}")
+            for key, each in spec.parts.items():
+                part = f"{value}.get({key!r})" if is_dict else f"{value}.{key}"
+                name = f"{path}.{key}".replace(".", "__")
+                self._conditions.append(f"(({name} := {part}), True)[1]")
+                self._spec(f"{path}.{key}", name, each)
+        elif path in self._without:
+            self._conditions.append(f"{value} is None")
+        else:
+            self._tensor(value, spec)
+
+    def _tensor(self, value: str, spec: TensorSpec) -> None:
+        shape = f"s_{value}"
+        on = f"{value}.is_cpu" if spec.device.type == "cpu" else self._on(value, spec.device)
+        self._conditions += [
+            f"type({value}) in PLAIN",
+            f"len({shape} := {value}.shape) == {len(spec.shape)}",
+            f"{value}.dtype is {self._name('dtype', spec.dtype)}",
+            on,
+        ]
+        for number, dim in enumerate(spec.shape):
+            size = f"{shape}[{number}]"
+            if not isinstance(dim, Dim):
+                self._conditions.append(f"{size} == {dim}")
+            elif dim.name in self._sizes:
+                self._conditions.append(f"{size} == {self._sizes[dim.name]}")
+            else:
+                variable = self._sizes[dim.name] = f"n_{dim.name}"
+                self._conditions.append(f"{dim.min} <= ({variable} := {size}) <= {dim.max}")
+        self._conditions.append(f"{value}.is_contiguous()")
+
+    def _on(self, value: str, device: torch.device) -> str:
+        if device.index is None:
+            return f"{value}.device.type == {device.type!r}"
+        return f"{value}.device == {self._name('device', device)}"
+
+    def _rest(self) -> None:
+        """Check arguments that are no tensors: they are what they were in the trace."""
+        for parameter in self._parameters:
+            name = parameter.name
+            if name in self._contract.args:
+                continue
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                self._conditions.append(f"not {name}")
+                continue
+            wanted = self._contract.fixed.get(name, parameter.default)
+            if wanted is parameter.empty:
+                continue
+            self._conditions.append(self._equals(name, wanted))
+
+    def _equals(self, name: str, wanted: Any) -> str:
+        if wanted is None or isinstance(wanted, bool):
+            return f"{name} is {wanted}"
+        known = self._name("fixed", wanted)
+        if isinstance(wanted, _SINGLE):
+            return f"type({name}) is {type(wanted).__name__} and {name} == {known}"
+        return f"{name} is {known}"
+
+    def _mode(self) -> None:
+        contract = self._contract
+        if contract.grad == "inference":
+            self._scope["is_inference"] = torch.is_inference_mode_enabled
+            self._conditions.append("is_inference()")
+        else:
+            self._scope["is_grad_enabled"] = torch.is_grad_enabled
+            self._conditions.append(
+                "is_grad_enabled()" if contract.grad == "grad" else "not is_grad_enabled()"
+            )
+        if self._target.module is not None:
+            self._conditions.append(f"MODEL.training is {contract.training}")
+        self._conditions.append("not STATE.is_stale")
+
+    def _dispatch(self, variants: Sequence[tuple[Box, Run]]) -> list[str]:
+        """Return the lines that pick and run a program."""
+        call = self._call()
+        varying = [dim for dim in self._contract.dims.values() if dim.min < dim.max]
+        if len(varying) == 1 and varying[0].max - varying[0].min < _MOST_TABLE:
+            dim = varying[0]
+            fixed = {each.name: each.min for each in self._contract.dims.values()}
+            table = [
+                next((run for box, run in variants if {**fixed, dim.name: size} in box), None)
+                for size in range(dim.min, dim.max + 1)
+            ]
+            if None not in table:
+                if len(set(map(id, table))) == 1:
+                    return [f"return {self._name('run', table[0])}({call})"]
+                at = f"{self._sizes[dim.name]} - {dim.min}" if dim.min else self._sizes[dim.name]
+                return [f"return {self._name('table', table)}[{at}]({call})"]
+        lines = []
+        for box, run in variants:
+            tests = [
+                f"{self._sizes[d.name]} == {d.min}"
+                if d.min == d.max
+                else f"{d.min} <= {self._sizes[d.name]} <= {d.max}"
+                for d in box.dims
+                if d != self._contract.dims[d.name]
+            ]
+            target = f"return {self._name('run', run)}({call})"
+            lines += [f"if {' and '.join(tests)}:", f"    {target}"] if tests else [target]
+            if not tests:
+                break
+        return lines
+
+    def _call(self) -> str:
+        parts = [] if self._target.owner is None else ["MODEL"]
+        for parameter in self._parameters:
+            name = parameter.name
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                parts.append(f"*{name}")
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                parts.append(f"**{name}")
+            elif parameter.kind is parameter.KEYWORD_ONLY or name in self._target.by_keyword:
+                parts.append(f"{name}={name}")
+            else:
+                parts.append(name)
+        return ", ".join(parts)
+
+    def _signature(self) -> str:
+        parts: list[str] = []
+        was_keyword = False
+        kinds = [parameter.kind for parameter in self._parameters]
+        for place, parameter in enumerate(self._parameters):
+            name, kind = parameter.name, parameter.kind
+            if kind is parameter.KEYWORD_ONLY and not was_keyword:
+                if inspect.Parameter.VAR_POSITIONAL not in kinds:
+                    parts.append("*")
+                was_keyword = True
+            star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(kind, "")
+            default = self._default(parameter)
+            parts.append(f"{star}{name}{default}")
+            is_last = place + 1 == len(kinds) or kinds[place + 1] is not parameter.POSITIONAL_ONLY
+            if kind is parameter.POSITIONAL_ONLY and is_last:
+                parts.append("/")
+        return ", ".join(parts)
+
+    def _default(self, parameter: inspect.Parameter) -> str:
+        if parameter.name in self._contract.fixed and parameter.kind is not parameter.VAR_KEYWORD:
+            # What is fixed need not be passed.
+            return f"={self._name('fixed', self._contract.fixed[parameter.name])}"
+        if parameter.default is parameter.empty:
+            return ""
+        return f"={self._name('default', parameter.default)}"
+
+    def _by_name(self) -> str:
+        parts = []
+        for parameter in self._parameters:
+            name = parameter.name
+            if parameter.kind is parameter.VAR_KEYWORD:
+                parts.append(f"**{name}")
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                parts.append(f"{'*' + name!r}: {name}")
+            else:
+                parts.append(f"{name!r}: {name}")
+        return f"{{{', '.join(parts)}}}"
+
+    def _name(self, stem: str, value: Any) -> str:
+        name = f"{stem}{len(self._scope)}"
+        self._scope[name] = value
+        return name

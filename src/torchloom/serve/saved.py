@@ -1,0 +1,254 @@
+"""Programs in a store: under which key, with what they relied on, and why one does not fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchloom._torch.fullgraph import Shell
+from torchloom._torch.pieces import machine_of
+from torchloom.errors import ArtifactError
+from torchloom.serve.box import Box
+from torchloom.serve.bucket import Padded
+from torchloom.serve.contract import Contract, Dim
+from torchloom.serve.counter import counter
+from torchloom.serve.cudagraph import assembled
+from torchloom.serve.facts import Sources, changed_facts
+from torchloom.serve.lower import loaded
+from torchloom.serve.program import OutOfRange, Program, Variant
+from torchloom.serve.stitch import Stitching
+from torchloom.serve.store import Store, differences
+from torchloom.serve.target import Target
+
+log = logging.getLogger(__name__)
+
+
+def key_of(target: Target, contract: Contract, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells one program from another before anything is traced."""
+    devices = target.device_types() | {spec.device.type for _, spec in contract.tensors()}
+    return {
+        "model": target.name,
+        "structure": target.structure_digest(),
+        "contract": contract.to_json(),
+        "options": dict(options),
+        "machine": machine_of(sorted(devices)),
+    }
+
+
+@dataclass
+class Saved:
+    """The place of a program in a store.
+
+    Its key is made of `factors`. There may be several programs under it, for other constants or sources of
+    the model: the one whose facts hold is taken.
+    """
+
+    store: Store
+    factors: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The hash of the factors."""
+        text = json.dumps(self.factors, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def load(self, target: Target, contract: Contract, out_of_range: OutOfRange) -> Program | None:
+        """Return the program, None where there is none that fits."""
+        for name, entry in self.store.entries().items():
+            if not name.startswith(f"{self.key}-") or _outdated(entry, target, contract):
+                continue
+            try:
+                return _program(self.store, name, entry, target, contract, out_of_range)
+            except ArtifactError as error:
+                log.warning("%s is not used: %s", name, error)
+        return None
+
+    def save(self, program: Program) -> str:
+        """Store a program; return why it was not stored, or nothing."""
+        reasons = sorted({v.why_not_stored for v in program.variants if v.why_not_stored})
+        if reasons:
+            log.warning("%s is not stored: %s", program.target.name, "; ".join(reasons))
+            return "; ".join(reasons)
+        entry = {
+            "factors": self.factors,
+            "structure": program.target.structure(),
+            "variants": [_stored(variant, self.store) for variant in program.variants],
+        }
+        text = json.dumps(
+            [[each["facts"], each["sources"]["parts"]] for each in entry["variants"]],
+            sort_keys=True,
+        )
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        self.store.save(f"{self.key}-{digest}", entry)
+        counter.num_saves += 1
+        return ""
+
+
+def load(
+    path: str | Path | Store,
+    model: Callable[..., Any],
+    contract: Contract | None = None,
+    *,
+    out_of_range: OutOfRange = "raise",
+) -> Program:
+    """Return a stored program of a model; nothing is traced or compiled.
+
+    Args:
+        path: the store.
+        model: what was given to `build`, with any weights.
+        contract: what was given to `build`; the stored one if left out, which is possible where all that
+            it fixes are numbers and texts.
+        out_of_range: as in `build`.
+
+    Raises:
+        ArtifactError: the store holds none that fits; the text says what differs.
+    """
+    store = path if isinstance(path, Store) else Store(path)
+    target = Target(model)
+    reasons = why_miss(store, target, contract, accept=None)
+    for name, entry in _newest_first(store):
+        its = contract or Contract.from_json(entry["factors"]["contract"])
+        if not _differs(entry, target, its) and not _outdated(entry, target, its):
+            return _program(store, name, entry, target, its, out_of_range)
+    raise ArtifactError(
+        f"{store.root} holds no program for {target.name}: {'; '.join(reasons[:6])}. Build it again"
+    )
+
+
+def why_miss(
+    store: Store, target: Target, contract: Contract | None = None, accept: str | None = "any"
+) -> list[str]:
+    """Say why nothing in a store fits a model, one line each; nothing if something does.
+
+    Args:
+        store: where programs are.
+        target: the model.
+        contract: what the calls look like; that of each program if left out.
+        accept: "any" returns nothing if a program fits.
+    """
+    broken, entries = store.look()
+    found: list[list[str]] = []
+    for entry in entries.values():
+        its = contract or Contract.from_json(entry["factors"]["contract"])
+        lines = [
+            *_differs(entry, target, its),
+            *_outdated(entry, target, its),
+            *_damaged(entry, store),
+        ]
+        if not lines and accept == "any":
+            return []
+        found.append(lines)
+    nearest = min(found, key=len, default=[f"{store.root} holds no program"])
+    return [*broken, *nearest] if broken or found else nearest
+
+
+def _newest_first(store: Store) -> list[tuple[str, dict[str, Any]]]:
+    entries = store.entries()
+    return sorted(entries.items(), key=lambda item: store.saved_at(item[0]), reverse=True)
+
+
+def _differs(entry: Mapping[str, Any], target: Target, contract: Contract) -> list[str]:
+    """Say in what the key of a program differs from what is asked."""
+    stored = entry["factors"]
+    now = key_of(target, contract, stored["options"])
+    lines = differences(now, stored)
+    if now["structure"] == stored["structure"]:
+        return lines
+    tensors = differences(target.structure(), entry["structure"])
+    return [line for line in lines if not line.startswith("structure")] + [
+        f"tensor {line}" for line in tensors[:8]
+    ]
+
+
+def _outdated(entry: Mapping[str, Any], target: Target, contract: Contract) -> list[str]:
+    """Say which sources and constants are no longer what they were."""
+    lines: list[str] = []
+    for stored in entry["variants"]:
+        found = Sources.from_json(stored["sources"]).changed()
+        try:
+            without = frozenset(stored["without"])
+            scope = target.scope(contract.blank(_box(stored["box"]).largest, without))
+            found += changed_facts(stored["facts"], scope)
+        except (TypeError, KeyError) as error:  # another signature, other dims
+            found.append(f"the call: {error}")
+        lines += [line for line in found if line not in lines]
+    return lines
+
+
+def _program(
+    store: Store,
+    name: str,
+    entry: Mapping[str, Any],
+    target: Target,
+    contract: Contract,
+    out_of_range: OutOfRange,
+) -> Program:
+    done: dict[str, Any] = {}
+
+    def call(stored: Mapping[str, Any]) -> Any:
+        known = json.dumps(stored, sort_keys=True)
+        if known not in done:
+            done[known] = loaded(stored, store)
+        return done[known]
+
+    variants = []
+    for stored in entry["variants"]:
+        shell = Shell.from_bytes(store.get(stored["shell"]))
+        stitching = Stitching.from_json(stored["stitching"])
+        calls = [call(piece) for piece in stored["pieces"]]
+        compiled = assembled(stitching, calls, stored["recorded"], stored["fixed"])
+        run = shell.around(compiled, target.call)
+        if padded := stored["padded"]:
+            axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
+            dim = contract.dims[padded["dim"]]
+            run = Padded(run, target, contract, dim, padded["size"], axes)
+        variants.append(
+            Variant(
+                _box(stored["box"]),
+                frozenset(stored["without"]),
+                run,
+                stored["facts"],
+                Sources.from_json(stored["sources"]),
+                pieces=tuple(stored["digests"]),
+                num_calls=len(stitching.steps),
+            )
+        )
+    counter.num_loads += 1
+    return Program(target, contract, variants, out_of_range=out_of_range, key=name, origin="loaded")
+
+
+def _stored(variant: Variant, store: Store) -> dict[str, Any]:
+    return {
+        "box": [[dim.name, dim.min, dim.max] for dim in variant.box.dims],
+        "without": sorted(variant.without),
+        "facts": dict(variant.facts),
+        "sources": variant.sources.to_json(),
+        "digests": list(variant.pieces),
+        "shell": store.put(variant.stored["shell"]),
+        "stitching": variant.stored["stitching"],
+        "pieces": variant.stored["pieces"],
+        "padded": variant.stored.get("padded"),
+        "recorded": variant.stored["recorded"],
+        "fixed": variant.stored["fixed"],
+        "verdicts": [str(verdict) for verdict in variant.verdicts],
+    }
+
+
+def _box(stored: list[list[Any]]) -> Box:
+    return Box(tuple(Dim(name, low, high) for name, low, high in stored))
+
+
+def _damaged(entry: Mapping[str, Any], store: Store) -> list[str]:
+    """Say which parts of a program cannot be used."""
+    digests = set()
+    for stored in entry["variants"]:
+        digests.add(stored["shell"])
+        for piece in stored["pieces"]:
+            digests |= {piece[name] for name in ("graph", "compiled") if name in piece}
+            digests |= set(piece.get("kernels", {}).values())
+    return [text for digest in sorted(digests) if (text := store.fault(digest))]

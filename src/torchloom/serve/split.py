@@ -1,0 +1,354 @@
+"""A graph cut into pieces: at operators that stay as they are, and around layers that repeat.
+
+    before   embed  layer.0  layer.1  layer.2  head
+    after    piece  A        A        A        piece        three graphs to compile instead of five
+
+N operators named in `splitting_ops` give 2 N + 1 pieces, of which N run as they are. Pieces are named by a
+hash of what they compute, so equal ones are compiled and stored once. Changes no values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+from torchloom._torch import OpOverload
+from torchloom.errors import ServeError
+from torchloom.graph.text import short_dtype, target_name
+from torchloom.serve.stitch import Output, Ref, Step, Stitching
+
+_LEAST_LAYER = 8
+"""Calls that a repeated part needs to be compiled by itself: less would only lose fusions."""
+_SYMBOL = re.compile(r"\b[su]\d+\b")
+_INDEX = re.compile(r"(?:\.|\[')(\d+)(?:'\])?(?=$|\.|\[|')")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a graph."""
+
+    graph_module: fx.GraphModule
+    """Returns a tuple."""
+    inputs: tuple[Any, ...]
+    """Fake tensors and sizes."""
+    is_kept: bool
+    """Whether it is one of the operators that stay as they are."""
+    digest: str
+    """A hash of what it computes, whatever its nodes are called."""
+    fixed: frozenset[int] = frozenset()
+    """Places of inputs that are the model's own tensors, whose memory stays where it is."""
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A graph in pieces."""
+
+    pieces: tuple[Piece, ...]
+    """In order of first use, equal ones once."""
+    stitching: Stitching
+
+    @property
+    def num_calls(self) -> int:
+        """Return how many pieces run in a call."""
+        return len(self.stitching.steps)
+
+
+def divide(
+    graph_module: fx.GraphModule, splitting_ops: Collection[str], *, layers: bool
+) -> Divided:
+    """Cut a graph.
+
+    Args:
+        graph_module: from Dynamo; it is left as it is.
+        splitting_ops: operators that stay as they are, like "mylib::attention" or
+            "mylib::attention.default".
+        layers: whether layers that repeat become pieces.
+
+    Raises:
+        ServeError: no operator of that name is called, or one returns what cannot be passed on.
+    """
+    graph_module = _copied(graph_module)
+    _sizes_one_by_one(graph_module)
+    nodes = [
+        n
+        for n in graph_module.graph.nodes
+        if n.op in ("call_function", "call_method", "call_module")
+    ]
+    kept = {node for node in nodes if _is_named(node, splitting_ops)}
+    _check_named(splitting_ops, kept)
+    groups = _groups(nodes, kept, layers)
+    if len(groups) <= 1:
+        return _whole(graph_module)
+    number_of = {node: number for number, (_, group) in enumerate(groups) for node in group}
+    top = split_module(graph_module, None, lambda node: number_of[node], keep_original_order=True)
+    kept_numbers = {number_of[node] for node in kept}
+    return _stitched(top, kept_numbers)
+
+
+def _groups(
+    nodes: Sequence[fx.Node], kept: Collection[fx.Node], layers: bool
+) -> list[tuple[Any, list[fx.Node]]]:
+    """Return runs of nodes that belong together, in order."""
+    found: list[tuple[Any, list[fx.Node]]] = []
+    home: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        producer = node.args[0] if node.target is operator.getitem and node.args else None
+        if isinstance(producer, fx.Node) and producer in home:
+            home[producer].append(node)  # never hand a tuple from piece to piece
+            home[node] = home[producer]
+            continue
+        key = ("kept", id(node)) if node in kept else ("layer", _layer(node) if layers else None)
+        if not found or found[-1][0] != key:
+            found.append((key, []))
+        found[-1][1].append(node)
+        home[node] = found[-1][1]
+    signatures = Counter(_signature(group) for key, group in found if key[0] == "layer")
+    joined: list[tuple[Any, list[fx.Node]]] = []
+    for key, group in found:
+        is_layer = (
+            key[0] == "layer"
+            and key[1] is not None
+            and len(group) >= _LEAST_LAYER
+            and signatures[_signature(group)] > 1
+        )
+        name = key if key[0] == "kept" or is_layer else "rest"
+        if joined and name == "rest" and joined[-1][0] == "rest":
+            joined[-1][1].extend(group)
+        else:
+            joined.append((name, list(group)))
+    return joined
+
+
+def _layer(node: fx.Node) -> str | None:
+    """Return the outermost numbered module that a node was traced in, like "layers.3"."""
+    for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values())):
+        if found := _INDEX.search(str(path)):
+            outermost = str(path)[: found.end()]
+            for outer, _ in node.meta["nn_module_stack"].values():
+                if earlier := _INDEX.search(str(outer)):
+                    return str(outer)[: earlier.end()]
+            return outermost
+    return None
+
+
+def _signature(group: Iterable[fx.Node]) -> tuple[str, ...]:
+    return tuple(f"{_target(node)} {_typed(node.meta.get('example_value'))}" for node in group)
+
+
+def _is_named(node: fx.Node, names: Collection[str]) -> bool:
+    if not isinstance(node.target, OpOverload):
+        return False
+    full = node.target._schema.name
+    return full in names or f"{full}.{node.target._overloadname}" in names
+
+
+def _check_named(names: Collection[str], kept: Iterable[fx.Node]) -> None:
+    seen = {node.target._schema.name for node in kept}
+    missing = [name for name in names if name.partition(".")[0] not in seen]
+    if missing:
+        raise ServeError(
+            f"splitting_ops names {', '.join(map(repr, missing))}, which the model does not call: use "
+            "names like 'mylib::attention' of operators that appear in its graph"
+        )
+
+
+def _whole(graph_module: fx.GraphModule) -> Divided:
+    """Return a graph that is one piece."""
+    piece = _piece(graph_module, is_kept=False)
+    num = len(piece.inputs)
+    outputs = graph_module.graph.output_node().args[0]
+    slots = tuple(range(num, num + len(outputs)))
+    step = Step(0, tuple(Ref(slot) for slot in range(num)), slots)
+    return Divided((piece,), Stitching(num, (step,), tuple(Ref(slot) for slot in slots)))
+
+
+def _stitched(top: fx.GraphModule, kept_numbers: Collection[int]) -> Divided:
+    pieces: dict[str, Piece] = {}
+    order: list[str] = []
+    slot_of: dict[fx.Node, Output] = {}
+    steps: list[Step] = []
+    next_slot = 0
+    for node in top.graph.nodes:
+        if node.op == "placeholder":
+            slot_of[node] = next_slot
+            next_slot += 1
+    num_inputs = next_slot
+    results: tuple[Ref, ...] = ()
+    for node in top.graph.nodes:
+        if node.op == "call_module":
+            module = getattr(top, node.target)
+            is_tuple = _returns_tuple(module)
+            number = int(node.target.rpartition("_")[2])
+            piece = _piece(module, is_kept=number in kept_numbers)
+            if piece.digest not in pieces:
+                pieces[piece.digest] = piece
+                order.append(piece.digest)
+            outputs = module.graph.output_node().args[0]
+            slots = tuple(range(next_slot, next_slot + len(outputs)))
+            next_slot += len(outputs)
+            args = tuple(_ref(arg, slot_of) for arg in node.args)
+            steps.append(Step(order.index(piece.digest), args, slots))
+            slot_of[node] = slots if is_tuple else slots[0]
+        elif node.op == "call_function" and node.target is operator.getitem:
+            slot_of[node] = slot_of[node.args[0]][node.args[1]]
+        elif node.op == "output":
+            results = tuple(_ref(each, slot_of) for each in node.args[0])
+        elif node.op != "placeholder":
+            raise ServeError(
+                f"the graph cannot be cut: {node.op} {node.target} lies between two pieces; leave "
+                "splitting_ops out"
+            )
+    return Divided(
+        tuple(pieces[digest] for digest in order), Stitching(num_inputs, tuple(steps), results)
+    )
+
+
+def _ref(value: Any, slot_of: dict[fx.Node, Output]) -> Ref:
+    if isinstance(value, fx.Node):
+        slot = slot_of[value]
+        if isinstance(slot, tuple):
+            raise ServeError(f"the graph cannot be cut: {value.name} is a tuple between two pieces")
+        return Ref(slot)
+    return Ref(None, value)
+
+
+def _returns_tuple(module: fx.GraphModule) -> bool:
+    """Let a piece return a tuple; say whether it did already."""
+    output = module.graph.output_node()
+    returned = output.args[0]
+    if isinstance(returned, (tuple, list)):
+        return True
+    if returned is None:  # an operator that only writes
+        output.args = ((),)
+        return True
+    output.args = ((returned,),)
+    module.recompile()
+    return False
+
+
+def _piece(module: fx.GraphModule, *, is_kept: bool) -> Piece:
+    placeholders = module.graph.find_nodes(op="placeholder")
+    inputs = tuple(node.meta["example_value"] for node in placeholders)
+    fixed = {place for place, node in enumerate(placeholders) if node.name.startswith("l_self_")}
+    return Piece(module, inputs, is_kept, _digest(module), frozenset(fixed))
+
+
+def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    made = fx.GraphModule(graph_module, graph)
+    made.meta = dict(graph_module.meta)
+    return made
+
+
+def _sizes_one_by_one(graph_module: fx.GraphModule) -> None:
+    """Replace `x.size()` by its numbers, which can be handed on from piece to piece."""
+    graph = graph_module.graph
+    for node in graph.find_nodes(op="call_method", target="size"):
+        if len(node.args) > 1 or node.kwargs:
+            continue
+        source = node.args[0]
+        shape = node.meta["example_value"]
+        with graph.inserting_before(node):
+            sizes = []
+            for dim, size in enumerate(shape):
+                made = graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
+                made.meta = {**node.meta, "example_value": size}
+                sizes.append(made)
+        for user in list(node.users):
+            if user.target is operator.getitem and isinstance(user.args[1], int):
+                user.replace_all_uses_with(sizes[user.args[1]])
+                graph.erase_node(user)
+            else:
+                user.args = fx.map_arg(
+                    user.args,
+                    lambda arg, node=node, sizes=sizes: tuple(sizes) if arg is node else arg,
+                )
+        if not node.users:
+            graph.erase_node(node)
+    graph_module.recompile()
+
+
+def _digest(module: fx.GraphModule) -> str:
+    """Return a hash of a graph that the names of its nodes, symbols and modules do not enter."""
+    names: dict[str, str] = {}
+    symbols: dict[str, str] = {}
+
+    def symbolic(text: str) -> str:
+        return _SYMBOL.sub(lambda found: symbols.setdefault(found[0], f"n{len(symbols)}"), text)
+
+    lines = []
+    for number, node in enumerate(module.graph.nodes):
+        names[node.name] = f"%{number}"
+        line = (
+            f"{node.op} {_target(node)} {_spelled(node.args, names)} {_spelled(node.kwargs, names)}"
+        )
+        if node.op == "get_attr":
+            line = f"get_attr {_constant(module, str(node.target))}"
+        elif node.op == "placeholder":
+            value = node.meta["example_value"]
+            line = f"placeholder {symbolic(_typed(value))} {_hints(value)}"
+        lines.append(line)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _target(node: fx.Node) -> str:
+    if node.op == "placeholder":
+        return ""
+    if isinstance(node.target, (str, OpOverload)):
+        return str(node.target)
+    module = getattr(node.target, "__module__", "")
+    return f"{module}.{getattr(node.target, '__qualname__', target_name(node.target))}"
+
+
+def _spelled(value: Any, names: dict[str, str]) -> str:
+    if isinstance(value, fx.Node):
+        return names[value.name]
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(_spelled(each, names) for each in value)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_spelled(each, names)}' for key, each in value.items())}}}"
+    if isinstance(value, slice):
+        return f"slice{_spelled((value.start, value.stop, value.step), names)}"
+    return repr(value)
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(str(size) for size in value.shape)
+        strides = ", ".join(str(stride) for stride in value.stride())
+        grad = " grad" if value.requires_grad else ""
+        return f"{short_dtype(value.dtype)}[{sizes}]({strides}) {value.device}{grad}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(_typed(each) for each in value)})"
+    return str(value)
+
+
+def _hints(value: Any) -> str:
+    """Return what sizes were during the trace: compilers tune for them."""
+    if isinstance(value, torch.Tensor):
+        return " ".join(_hints(size) for size in value.shape)
+    return str(value.node.hint) if isinstance(value, torch.SymInt) else str(value)
+
+
+def _constant(module: fx.GraphModule, name: str) -> str:
+    value: Any = operator.attrgetter(name)(module)
+    if isinstance(value, fx.GraphModule):
+        return f"graph {_digest(value) if _has_examples(value) else value.code}"
+    if isinstance(value, torch.Tensor):
+        content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return f"{_typed(value)} {hashlib.sha256(content).hexdigest()}"
+    return repr(value)
+
+
+def _has_examples(module: fx.GraphModule) -> bool:
+    return all("example_value" in node.meta for node in module.graph.find_nodes(op="placeholder"))

@@ -1,0 +1,111 @@
+"""`torchloom serve`: check, build, inspect, why-miss, bench-startup on a file of the user's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+SOURCE = """
+import torch
+from torch import nn
+from torchloom.serve import Contract, Dim
+
+class Model(nn.Module):
+    def __init__(self, eps=1e-5):
+        super().__init__()
+        self.norm = nn.LayerNorm(4, eps=eps)
+
+    def forward(self, x):
+        return self.norm(x) * (2 if x.shape[0] >= 4 else 3)
+
+def contract():
+    return Contract({"x": (Dim("batch", 1, 8), 4)})
+
+def make():
+    return Model().eval(), contract()
+
+def split():
+    return Model().eval(), contract(), {"shapes": "split"}
+
+def other():
+    return Model(eps=0.1).eval(), contract()
+
+def wrong():
+    return Model().eval()
+
+def unknown():
+    return Model().eval(), contract(), {"shape": 1}
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "mine.py").write_text(SOURCE)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "torchloom", "serve", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return call
+
+
+def test_from_check_to_a_miss(run):
+    code, text = run("check", "mine.py:make")
+    assert code == 1
+    assert "not true for batch 1 to 3" in text
+    assert "mine.py" in text
+    assert "Traceback" not in text
+    code, text = run("check", "mine.py:split")
+    assert code == 0, text
+    assert "batch 1 to 3" in text
+    assert "batch 4 to 8" in text
+    code, text = run("build", "mine.py:split", "programs")
+    assert code == 0, text
+    assert text.startswith("built in")
+    assert run("build", "mine.py:split", "programs")[1].startswith("loaded in")
+    code, text = run("inspect", "programs")
+    assert "mine.Model" in text
+    assert "1 programs" in text
+    found = json.loads(run("inspect", "programs", "--json")[1])
+    assert len(found["programs"]) == 1
+    assert run("why-miss", "programs", "mine.py:make") == (0, "a program fits\n")
+    code, text = run("why-miss", "programs", "mine.py:other")
+    assert code == 1
+    assert "norm.eps was 1e-05, is 0.1" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("mine.py", "names no function"),
+        ("no.py:make", "there is no file 'no.py'"),
+        ("mine.py:no", "has no function 'no'"),
+        ("mine.py:wrong", "return (model, contract)"),
+        ("mine.py:unknown", "the option 'shape'"),
+    ],
+)
+def test_a_wrong_target_is_one_line(run, target, text):
+    code, found = run("check", target)
+    assert code == 1
+    assert text in found
+    assert "Traceback" not in found
+
+
+def test_cold_and_warm_starts_are_timed(run):
+    code, text = run("bench-startup", "mine.py:split", "--repeats", "1")
+    assert code == 0, text
+    cold, warm = text.splitlines()[-2:]
+    assert cold.startswith("cold")
+    assert "0 traces, 0 compiler calls" in warm
+    assert "0 traces" not in cold

@@ -1,0 +1,127 @@
+"""Models that decide by size in all the ways that there are, and some that do not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchloom.serve import Contract, Dim
+
+BATCH = Dim("batch", 1, 64)
+
+
+class Plain(nn.Module):
+    """Does the same for every size."""
+
+    def __init__(self, width: int = 16, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=eps)
+        self.scale = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.relu(self.inner(x))) * self.scale
+
+
+class Branching(nn.Module):
+    """Takes another branch below four rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] >= 4:
+            return x * 2
+        return x * 100
+
+
+class Even(nn.Module):
+    """Accepts an even number of rows alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[0] % 2 == 0
+        return x + 1
+
+
+class Squeezing(nn.Module):
+    """Returns another rank at one row, without asking for the size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.squeeze() + 1
+
+
+class Striding(nn.Module):
+    """Asks for a property of strides that is another at one row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.t().is_contiguous() else x * 100
+
+
+class Pinned(nn.Module):
+    """Adds eight rows, whatever it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(8, 16)
+
+
+class Viewed(nn.Module):
+    """Folds its 16 columns to 24, which three rows at a time can be."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(-1, 24).sum(1)
+
+
+class Mixing(nn.Module):
+    """Lets rows see one another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+class Block(nn.Module):
+    """A layer like that of a decoder."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = self.q(y), self.k(y), self.v(y)
+        weights = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, dim=-1)
+        x = x + weights @ v
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+class Stack(nn.Module):
+    """Equal layers between an embedding and a head."""
+
+    def __init__(self, num_layers: int, width: int = 16, vocabulary: int = 31) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(Block(width) for _ in range(num_layers))
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+SEEN: list[int] = []
+
+
+def look(graph: torch.fx.Graph) -> None:
+    """Note a graph: a pass that changes nothing."""
+    SEEN.append(len(graph.nodes))
+
+
+def rows(dim: Dim = BATCH) -> Contract:
+    """Return the contract of models that take `x` of 16 columns."""
+    return Contract({"x": (dim, 16)})
+
+
+def made(kind: type[nn.Module], *args: object, **kwargs: object) -> nn.Module:
+    """Return a model with the same random weights each time, ready to serve."""
+    torch.manual_seed(0)
+    return kind(*args, **kwargs).eval()

@@ -1,0 +1,91 @@
+"""Padding: results do not depend on what is in it, and models whose rows see one another are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from serve.models import Mixing, Plain, made, rows
+from torchloom.errors import ContractError, ProofError
+from torchloom.serve import Contract, Dim, build, counter, load, tensor
+
+BUCKETS = {"shapes": "bucket", "sizes": [4, 16, 64], "backend": "eager"}
+
+
+def test_each_call_runs_in_the_next_bucket_and_returns_its_own_rows(tmp_path):
+    model = made(Plain)
+    with counter.expect(num_compiles=3):
+        program = build(model, rows(), **BUCKETS, store=tmp_path)
+    assert [str(each.box) for each in program.variants] == [
+        "batch 1 to 4",
+        "batch 5 to 16",
+        "batch 17 to 64",
+    ]
+    for each in (program, load(tmp_path, model)):
+        with torch.no_grad():
+            for n in (1, 3, 4, 5, 16, 17, 63, 64):
+                x = torch.randn(n, 16)
+                torch.testing.assert_close(each(x), model(x))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+def test_what_is_in_the_padding_does_not_reach_results(poison, monkeypatch):
+    model = made(Plain)
+    program = build(model, rows(), **BUCKETS)
+    monkeypatch.setattr(Tensor, "new_zeros", lambda like, shape: like.new_full(shape, poison))
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), model(x))
+
+
+class Softmax(nn.Module):
+    """Compares rows with one another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, 0)
+
+
+class Norm(nn.Module):
+    """Takes statistics over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+@pytest.mark.parametrize("kind", [Mixing, Softmax, Norm])
+def test_models_whose_rows_see_one_another_are_refused(kind):
+    with pytest.raises(ProofError, match="cannot be padded to"):
+        build(made(kind), rows(Dim("batch", 2, 64)), **BUCKETS)
+
+
+class Growing(nn.Module):
+    """Returns rows in several places, and something that does not vary."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"flat": x.reshape(-1, 4), "columns": x.t(), "fixed": torch.ones(3)}
+
+
+def test_rows_are_cut_wherever_they_are():
+    program = build(made(Growing), rows(), **BUCKETS)
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        found, wanted = program(x), made(Growing)(x)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_integers_are_padded_with_valid_ones():
+    model = made(nn.Embedding, 7, 3)
+    contract = Contract({"input": tensor(Dim("n", 1, 16), dtype=torch.int64, below=7)})
+    program = build(model, contract, shapes="bucket", sizes=[16], backend="eager")
+    with torch.no_grad():
+        assert torch.equal(program(torch.arange(5)), model(torch.arange(5)))
+
+
+def test_the_greatest_size_needs_a_bucket():
+    with pytest.raises(ContractError, match="up to the greatest"):
+        build(made(Plain), rows(), shapes="bucket", sizes=[4, 16], backend="eager")

@@ -1,0 +1,221 @@
+"""One compile for every size; what decides by size is refused with line and sizes, or split."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from serve.models import (
+    BATCH,
+    Branching,
+    Even,
+    Pinned,
+    Plain,
+    Squeezing,
+    Striding,
+    Viewed,
+    made,
+    rows,
+)
+from torchloom.errors import ContractError, ProofError
+from torchloom.serve import Contract, Dim, build, counter, tensor
+
+
+def shuffled(low: int, high: int) -> list[int]:
+    sizes = list(range(low, high + 1))
+    random.Random(0).shuffle(sizes)
+    return sizes
+
+
+def test_one_compile_serves_every_size_in_any_order():
+    model = made(Plain)
+    with counter.expect(num_compiles=1, num_pieces=1, num_traces=1):
+        program = build(model, rows())
+    with counter.expect(num_compiles=0, num_traces=0, num_eager_calls=0), torch.no_grad():
+        for n in shuffled(1, 64):
+            x = torch.randn(n, 16)
+            torch.testing.assert_close(program(x), model(x))
+
+
+@pytest.mark.parametrize("first", [1, 2, 7, 64])
+def test_the_first_size_that_is_called_does_not_matter(first):
+    program = build(made(Plain), rows(), backend="eager")
+    x = torch.randn(64, 16)
+    with counter.expect(num_traces=0), torch.no_grad():
+        program(x[:first].contiguous())
+        found = program(x)
+    with torch.no_grad():
+        assert torch.equal(found, made(Plain)(x))
+
+
+def test_a_branch_on_the_size_is_refused_with_line_and_sizes():
+    with pytest.raises(ProofError, match=r"batch 1 to 3") as caught:
+        build(made(Branching), rows(), backend="eager")
+    assert "models.py" in str(caught.value)
+    assert "shapes='split'" in str(caught.value)
+
+
+def test_a_branch_outside_of_the_contract_is_none():
+    program = build(made(Branching), rows(Dim("batch", 4, 64)), backend="eager")
+    with torch.no_grad():
+        assert torch.equal(program(torch.ones(4, 16)), torch.full((4, 16), 2.0))
+
+
+def test_a_branch_is_split_into_programs_that_are_each_right():
+    program = build(made(Branching), rows(), shapes="split", backend="eager")
+    assert [str(each.box) for each in program.variants] == ["batch 1 to 3", "batch 4 to 64"]
+    with torch.no_grad():
+        for n in shuffled(1, 64):
+            x = torch.randn(n, 16)
+            assert torch.equal(program(x), made(Branching)(x)), n
+
+
+def test_an_assertion_on_the_size_names_the_sizes_that_break_it():
+    with pytest.raises(ProofError, match=r"batch 1, 3, 5"):
+        build(made(Even), rows(Dim("batch", 1, 8)), backend="eager")
+
+
+def test_what_changes_at_one_row_without_a_guard_is_found_by_running_it():
+    with pytest.raises(ProofError, match=r"at batch 1.*sizes \[16\], compiled \[1, 16\]"):
+        build(made(Squeezing), rows())
+    program = build(made(Squeezing), rows(), shapes="split")
+    assert [str(each.box) for each in program.variants] == ["batch 1", "batch 2 to 64"]
+    with torch.no_grad():
+        for n in (1, 2, 64):
+            x = torch.randn(n, 16)
+            torch.testing.assert_close(program(x), made(Squeezing)(x))
+
+
+def test_a_property_of_strides_is_never_silently_wrong():
+    program = build(made(Striding), rows(), shapes="split", backend="eager")
+    with torch.no_grad():
+        for n in (1, 2, 3, 64):
+            x = torch.randn(n, 16)
+            assert torch.equal(program(x), made(Striding)(x)), n
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "text"),
+    [
+        (Pinned, (2, 8), "not true for batch 2 to 7"),
+        (Viewed, (1, 9), "not true for batch 1 to 2, 4 to 5"),
+    ],
+)
+def test_a_hidden_size_is_reported_with_the_sizes_that_it_forbids(kind, sizes, text):
+    with pytest.raises(ProofError, match=text):
+        build(made(kind), rows(Dim("batch", *sizes)), backend="eager")
+
+
+@pytest.mark.parametrize("n", [0, 65])
+def test_a_call_outside_of_the_range_names_argument_dim_value_and_range(n):
+    program = build(made(Plain), rows(), backend="eager")
+    with torch.no_grad(), pytest.raises(ContractError) as caught:
+        program(torch.zeros(n, 16))
+    assert str(caught.value) == f"size 0 of 'x' (batch) is {n}, the contract allows 1 to 64"
+
+
+def test_a_call_outside_of_the_range_runs_eagerly_where_that_is_wanted():
+    model = made(Plain)
+    program = build(model, rows(), backend="eager", out_of_range="eager")
+    x = torch.randn(65, 16)
+    with torch.no_grad(), counter.expect(num_eager_calls=1, num_compiles=0):
+        assert torch.equal(program(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda p: p(torch.zeros(4, 16, dtype=torch.float64)), "float64, the contract wants"),
+        (lambda p: p(torch.zeros(4, 2, 16)), "3 dimensions"),
+        (lambda p: p(torch.zeros(16, 4).t()), "not contiguous"),
+        (lambda p: p([1.0]), "'x' is list"),
+        (lambda p: p(torch.zeros(4, 15)), "size 1 of 'x' is 15"),
+    ],
+)
+def test_a_call_that_breaks_the_contract_says_how(call, text):
+    program = build(made(Plain), rows(), backend="eager")
+    with torch.no_grad(), pytest.raises(ContractError, match=text):
+        call(program)
+
+
+def test_gradients_and_training_mode_are_part_of_the_contract():
+    model = made(Plain)
+    program = build(model, rows(), backend="eager")
+    with pytest.raises(ContractError, match="no_grad"):
+        program(torch.zeros(4, 16))
+    with torch.inference_mode():
+        program(torch.zeros(4, 16))
+    model.train()
+    with torch.no_grad(), pytest.raises(ContractError, match="eval"):
+        program(torch.zeros(4, 16))
+
+
+def test_exact_sizes_have_programs_of_their_own():
+    program = build(made(Plain), rows(), sizes=[1, 8], backend="eager")
+    assert [str(each.box) for each in program.variants] == ["batch 1", "batch 8", "batch 1 to 64"]
+    assert program.variant_for(batch=8) is program.variants[1]
+    assert program.variant_for(batch=7) is program.variants[2]
+
+
+def test_ranges_have_to_cover_the_contract():
+    with pytest.raises(ContractError, match=r"17 has to begin"):
+        build(made(Plain), rows(), ranges=[(1, 16), (20, 64)], backend="eager")
+    program = build(made(Plain), rows(), ranges=[(1, 16), (17, 64)], backend="eager")
+    assert len(program.variants) == 2
+
+
+def test_two_sizes_vary_independently():
+    class Scores(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(a @ b.transpose(1, 2), -1)
+
+    batch, one, other = Dim("batch", 1, 5), Dim("one", 1, 9), Dim("other", 2, 9)
+    contract = Contract({"a": (batch, one, 4), "b": (batch, other, 4)})
+    program = build(made(Scores), contract, shapes="split", backend="eager")
+    with torch.no_grad():
+        for sizes in ((1, 1, 2), (5, 9, 9), (2, 9, 3), (3, 3, 3)):
+            a, b = torch.randn(sizes[0], sizes[1], 4), torch.randn(sizes[0], sizes[2], 4)
+            torch.testing.assert_close(program(a, b), made(Scores)(a, b))
+        with pytest.raises(ContractError, match="elsewhere in the call it is 2"):
+            program(torch.zeros(2, 3, 4), torch.zeros(3, 3, 4))
+
+
+def test_nothing_may_be_assumed_of_unbacked_sizes():
+    program = build(made(Plain), rows(), shapes="unbacked", backend="eager")
+    with torch.no_grad():
+        for n in (1, 2, 64):
+            assert program(torch.zeros(n, 16)).shape == (n, 16)
+
+
+def test_token_ids_are_drawn_below_the_vocabulary():
+    model = made(torch.nn.Embedding, 7, 3)
+    contract = Contract({"input": tensor(BATCH, dtype=torch.int64, below=7)})
+    assert int(contract.example()["input"].max()) == 6
+    program = build(model, contract, backend="eager")
+    with torch.no_grad():
+        assert program(torch.arange(7)).shape == (7, 3)
+
+
+def test_weights_that_change_in_place_are_seen():
+    model = made(Plain)
+    program = build(model, rows(), backend="eager")
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        model.inner.weight.mul_(2.0)
+        torch.testing.assert_close(program(x), model(x))
+
+
+def test_an_attribute_that_is_set_on_a_frozen_model_is_noticed():
+    model = made(Plain)
+    program = build(model, rows(), backend="eager").freeze()
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        model.norm.eps = 0.5
+        with pytest.raises(ContractError, match=r"norm\.eps was 1e-05, is 0\.5"):
+            program(x)
+        model.norm.eps = 1e-5
+        torch.testing.assert_close(program(x), model(x))
+    program.unfreeze()
+    assert type(model) is Plain

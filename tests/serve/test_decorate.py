@@ -1,0 +1,237 @@
+"""The decorator: one compile at the first call, dims from annotations, and every reason to do nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchloom.errors import ContractError, ServeError
+from torchloom.serve import (
+    Contract,
+    Dim,
+    counter,
+    freeze,
+    ignore_torch_compile,
+    served,
+    support_torch_compile,
+    warm_up,
+)
+
+
+@support_torch_compile(backend="eager")
+class Double(nn.Module):
+    """The least that can be decorated."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = self.inner(x)
+        return y * 2 if mask is None else y * mask
+
+
+def test_the_first_call_compiles_for_all_sizes_below_it():
+    model = Double().eval()
+    with torch.no_grad():
+        with counter.expect(num_compiles=1):
+            model(torch.ones(8, 4))
+        with counter.expect(num_compiles=0, num_eager_calls=0):
+            for n in (1, 7, 8):
+                x = torch.randn(n, 4)
+                torch.testing.assert_close(model(x), model.inner(x) * 2)
+        with pytest.raises(ContractError, match="1 to 8"):
+            model(torch.ones(9, 4))
+
+
+def test_an_argument_that_was_none_stays_none():
+    model = Double().eval()
+    with torch.no_grad():
+        model(torch.ones(8, 4))
+        with pytest.raises(ContractError, match="'mask'"):
+            model(torch.ones(8, 4), torch.ones(8, 4))
+
+
+def test_instances_have_programs_of_their_own():
+    one, two = Double().eval(), Double().eval()
+    with torch.no_grad():
+        one(torch.ones(8, 4))
+        two(torch.ones(4, 4))
+    assert served(one).program is not served(two).program
+
+
+def test_dims_may_be_named_and_bounded():
+    @support_torch_compile(
+        backend="eager", dynamic_arg_dims={"x": {0: Dim("rows", 1, 100)}, "y": {-1: "columns"}}
+    )
+    class Named(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x.sum() + y
+
+    model = Named().eval()
+    with torch.no_grad():
+        model(torch.ones(8, 4), torch.ones(3, 8))
+        model(torch.ones(100, 4), torch.ones(3, 5))
+    assert served(model).program.contract.dims == {
+        "rows": Dim("rows", 1, 100),
+        "columns": Dim("columns", 1, 8),
+    }
+
+
+@dataclass
+class Batch:
+    """Tensors by name."""
+
+    ids: Tensor
+    weights: Tensor
+
+
+def test_dims_are_inferred_from_dicts_dataclasses_and_text():
+    @support_torch_compile(backend="eager")
+    class Inferred(nn.Module):
+        def forward(self, batch: Batch, more: dict[str, Tensor], x: Tensor | None) -> Tensor:
+            return batch.ids * batch.weights + more["bias"] + x
+
+    model = Inferred().eval()
+    with torch.no_grad():
+        for n in (6, 2):
+            like = torch.ones(n, 2)
+            found = model(Batch(like, like), {"bias": like}, like)
+            assert torch.equal(found, torch.full((n, 2), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("dims", "text"),
+    [
+        ({"z": 0}, "'z' is no argument"),
+        ({"x": None}, "give a number"),
+    ],
+)
+def test_wrong_dims_are_refused_where_they_are_written(dims, text):
+    with pytest.raises(ServeError, match=text):
+
+        @support_torch_compile(dynamic_arg_dims=dims)
+        class Wrong(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return x
+
+
+def test_a_class_without_tensors_is_refused():
+    with pytest.raises(ServeError, match=r"no argument of .* is annotated"):
+
+        @support_torch_compile
+        class Unannotated(nn.Module):
+            def forward(self, x):
+                return x
+
+
+def test_a_dim_that_does_not_exist_is_refused_at_the_call():
+    @support_torch_compile(dynamic_arg_dims={"x": 3}, backend="eager")
+    class Flat(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(ServeError, match="2 dimensions"):
+        Flat().eval()(torch.ones(2, 2))
+
+
+def eager_reason(model: nn.Module) -> str:
+    """Call a model, and return why it ran as it is."""
+    with counter.expect(num_compiles=0), torch.no_grad():
+        model(torch.ones(2, 4))
+    return served(model).why_eager
+
+
+def test_every_reason_to_run_as_it_is_has_a_name(monkeypatch):
+    @support_torch_compile(backend="eager", enforce_eager=True)
+    class Enforced(Double):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    @support_torch_compile(backend="eager", enable_if=lambda model: model.inner.in_features > 4)
+    class Enabled(Double):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    @ignore_torch_compile
+    class Ignored(Double):
+        pass
+
+    assert eager_reason(Enforced().eval()) == "enforce_eager=True"
+    assert eager_reason(Enabled().eval()) == "enable_if returned False"
+    assert eager_reason(Ignored().eval()) == "@ignore_torch_compile on Ignored"
+    monkeypatch.setenv("TORCHLOOM_ENFORCE_EAGER", "1")
+    assert eager_reason(Double().eval()) == "TORCHLOOM_ENFORCE_EAGER=1"
+
+
+def test_a_class_below_an_ignored_one_may_be_decorated_again():
+    @ignore_torch_compile
+    class Ignored(Double):
+        pass
+
+    @support_torch_compile(backend="eager")
+    class Again(Ignored):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 1
+
+    model = Again().eval()
+    with torch.no_grad(), counter.expect(num_compiles=1, num_traces=1):
+        torch.testing.assert_close(model(torch.ones(3, 4)), model.inner(torch.ones(3, 4)) * 2 + 1)
+
+
+def test_a_decorated_module_inside_another_is_part_of_its_graph():
+    @support_torch_compile(backend="eager")
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x) + 1
+
+    model = Outer().eval()
+    with torch.no_grad(), counter.expect(num_compiles=1):
+        model(torch.ones(3, 4))
+    assert served(model.part).program is None
+
+
+def test_a_warm_up_compiles_before_the_first_call_and_measures():
+    contract = Contract({"x": (Dim("batch", 1, 64), 4)})
+
+    @support_torch_compile(contract=contract, backend="eager", check="off")
+    class Declared(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 2).sin()
+
+    model = Declared().eval()
+    with counter.expect(num_compiles=1):
+        done = warm_up(model)
+    assert done.num_programs == 1
+    assert done.peak_bytes == 2 * 64 * 4 * 4
+    freeze(model)
+    with counter.expect(num_compiles=0), torch.no_grad():
+        model(torch.ones(64, 4))
+
+
+def test_nothing_compiles_after_freeze():
+    model = Double().eval()
+    with pytest.raises(ServeError, match="has not been compiled"):
+        freeze(model)
+    with torch.no_grad():
+        model(torch.ones(8, 4))
+        freeze(model)
+        for call in (torch.ones(9, 4), torch.ones(8, 4, dtype=torch.float64), torch.ones(4, 8).t()):
+            with counter.expect(num_compiles=0, num_refused_calls=1), pytest.raises(ContractError):
+                model(call)
+
+
+def test_results_equal_the_undecorated_model_bit_for_bit_where_nothing_is_compiled(monkeypatch):
+    monkeypatch.setenv("TORCHLOOM_ENFORCE_EAGER", "1")
+    model = Double().eval()
+    x = torch.randn(3, 4)
+    assert torch.equal(model(x), model.inner(x) * 2)

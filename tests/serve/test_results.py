@@ -1,0 +1,175 @@
+"""What programs return and write is what the model returns and writes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from serve.models import BATCH, Plain, made, rows
+from torchloom.serve import Contract, build, load, maybe, record
+
+
+@dataclass
+class Pair:
+    """Two tensors."""
+
+    first: Tensor
+    second: Tensor
+
+
+class Named(NamedTuple):
+    """Two results."""
+
+    left: Tensor
+    right: Tensor | None
+
+
+class Structured(nn.Module):
+    """Returns what it is told to."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> object:
+        y = x * 2
+        match self.kind:
+            case "tuple":
+                return y, x.sum()
+            case "list":
+                return [y]
+            case "dict":
+                return {"y": y, "nested": (y + 1, None)}
+            case "dataclass":
+                return Pair(y, y + 1)
+            case "named":
+                return Named(y, None)
+            case "input":
+                return x, y
+        return y
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict", "dataclass", "named", "input", "one"])
+def test_the_structure_of_results_is_kept_fresh_and_loaded(kind, tmp_path):
+    model = Structured(kind).eval()
+    fresh = build(model, rows(), backend="eager", store=tmp_path)
+    for program in (fresh, load(tmp_path, model)):
+        x = torch.randn(3, 16)
+        with torch.no_grad():
+            wanted, found = model(x), program(x)
+        assert type(found) is type(wanted)
+        assert repr(found) == repr(wanted)
+        if kind == "input":
+            assert found[0] is x
+
+
+class Counting(nn.Module):
+    """Writes to a buffer at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(x.shape[0])
+        return x + self.seen
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_buffers_are_written_by_calls_and_not_by_building(backend):
+    model = Counting().eval()
+    program = build(model, rows(), backend=backend)
+    assert model.seen == 0
+    with torch.no_grad():
+        program(torch.zeros(3, 16))
+        program(torch.zeros(4, 16))
+    assert model.seen == 7
+
+
+class Writing(nn.Module):
+    """Writes to its argument."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return x.sum()
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_arguments_are_written(backend):
+    program = build(Writing().eval(), rows(), backend=backend)
+    x = torch.zeros(3, 16)
+    with torch.no_grad():
+        assert program(x) == 48
+    assert torch.equal(x, torch.ones(3, 16))
+
+
+class Masked(nn.Module):
+    """Has an optional argument and a switch."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, negate: bool = False) -> Tensor:
+        if mask is not None:
+            x = x * mask
+        return -x if negate else x
+
+
+def test_optional_arguments_have_programs_for_both():
+    contract = Contract({"x": (BATCH, 16), "mask": maybe(BATCH, 16)}, fixed={"negate": True})
+    program = build(Masked().eval(), contract, backend="eager")
+    x, mask = torch.randn(3, 16), torch.rand(3, 16)
+    with torch.no_grad():
+        assert torch.equal(program(x, negate=True), -x)
+        assert torch.equal(program(x, mask), -x * mask)
+        assert torch.equal(program(mask=mask, x=x), -x * mask)
+
+
+class Records(nn.Module):
+    """Takes tensors by name."""
+
+    def forward(self, given: dict[str, Tensor], pair: Pair) -> Tensor:
+        return given["a"] + given["b"] + pair.first * pair.second
+
+
+def test_arguments_may_hold_tensors_by_name():
+    like = (BATCH, 4)
+    contract = Contract(
+        {"given": {"a": like, "b": like}, "pair": record(Pair, first=like, second=like)}
+    )
+    program = build(Records().eval(), contract, backend="eager")
+    a, b, c, d = torch.randn(4, 3, 4)
+    with torch.no_grad():
+        assert torch.equal(program({"a": a, "b": b}, Pair(c, d)), a + b + c * d)
+
+
+def test_a_plain_function_can_be_served():
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    program = build(double, rows(), backend="eager")
+    with torch.no_grad():
+        assert torch.equal(program(torch.ones(2, 16)), torch.full((2, 16), 2.0))
+
+
+def test_calls_from_many_threads():
+    model = made(Plain)
+    program = build(model, rows())
+    wrong: list[int] = []
+
+    def call(seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for n in range(1, 65):
+                x = torch.randn(n, 16, generator=draw)
+                if not torch.allclose(program(x), model(x), atol=1e-5):
+                    wrong.append(n)
+
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

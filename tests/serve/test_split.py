@@ -1,0 +1,85 @@
+"""Pieces: operators that stay as they are, and layers that are compiled once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from serve.models import BATCH, Stack, made, rows
+from torchloom.errors import ServeError
+from torchloom.serve import Contract, build, counter, tensor
+
+CALLS: list[int] = []
+
+
+@torch.library.custom_op("serve_tests::attend", mutates_args=("out",))
+def attend(x: Tensor, out: Tensor) -> None:
+    """Count a call, and write twice the input."""
+    CALLS.append(len(x))
+    out.copy_(x * 2)
+
+
+@attend.register_fake
+def _(x: Tensor, out: Tensor) -> None:
+    return None
+
+
+class Attending(nn.Module):
+    """Calls an operator that stays as it is, in each of its layers."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(num_layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+            out = torch.empty_like(x)
+            attend(x, out)
+            x = out + 1
+        return x
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_n_operators_make_2n_plus_1_pieces_and_run_n_times(num_layers):
+    model = made(Attending, num_layers)
+    program = build(model, rows(), splitting_ops=["serve_tests::attend"], backend="eager")
+    assert program.variants[0].num_calls == 2 * num_layers + 1
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        wanted = model(x)
+        CALLS.clear()
+        assert torch.equal(program(x), wanted)
+    assert [5] * num_layers == CALLS
+
+
+def test_a_split_program_starts_warm(tmp_path):
+    model = made(Attending, 2)
+    options = {"splitting_ops": ["serve_tests::attend"], "store": tmp_path}
+    build(model, rows(), **options)
+    with counter.expect(num_loads=1, num_traces=0):
+        program = build(model, rows(), **options)
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), model(x))
+
+
+def test_an_operator_that_is_not_called_is_an_error():
+    with pytest.raises(ServeError, match="'no::such', which the model does not call"):
+        build(made(Attending, 1), rows(), splitting_ops=["no::such"], backend="eager")
+
+
+def test_equal_layers_are_compiled_once():
+    contract = Contract({"ids": tensor(BATCH, 5, dtype=torch.int64, below=31)})
+    pieces = {}
+    for num_layers in (3, 7):
+        model = made(Stack, num_layers)
+        before = counter.num_pieces
+        program = build(model, contract)
+        pieces[num_layers] = counter.num_pieces - before
+        assert program.variants[0].num_calls == num_layers + 2
+        ids = torch.randint(0, 31, (4, 5))
+        with torch.no_grad():
+            torch.testing.assert_close(program(ids), model(ids), atol=1e-4, rtol=1e-4)
+    assert pieces == {3: 3, 7: 3}
