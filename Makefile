@@ -9,7 +9,7 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test test-exhaustive check bench bench-memory setup setup-dev clean
+.PHONY: help train test test-exhaustive check bench bench-memory bench-serve setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
@@ -18,6 +18,7 @@ help:
 	@echo "make check   ruff, import-linter, type checker"
 	@echo "make bench   torchloom beside its peers                    (ARGS=... go to bench/train.py)"
 	@echo "make bench-memory   peak memory against step time          (ARGS=... go to bench/memory.py)"
+	@echo "make bench-serve    every batch size with one compile      (ARGS=... go to bench/serve.py)"
 
 setup: $(VENV)/.run-ready
 setup-dev: $(VENV)/.dev-ready
@@ -54,6 +55,9 @@ bench: setup-dev
 
 bench-memory: setup-dev
 	$(BIN)/python bench/memory.py $(ARGS)
+
+bench-serve: setup-dev
+	$(BIN)/python bench/serve.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .cache build dist runs
