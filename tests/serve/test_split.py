@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serve.models import BATCH, Stack, made, rows
+from serve.models import BATCH, Block, Stack, made, rows
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, build, counter, tensor
 
@@ -68,6 +68,44 @@ def test_a_split_program_starts_warm(tmp_path):
 def test_an_operator_that_is_not_called_is_an_error():
     with pytest.raises(ServeError, match="'no::such', which the model does not call"):
         build(made(Attending, 1), rows(), splitting_ops=["no::such"], backend="eager")
+
+
+class Remembering(Block):
+    """Writes what it reads to a cache, and reads the cache through a view."""
+
+    def forward(self, x: Tensor, cache: Tensor, view: Tensor | None) -> Tensor:
+        cache.copy_(self.norm(x))
+        seen = cache[:, None].expand(-1, 2, -1) if view is None else view
+        return super().forward(x + seen.sum(1))
+
+
+class Caching(nn.Module):
+    """Layers with caches that are parts of one tensor; views may be taken before they are written."""
+
+    def __init__(self, early: bool) -> None:
+        super().__init__()
+        self.early = early
+        self.layers = nn.ModuleList(Remembering(16) for _ in range(3))
+
+    def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        caches = [cache[number] for number in range(3)]
+        views = [each[:, None].expand(-1, 2, -1) if self.early else None for each in caches]
+        for layer, each, view in zip(self.layers, caches, views, strict=True):
+            x = layer(x, each, view)
+        return x
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_cache_is_written_and_read_through_views(early):
+    model = made(Caching, early)
+    contract = Contract({"x": (BATCH, 16), "cache": (3, BATCH, 16)})
+    program = build(model, contract)
+    x = torch.randn(5, 16)
+    caches = torch.zeros(2, 3, 5, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(program(x, caches[0]), model(x, caches[1]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(caches[0], caches[1], atol=1e-4, rtol=1e-4)
+    assert caches[0].abs().min() > 0
 
 
 def test_equal_layers_are_compiled_once():

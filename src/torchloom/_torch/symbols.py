@@ -75,7 +75,12 @@ def guards_of(env: Any) -> list[SizeGuard]:
     """Return what a ShapeEnv has recorded about its symbols."""
     values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     hints = {symbol: int(value) for symbol, value in values.items()}
-    found = [_guard(guard.expr, guard.sloc, hints) for guard in env.guards]
+    # Those on unbacked symbols are asserted at each run by the compiled code itself.
+    found = [
+        _guard(guard.expr, guard.sloc, hints)
+        for guard in env.guards
+        if guard.expr.free_symbols <= hints.keys()
+    ]
     for symbol, expression in env.replacements.items():
         if symbol in hints and not expression.free_symbols:
             found.append(_equals(hints[symbol], int(expression)))

@@ -91,7 +91,41 @@ def divide(
     number_of = {node: number for number, (_, group) in enumerate(groups) for node in group}
     top = split_module(graph_module, None, lambda node: number_of[node], keep_original_order=True)
     kept_numbers = {number_of[node] for node in kept}
-    return _stitched(top, kept_numbers)
+    divided = _stitched(top, kept_numbers)
+    blind = [piece for piece in divided.pieces if not piece.is_kept and _is_blind(piece)]
+    if not blind:
+        return divided
+    if layers:  # a layer that is compiled as a part of the whole sees what aliases what
+        return divide(graph_module, splitting_ops, layers=False)
+    raise ServeError(
+        "the graph cannot be cut: a piece writes to a tensor of which another piece hands it a view as well, "
+        "and compilers believe that inputs do not overlap. Take the view after the operator that splits, or "
+        "leave splitting_ops out"
+    )
+
+
+def _is_blind(piece: Piece) -> bool:
+    """Say whether a piece writes, and two of its inputs share memory: its compiler would not know."""
+    if not any(map(_writes, piece.graph_module.graph.nodes)):
+        return False
+    storages = [
+        value.untyped_storage()._cdata for value in piece.inputs if isinstance(value, torch.Tensor)
+    ]
+    return len(set(storages)) < len(storages)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Say whether a node may write to its arguments."""
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, OpOverload):
+        return node.target._schema.is_mutable
+    name = target_name(node.target)
+    return name in ("setitem", "iadd", "isub", "imul", "itruediv") or name.endswith("_") or bool(
+        node.kwargs.get("out") is not None or node.kwargs.get("inplace")
+    )
 
 
 def _groups(
@@ -102,7 +136,10 @@ def _groups(
     home: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
         producer = node.args[0] if node.target is operator.getitem and node.args else None
-        if isinstance(producer, fx.Node) and producer in home:
+        is_pick = isinstance(producer, fx.Node) and isinstance(
+            producer.meta.get("example_value"), (tuple, list)
+        )
+        if is_pick and producer in home:
             home[producer].append(node)  # never hand a tuple from piece to piece
             home[node] = home[producer]
             continue
