@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from serve.models import BATCH, Plain, made, rows
+from torchloom.errors import ContractError
 from torchloom.serve import Contract, build, load, maybe, record
 
 
@@ -106,6 +107,25 @@ def test_arguments_are_written(backend):
     with torch.no_grad():
         assert program(x) == 48
     assert torch.equal(x, torch.ones(3, 16))
+
+
+class Adding(nn.Module):
+    """Writes to one of its arguments."""
+
+    def forward(self, x: Tensor, total: Tensor) -> Tensor:
+        total.add_(x)
+        return total * x
+
+
+def test_one_tensor_is_not_two_arguments_of_a_program_that_writes():
+    program = build(
+        Adding().eval(), Contract({"x": (BATCH, 4), "total": (BATCH, 4)}), backend="eager"
+    )
+    x = torch.ones(2, 4)
+    with torch.no_grad():
+        with pytest.raises(ContractError, match="'x' and 'total' are one tensor"):
+            program(x, x)
+        assert torch.equal(program(x, x.clone()), torch.full((2, 4), 2.0))
 
 
 class Masked(nn.Module):

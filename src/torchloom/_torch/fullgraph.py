@@ -134,8 +134,9 @@ def capture_full(
     from torch._dynamo import config as dynamo_config
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.utils import get_metrics_context
-    from torch.fx.experimental import _config as shape_config
+    from torch.fx.experimental import _config
 
+    shape_config: Any = _config  # its patch() is made at run time
     plain, _ = plain_function(function)
     before = set(plain.__globals__)
     with (

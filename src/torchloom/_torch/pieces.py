@@ -51,8 +51,9 @@ def build_piece(
     from torch._functorch import config as functorch_config
     from torch._inductor import config as inductor_config
     from torch._inductor import standalone_compile
-    from torch.fx.experimental import _config as shape_config
+    from torch.fx.experimental import _config
 
+    shape_config: Any = _config  # its patch() is made at run time
     kernels: dict[str, Path] = {}
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -62,7 +63,7 @@ def build_piece(
         enter(inductor_config.patch({"cpp.vec_isa_ok": True, **_same_bits()}))
         enter(functorch_config.patch(strict_autograd_cache=True, bypass_autograd_cache_key=True))
         enter(shape_config.patch(backed_size_oblivious=not unbacked))
-        artifact = standalone_compile(
+        artifact: Any = standalone_compile(
             graph_module,
             list(inputs),
             dynamic_shapes="from_graph",
@@ -107,7 +108,7 @@ def load_graph(content: bytes) -> fx.GraphModule:
     from torch.fx._graph_pickler import GraphPickler
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    graph_module = GraphPickler.loads(content, FakeTensorMode(shape_env=ShapeEnv()))
+    graph_module: Any = GraphPickler.loads(content, FakeTensorMode(shape_env=ShapeEnv()))
     graph_module.recompile()
     return graph_module
 

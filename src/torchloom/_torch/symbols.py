@@ -40,13 +40,14 @@ def size_guards(
     """
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental import _config as config
+    from torch.fx.experimental import _config
     from torch.fx.experimental.symbolic_shapes import (
         DimDynamic,
         ShapeEnv,
         StatelessSymbolicContext,
     )
 
+    config: Any = _config  # its patch() is made at run time
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     number = 0

@@ -51,7 +51,7 @@ def build_command(
 ) -> None:
     """Compile a model for its contract and store the program; one that fits is kept."""
     given = _given(model)
-    options = {**given.options, **({"shapes": shapes} if shapes else {})}
+    options = _options(given, shapes)
     started = time.perf_counter()
     program = build(given.model, given.contract, store=store, **options)
     seconds = time.perf_counter() - started
@@ -69,8 +69,9 @@ def check(
 ) -> None:
     """Prove that a model is one program for its contract, without compiling it."""
     given = _given(model)
-    options = {**given.options, **({"shapes": shapes} if shapes else {})}
-    program = build(given.model, given.contract, **{**options, "backend": "eager"})
+    options = _options(given, shapes)
+    options["backend"] = "eager"
+    program = build(given.model, given.contract, **options)
     typer.echo(_shown(program))
 
 
@@ -176,6 +177,14 @@ def _start(model: str, store: Path, cache: Path) -> dict[str, float]:
     return {**found, "compiler calls": len(calls.read_text()) if calls.exists() else 0}
 
 
+def _options(given: Given, shapes: str) -> dict[str, Any]:
+    """Return options of `build`, with what was said on the command line."""
+    options = dict(given.options)
+    if shapes:
+        options["shapes"] = shapes
+    return options
+
+
 def _given(model: str) -> Given:
     path, _, name = model.rpartition(":")
     if not path:
@@ -186,7 +195,7 @@ def _given(model: str) -> Given:
     found = function()
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         raise ServeError(f"{model} returned {type(found).__name__}: return (model, contract)")
-    given = Given(*found) if len(found) == 3 else Given(*found, {})
+    given = Given(found[0], found[1], found[2] if len(found) == 3 else {})
     if not isinstance(given.contract, Contract):
         raise ServeError(f"{model} returned {given.contract!r} where a Contract has to be")
     known = set(python_inspect.signature(build).parameters)

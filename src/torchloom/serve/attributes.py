@@ -36,21 +36,21 @@ def unwatch_attributes(module: nn.Module) -> None:
 def _watched(own: type) -> type:
     if own in _made:
         return _made[own]
+    base: Any = own
 
     def __setattr__(self: nn.Module, name: str, value: Any) -> None:
-        own.__setattr__(self, name, value)
+        base.__setattr__(self, name, value)
         _noted(self)
 
     def __delattr__(self: nn.Module, name: str) -> None:
-        own.__delattr__(self, name)
+        base.__delattr__(self, name)
         _noted(self)
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
         """Copies and pickles are of the module's own class."""
-        reduced = list(object.__reduce_ex__(self, protocol))
-        reduced[1] = (own, *reduced[1][1:])
-        reduced[2] = {name: value for name, value in self.__dict__.items() if name != _NOTE}
-        return tuple(reduced)
+        make, args, _, *rest = object.__reduce_ex__(self, protocol)
+        state = {name: value for name, value in self.__dict__.items() if name != _NOTE}
+        return (make, (own, *args[1:]), state, *rest)
 
     names = {
         "__setattr__": __setattr__,

@@ -361,6 +361,7 @@ class _Builder:
             tuple(traced.verdicts()),
             tuple(piece.digest for piece in divided.pieces),
             divided.num_calls,
+            divided.writes,
         )
         reasons = [each.why_not for each in lowered if each.why_not]
         try:

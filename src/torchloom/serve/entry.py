@@ -17,6 +17,7 @@ Whatever does not pass goes to `SLOW`, which finds out why, in words.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ def make_entry(
     without: frozenset[str],
     state: Any,
     slow: Callable[[dict[str, Any]], Any],
+    *,
+    writes: bool = False,
 ) -> Run:
     """Return the function for calls.
 
@@ -51,18 +54,23 @@ def make_entry(
         without: paths of optional tensors that are None in these programs.
         state: has `is_stale`, which sends every call to `slow`.
         slow: takes the arguments by name.
+        writes: whether programs write to tensors: no argument may then be passed twice.
     """
-    return _Writer(target, contract, without).write(variants, state, slow)
+    return _Writer(target, contract, without, writes).write(variants, state, slow)
 
 
 class _Writer:
     """Writes the source of an entry."""
 
-    def __init__(self, target: Target, contract: Contract, without: frozenset[str]) -> None:
+    def __init__(
+        self, target: Target, contract: Contract, without: frozenset[str], writes: bool
+    ) -> None:
         self._target = target
         self._contract = contract
         self._without = without
         self._scope: dict[str, Any] = {}
+        self._writes = writes
+        self._tensors: list[str] = []
         self._parameters = target.parameters_for(contract)
         self._conditions: list[str] = []
         self._sizes: dict[str, str] = {}
@@ -75,6 +83,9 @@ class _Writer:
         self._scope |= {"PLAIN": _PLAIN, "STATE": state, "SLOW": slow, "MODEL": self._target.owner}
         for name, spec in self._contract.args.items():
             self._spec(name, name, spec)
+        if self._writes:
+            pairs = itertools.combinations(self._tensors, 2)
+            self._conditions += [f"{one} is not {other}" for one, other in pairs]
         self._rest()
         self._mode()
         lines = [f"def entry({self._signature()}):"]
@@ -102,6 +113,7 @@ class _Writer:
             self._tensor(value, spec)
 
     def _tensor(self, value: str, spec: TensorSpec) -> None:
+        self._tensors.append(value)
         shape = f"s_{value}"
         on = f"{value}.is_cpu" if spec.device.type == "cpu" else self._on(value, spec.device)
         self._conditions += [
@@ -217,7 +229,8 @@ class _Writer:
                 if inspect.Parameter.VAR_POSITIONAL not in kinds:
                     parts.append("*")
                 was_keyword = True
-            star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(kind, "")
+            star = "*" if kind is parameter.VAR_POSITIONAL else ""
+            star = "**" if kind is parameter.VAR_KEYWORD else star
             default = self._default(parameter)
             parts.append(f"{star}{name}{default}")
             is_last = place + 1 == len(kinds) or kinds[place + 1] is not parameter.POSITIONAL_ONLY

@@ -34,7 +34,7 @@ def named_dims(forward: Callable[..., Any], given: Mapping[str, Any] | None) -> 
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     names = [parameter.name for parameter in parameters]
     if given is None:
-        found = {name: {0: None} for name in _annotated(forward, parameters)}
+        found: Dims = {name: {0: None} for name in _annotated(forward, parameters)}
         if not found:
             raise ServeError(
                 f"no argument of {forward.__qualname__} is annotated as a tensor: annotate them, or give "
@@ -99,7 +99,7 @@ def _flat(bound: inspect.BoundArguments) -> Iterable[tuple[str, Any]]:
 
 def _spec(path: str, value: Tensor, varying: Mapping[int, Dim | str | None]) -> TensorSpec:
     places = {_place(path, value, number): dim for number, dim in varying.items()}
-    shape = []
+    shape: list[Dim | int] = []
     for number, size in enumerate(value.shape):
         dim = places.get(number)
         if number not in places:

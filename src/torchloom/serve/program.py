@@ -41,6 +41,8 @@ class Variant:
     """Digests of the graphs that it calls, equal ones once."""
     num_calls: int = 1
     """How many graphs run in a call."""
+    writes: bool = False
+    """Whether it may write to its arguments or to buffers."""
     stored: dict[str, Any] = field(default_factory=dict)
     """What a store needs to make it again."""
     why_not_stored: str = ""
@@ -164,7 +166,10 @@ class Program:
         for without in patterns:
             rows = [(each.box, each.run) for each in self.variants if each.without == without]
             slow = self._slow if entry is None else _passed_on(entry)
-            entry = make_entry(self.target, self.contract, rows, without, self.state, slow)
+            writes = any(each.writes for each in self.variants)
+            entry = make_entry(
+                self.target, self.contract, rows, without, self.state, slow, writes=writes
+            )
         if entry is None:
             raise ServeError("a program needs at least one variant")
         return entry
@@ -216,6 +221,7 @@ class Program:
             raise ContractError(
                 f"the contract wants the model in another mode: call model.{wanted}"
             )
+        self._explain_twice(args)
         known = {*contract.args, *contract.fixed}
         defaults = {p.name: p.default for p in self.target.parameters_for(contract)}
         for name, value in args.items():
@@ -237,6 +243,19 @@ class Program:
             f"the call is none that the program was built for: the contract is {contract}, and tensors "
             "have to be plain ones"
         )
+
+    def _explain_twice(self, args: dict[str, Any]) -> None:
+        """Refuse a tensor that is two arguments of a program that writes."""
+        if not any(variant.writes for variant in self.variants):
+            return
+        seen: dict[int, str] = {}
+        for name, value in args.items():
+            if isinstance(value, torch.Tensor) and id(value) in seen:
+                raise ContractError(
+                    f"{seen[id(value)]!r} and {name!r} are one tensor, and the program may write to it: pass "
+                    "a clone() of it as one of them"
+                )
+            seen[id(value)] = name
 
 
 def _passed_on(entry: Run) -> Callable[[dict[str, Any]], Any]:

@@ -216,6 +216,7 @@ def _program(
                 Sources.from_json(stored["sources"]),
                 pieces=tuple(stored["digests"]),
                 num_calls=len(stitching.steps),
+                writes=stored["writes"],
             )
         )
     counter.num_loads += 1
@@ -234,6 +235,7 @@ def _stored(variant: Variant, store: Store) -> dict[str, Any]:
         "pieces": variant.stored["pieces"],
         "padded": variant.stored.get("padded"),
         "recorded": variant.stored["recorded"],
+        "writes": variant.writes,
         "fixed": variant.stored["fixed"],
         "verdicts": [str(verdict) for verdict in variant.verdicts],
     }

@@ -24,7 +24,7 @@ from torch.fx.passes.split_module import split_module
 from torchloom._torch import OpOverload
 from torchloom.errors import ServeError
 from torchloom.graph.text import short_dtype, target_name
-from torchloom.serve.stitch import Output, Ref, Step, Stitching
+from torchloom.serve.stitch import Ref, Step, Stitching
 
 _LEAST_LAYER = 8
 """Calls that a repeated part needs to be compiled by itself: less would only lose fusions."""
@@ -55,6 +55,12 @@ class Divided:
     pieces: tuple[Piece, ...]
     """In order of first use, equal ones once."""
     stitching: Stitching
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may write to tensors that it is given."""
+        graphs = [piece.graph_module.graph for piece in self.pieces]
+        return any(_writes(node) for graph in graphs for node in graph.nodes)
 
     @property
     def num_calls(self) -> int:
@@ -89,7 +95,9 @@ def divide(
     if len(groups) <= 1:
         return _whole(graph_module)
     number_of = {node: number for number, (_, group) in enumerate(groups) for node in group}
-    top = split_module(graph_module, None, lambda node: number_of[node], keep_original_order=True)
+    top = split_module(
+        graph_module, graph_module, lambda node: number_of[node], keep_original_order=True
+    )
     kept_numbers = {number_of[node] for node in kept}
     divided = _stitched(top, kept_numbers)
     blind = [piece for piece in divided.pieces if not piece.is_kept and _is_blind(piece)]
@@ -123,8 +131,10 @@ def _writes(node: fx.Node) -> bool:
     if isinstance(node.target, OpOverload):
         return node.target._schema.is_mutable
     name = target_name(node.target)
-    return name in ("setitem", "iadd", "isub", "imul", "itruediv") or name.endswith("_") or bool(
-        node.kwargs.get("out") is not None or node.kwargs.get("inplace")
+    return (
+        name in ("setitem", "iadd", "isub", "imul", "itruediv")
+        or name.endswith("_")
+        or bool(node.kwargs.get("out") is not None or node.kwargs.get("inplace"))
     )
 
 
@@ -189,7 +199,8 @@ def _is_named(node: fx.Node, names: Collection[str]) -> bool:
 
 
 def _check_named(names: Collection[str], kept: Iterable[fx.Node]) -> None:
-    seen = {node.target._schema.name for node in kept}
+    targets = [node.target for node in kept]
+    seen = {target._schema.name for target in targets if isinstance(target, OpOverload)}
     missing = [name for name in names if name.partition(".")[0] not in seen]
     if missing:
         raise ServeError(
@@ -202,7 +213,7 @@ def _whole(graph_module: fx.GraphModule) -> Divided:
     """Return a graph that is one piece."""
     piece = _piece(graph_module, is_kept=False)
     num = len(piece.inputs)
-    outputs = graph_module.graph.output_node().args[0]
+    outputs: Any = graph_module.graph.output_node().args[0]
     slots = tuple(range(num, num + len(outputs)))
     step = Step(0, tuple(Ref(slot) for slot in range(num)), slots)
     return Divided((piece,), Stitching(num, (step,), tuple(Ref(slot) for slot in slots)))
@@ -211,7 +222,7 @@ def _whole(graph_module: fx.GraphModule) -> Divided:
 def _stitched(top: fx.GraphModule, kept_numbers: Collection[int]) -> Divided:
     pieces: dict[str, Piece] = {}
     order: list[str] = []
-    slot_of: dict[fx.Node, Output] = {}
+    slot_of: dict[fx.Node, Any] = {}
     steps: list[Step] = []
     next_slot = 0
     for node in top.graph.nodes:
@@ -249,7 +260,7 @@ def _stitched(top: fx.GraphModule, kept_numbers: Collection[int]) -> Divided:
     )
 
 
-def _ref(value: Any, slot_of: dict[fx.Node, Output]) -> Ref:
+def _ref(value: Any, slot_of: dict[fx.Node, Any]) -> Ref:
     if isinstance(value, fx.Node):
         slot = slot_of[value]
         if isinstance(slot, tuple):

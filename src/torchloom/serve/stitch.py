@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Call = Callable[..., Any]
-Output = int | tuple[int, ...]
 
 
 class Ref(NamedTuple):
