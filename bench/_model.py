@@ -82,7 +82,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.dim)
         self.head = nn.Linear(shape.dim, shape.vocab_size, bias=False)
-        angles = _angles(shape.seq_len, shape.dim // shape.num_heads)
+        angles = angles_of(shape.seq_len, shape.dim // shape.num_heads)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -104,7 +104,8 @@ def build_model(shape: Shape, seed: int = 0) -> Decoder:
     return model
 
 
-def _angles(seq_len: int, head_dim: int) -> Tensor:
+def angles_of(seq_len: int, head_dim: int) -> Tensor:
+    """Return the angles of rotary positions."""
     inverse = 10000.0 ** -(torch.arange(0, head_dim, 2) / head_dim)
     angles = torch.outer(torch.arange(seq_len), inverse)
     return torch.cat((angles, angles), dim=-1)  # seq, head dim

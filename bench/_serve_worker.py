@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from _model import Block, Shape
+from _model import Block, Shape, angles_of
 
 _TOKENS = 16
 _LARGEST = 64
@@ -32,11 +32,7 @@ class Served(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.dim)
         self.head = nn.Linear(shape.dim, shape.vocab_size, bias=False)
-        head_dim = shape.dim // shape.num_heads
-        angles = torch.outer(
-            torch.arange(_TOKENS).float(),
-            10_000 ** (-torch.arange(0, head_dim, 2).float() / head_dim),
-        )
+        angles = angles_of(_TOKENS, shape.dim // shape.num_heads)
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
 
@@ -66,8 +62,8 @@ class Way:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
-        self.inner: Callable[..., Any] | None = None
-        """What ran last inside of the wrapper, without the checks around it."""
+        self.num_announced = 0
+        """Programs that torchloom said it made, before any call."""
 
     def make(self, model: nn.Module, example: Tensor, what: str) -> Call:
         """Return what calls go through, compiled for the example's size at least."""
@@ -111,7 +107,10 @@ class Way:
         batch = Dim("batch", 1, _LARGEST)
         spec = tensor(batch, *example.shape[1:], dtype=example.dtype, below=64)
         contract = Contract({"ids": spec})
-        return self._called(build(model, contract, store=self.folder / f"store-{what}"), example)
+        store = self.folder / f"store-{what}"
+        program = build(model, contract, shapes="split", store=store)
+        self.num_announced = len(program.variants)
+        return self._called(program, example)
 
     def _called(self, call: Call, example: Tensor) -> Call:
         call(example)
@@ -138,9 +137,6 @@ class Worker:
         self.call = self.way.make(self.model, example, "model")
         return time.perf_counter() - started
 
-    def keep(self) -> None:
-        """Nothing: what an arm keeps is in its folder by now."""
-
     def sweep(self) -> dict[str, int]:
         """Call every batch size in random order; return compiles and wrong results."""
         wrong = 0
@@ -156,7 +152,8 @@ class Worker:
                 print(f"batch {batch}: {error}", file=sys.stderr)
                 good = False
             wrong += not good
-        return {"compiles": self._compiles(), "wrong": wrong}
+        announced = self.way.num_announced
+        return {"compiles": self._compiles(), "wrong": wrong, "announced": announced}
 
     def time(self, batch: int) -> float:
         """Return the seconds of a call."""

@@ -20,6 +20,7 @@ from serve.models import (
     rows,
 )
 from torchloom.errors import ContractError, ProofError
+from torchloom.events import ProgramReady, Recorder
 from torchloom.serve import Contract, Dim, build, counter, tensor
 
 
@@ -219,3 +220,28 @@ def test_an_attribute_that_is_set_on_a_frozen_model_is_noticed():
         torch.testing.assert_close(program(x), model(x))
     program.unfreeze()
     assert type(model) is Plain
+
+
+def test_builds_and_loads_are_events_for_the_record(tmp_path):
+    with Recorder() as heard:
+        build(made(Branching), rows(), shapes="split", backend="eager", store=tmp_path)
+        build(made(Branching), rows(), shapes="split", backend="eager", store=tmp_path)
+    built, loaded = (event for event in heard.events if isinstance(event, ProgramReady))
+    assert (built.origin, loaded.origin) == ("built", "loaded")
+    assert built.boxes == ("batch 1 to 3", "batch 4 to 64") == loaded.boxes
+    assert any("holds for every size: batch >= 4" in verdict for verdict in built.verdicts)
+
+
+def test_an_assertion_of_torch_itself_names_its_line():
+    class Attending(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = x.view(x.shape[0], 2, 2, 4).transpose(1, 2)
+            return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+    program = build(made(Attending), rows(), shapes="split", backend="eager")
+    x = torch.randn(1, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), made(Attending)(x))
+    for variant in program.variants:
+        for verdict in variant.verdicts:
+            assert "FrameSummary" not in verdict.where

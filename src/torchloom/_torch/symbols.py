@@ -104,8 +104,15 @@ def _guard(expression: Any, place: Any, hints: Mapping[Any, int]) -> SizeGuard:
     def holds(sizes: Mapping[int, int]) -> bool:
         return bool(test(*(sizes[hints[symbol]] for symbol in symbols)))
 
-    where = str(getattr(place, "maybe_user_loc", None) or getattr(place, "framework_loc", "") or "")
+    where = _where(getattr(place, "maybe_user_loc", None) or getattr(place, "framework_loc", None))
     text = str(expression)
     for symbol in symbols:
         text = text.replace(str(symbol), f"<size {hints[symbol]}>")
     return SizeGuard(text, where, frozenset(hints[s] for s in symbols), holds)
+
+
+def _where(place: Any) -> str:
+    """Return a line of code, of the user's if it is known, else of torch's, as text."""
+    if place is None or isinstance(place, str):
+        return place or ""
+    return f"{place.filename}:{place.lineno} in {place.name}"
