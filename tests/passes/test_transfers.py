@@ -99,7 +99,9 @@ def test_reductions_wait_on_where_memory_is_shared_and_free(deep) -> None:
         CONTEXT, gather_bucket_bytes=1, reduce_bucket_bytes=1, prefetch_bytes=1
     )
     # Shared weights of another group: their gathers stay, and what ranks share is known.
-    shared = dataclasses.replace(bounded, shared_weights=SharedWeights(name="other", handle="other", params=()))
+    shared = dataclasses.replace(
+        bounded, shared_weights=SharedWeights(name="other", handle="other", params=())
+    )
     contexts = {
         "network": bounded,
         "shared": shared,
