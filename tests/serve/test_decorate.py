@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import pytest
@@ -45,6 +46,21 @@ def test_the_first_call_compiles_for_all_sizes_below_it():
                 torch.testing.assert_close(model(x), model.inner(x) * 2)
         with pytest.raises(ContractError, match="1 to 8"):
             model(torch.ones(9, 4))
+
+
+def test_a_copy_has_a_program_and_weights_of_its_own(tmp_path):
+    model = Double().eval()
+    with torch.no_grad():
+        model(torch.ones(8, 4))
+        freeze(model)
+        copied = copy.deepcopy(model)
+        copied.inner.weight.zero_()
+        with counter.expect(num_compiles=1):
+            assert torch.equal(copied(torch.ones(3, 4)), copied.inner.bias.expand(3, 4) * 2)
+        torch.save(model, tmp_path / "model.pt")
+        again = torch.load(tmp_path / "model.pt", weights_only=False)
+        torch.testing.assert_close(again(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    assert type(again) is Double
 
 
 def test_an_argument_that_was_none_stays_none():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from torchloom._torch.symbols import SizeGuard, size_guards
-from torchloom.serve.contract import Dim
 from torchloom.serve.prove import cuts, prove, show_sizes
+from torchloom.serve.specs import Dim
 
 
 def guard(text, holds, *hints):
@@ -48,6 +48,14 @@ def test_many_combinations_are_sampled_and_the_verdict_says_so():
     assert not found[0].holds  # each size alone is tried in full
     assert found[1].holds
     assert "wherever it was tried" in str(found[1])
+
+
+def test_a_fixed_size_that_is_equal_hides_nothing():
+    dims = [Dim("fixed", 9, 9), Dim("n", 1, 9), Dim("other", 9, 9)]
+    (verdict,) = prove(
+        [guard("<size 9> >= 3", lambda n: n >= 3, 9)], dims, {"fixed": 9, "n": 9, "other": 9}
+    )
+    assert [sizes["n"] for sizes in verdict.failing] == [1, 2]
 
 
 def test_cuts_are_where_an_answer_changes():

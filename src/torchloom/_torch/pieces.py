@@ -7,6 +7,7 @@ built are part of what is stored, so loading needs no C++ compiler and builds no
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from torch import fx
 
 Call = Callable[..., Any]
 """Takes a graph's inputs, returns its outputs."""
+
+_LOCK = threading.RLock()
+"""Held while torch's way to find libraries is another one: builds and loads take turns."""
 
 
 @dataclass
@@ -187,16 +191,17 @@ def _loading(wrap: Callable[..., Call]) -> Iterator[None]:
     """Have `wrap` asked for each library that Inductor wants."""
     from torch._inductor.codecache import CppCodeCache
 
-    method = CppCodeCache.__dict__["load_async"]
-    original = method.__func__
+    with _LOCK:
+        method = CppCodeCache.__dict__["load_async"]
+        original = method.__func__
 
-    def load_async(
-        cls: type, main_code: str, device_type: str = "cpu", *rest: Any, **more: Any
-    ) -> Call:
-        return wrap(original, cls, main_code, device_type, *rest, **more)
+        def load_async(
+            cls: type, main_code: str, device_type: str = "cpu", *rest: Any, **more: Any
+        ) -> Call:
+            return wrap(original, cls, main_code, device_type, *rest, **more)
 
-    CppCodeCache.load_async = classmethod(load_async)
-    try:
-        yield
-    finally:
-        CppCodeCache.load_async = method
+        CppCodeCache.load_async = classmethod(load_async)
+        try:
+            yield
+        finally:
+            CppCodeCache.load_async = method

@@ -14,10 +14,6 @@ from __future__ import annotations
 from torchloom.serve.box import Box as Box
 from torchloom.serve.build import build as build
 from torchloom.serve.contract import Contract as Contract
-from torchloom.serve.contract import Dim as Dim
-from torchloom.serve.contract import maybe as maybe
-from torchloom.serve.contract import record as record
-from torchloom.serve.contract import tensor as tensor
 from torchloom.serve.counter import counter as counter
 from torchloom.serve.decorate import Served as Served
 from torchloom.serve.decorate import WarmUp as WarmUp
@@ -29,4 +25,8 @@ from torchloom.serve.decorate import warm_up as warm_up
 from torchloom.serve.program import Program as Program
 from torchloom.serve.program import Variant as Variant
 from torchloom.serve.saved import load as load
+from torchloom.serve.specs import Dim as Dim
+from torchloom.serve.specs import maybe as maybe
+from torchloom.serve.specs import record as record
+from torchloom.serve.specs import tensor as tensor
 from torchloom.serve.store import Store as Store

@@ -48,9 +48,8 @@ def _watched(own: type) -> type:
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
         """Copies and pickles are of the module's own class."""
-        make, args, _, *rest = object.__reduce_ex__(self, protocol)
         state = {name: value for name, value in self.__dict__.items() if name != _NOTE}
-        return (make, (own, *args[1:]), state, *rest)
+        return _blank, (own,), state
 
     names = {
         "__setattr__": __setattr__,
@@ -63,6 +62,11 @@ def _watched(own: type) -> type:
     }
     _made[own] = type(own.__name__, (own,), names)
     return _made[own]
+
+
+def _blank(own: Any) -> nn.Module:
+    """Return a module without attributes, which unpickling gives it next."""
+    return own.__new__(own)
 
 
 def _noted(module: nn.Module) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchloom.errors import ContractError
-from torchloom.serve.contract import Contract, Dim
+from torchloom.serve.contract import Contract
+from torchloom.serve.specs import Dim
 
 Sizes = Mapping[str, int]
 

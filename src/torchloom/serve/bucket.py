@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import ProofError
-from torchloom.serve.contract import Contract, Dim, TensorSpec
+from torchloom.serve.contract import Contract, value_at
 from torchloom.serve.entry import Run
+from torchloom.serve.specs import Dim, TensorSpec
 from torchloom.serve.target import Target
 
 Axes = dict[str, tuple[int, int]]
@@ -57,7 +58,7 @@ class Padded:
         num = next(
             tensor.shape[place]
             for path, (_, place) in self._places.items()
-            if (tensor := _at(values, path)) is not None
+            if (tensor := value_at(values, path)) is not None
         )
         if num == self.size and not self.poison:
             return self.run(*args, **kwargs)
@@ -143,13 +144,4 @@ def map_tensors(value: Any, fn: Callable[[str, Tensor], Tensor], path: str = "")
             for each in dataclasses.fields(value)
         }
         return dataclasses.replace(value, **parts)
-    return value
-
-
-def _at(values: Mapping[str, Any], path: str) -> Any:
-    value: Any = values
-    for part in path.split("."):
-        if value is None:
-            return None
-        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
     return value

@@ -47,6 +47,16 @@ class Served:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+class _States(dict[type, Served]):
+    """What became of one model, by decorated class; copies and pickles of the model begin anew."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _States:
+        return _States()
+
+    def __reduce__(self) -> tuple[type[_States], tuple[()]]:
+        return _States, ()
+
+
 @dataclass(frozen=True)
 class WarmUp:
     """What a warm-up did."""
@@ -249,7 +259,7 @@ def _start(
 
 
 def _state(model: nn.Module, owner: type[nn.Module]) -> Served:
-    states = model.__dict__.setdefault(_SLOT, {})
+    states = model.__dict__.setdefault(_SLOT, _States())
     if owner not in states:
         states[owner] = Served(why_eager=_why_eager(model, owner, _plan_of(owner)))
         if states[owner].why_eager:

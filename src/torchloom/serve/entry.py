@@ -25,7 +25,8 @@ import torch
 from torch import nn
 
 from torchloom.serve.box import Box
-from torchloom.serve.contract import Contract, Dim, RecordSpec, TensorSpec
+from torchloom.serve.contract import Contract
+from torchloom.serve.specs import Dim, RecordSpec, TensorSpec
 from torchloom.serve.target import Target
 
 Run = Callable[..., Any]

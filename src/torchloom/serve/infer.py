@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import ServeError
-from torchloom.serve.contract import Contract, Dim, RecordSpec, TensorSpec
+from torchloom.serve.contract import Contract
+from torchloom.serve.specs import Dim, RecordSpec, TensorSpec
 
 Dims = dict[str, dict[int, Dim | str | None]]
 """For each argument, which of its sizes vary, and the dim or its name where given."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchloom._torch.symbols import SizeGuard
-from torchloom.serve.contract import Dim
+from torchloom.serve.specs import Dim
 
 _MOST_POINTS = 200_000
 """Combinations that are all tried; of more, the corners and random ones."""
@@ -58,7 +58,8 @@ def prove(
         traced: what they were during the trace: different numbers for different ones.
         seed: of random combinations, where there are too many to try all.
     """
-    name_of = {size: name for name, size in traced.items()}
+    # Sizes that do not vary are numbers in a trace, even where one is equal to a varying one.
+    name_of = {traced[dim.name]: dim.name for dim in dims if dim.min < dim.max}
     return [_judge(guard, dims, name_of, traced, seed) for guard in guards]
 
 

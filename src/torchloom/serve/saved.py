@@ -15,12 +15,13 @@ from torchloom._torch.pieces import machine_of
 from torchloom.errors import ArtifactError
 from torchloom.serve.box import Box
 from torchloom.serve.bucket import Padded
-from torchloom.serve.contract import Contract, Dim
+from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.cudagraph import assembled
 from torchloom.serve.facts import Sources, changed_facts
 from torchloom.serve.lower import loaded
 from torchloom.serve.program import OutOfRange, Program, Variant
+from torchloom.serve.specs import Dim
 from torchloom.serve.stitch import Stitching
 from torchloom.serve.store import Store, differences
 from torchloom.serve.target import Target
@@ -110,41 +111,38 @@ def load(
     """
     store = path if isinstance(path, Store) else Store(path)
     target = Target(model)
-    reasons = why_miss(store, target, contract, accept=None)
     for name, entry in _newest_first(store):
         its = contract or Contract.from_json(entry["factors"]["contract"])
         if not _differs(entry, target, its) and not _outdated(entry, target, its):
             return _program(store, name, entry, target, its, out_of_range)
+    reasons = why_miss(store, target, contract)
     raise ArtifactError(
         f"{store.root} holds no program for {target.name}: {'; '.join(reasons[:6])}. Build it again"
     )
 
 
-def why_miss(
-    store: Store, target: Target, contract: Contract | None = None, accept: str | None = "any"
-) -> list[str]:
+def why_miss(store: Store, target: Target, contract: Contract | None = None) -> list[str]:
     """Say why nothing in a store fits a model, one line each; nothing if something does.
 
     Args:
         store: where programs are.
         target: the model.
         contract: what the calls look like; that of each program if left out.
-        accept: "any" returns nothing if a program fits.
     """
     broken, entries = store.look()
-    found: list[list[str]] = []
-    for entry in entries.values():
+    nearest = [f"{store.root} holds no program"]
+    for number, entry in enumerate(entries.values()):
         its = contract or Contract.from_json(entry["factors"]["contract"])
         lines = [
             *_differs(entry, target, its),
             *_outdated(entry, target, its),
             *_damaged(entry, store),
         ]
-        if not lines and accept == "any":
+        if not lines:
             return []
-        found.append(lines)
-    nearest = min(found, key=len, default=[f"{store.root} holds no program"])
-    return [*broken, *nearest] if broken or found else nearest
+        if number == 0 or len(lines) < len(nearest):
+            nearest = lines
+    return [*broken, *nearest] if entries else broken or nearest
 
 
 def _newest_first(store: Store) -> list[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,6 @@ hash of what they compute, so equal ones are compiled and stored once. Changes n
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import re
 from collections import Counter
@@ -23,12 +22,12 @@ from torch.fx.passes.split_module import split_module
 
 from torchloom._torch import OpOverload
 from torchloom.errors import ServeError
-from torchloom.graph.text import short_dtype, target_name
+from torchloom.graph.text import target_name
+from torchloom.serve.digest import digest_of, target_text, typed
 from torchloom.serve.stitch import Ref, Step, Stitching
 
 _LEAST_LAYER = 8
 """Calls that a repeated part needs to be compiled by itself: less would only lose fusions."""
-_SYMBOL = re.compile(r"\b[su]\d+\b")
 _INDEX = re.compile(r"(?:\.|\[')(\d+)(?:'\])?(?=$|\.|\[|')")
 
 
@@ -188,7 +187,7 @@ def _layer(node: fx.Node) -> str | None:
 
 
 def _signature(group: Iterable[fx.Node]) -> tuple[str, ...]:
-    return tuple(f"{_target(node)} {_typed(node.meta.get('example_value'))}" for node in group)
+    return tuple(f"{target_text(node)} {typed(node.meta.get('example_value'))}" for node in group)
 
 
 def _is_named(node: fx.Node, names: Collection[str]) -> bool:
@@ -287,7 +286,7 @@ def _piece(module: fx.GraphModule, *, is_kept: bool) -> Piece:
     placeholders = module.graph.find_nodes(op="placeholder")
     inputs = tuple(node.meta["example_value"] for node in placeholders)
     fixed = {place for place, node in enumerate(placeholders) if node.name.startswith("l_self_")}
-    return Piece(module, inputs, is_kept, _digest(module), frozenset(fixed))
+    return Piece(module, inputs, is_kept, digest_of(module), frozenset(fixed))
 
 
 def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -324,79 +323,3 @@ def _sizes_one_by_one(graph_module: fx.GraphModule) -> None:
         if not node.users:
             graph.erase_node(node)
     graph_module.recompile()
-
-
-def _digest(module: fx.GraphModule) -> str:
-    """Return a hash of a graph that the names of its nodes, symbols and modules do not enter."""
-    names: dict[str, str] = {}
-    symbols: dict[str, str] = {}
-
-    def symbolic(text: str) -> str:
-        return _SYMBOL.sub(lambda found: symbols.setdefault(found[0], f"n{len(symbols)}"), text)
-
-    lines = []
-    for number, node in enumerate(module.graph.nodes):
-        names[node.name] = f"%{number}"
-        line = (
-            f"{node.op} {_target(node)} {_spelled(node.args, names)} {_spelled(node.kwargs, names)}"
-        )
-        if node.op == "get_attr":
-            line = f"get_attr {_constant(module, str(node.target))}"
-        elif node.op == "placeholder":
-            value = node.meta["example_value"]
-            line = f"placeholder {symbolic(_typed(value))} {_hints(value)}"
-        lines.append(line)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _target(node: fx.Node) -> str:
-    if node.op == "placeholder":
-        return ""
-    if isinstance(node.target, (str, OpOverload)):
-        return str(node.target)
-    module = getattr(node.target, "__module__", "")
-    return f"{module}.{getattr(node.target, '__qualname__', target_name(node.target))}"
-
-
-def _spelled(value: Any, names: dict[str, str]) -> str:
-    if isinstance(value, fx.Node):
-        return names[value.name]
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(_spelled(each, names) for each in value)})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_spelled(each, names)}' for key, each in value.items())}}}"
-    if isinstance(value, slice):
-        return f"slice{_spelled((value.start, value.stop, value.step), names)}"
-    return repr(value)
-
-
-def _typed(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        sizes = ", ".join(str(size) for size in value.shape)
-        strides = ", ".join(str(stride) for stride in value.stride())
-        grad = " grad" if value.requires_grad else ""
-        return f"{short_dtype(value.dtype)}[{sizes}]({strides}) {value.device}{grad}"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(_typed(each) for each in value)})"
-    return str(value)
-
-
-def _hints(value: Any) -> str:
-    """Return what sizes were during the trace: compilers tune for them."""
-    if isinstance(value, torch.Tensor):
-        return " ".join(_hints(size) for size in value.shape)
-    return str(value.node.hint) if isinstance(value, torch.SymInt) else str(value)
-
-
-def _constant(module: fx.GraphModule, name: str) -> str:
-    value: Any = operator.attrgetter(name)(module)
-    if isinstance(value, fx.GraphModule):
-        return f"graph {_digest(value) if _has_examples(value) else value.code}"
-    if isinstance(value, torch.Tensor):
-        content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        return f"{_typed(value)} {hashlib.sha256(content).hexdigest()}"
-    return repr(value)
-
-
-def _has_examples(module: fx.GraphModule) -> bool:
-    return all("example_value" in node.meta for node in module.graph.find_nodes(op="placeholder"))

@@ -10,10 +10,11 @@ from torch import Tensor
 from torchloom._torch.fullgraph import FullGraph, capture_full, is_unsupported, mark_varying
 from torchloom.errors import ServeError
 from torchloom.serve.box import Box
-from torchloom.serve.contract import Contract, Dim, TensorSpec
+from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.facts import Sources, facts_of
 from torchloom.serve.prove import Verdict, prove
+from torchloom.serve.specs import Dim, TensorSpec
 from torchloom.serve.target import Target, as_promised
 
 

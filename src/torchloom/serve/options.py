@@ -1,0 +1,97 @@
+"""How programs are built: the choices of a user, checked against model and contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from torchloom.errors import ContractError, ServeError
+from torchloom.serve.contract import Contract
+from torchloom.serve.cudagraph import CudaGraphs
+from torchloom.serve.lower import Backend
+from torchloom.serve.patches import spelled
+from torchloom.serve.target import Target
+
+Shapes = Literal["prove", "split", "unbacked", "bucket"]
+Sizes = Sequence[int] | Mapping[str, Sequence[int]]
+Ranges = Sequence[tuple[int, int]] | Mapping[str, Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How programs are built."""
+
+    sizes: Sizes = ()
+    """Sizes that get a program of their own."""
+    ranges: Ranges | None = None
+    """Parts of the contract that get a program each; the whole contract if None."""
+    shapes: Shapes = "prove"
+    unbacked: tuple[str, ...] = ()
+    """Dims that nothing may branch on, by name; all of them with shapes="unbacked"."""
+    backend: Backend = "inductor"
+    splitting_ops: tuple[str, ...] = ()
+    layers: bool = True
+    """Whether layers that repeat are compiled once."""
+    patches: Mapping[str, Any] = field(default_factory=dict)
+    """Inductor's options."""
+    check: Literal["edges", "off"] = "edges"
+    cuda_graphs: CudaGraphs = "off"
+    level: int = 2
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what of them enters a key."""
+        return {
+            "sizes": _plain(self.sizes),
+            "ranges": _plain(self.ranges),
+            "shapes": self.shapes,
+            "unbacked": list(self.unbacked),
+            "backend": self.backend if isinstance(self.backend, str) else "a function",
+            "splitting_ops": list(self.splitting_ops),
+            "layers": self.layers,
+            "patches": spelled(self.patches),
+            "cuda_graphs": self.cuda_graphs,
+            "level": self.level,
+        }
+
+
+def check_options(options: Options, contract: Contract, target: Target) -> None:
+    """Refuse choices that contradict one another, the contract or the model.
+
+    Raises:
+        ServeError: a choice is none.
+        ContractError: names are not of the contract, or the contract's not of the model.
+    """
+    if options.shapes not in get_args(Shapes):
+        raise ServeError(f"shapes is one of {', '.join(get_args(Shapes))}, not {options.shapes!r}")
+    for name in options.unbacked:
+        if name not in contract.dims:
+            raise ContractError(
+                f"unbacked names {name!r}, the contract has {', '.join(contract.dims) or 'no dims'}"
+            )
+    module = target.module
+    if module is not None and module.training is not contract.training:
+        wanted = "train()" if contract.training else "eval()"
+        raise ContractError(
+            f"the model is in {'training' if module.training else 'evaluation'} mode, the contract wants "
+            f"the other: call model.{wanted}"
+        )
+    if options.cuda_graphs not in get_args(CudaGraphs):
+        raise ServeError(
+            f"cuda_graphs is one of {', '.join(get_args(CudaGraphs))}, not {options.cuda_graphs!r}"
+        )
+    names = {parameter.name for parameter in target.parameters}
+    takes_any = target.rest is not None
+    for name in (*contract.args, *contract.fixed):
+        if name not in names and not takes_any:
+            raise ContractError(
+                f"the contract names {name!r}, {target.name} takes {', '.join(sorted(names))}"
+            )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
