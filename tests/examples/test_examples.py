@@ -231,14 +231,14 @@ def test_an_example_is_short_and_has_a_main(path):
 
 def test_the_programs_of_the_readme_run(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     program = "\n".join(blocks).replace("engine.compile()", 'engine.compile(backend="aot_eager")')
     program = program.replace("compile(model)", 'compile(model, backend="aot_eager")')
     path = tmp_path / "programs.py"
     path.write_text(program)
     text = run(tmp_path, path)
-    assert "forward place" in text  # the third one says what was compiled
-    assert "1 graph break, 2 recompiles" in text  # and the fourth one why
+    assert "forward place" in text  # what was compiled
+    assert "1 graph break, 2 recompiles" in text  # and why
     assert "would use entry" in text
     assert list((tmp_path / "runs" / "graphs").glob("graph0.*.txt"))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serve.models import Plain, made, rows
-from serve.test_split import Attending
+from serve.models import Attending, Plain, made, rows
 from torchloom.errors import ServeError
 from torchloom.serve import build, counter
 from torchloom.serve.cudagraph import Recorded

@@ -6,39 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serve.models import BATCH, Block, Stack, made, rows
+from serve.models import BATCH, CALLS, Attending, Block, Stack, made, rows
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, build, counter, tensor
-
-CALLS: list[int] = []
-
-
-@torch.library.custom_op("serve_tests::attend", mutates_args=("out",))
-def attend(x: Tensor, out: Tensor) -> None:
-    """Count a call, and write twice the input."""
-    CALLS.append(len(x))
-    out.copy_(x * 2)
-
-
-@attend.register_fake
-def _(x: Tensor, out: Tensor) -> None:
-    return None
-
-
-class Attending(nn.Module):
-    """Calls an operator that stays as it is, in each of its layers."""
-
-    def __init__(self, num_layers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(num_layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-            out = torch.empty_like(x)
-            attend(x, out)
-            x = out + 1
-        return x
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])

@@ -216,7 +216,7 @@ RACE = """
     import torch
     from serve.models import Plain, made, rows
     from torchloom.serve import build, counter
-    program = build(made(Plain), rows(), store="store")
+    program = build(made(Plain), rows(), backend="eager", store="store")
     with torch.no_grad():
         program(torch.ones(3, 16))
     print(counter.num_compiles, counter.num_loads)
@@ -248,3 +248,26 @@ def test_processes_that_start_together_build_once_even_if_one_is_killed(tmp_path
     assert all(each.returncode == 0 for each in others), results
     assert sorted(out.strip() for out, _ in results) == ["0 1"] * 6 + ["1 0"]
     assert load(tmp_path / "store", made(Plain)).origin == "loaded"
+
+
+LIGHT = """
+    import sys, torch
+    from serve.models import Stack, made
+    from torchloom.serve import load
+    program = load("store", made(Stack, 2))
+    with torch.no_grad():
+        program(torch.load("ids.pt"))
+    heavy = [name for name in ("graph", "lowering", "select_algorithm") if f"torch._inductor.{name}" in sys.modules]
+    assert not heavy, heavy
+    # What was left out is there for whoever compiles next.
+    print(torch.compile(lambda x: x @ x + 1)(torch.eye(2)).sum().item())
+    import torch._inductor.debug
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache, extern_kernels
+    assert extern_kernels.mm is torch.mm and extern_kernels.bmm is torch.bmm
+    assert extern_kernels.addmm is torch.addmm and extern_kernels.baddbmm is torch.baddbmm
+"""
+
+
+def test_loading_leaves_inductors_lowerings_alone_and_compiling_still_works(cold):
+    done = child(LIGHT, cold[0])
+    assert done.stdout.strip() == "6.0", done.stderr

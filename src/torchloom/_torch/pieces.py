@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchloom._torch.light import light_imports
+
 Call = Callable[..., Any]
 """Takes a graph's inputs, returns its outputs."""
 
@@ -64,7 +66,7 @@ def build_piece(
         enter(_recorded(kernels))
         # The processor's own flags say which instructions it has: torch looks them up before it asks
         # the compiler, which takes seconds for each.
-        enter(inductor_config.patch({"cpp.vec_isa_ok": True, **_same_bits()}))
+        enter(inductor_config.patch({"cpp.vec_isa_ok": True}))
         enter(functorch_config.patch(strict_autograd_cache=True, bypass_autograd_cache_key=True))
         enter(shape_config.patch(backed_size_oblivious=not unbacked))
         artifact: Any = standalone_compile(
@@ -92,7 +94,7 @@ def load_piece(content: bytes, kernels: Mapping[str, Path]) -> Call:
     from torch._inductor import config as inductor_config
     from torch._inductor.standalone_compile import AOTCompiledArtifact
 
-    with _given(kernels), inductor_config.patch({"cpp.vec_isa_ok": True}):
+    with _given(kernels), light_imports(), inductor_config.patch({"cpp.vec_isa_ok": True}):
         return _inner(AOTCompiledArtifact.deserialize(content))
 
 
@@ -140,11 +142,6 @@ def _instructions() -> str:
 
 def _inner(artifact: Any) -> Call:
     return artifact.inner_fn.compiled_fn
-
-
-def _same_bits() -> dict[str, Any]:
-    """Return options without which two builds of one graph may differ."""
-    return {"triton.autotune_at_compile_time": True}
 
 
 def _key(kind: str, main: str, optimized: str | None, device: str) -> str:
