@@ -76,11 +76,13 @@ def light_imports() -> Iterator[None]:
             put[name] = _Stand(name)
             put[name].__dict__.update(content)
     sys.modules.update(put)
-    if not hasattr(torch._inductor, "debug"):
+    inductor: Any = import_module("torch._inductor")
+    if not hasattr(inductor, "debug"):
         # Each call reads it. Nothing is recorded before the module itself is imported, which then takes
         # this place.
-        torch._inductor.debug = _Stand("torch._inductor.debug")
-        torch._inductor.debug.RECORD_GRAPH_EXECUTION = False
+        stand = _Stand("torch._inductor.debug")
+        stand.__dict__["RECORD_GRAPH_EXECUTION"] = False
+        inductor.debug = stand
     try:
         yield
     finally:
