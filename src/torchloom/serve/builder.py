@@ -134,6 +134,7 @@ class Builder:
                     found = differences_at(self.target, self.contract, variant.run, sizes, without)
                 if found is not None:
                     return self._without_size(box, sizes, found), None
+        counter.num_compiles += 1
         return [], variant
 
     def _lowered(self, traced: Traced, without: frozenset[str]) -> Variant:
@@ -152,7 +153,6 @@ class Builder:
                 )
                 for piece in divided.pieces
             ]
-        counter.num_compiles += 1
         recorded = self.options.cuda_graphs if is_exact else "off"
         fixed = [None if each.is_kept else sorted(each.fixed) for each in divided.pieces]
         compiled = assembled(divided.stitching, [each.call for each in lowered], recorded, fixed)

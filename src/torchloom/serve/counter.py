@@ -22,7 +22,7 @@ class Counter:
     num_traces: int = 0
     """Graphs that were captured."""
     num_compiles: int = 0
-    """Programs made ready for a range or a size, by compiling."""
+    """Programs made ready for a range or a size; what was compiled and then split does not count."""
     num_pieces: int = 0
     """Graphs that a compiler was given: equal layers count once."""
     num_pieces_found: int = 0
