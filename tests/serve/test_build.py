@@ -245,3 +245,21 @@ def test_an_assertion_of_torch_itself_names_its_line():
     for variant in program.variants:
         for verdict in variant.verdicts:
             assert "FrameSummary" not in verdict.where
+
+
+def test_what_a_compiler_assumed_of_a_piece_holds_wherever_the_piece_is_used_again():
+    def backend(graph_module, inputs):
+        for size, least in zip(
+            [x for x in inputs if isinstance(x, torch.SymInt)], (3, 5), strict=False
+        ):
+            bool(size >= least)  # a guard, as heuristics of compilers leave them
+        return graph_module.forward
+
+    contract = Contract({"x": (Dim("a", 1, 8), Dim("b", 1, 9), 4)})
+    program = build(made(Squeezing), contract, shapes="split", backend=backend, check="off")
+    assert [str(each.box) for each in program.variants] == [
+        "a 1 to 2, b 1 to 4",
+        "a 1 to 2, b 5 to 9",
+        "a 3 to 8, b 1 to 4",
+        "a 3 to 8, b 5 to 9",
+    ]

@@ -100,6 +100,24 @@ def test_pieces_are_recorded_around_operators_that_stay():
     assert Tape.replayed == 3
 
 
+class Counting(torch.nn.Module):
+    """Writes to a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add_(1)
+        return x + self.seen
+
+
+@pytest.mark.parametrize("how", ["full", "pieces"])
+def test_what_writes_is_not_recorded(how):
+    with pytest.raises(ServeError, match="writes to its arguments or buffers"):
+        build(made(Counting), rows(), sizes=[4], backend="eager", cuda_graphs=how)
+
+
 def test_without_a_device_it_is_an_error(monkeypatch):
     monkeypatch.undo()
     if torch.cuda.is_available():

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from torchloom.errors import ContractError, ProofError
+from torchloom.errors import ContractError, ProofError, ServeError
 from torchloom.serve.box import Box, exact_boxes
 from torchloom.serve.bucket import Axes, Padded, axes_of
 from torchloom.serve.compare import Difference, differences_at, result_at
@@ -23,7 +23,7 @@ from torchloom.serve.options import Options
 from torchloom.serve.program import Variant
 from torchloom.serve.prove import Verdict, cuts, show_sizes
 from torchloom.serve.specs import Dim
-from torchloom.serve.split import divide
+from torchloom.serve.split import Divided, divide
 from torchloom.serve.target import Target, as_promised
 from torchloom.serve.trace import Traced, trace
 
@@ -148,12 +148,15 @@ class Builder:
             lowered = [
                 self.lowerer.lower(
                     piece,
+                    traced.graph,
                     unbacked=bool(self.options.unbacked),
                     tuned=is_exact and self.options.level == 3,
                 )
                 for piece in divided.pieces
             ]
         recorded = self.options.cuda_graphs if is_exact else "off"
+        if recorded != "off":
+            self._check_recordable(divided)
         fixed = [None if each.is_kept else sorted(each.fixed) for each in divided.pieces]
         compiled = assembled(divided.stitching, [each.call for each in lowered], recorded, fixed)
         variant = Variant(
@@ -162,7 +165,7 @@ class Builder:
             traced.graph.shell.around(compiled, self.target.call),
             traced.facts,
             traced.sources,
-            tuple(traced.verdicts()),
+            tuple(traced.verdicts(guard for each in lowered for guard in each.guards)),
             tuple(piece.digest for piece in divided.pieces),
             divided.num_calls,
             divided.writes,
@@ -180,6 +183,21 @@ class Builder:
             reasons.append(str(error))
         variant.why_not_stored = "; ".join(reasons)
         return variant
+
+    def _check_recordable(self, divided: Divided) -> None:
+        """Refuse to record what writes to tensors that it is given: those are copies in a recording.
+
+        Raises:
+            ServeError: a piece that would be recorded does.
+        """
+        pieces = divided.pieces
+        if self.options.cuda_graphs == "pieces":  # operators that stay are not recorded
+            pieces = tuple(piece for piece in pieces if not piece.is_kept)
+        if any(piece.writes for piece in pieces):
+            raise ServeError(
+                f"{self.target.name} writes to its arguments or buffers, which a CUDA graph would do to "
+                "copies: leave cuda_graphs off"
+            )
 
     def _cut(self, traced: Traced, verdicts: Iterable[Verdict]) -> list[Box]:
         """Return parts of a box whose trace does not hold for all of it; none if it holds.

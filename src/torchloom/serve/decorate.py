@@ -43,7 +43,6 @@ class Served:
     """None before the first call, and where calls run as they are."""
     why_eager: str = ""
     """Why calls run as they are; empty if they do not."""
-    is_frozen: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -211,7 +210,6 @@ def freeze(model: nn.Module) -> None:
         raise ServeError(
             f"{type(model).__qualname__} has not been compiled: call it, or warm_up(model), before freeze"
         )
-    state.is_frozen = True
     if state.program is not None:
         state.program.freeze()
 

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from torch import fx
 
+from torchloom._torch.fullgraph import FullGraph
 from torchloom._torch.pieces import build_piece, dump_graph, load_graph, load_piece
+from torchloom._torch.symbols import SizeGuard
 from torchloom.errors import ArtifactError
 from torchloom.serve.counter import counter
 from torchloom.serve.patches import TUNED
@@ -28,6 +30,8 @@ class Lowered:
     """Where its parts are in the store, or the parts themselves while there is none."""
     why_not: str = ""
     """Why it cannot be stored."""
+    guards: tuple[SizeGuard, ...] = ()
+    """What its compiler assumed of sizes: as true of every trace that an equal piece is taken from."""
 
 
 class Lowerer:
@@ -45,18 +49,23 @@ class Lowerer:
         self._store = store
         self._done: dict[tuple[str, bool, bool], Lowered] = {}
 
-    def lower(self, piece: Piece, *, unbacked: bool, tuned: bool = False) -> Lowered:
+    def lower(
+        self, piece: Piece, graph: FullGraph, *, unbacked: bool, tuned: bool = False
+    ) -> Lowered:
         """Return a piece's function; equal pieces share one.
 
         Args:
             piece: a part of a graph.
+            graph: the trace that it is a part of, which notes what compilers assume.
             unbacked: whether its sizes are unbacked symbols.
             tuned: whether to search for the fastest kernels.
         """
         key = (piece.digest, piece.is_kept, tuned)
         if key not in self._done:
             patches = {**TUNED, **self._patches} if tuned else self._patches
-            self._done[key] = self._lower(piece, patches, unbacked)
+            before = {guard.text for guard in graph.size_guards()}
+            lowered = self._done[key] = self._lower(piece, patches, unbacked)
+            lowered.guards = tuple(g for g in graph.size_guards() if g.text not in before)
         return self._done[key]
 
     def _lower(self, piece: Piece, patches: Mapping[str, Any], unbacked: bool) -> Lowered:

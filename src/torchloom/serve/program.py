@@ -184,7 +184,7 @@ class Program:
                 raise
             counter.num_eager_calls += 1
             return self._eager(args)
-        return self._entry(**args)  # an attribute was set to what it was before
+        return _passed_on(self._entry)(args)  # an attribute was set to what it was before
 
     def _eager(self, args: dict[str, Any]) -> Any:
         several = [args.pop(name) for name in list(args) if name.startswith("*")]

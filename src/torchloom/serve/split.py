@@ -46,6 +46,11 @@ class Piece:
     fixed: frozenset[int] = frozenset()
     """Places of inputs that are the model's own tensors, whose memory stays where it is."""
 
+    @property
+    def writes(self) -> bool:
+        """Whether it may write to tensors."""
+        return any(map(_writes, self.graph_module.graph.nodes))
+
 
 @dataclass(frozen=True)
 class Divided:
@@ -58,8 +63,7 @@ class Divided:
     @property
     def writes(self) -> bool:
         """Whether it may write to tensors that it is given."""
-        graphs = [piece.graph_module.graph for piece in self.pieces]
-        return any(_writes(node) for graph in graphs for node in graph.nodes)
+        return any(piece.writes for piece in self.pieces)
 
     @property
     def num_calls(self) -> int:
@@ -113,7 +117,7 @@ def divide(
 
 def _is_blind(piece: Piece) -> bool:
     """Say whether a piece writes, and two of its inputs share memory: its compiler would not know."""
-    if not any(map(_writes, piece.graph_module.graph.nodes)):
+    if not piece.writes:
         return False
     storages = [
         value.untyped_storage()._cdata for value in piece.inputs if isinstance(value, torch.Tensor)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from torchloom._torch.fullgraph import FullGraph, capture_full, is_unsupported, mark_varying
+from torchloom._torch.symbols import SizeGuard
 from torchloom.errors import ServeError
 from torchloom.serve.box import Box
 from torchloom.serve.contract import Contract
@@ -29,9 +30,16 @@ class Traced:
     facts: dict[str, str]
     sources: Sources
 
-    def verdicts(self) -> list[Verdict]:
-        """Judge all that was assumed of sizes so far."""
-        return prove(self.graph.size_guards(), self.box.dims, self.hints)
+    def verdicts(self, more: Iterable[SizeGuard] = ()) -> list[Verdict]:
+        """Judge all that was assumed of sizes so far.
+
+        Args:
+            more: what was assumed where an equal graph of another trace was compiled.
+        """
+        guards = self.graph.size_guards()
+        known = {guard.text for guard in guards}
+        others = {guard.text: guard for guard in more if guard.text not in known}
+        return prove([*guards, *others.values()], self.box.dims, self.hints)
 
 
 def trace(
