@@ -32,6 +32,8 @@ _ARMS = ("default", "dynamic", "mark_dynamic", "mark_unbacked", "aot_compile", "
 _REFERENCE = "exact"
 """A compile for each size that is timed: the best that a size can have."""
 _BATCHES = (1, 8, 64)
+_NUM_WARM = 3
+"""New processes behind a warm start: other work on the machine disturbs single ones."""
 
 
 class Arm:
@@ -92,17 +94,30 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, help="rounds of timed calls (default: 30)")
     parser.add_argument("--arms", help=f"comma-separated, of {', '.join(_ARMS)}")
     parser.add_argument("--out", type=Path, default=_HERE / "out", help="folder for results")
+    parser.add_argument(
+        "--only-added", action="store_true", help="only what a call costs beyond its kernels"
+    )
     options = parser.parse_args(arguments)
     rounds = options.rounds or (5 if options.quick else 30)
     num_layers = 2 if options.quick else 8
     names = options.arms.split(",") if options.arms else list(_ARMS)
     options.out.mkdir(parents=True, exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix="serve", dir=options.out))
+    found: dict[str, Any] = {}
+    timed: dict[str, Any] = {}
     try:
-        found, timed, added = _measure(names, root, num_layers, rounds)
+        if options.only_added:
+            arms = [Arm(name, root / name, num_layers) for name in names]
+        else:
+            found, arms = _starts(names, root, num_layers)
+            timed = _calls(arms, rounds)
+        added = _added(arms, rounds)
+        for arm in arms:
+            arm.close()
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    lines = _lines(found, timed, added)
+    lines = _lines(found, timed, added) if found else []
+    lines += [f"{name:14s} adds {value * 1e6:6.1f} us to a call" for name, value in added.items()]
     verdicts = _verdicts(found, timed, added) if "torchloom" in names else []
     environment = snapshot({"rounds": rounds, "layers": num_layers}, worker_environment(Path()))
     result = {
@@ -117,9 +132,8 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(" BROKEN " in verdict for verdict in verdicts))
 
 
-def _measure(
-    names: Sequence[str], root: Path, num_layers: int, rounds: int
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _starts(names: Sequence[str], root: Path, num_layers: int) -> tuple[dict[str, Any], list[Arm]]:
+    """Start each arm cold, warm and afresh; return what was seen and the arms that run."""
     found: dict[str, Any] = {}
     arms: list[Arm] = []
     for name in names:
@@ -127,10 +141,13 @@ def _measure(
         arm = Arm(name, root / name, num_layers)
         row = {"cold_s": arm.ask(do="start")}
         arm.close()
-        _say(f"{name}: warm start")
-        arm = Arm(name, root / name, num_layers)
-        row["warm_s"] = arm.ask(do="start")
-        arm.close()
+        warm = []
+        for number in range(_NUM_WARM):
+            _say(f"{name}: warm start {number + 1}")
+            arm = Arm(name, root / name, num_layers)
+            warm.append(arm.ask(do="start"))
+            arm.close()
+        row |= {"warm_s": median(warm), "warm_starts_s": warm}
         _say(f"{name}: batches 1 to 64 in random order")
         arm = Arm(name, root / f"{name}-fresh", num_layers)
         arm.ask(do="start")
@@ -139,25 +156,18 @@ def _measure(
         arms.append(arm)
     reference = Arm(_REFERENCE, root / _REFERENCE, num_layers)
     reference.ask(do="start")
-    arms.append(reference)
+    return found, [*arms, reference]
+
+
+def _calls(arms: Sequence[Arm], rounds: int) -> dict[str, Any]:
+    """Time calls, in turns; return seconds and ratios to the reference by arm and batch."""
     samples: dict[str, dict[str, list[float]]] = {arm.name: {} for arm in arms}
     for number in range(rounds):
         for arm in arms if number % 2 else arms[::-1]:
             for batch in _BATCHES:
                 seconds = arm.ask(do="time", batch=batch)
                 samples[arm.name].setdefault(str(batch), []).append(seconds)
-    for arm in arms:
-        arm.ask(do="small")
-    small: dict[str, list[float]] = {arm.name: [] for arm in arms}
-    bare: dict[str, list[float]] = {arm.name: [] for arm in arms}
-    for _ in range(rounds):
-        for arm in arms:
-            whole, kernels = arm.ask(do="time small")
-            small[arm.name].append(whole)
-            bare[arm.name].append(kernels)
-    for arm in arms:
-        arm.close()
-    timed = {
+    return {
         name: {
             batch: {
                 "seconds": median(values),
@@ -167,10 +177,19 @@ def _measure(
         }
         for name, by_batch in samples.items()
     }
-    added = {
-        name: median(a - b for a, b in zip(small[name], bare[name], strict=True)) for name in small
-    }
-    return found, timed, added
+
+
+def _added(arms: Sequence[Arm], rounds: int) -> dict[str, float]:
+    """Return the seconds of the processor that a call costs beyond its generated code, by arm."""
+    for arm in arms:
+        _say(f"{arm.name}: the small model")
+        arm.ask(do="small")
+    more: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    for _ in range(rounds):
+        for arm in arms:
+            whole, kernels = arm.ask(do="time small")
+            more[arm.name].append(whole - kernels)
+    return {name: median(values) for name, values in more.items()}
 
 
 def asdict_quartiles(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
@@ -202,9 +221,23 @@ def _call(row: dict[str, Any]) -> str:
 
 
 def _verdicts(found: dict[str, Any], timed: dict[str, Any], added: dict[str, float]) -> list[str]:
+    told = _promises(found, timed) if found else []
+    if "default" in added:
+        share = added["torchloom"] / added["default"]
+        told.append(
+            ("added", share <= 0.6, f"{share:.2f} of torch.compile's cost per call (at most 0.6)")
+        )
+    return [
+        f"{'kept  ' if kept else 'BROKEN'} {name}: {text}".replace("BROKEN", " BROKEN ")
+        for name, kept, text in told
+    ]
+
+
+def _promises(found: dict[str, Any], timed: dict[str, Any]) -> list[tuple[str, bool, str]]:
+    """Return promises about starts and calls: a name, whether it is kept, and the figures."""
     ours = found["torchloom"]
     others = {name: row for name, row in found.items() if name != "torchloom"}
-    told = [
+    told: list[tuple[str, bool, str]] = [
         (
             "compiles",
             ours["compiles"] == ours["announced"],
@@ -230,15 +263,7 @@ def _verdicts(found: dict[str, Any], timed: dict[str, Any], added: dict[str, flo
                 "(at most 1.02)",
             )
         )
-    if "default" in added:
-        share = added["torchloom"] / added["default"]
-        told.append(
-            ("added", share <= 0.6, f"{share:.2f} of torch.compile's cost per call (at most 0.6)")
-        )
-    return [
-        f"{'kept  ' if kept else 'BROKEN'} {name}: {text}".replace("BROKEN", " BROKEN ")
-        for name, kept, text in told
-    ]
+    return told
 
 
 _BEGAN = time.monotonic()

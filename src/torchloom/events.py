@@ -52,8 +52,14 @@ class ProgramReady(Event):
     """"built" or "loaded"."""
     key: str
     """Its name in a store."""
+    contract: str
+    """What its calls look like."""
+    seconds: float
+    """How long building or loading took."""
     boxes: tuple[str, ...]
     """The sizes that each of its variants is for."""
+    num_calls: tuple[int, ...]
+    """How many graphs run in a call of each variant."""
     num_graphs: int
     """Different graphs in it."""
     verdicts: tuple[str, ...]

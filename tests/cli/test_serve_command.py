@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from torchloom.records import load_record
+
 SOURCE = """
 import torch
 from torch import nn
@@ -60,7 +62,7 @@ def run(tmp_path):
     return call
 
 
-def test_from_check_to_a_miss(run):
+def test_from_check_to_a_miss(run, tmp_path):
     code, text = run("check", "mine.py:make")
     assert code == 1
     assert "not true for batch 1 to 3" in text
@@ -76,13 +78,24 @@ def test_from_check_to_a_miss(run):
     assert run("build", "mine.py:split", "programs")[1].startswith("loaded in")
     code, text = run("inspect", "programs")
     assert "mine.Model" in text
-    assert "1 programs" in text
+    assert "1 program," in text
+    assert "damaged" not in text
+    (record,) = (tmp_path / "programs" / "records").glob("*.json")
+    assert f"torchloom report programs/records/{record.name}" in text
+    session = load_record(record)
+    assert [row.data["boxes"] for row in session.events if row.kind == "ProgramReady"] == [
+        ["batch 1 to 3", "batch 4 to 8"]
+    ]
     found = json.loads(run("inspect", "programs", "--json")[1])
     assert len(found["programs"]) == 1
     assert run("why-miss", "programs", "mine.py:make") == (0, "a program fits\n")
     code, text = run("why-miss", "programs", "mine.py:other")
     assert code == 1
     assert "norm.eps was 1e-05, is 0.1" in text
+    (part, *_) = (tmp_path / "programs" / "objects").rglob("*.py")
+    part.write_bytes(b"")
+    text = run("inspect", "programs")[1]
+    assert f"{part.name} is damaged" in text
 
 
 @pytest.mark.parametrize(

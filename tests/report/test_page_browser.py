@@ -12,7 +12,9 @@ from report.test_page_records import (
     run_session,
     small_session,
 )
-from torchloom.records import Session
+from torchloom.events import ProgramReady, Recorder, emit
+from torchloom.records import EventRow, Session
+from torchloom.records.summary import summary
 
 pytestmark = [
     # selenium leaves its connection to the driver to the garbage collector
@@ -82,6 +84,40 @@ def test_what_was_not_recorded_is_said(show):
     for tab in TABS:
         page.open(tab)
         assert page.texts(".empty"), tab
+
+
+def test_programs_for_ranges_of_sizes_say_on_what_they_rely(show):
+    with Recorder() as heard:
+        emit(
+            ProgramReady(
+                model="mine.<b>Decoder</b>",
+                origin="built",
+                key="0f3c",
+                contract="Contract(ids: int64[batch, 5]; batch 1..64)",
+                seconds=12.5,
+                boxes=("batch 1 to 3", "batch 4 to 64"),
+                num_calls=(1, 4),
+                num_graphs=3,
+                verdicts=tuple(
+                    f"batch 4 to 64: holds for every size: guard {i}" for i in range(45)
+                ),
+            )
+        )
+    rows = [
+        EventRow(kind="ProgramReady", at_s=event.at_s, data=event.to_dict())
+        for event in heard.events
+    ]
+    page = show(Session(events=rows))
+    assert page.texts(".program h3") == ["mine.<b>Decoder</b>"]
+    assert "built in 12.5 s: 2 programs of 3 different graphs" in page.texts(".program .told")[0]
+    assert page.texts(".program td") == ["batch 1 to 3", "1", "batch 4 to 64", "4"]
+    page.click(".program summary")
+    listed = page.texts(".program li")
+    assert listed[0] == "batch 4 to 64: holds for every size: guard 0"
+    assert listed[-1] == "and 5 more in the record"
+    assert not page.errors()
+    text = summary(Session(events=rows))
+    assert "2 programs built in 12.5 s (batch 1 to 3; batch 4 to 64), 3 graphs" in text
 
 
 def test_tabs_move_by_arrow_keys(show):

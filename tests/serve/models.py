@@ -156,3 +156,42 @@ def made(kind: type[nn.Module], *args: object, **kwargs: object) -> nn.Module:
     """Return a model with the same random weights each time, ready to serve."""
     torch.manual_seed(0)
     return kind(*args, **kwargs).eval()
+
+
+class Kinds(nn.Module):
+    """Does what a runtime has to take care of, by name."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.inner = nn.Linear(16, 16)
+        self.register_buffer("seen", torch.zeros(16))
+        self.table = [0.5, 1.5, -2.0, 4.0]
+
+    def forward(self, x: Tensor) -> object:
+        match self.kind:
+            case "computes":
+                return torch.relu(self.inner(x)).sum(-1)
+            case "returns an argument":
+                return self.inner(x), x
+            case "returns a view of an argument":
+                return x[:, :8], self.inner(x)
+            case "returns views of one result":
+                y = self.inner(x)
+                return y[:, :8], y[:, 8:]
+            case "writes to a buffer":
+                self.seen.add_(x.sum(0))
+                return x + self.seen
+            case "writes to its argument":
+                x.mul_(2)
+                return x.sum()
+            case "holds a table":
+                return x[:, :4] * torch.tensor(self.table)
+            case "convolves":
+                return torch.nn.functional.conv1d(x[:, None], self.inner.weight[:, None, :3])
+            case "draws":
+                return x + torch.rand(x.shape[0], 16)
+            case "sorts":
+                values, places = torch.sort(x, dim=-1)
+                return values, places
+        raise AssertionError(self.kind)

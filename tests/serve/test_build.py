@@ -230,6 +230,11 @@ def test_builds_and_loads_are_events_for_the_record(tmp_path):
     assert (built.origin, loaded.origin) == ("built", "loaded")
     assert built.boxes == ("batch 1 to 3", "batch 4 to 64") == loaded.boxes
     assert any("holds for every size: batch >= 4" in verdict for verdict in built.verdicts)
+    assert loaded.verdicts == built.verdicts
+    assert built.num_calls == loaded.num_calls == (1, 1)
+    assert built.seconds > 0
+    assert loaded.seconds > 0
+    assert built.contract.startswith("Contract")
 
 
 def test_an_assertion_of_torch_itself_names_its_line():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from serve.models import BATCH, CALLS, Attending, Block, Stack, made, rows
 from torchloom.errors import ServeError
-from torchloom.serve import Contract, build, counter, tensor
+from torchloom.serve import Contract, build, counter, load, tensor
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
@@ -91,3 +91,60 @@ def test_equal_layers_are_compiled_once():
         with torch.no_grad():
             torch.testing.assert_close(program(ids), model(ids), atol=1e-4, rtol=1e-4)
     assert pieces == {3: 3, 7: 3}
+
+
+class Deciding(nn.Module):
+    """Does something else at one row, if asked to."""
+
+    def __init__(self, *, decides: bool) -> None:
+        super().__init__()
+        self.decides = decides
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.inner(x.view(x.shape[0] * 2, 8))).view(x.shape)
+        if self.decides and x.shape[0] == 1:
+            return y * 2
+        return y
+
+
+def assuming(graph_module, inputs):
+    """Compile nothing, and assume that sizes are not 1."""
+    for size in inputs:
+        if isinstance(size, torch.SymInt):
+            bool(size >= 2)
+    return graph_module.forward
+
+
+@pytest.mark.parametrize(("decides", "num_traces"), [(False, 1), (True, 2)])
+def test_sizes_that_a_compiler_cuts_off_keep_the_trace_unless_the_model_decides_by_them(
+    decides, num_traces
+):
+    model = Deciding(decides=decides).eval()
+    with counter.expect(num_traces=num_traces, num_compiles=2):
+        program = build(model, Contract({"x": (BATCH, 16)}), shapes="split", backend=assuming)
+    assert [str(variant.box) for variant in program.variants] == ["batch 1", "batch 2 to 64"]
+    assert all(verdict.holds for each in program.variants for verdict in each.verdicts)
+    for n in (1, 2, 5, 64):
+        x = torch.randn(n, 16)
+        with torch.no_grad():
+            torch.testing.assert_close(program(x), model(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_exact_sizes_are_compiled_from_the_trace_of_their_range(backend, tmp_path):
+    ids = Contract({"ids": tensor(BATCH, 5, dtype=torch.int64, below=31)})
+    model = made(Stack, 3)
+    with counter.expect(num_traces=1, num_compiles=4):
+        program = build(model, ids, sizes=[1, 7, 64], backend=backend, store=tmp_path)
+    assert [str(each.box) for each in program.variants] == [
+        *("batch 1", "batch 7", "batch 64"),
+        "batch 1 to 64",
+    ]
+    pieces = [set(each.pieces) for each in program.variants]
+    assert len(set.union(*pieces)) == sum(map(len, pieces))  # each is compiled for its own size
+    for each in (program, load(tmp_path, model)):
+        for n in (1, 2, 7, 64):
+            given = torch.randint(0, 31, (n, 5))
+            with torch.no_grad():
+                torch.testing.assert_close(each(given), model(given))

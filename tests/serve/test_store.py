@@ -17,6 +17,7 @@ import torch
 
 from serve.models import BATCH, Plain, Stack, made, rows
 from torchloom.errors import ArtifactError
+from torchloom.records import load_record
 from torchloom.serve import Contract, build, counter, load, tensor
 
 IDS = Contract({"ids": tensor(BATCH, 5, dtype=torch.int64, below=31)})
@@ -271,3 +272,34 @@ LIGHT = """
 def test_loading_leaves_inductors_lowerings_alone_and_compiling_still_works(cold):
     done = child(LIGHT, cold[0])
     assert done.stdout.strip() == "6.0", done.stderr
+
+
+def test_a_build_leaves_its_record_and_a_load_leaves_it_alone(tmp_path):
+    program = build(made(Plain), rows(), backend="eager", store=tmp_path)
+    (path,) = (tmp_path / "records").glob("*.json")
+    assert path.stem == program.key
+    record = load_record(path)
+    (ready,) = [row.data for row in record.events if row.kind == "ProgramReady"]
+    assert ready["origin"] == "built"
+    assert ready["model"].endswith("Plain")
+    assert [function.name for function in record.functions] == ["captured graph"]
+    before = path.stat().st_mtime_ns
+    build(made(Plain), rows(), backend="eager", store=tmp_path)
+    assert path.stat().st_mtime_ns == before
+
+
+SHARED_LAYER = torch.nn.Linear(16, 16).eval()
+
+
+def through_a_global(x):
+    return torch.relu(SHARED_LAYER(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_module_that_is_a_global_is_never_stored_with_its_weights(backend, tmp_path):
+    build(through_a_global, rows(), backend=backend, store=tmp_path)
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        SHARED_LAYER.weight.add_(1.0)
+        program = load(tmp_path, through_a_global, rows())
+        torch.testing.assert_close(program(x), through_a_global(x))

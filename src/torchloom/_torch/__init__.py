@@ -20,15 +20,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass  # 2.11-2.13
-from torch._inductor.custom_graph_pass import (
-    CustomPartitionerFn as CustomPartitionerFn,  # 2.11-2.13
-)
 from torch._ops import OpOverload as OpOverload  # 2.11-2.13
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchloom._torch import introspect
 from torchloom._torch.exchange import texts_of as texts_of
 
 DispatchMode = TorchDispatchMode
@@ -326,6 +321,8 @@ def compiled_call(module: torch.nn.Module, backend: Any, **kwargs: Any) -> Calla
 
 def _forward_place(module: torch.nn.Module) -> tuple[tuple[str, str, int], ...]:
     """Return a constant by which records name the module's forward in place of our function."""
+    from torchloom._torch import introspect  # which needs Dynamo
+
     forward = getattr(type(module).forward, "__code__", None)
     if forward is None:
         return ()

@@ -1,21 +1,20 @@
 """One call of a function as one graph, and the code around it (2.11-2.13).
 
-Dynamo turns a function into a graph and into bytecode that fetches the graph's inputs, calls what was
-compiled of it, and rebuilds the function's result. Here the three are taken apart: what was compiled can be
-exchanged, the bytecode can be stored, and what would be guards are facts that may be checked at any time.
+Dynamo turns a function into a graph and into bytecode around it (`shell`). Here they are taken apart: what was
+compiled can be exchanged, the bytecode can be stored, and what would be guards are facts that may be checked
+at any time.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchloom._torch.shell import Shell, plain_function
 from torchloom._torch.symbols import SizeGuard, guards_of
 
 
@@ -37,80 +36,6 @@ class FullGraph:
     def size_guards(self) -> list[SizeGuard]:
         """Return what was assumed of sizes so far; compiling the graph may add to it."""
         return guards_of(self.env)
-
-
-@dataclass
-class Shell:
-    """The bytecode around a graph."""
-
-    env: Any
-    """torch's GraphRuntimeEnv."""
-    backend_id: str
-    made_globals: dict[str, Any] = field(default_factory=dict)
-    """Globals that Dynamo made for the bytecode."""
-
-    def around(
-        self, compiled: Callable[..., Any], function: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        """Return a function that runs the bytecode with a compiled graph in it.
-
-        Args:
-            compiled: takes the graph's inputs, returns its outputs.
-            function: what was captured, or the same one in another process: globals, closure and
-                defaults are its own.
-        """
-        plain = plain_function(function)[0]
-        env = dataclasses.replace(
-            self.env,
-            closure=plain.__closure__,
-            argdefs=plain.__defaults__,
-            **({"kwdefaults": plain.__kwdefaults__} if hasattr(self.env, "kwdefaults") else {}),
-        )
-        made = env.forward_callable(
-            self.backend_id,
-            compiled,
-            extra_globals={**plain.__globals__, **self.made_globals},
-        )
-        made.__kwdefaults__ = plain.__kwdefaults__
-        return made
-
-    def to_bytes(self) -> bytes:
-        """Return the bytecode for another process.
-
-        Raises:
-            TypeError: it refers to an object that lives in this process alone.
-        """
-        from torch._dynamo.aot_compile import AOTCompilePickler
-        from torch._dynamo.package import SerializedCode
-
-        # What the function itself brings is taken from it again where the bytecode is loaded.
-        env = dataclasses.replace(
-            self.env,
-            bytecode=SerializedCode.from_code_object(self.env.bytecode),
-            closure=None,
-            argdefs=None,
-            **({"kwdefaults": None} if hasattr(self.env, "kwdefaults") else {}),
-        )
-        buffer = io.BytesIO()
-        pickler = AOTCompilePickler({}, buffer)
-        try:
-            pickler.dump((env, self.backend_id, self.made_globals))
-        except Exception as error:
-            raise TypeError(f"the code around the graph cannot be stored: {error}") from error
-        if pickler.errors:
-            kinds = sorted({type(each).__name__ for each in pickler.errors.values()})
-            raise TypeError(f"the code around the graph refers to modules: {', '.join(kinds)}")
-        return buffer.getvalue()
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Shell:
-        """Return what `to_bytes` stored."""
-        from torch._dynamo.aot_compile import AOTCompileUnpickler
-        from torch._dynamo.package import SerializedCode
-
-        env, backend_id, made = AOTCompileUnpickler({}, io.BytesIO(content)).load()
-        env = dataclasses.replace(env, bytecode=SerializedCode.to_code_object(env.bytecode))
-        return cls(env, backend_id, made)
 
 
 def capture_full(
@@ -153,12 +78,13 @@ def capture_full(
     if backend is None:
         raise ValueError("the call computes nothing on tensors: there is nothing to compile")
     runtime_env = output.get_runtime_env()
+    imports = runtime_env.import_sources
     made = {
         name: output.f_globals[name]
         for name in runtime_env.external_refs
         if name in output.f_globals
         and name not in before
-        and name not in runtime_env.import_sources
+        and name not in imports
         and not name.startswith("__compiled_fn")  # the graph, whose place is taken
     }
     for name in set(plain.__globals__) - before:
@@ -169,7 +95,18 @@ def capture_full(
         backend.graph_module,
         list(backend.example_inputs),
         backend.fake_mode.shape_env,
-        Shell(runtime_env, backend.backend_id, made),
+        Shell(
+            runtime_env.bytecode,
+            backend.backend_id,
+            {alias: name for alias, name in imports.items() if alias in runtime_env.external_refs},
+            # The function's own are looked up where the bytecode runs, which may be another process.
+            {
+                name: value
+                for name, value in getattr(runtime_env, "used_globals", {}).items()
+                if name not in plain.__globals__
+            },
+            made,
+        ),
         codes,
         tuple(sources),
     )
@@ -192,24 +129,6 @@ def mark_varying(
         maybe_mark_dynamic(tensor, dim)
     else:
         mark_unbacked(tensor, dim, min=unbacked[0], max=unbacked[1], hint_override=tensor.size(dim))
-
-
-def plain_function(function: Callable[..., Any]) -> tuple[types.FunctionType, object | None]:
-    """Return the Python function behind a callable, and the object that it is bound to."""
-    from torch._dynamo.convert_frame import get_traced_fn
-
-    return get_traced_fn(function)
-
-
-def value_of(source: str, scope: Mapping[str, Any]) -> Any:
-    """Return what an expression of `FullGraph.sources` stands for.
-
-    Raises:
-        Exception: it does not exist (any more).
-    """
-    from torch._dynamo.guards import _get_closure_vars
-
-    return eval(source, {**_get_closure_vars(), **scope})
 
 
 def is_unsupported(error: BaseException) -> bool:

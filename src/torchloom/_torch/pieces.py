@@ -1,23 +1,29 @@
-"""Graphs compiled ahead of their calls, as bytes that another process can run (2.11-2.13).
+"""Graphs compiled ahead of their calls, in a form that another process can run (2.11-2.13).
 
 Inductor stores generated source and builds it again where it is loaded. Here the shared objects that it
-built are part of what is stored, so loading needs no C++ compiler and builds nothing.
+built are part of what is stored, so loading needs no C++ compiler and builds nothing. Most graphs are `plain`:
+they do not need the compiler's modules either.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
 
 from torchloom._torch.light import light_imports
+from torchloom._torch.plain import NotPlainError, PlainGraph, plain_graph, run_plain
+
+log = logging.getLogger(__name__)
 
 Call = Callable[..., Any]
 """Takes a graph's inputs, returns its outputs."""
@@ -31,8 +37,10 @@ class Built:
     """A compiled graph."""
 
     call: Call
-    content: bytes | None
-    """What `load_piece` makes it of again; None if it cannot be stored."""
+    plain: PlainGraph | None = None
+    """What `run_plain` makes it of again."""
+    content: bytes | None = None
+    """What `load_piece` makes it of again, if it is not plain."""
     why_not: str = ""
     """Why it cannot be stored."""
     kernels: dict[str, Path] = field(default_factory=dict)
@@ -45,6 +53,7 @@ def build_piece(
     patches: Mapping[str, Any],
     *,
     unbacked: bool = False,
+    look: Callable[[], None] = lambda: None,
 ) -> Built:
     """Compile a graph with Inductor.
 
@@ -53,6 +62,8 @@ def build_piece(
         inputs: fake tensors and sizes, one for each placeholder.
         patches: Inductor's options.
         unbacked: whether its symbols are unbacked.
+        look: called when the graph is one of plain operators, and what that assumes of sizes is known,
+            before code is generated for it, which takes most of the time; it may raise `StopBuild`.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor import config as inductor_config
@@ -64,6 +75,7 @@ def build_piece(
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(_recorded(kernels))
+        enter(_looked_at(look))
         # The processor's own flags say which instructions it has: torch looks them up before it asks
         # the compiler, which takes seconds for each.
         enter(inductor_config.patch({"cpp.vec_isa_ok": True}))
@@ -76,13 +88,24 @@ def build_piece(
             options={"config_patches": dict(patches)},
             aot=True,
         )
-        built = Built(_inner(artifact), None)
+        built = Built(_inner(artifact))
+        try:
+            built.plain = plain_graph(built.call)
+            # It runs here as it does where it is loaded: what is checked is what is stored.
+            built.call = run_plain(built.plain)
+            return built
+        except NotPlainError as error:
+            log.info("a graph runs with torch's wrappers: %s", error)
         try:
             built.content = artifact.serialize()
         except Exception as error:  # noqa: BLE001 - whatever an operator's pickling raises
             built.why_not = str(error).splitlines()[0] if str(error) else type(error).__name__
     built.kernels = kernels
     return built
+
+
+class StopBuild(BaseException):
+    """Ends a build early; no handler of compilers takes it for a failure."""
 
 
 def load_piece(content: bytes, kernels: Mapping[str, Path]) -> Call:
@@ -180,6 +203,25 @@ def _given(kernels: Mapping[str, Path]) -> Iterator[None]:
         return lambda: cls._load_library(str(path), key)
 
     with _loading(wrap):
+        yield
+
+
+@contextmanager
+def _looked_at(look: Callable[[], None]) -> Iterator[None]:
+    """Call a function between AOTAutograd and Inductor."""
+    from torch._inductor import compile_fx
+
+    name = "_recursive_joint_graph_passes"
+    original = getattr(compile_fx, name, None)
+    if original is None:  # nothing is looked at early: what was assumed is judged when all is built
+        yield
+        return
+
+    def passes(*args: Any, **kwargs: Any) -> Any:
+        look()
+        return original(*args, **kwargs)
+
+    with _LOCK, mock.patch.object(compile_fx, name, passes):
         yield
 
 

@@ -74,8 +74,7 @@ def size_guards(
 
 def guards_of(env: Any) -> list[SizeGuard]:
     """Return what a ShapeEnv has recorded about its symbols."""
-    values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-    hints = {symbol: int(value) for symbol, value in values.items()}
+    hints = _hints(env)
     # Those on unbacked symbols are asserted at each run by the compiled code itself.
     found = [
         _guard(guard.expr, guard.sloc, hints)
@@ -86,6 +85,12 @@ def guards_of(env: Any) -> list[SizeGuard]:
         if symbol in hints and not expression.free_symbols:
             found.append(_equals(hints[symbol], int(expression)))
     return [guard for guard in found if guard.hints]
+
+
+def _hints(env: Any) -> dict[Any, int]:
+    """Return what each symbol stood for during the trace."""
+    values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    return {symbol: int(value) for symbol, value in values.items()}
 
 
 def _equals(hint: int, number: int) -> SizeGuard:
@@ -116,3 +121,38 @@ def _where(place: Any) -> str:
     if place is None or isinstance(place, str):
         return place or ""
     return f"{place.filename}:{place.lineno} in {place.name}"
+
+
+def with_numbers(
+    values: Sequence[Any], env: Any, sizes: Mapping[int, int]
+) -> tuple[Any, list[Any]]:
+    """Return a fake mode and copies of fake tensors and sizes in it, whose symbols are numbers.
+
+    Args:
+        values: fake tensors and sizes.
+        env: the ShapeEnv of their symbols.
+        sizes: what symbols become, by what they were during the trace.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    numbers = {symbol: sizes.get(hint, hint) for symbol, hint in _hints(env).items()}
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+    def number(size: Any) -> int:
+        return int(size.node.expr.xreplace(numbers)) if isinstance(size, torch.SymInt) else size
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return number(value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        shape, strides = (tuple(map(number, each)) for each in (value.shape, value.stride()))
+        made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+        kind = getattr(value, "_dynamo_static_input_type", None)
+        if kind is not None:
+            made._dynamo_static_input_type = kind  # type: ignore[attr-defined]
+        return made
+
+    with mode:
+        return mode, [copied(value) for value in values]

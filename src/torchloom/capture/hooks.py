@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import fx
 
-from torchloom._torch import CustomGraphPass, CustomPartitionerFn
+from torchloom._torch.custom_pass import CustomGraphPass, CustomPartitionerFn
 
 GraphKind = Literal["joint", "forward", "backward", "inference"]
 WeaveFn = Callable[[fx.GraphModule, GraphKind], None]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from torchloom import envs
 from torchloom.cli.load import load_file
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, Program, Store, build, counter
-from torchloom.serve.saved import why_miss
+from torchloom.serve.saved import faults_of, why_miss
 from torchloom.serve.target import Target
 
 serve = typer.Typer(no_args_is_help=True, help="Compile models for serving, and look into stores.")
@@ -89,8 +89,14 @@ def inspect(
         typer.echo(f"damaged  {line}")
     for name, entry in entries.items():
         typer.echo(_entry(name, entry))
+        record = Store(store).record_path(name.rpartition("-")[0])
+        if record.exists():
+            typer.echo(f"    record of its build: torchloom report {record} -o report.html")
+        for fault in faults_of(entry, Store(store)):
+            typer.echo(f"    damaged: {fault}")
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
-    typer.echo(f"{len(entries)} programs, {size / 1e6:.1f} MB in {store}")
+    count = f"{len(entries)} program{'' if len(entries) == 1 else 's'}"
+    typer.echo(f"{count}, {size / 1e6:.1f} MB in {store}")
 
 
 @serve.command("why-miss")
@@ -218,6 +224,12 @@ def _shown(program: Program) -> str:
     return "\n".join(lines)
 
 
+def _forms(pieces: Sequence[Mapping[str, Any]]) -> str:
+    """Say how many pieces need the compiler's modules, or that none does."""
+    others = sum("source" not in piece for piece in pieces)
+    return f" ({others} run with torch's compiler imported)" if others else ""
+
+
 def _entry(name: str, entry: Mapping[str, Any]) -> str:
     factors = entry["factors"]
     machine = ", ".join(f"{key} {value}" for key, value in factors["machine"].items())
@@ -228,6 +240,7 @@ def _entry(name: str, entry: Mapping[str, Any]) -> str:
         box = ", ".join(f"{key} {low} to {high}" for key, low, high in variant["box"])
         lines.append(
             f"    program for {box or 'all calls'}: {len(variant['stitching']['steps'])} graphs, "
-            f"{len(variant['pieces'])} of them different, {len(variant['facts'])} facts"
+            f"{len(variant['pieces'])} of them different{_forms(variant['pieces'])}, "
+            f"{len(variant['facts'])} facts"
         )
     return "\n".join(lines)

@@ -369,7 +369,8 @@ class _Builder:
                 frame_id=key[1],
                 epoch=key[0],
             )
-        name, file, line = "unknown", "", 0
+        # A capture of a whole function, as for serving, says no name.
+        name, file, line = "captured graph" if self.entries[key].artifacts else "unknown", "", 0
         metrics = self.entries[key].metrics.get("forward", {})
         stack = (self.starts.get(key) or {}).get("stack") or []
         if stack:

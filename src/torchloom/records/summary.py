@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torchloom.records.model import Break, Entry, Function, Session
 
@@ -25,6 +27,7 @@ def summary(session: Session) -> str:
         f"compiling took {sum(entry.compile_s for entry in entries):.1f} s, "
         f"{hits} of {len(caches)} cache lookups hit"
     ]
+    lines += [_program(row.data) for row in session.events if row.kind == "ProgramReady"]
     for function in session.functions[:_MAX_FUNCTIONS]:
         lines += _function(function, 0)
     if len(session.functions) > _MAX_FUNCTIONS:
@@ -40,6 +43,16 @@ def summary(session: Session) -> str:
                 shown += 1
                 lines += _recompile(function, entry)
     return "\n".join(lines)
+
+
+def _program(data: Mapping[str, Any]) -> str:
+    boxes = data["boxes"]
+    shown = "; ".join(boxes[:3]) + (f"; and {len(boxes) - 3} more" if len(boxes) > 3 else "")
+    return (
+        f"  {data['model']}: {_count(len(boxes), 'program')} {data['origin']} in {data['seconds']:.1f} s "
+        f"({shown}), {_count(data['num_graphs'], 'graph')}, "
+        f"{_count(len(data['verdicts']), 'assumption')} about sizes that hold"
+    )
 
 
 def _function(function: Function, depth: int) -> list[str]:

@@ -7,6 +7,8 @@ contract = Contract({"ids": tensor(batch, length, dtype=torch.int64, below=vocab
 program = build(model.eval(), contract, store="programs")
 with torch.inference_mode():
     logits = program(ids)
+
+Importing this imports no compiler: a process that finds its programs in a store never does.
 """
 
 from __future__ import annotations

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchloom.errors import ContractError, ServeError
 from torchloom.serve.box import exact_boxes, first_boxes
-from torchloom.serve.builder import Builder
 from torchloom.serve.contract import Contract
 from torchloom.serve.cudagraph import CudaGraphs
-from torchloom.serve.lower import Backend, Lowerer
 from torchloom.serve.options import Options, Ranges, Shapes, Sizes, check_options
 from torchloom.serve.patches import resolved
 from torchloom.serve.program import OutOfRange, Program, Variant
 from torchloom.serve.saved import Saved, key_of
 from torchloom.serve.store import Store
 from torchloom.serve.target import Target
+
+if TYPE_CHECKING:
+    from torchloom.serve.lower import Backend
 
 _MOST_OPTIONAL = 3
 
@@ -66,7 +68,8 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
             `splitting_ops`.
         level: 0 traces and proves but compiles nothing; 1 compiles, without exact sizes and CUDA graphs;
             2 does as asked; 3 also searches for the fastest kernels for exact sizes.
-        store: a folder that programs are loaded from and saved to.
+        store: a folder that programs are loaded from and saved to. A build leaves its record there, in
+            `records/`, for `torchloom report`.
 
     Raises:
         ContractError: sizes or ranges are not of the contract.
@@ -108,7 +111,10 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
         found = saved.load(target, contract, out_of_range)
         if found is not None:
             return found
-        program = _built(target, contract, chosen, store, out_of_range, saved.key)
+        from torchloom.inspect import watch  # needs Dynamo, as building does
+
+        with watch(store.record_path(saved.key)):
+            program = _built(target, contract, chosen, store, out_of_range, saved.key)
         saved.save(program)
     return program
 
@@ -121,19 +127,26 @@ def _built(
     out_of_range: OutOfRange,
     key: str,
 ) -> Program:
+    # Here, and not above: a program that is found in a store needs no compiler.
+    from torchloom.serve.builder import Builder
+    from torchloom.serve.lower import Lowerer
+
+    started = time.perf_counter()
     builder = Builder(target, contract, options, Lowerer(options.backend, options.patches, store))
     variants: list[Variant] = []
     if options.shapes == "bucket":
         for without in _patterns(contract):
             variants += builder.buckets(without)
-        return Program(target, contract, variants, out_of_range=out_of_range, key=key)
-    for without in _patterns(contract):
-        # Exact sizes come first: the first program that covers a call runs.
+    for without in _patterns(contract) if options.shapes != "bucket" else ():
+        # Ranges are built first, because their traces serve exact sizes too, and come last: the first
+        # program that covers a call runs.
+        ranges = first_boxes(contract, options.ranges)
+        ranged = [each for box in ranges for each in builder.variants(box, without)]
         for box in exact_boxes(contract, options.sizes):
             variants += builder.variants(box, without)
-        for box in first_boxes(contract, options.ranges):
-            variants += builder.variants(box, without)
-    return Program(target, contract, variants, out_of_range=out_of_range, key=key)
+        variants += ranged
+    seconds = time.perf_counter() - started
+    return Program(target, contract, variants, out_of_range=out_of_range, key=key, seconds=seconds)
 
 
 def _patterns(contract: Contract) -> list[frozenset[str]]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from torchloom._torch.fullgraph import FullGraph
+from torchloom._torch.pieces import StopBuild
 from torchloom.errors import ContractError, ProofError, ServeError
 from torchloom.serve.box import Box, exact_boxes
 from torchloom.serve.bucket import Axes, Padded, axes_of
@@ -18,6 +20,7 @@ from torchloom.serve.compare import Difference, differences_at, result_at
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.cudagraph import assembled
+from torchloom.serve.exact import at_sizes
 from torchloom.serve.lower import Lowerer
 from torchloom.serve.options import Options
 from torchloom.serve.program import Variant
@@ -33,6 +36,16 @@ _MOST_BOXES = 16
 """Parts that a contract may be split into: beyond, the model decides by size in too many ways."""
 
 
+class _Cut(StopBuild):
+    """Ends a build for a box that has to be cut."""
+
+    def __init__(self, parts: list[Box], error: ProofError | None = None) -> None:
+        super().__init__()
+        self.parts = parts
+        self.error = error
+        """Why it cannot be."""
+
+
 @dataclass
 class Builder:
     """Builds the programs of a contract."""
@@ -41,13 +54,17 @@ class Builder:
     contract: Contract
     options: Options
     lowerer: Lowerer
+    _divided: dict[int, tuple[FullGraph, Divided]] = field(default_factory=dict)
+    """Each graph in pieces, by its identity."""
+    _traces: dict[frozenset[str], list[Traced]] = field(default_factory=dict)
+    """By which optional tensors are None."""
 
     def variants(self, box: Box, without: frozenset[str]) -> list[Variant]:
         """Return programs that cover a box together; one unless sizes split it."""
-        waiting, done = [box], []
+        waiting: list[tuple[Box, Traced | None]] = [(box, None)]
+        done: list[Variant] = []
         while waiting:
-            part = waiting.pop()
-            parts, variant = self._one(part, without)
+            parts, variant = self._one(*waiting.pop(), without)
             if variant is not None:
                 done.append(variant)
             waiting += parts
@@ -78,7 +95,7 @@ class Builder:
         variants, low = [], dim.min
         for box in boxes:
             size = box.largest[dim.name]
-            _, variant = self._one(box, without)
+            _, variant = self._one(box, None, without)
             assert variant is not None, "nothing varies, so nothing can be cut"
             padded = Padded(variant.run, self.target, self.contract, dim, size, axes)
             covered = whole.cut(dim.name, [low, size + 1])[1 if low > dim.min else 0]
@@ -114,35 +131,92 @@ class Builder:
         finally:
             padded.poison = False
 
-    def _one(self, box: Box, without: frozenset[str]) -> tuple[list[Box], Variant | None]:
-        """Return the program for a box, or the parts that need one each."""
-        traced = trace(
-            self.target,
-            self.contract,
-            box,
-            unbacked=self.options.unbacked,
-            without=without,
-        )
+    def _one(
+        self, box: Box, traced: Traced | None, without: frozenset[str]
+    ) -> tuple[list[tuple[Box, Traced | None]], Variant | None]:
+        """Return the program for a box, or the parts that need one each.
+
+        Args:
+            box: the sizes.
+            traced: a trace that stands for them, if there is one.
+            without: paths of optional tensors that are None.
+        """
+        traced = traced or self._traced(box, without)
         if parts := self._cut(traced, traced.verdicts()):  # before anything is compiled
-            return parts, None
-        variant = self._lowered(traced, without)
+            return self._with_traces(parts, traced), None
+        try:
+            variant = self._lowered(traced, without)
+        except _Cut as cut:  # tracing a piece assumed what does not hold
+            if cut.error is not None:
+                raise cut.error from None
+            return self._with_traces(cut.parts, traced), None
+        if variant is None:
+            self._traces[without] = [
+                t for t in self._traces[without] if t.graph is not traced.graph
+            ]
+            return [(box, None)], None
         if parts := self._cut(traced, variant.verdicts):  # compilers assume more
-            return parts, None
+            return self._with_traces(parts, traced), None
         if self.options.check == "edges":
             for sizes in box.edges():
                 with as_promised(self.contract):
                     found = differences_at(self.target, self.contract, variant.run, sizes, without)
                 if found is not None:
-                    return self._without_size(box, sizes, found), None
+                    parts = self._without_size(box, sizes, found)
+                    return self._with_traces(parts, traced), None
         counter.num_compiles += 1
         return [], variant
 
-    def _lowered(self, traced: Traced, without: frozenset[str]) -> Variant:
-        divided = divide(
-            traced.graph.graph_module,
-            self.options.splitting_ops,
-            layers=self.options.layers and self.options.backend == "inductor",
+    def _traced(self, box: Box, without: frozenset[str]) -> Traced:
+        """Return a trace for a box: one that is there, if it stands for it, or a new one."""
+        known = self._traces.setdefault(without, [])
+        if not box.varying:
+            for each in known:
+                if box.largest in each.box and (found := self._within(each, box)):
+                    return found
+        made = trace(
+            self.target, self.contract, box, unbacked=self.options.unbacked, without=without
         )
+        known.append(made)
+        return made
+
+    def _with_traces(self, parts: Iterable[Box], traced: Traced) -> list[tuple[Box, Traced | None]]:
+        """Return parts of a box, each with its trace where that stands for the part."""
+        return [(part, self._within(traced, part)) for part in parts]
+
+    def _within(self, traced: Traced, part: Box) -> Traced | None:
+        """Return a trace as one for a part of its box, if it stands for it."""
+        # Which inputs need gradients is not kept where symbols become numbers.
+        return None if self.contract.grad == "grad" else traced.within(part)
+
+    def _in_pieces(self, traced: Traced) -> Divided | None:
+        """Return a graph cut into pieces; None if equal pieces would not be equal at its exact sizes."""
+        known = self._divided.get(id(traced.graph))
+        if known is None:
+            divided = divide(
+                traced.graph.graph_module,
+                self.options.splitting_ops,
+                layers=self.options.layers and self.options.backend == "inductor",
+            )
+            known = self._divided[id(traced.graph)] = (traced.graph, divided)
+        if traced.numbers is None:
+            return known[1]
+        return at_sizes(known[1], traced.graph, traced.numbers)
+
+    def _lowered(self, traced: Traced, without: frozenset[str]) -> Variant | None:
+        """Return the program of a trace; None if there has to be another trace."""
+        divided = self._in_pieces(traced)
+        if divided is None:
+            return None
+
+        def look() -> None:
+            try:
+                parts = self._cut(traced, traced.verdicts())
+            except ProofError as error:  # which compilers would wrap in errors of their own
+                raise _Cut([], error) from error
+            if parts:
+                raise _Cut(parts)
+
         with as_promised(self.contract):
             is_exact = not traced.box.varying
             lowered = [
@@ -151,6 +225,7 @@ class Builder:
                     traced.graph,
                     unbacked=bool(self.options.unbacked),
                     tuned=is_exact and self.options.level == 3,
+                    look=look,
                 )
                 for piece in divided.pieces
             ]

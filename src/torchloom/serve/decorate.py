@@ -25,7 +25,6 @@ from torchloom.serve.build import build
 from torchloom.serve.bypass import IS_BYPASSED
 from torchloom.serve.contract import Contract
 from torchloom.serve.infer import Dims, contract_of_call, named_dims
-from torchloom.serve.measure import peak_of
 from torchloom.serve.program import Program
 
 log = logging.getLogger(__name__)
@@ -182,6 +181,8 @@ def warm_up(model: nn.Module) -> WarmUp:
         ServeError: it has no contract yet, or runs as it is.
     """
     import time
+
+    from torchloom.serve.measure import peak_of
 
     owner = _owner(model)
     plan = _plan_of(owner)

@@ -171,6 +171,9 @@ class _Writer:
             self._conditions.append(
                 "is_grad_enabled()" if contract.grad == "grad" else "not is_grad_enabled()"
             )
+        self._scope["is_autocast"] = torch.is_autocast_enabled
+        kinds = self._target.device_types(contract)
+        self._conditions += [f"not is_autocast({kind!r})" for kind in sorted(kinds)]
         if self._target.module is not None:
             self._conditions.append(f"MODEL.training is {contract.training}")
         self._conditions.append("not STATE.is_stale")

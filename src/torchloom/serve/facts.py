@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchloom._torch.fullgraph import value_of
+from torchloom._torch.shell import value_of
 
 _MOST_ITEMS = 64
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from torch import fx
 
 from torchloom._torch.fullgraph import FullGraph
-from torchloom._torch.pieces import build_piece, dump_graph, load_graph, load_piece
+from torchloom._torch.pieces import build_piece
 from torchloom._torch.symbols import SizeGuard
-from torchloom.errors import ArtifactError
 from torchloom.serve.counter import counter
+from torchloom.serve.parts import stored_graph, stored_piece
 from torchloom.serve.patches import TUNED
 from torchloom.serve.split import Piece
 from torchloom.serve.store import Store
@@ -50,7 +50,13 @@ class Lowerer:
         self._done: dict[tuple[str, bool, bool], Lowered] = {}
 
     def lower(
-        self, piece: Piece, graph: FullGraph, *, unbacked: bool, tuned: bool = False
+        self,
+        piece: Piece,
+        graph: FullGraph,
+        *,
+        unbacked: bool,
+        tuned: bool = False,
+        look: Callable[[], None] = lambda: None,
     ) -> Lowered:
         """Return a piece's function; equal pieces share one.
 
@@ -59,29 +65,35 @@ class Lowerer:
             graph: the trace that it is a part of, which notes what compilers assume.
             unbacked: whether its sizes are unbacked symbols.
             tuned: whether to search for the fastest kernels.
+            look: called before code is generated, when `graph` knows what tracing the piece assumed.
         """
         key = (piece.digest, piece.is_kept, tuned)
         if key not in self._done:
             patches = {**TUNED, **self._patches} if tuned else self._patches
             before = {guard.text for guard in graph.size_guards()}
-            lowered = self._done[key] = self._lower(piece, patches, unbacked)
+            lowered = self._done[key] = self._lower(piece, patches, unbacked, look)
             lowered.guards = tuple(g for g in graph.size_guards() if g.text not in before)
         return self._done[key]
 
-    def _lower(self, piece: Piece, patches: Mapping[str, Any], unbacked: bool) -> Lowered:
+    def _lower(
+        self,
+        piece: Piece,
+        patches: Mapping[str, Any],
+        unbacked: bool,
+        look: Callable[[], None],
+    ) -> Lowered:
         if piece.is_kept or self._backend == "eager":
             return self._as_it_is(piece.graph_module)
-        counter.num_pieces += 1
         if self._backend == "inductor":
-            built = build_piece(piece.graph_module, piece.inputs, patches, unbacked=unbacked)
+            built = build_piece(
+                piece.graph_module, piece.inputs, patches, unbacked=unbacked, look=look
+            )
+            counter.num_pieces += 1
             lowered = Lowered(built.call, why_not=built.why_not)
-            if self._store is not None and built.content is not None:
-                kernels = {
-                    key: self._store.put(path.read_bytes(), ".so")
-                    for key, path in built.kernels.items()
-                }
-                lowered.stored = {"compiled": self._store.put(built.content), "kernels": kernels}
+            if self._store is not None:
+                lowered.stored = stored_piece(built, self._store)
             return lowered
+        counter.num_pieces += 1
         call = self._backend(piece.graph_module, list(piece.inputs))  # type: ignore[operator]
         return Lowered(call, why_not="what a backend of one's own returns cannot be stored")
 
@@ -89,24 +101,7 @@ class Lowerer:
         lowered = Lowered(graph_module.forward)
         if self._store is not None:
             try:
-                lowered.stored = {"graph": self._store.put(dump_graph(graph_module))}
+                lowered.stored = stored_graph(graph_module, self._store)
             except Exception as error:  # noqa: BLE001 - whatever a constant's pickling raises
                 lowered.why_not = f"a graph cannot be stored: {error}"
         return lowered
-
-
-def loaded(stored: Mapping[str, Any], store: Store) -> Call:
-    """Return the function of a stored piece; nothing is compiled.
-
-    Raises:
-        ArtifactError: a part of it is missing or damaged.
-    """
-    if "graph" in stored:
-        return load_graph(store.get(stored["graph"])).forward
-    kernels = {key: store.checked(digest) for key, digest in stored["kernels"].items()}
-    try:
-        return load_piece(store.get(stored["compiled"]), kernels)
-    except LookupError as error:
-        raise ArtifactError(
-            f"a piece of the program is incomplete: {error}; build again"
-        ) from error

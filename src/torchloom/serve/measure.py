@@ -16,7 +16,7 @@ def peak_of(program: Program) -> int:
     """
     sizes = {name: dim.max for name, dim in program.contract.dims.items()}
     args = program.contract.example(sizes)
-    devices = program.target.device_types() | {s.device.type for _, s in program.contract.tensors()}
+    devices = program.target.device_types(program.contract)
     with as_promised(program.contract):
         if "cuda" not in devices:
             return measure_peak(lambda: program(**args)).peak_bytes

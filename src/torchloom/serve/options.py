@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torchloom.errors import ContractError, ServeError
 from torchloom.serve.contract import Contract
 from torchloom.serve.cudagraph import CudaGraphs
-from torchloom.serve.lower import Backend
 from torchloom.serve.patches import spelled
 from torchloom.serve.target import Target
+
+if TYPE_CHECKING:
+    from torchloom.serve.lower import Backend
 
 Shapes = Literal["prove", "split", "unbacked", "bucket"]
 Sizes = Sequence[int] | Mapping[str, Sequence[int]]

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from torch import fx
-
-from torchloom._torch import CustomGraphPass
 from torchloom.errors import ServeError
 
 TUNED = {"max_autotune": True, "coordinate_descent_tuning": True}
 """What level 3 adds for exact sizes."""
-
-
-class NamedPass(CustomGraphPass):
-    """A user's pass with a name that caches know it by: that of the function, and its source."""
-
-    def __init__(self, fn: Callable[[fx.Graph], None]) -> None:
-        self._fn = fn
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Edit a graph."""
-        self._fn(graph)
-
-    def uuid(self) -> str:
-        """Return what changes when the function does."""
-        try:
-            source = inspect.getsource(self._fn)
-        except (OSError, TypeError):
-            source = repr(getattr(self._fn, "__code__", None) and self._fn.__code__.co_code)
-        name = f"{self._fn.__module__}.{getattr(self._fn, '__qualname__', type(self._fn).__qualname__)}"
-        return f"{name} {hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
 def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,5 +42,7 @@ def _pass(name: str, value: Any) -> Any:
         except (ImportError, AttributeError) as error:
             raise ServeError(f"{name}={module}:{attribute} cannot be imported: {error}") from error
     if callable(value) and not hasattr(value, "uuid"):
+        from torchloom.serve.named_pass import NamedPass  # which needs Inductor
+
         return NamedPass(value)
     return value

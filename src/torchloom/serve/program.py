@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,8 +18,10 @@ from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.entry import Run, make_entry
 from torchloom.serve.facts import Sources, changed_facts
-from torchloom.serve.prove import Verdict
 from torchloom.serve.target import Target
+
+if TYPE_CHECKING:
+    from torchloom.serve.prove import Verdict
 
 OutOfRange = Literal["raise", "eager"]
 
@@ -43,9 +45,16 @@ class Variant:
     """How many graphs run in a call."""
     writes: bool = False
     """Whether it may write to its arguments or to buffers."""
+    told: tuple[str, ...] = ()
+    """What the verdicts were, for a program that was loaded."""
     stored: dict[str, Any] = field(default_factory=dict)
     """What a store needs to make it again."""
     why_not_stored: str = ""
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was assumed of sizes, in words."""
+        return self.told or tuple(map(str, self.verdicts))
 
 
 @dataclass
@@ -79,6 +88,7 @@ class Program:
         out_of_range: OutOfRange = "raise",
         key: str = "",
         origin: str = "built",
+        seconds: float = 0.0,
     ) -> None:
         self.target = target
         self.contract = contract
@@ -88,6 +98,8 @@ class Program:
         """Its name in a store."""
         self.origin = origin
         """"built" or "loaded"."""
+        self.seconds = seconds
+        """How long that took."""
         self.state = State()
         self.is_frozen = False
         self._entry = self._make_entry()
@@ -150,9 +162,18 @@ class Program:
                 model=self.target.name,
                 origin=self.origin,
                 key=self.key,
-                boxes=tuple(str(variant.box) for variant in self.variants),
+                contract=str(self.contract),
+                seconds=self.seconds,
+                boxes=tuple(map(_shown, self.variants)),
+                num_calls=tuple(variant.num_calls for variant in self.variants),
                 num_graphs=len({digest for each in self.variants for digest in each.pieces}),
-                verdicts=tuple(str(each) for variant in self.variants for each in variant.verdicts),
+                verdicts=tuple(
+                    dict.fromkeys(
+                        f"{variant.box}: {text}"
+                        for variant in self.variants
+                        for text in variant.assumed
+                    )
+                ),
             )
         )
 
@@ -216,6 +237,11 @@ class Program:
             raise ContractError(
                 "the contract wants calls with gradients, under torch.enable_grad()"
             )
+        if any(map(torch.is_autocast_enabled, self.target.device_types(contract))):
+            raise ContractError(
+                "the program was built without autocast, and the call is under it: enter autocast in the "
+                "model's forward, where it becomes part of the program"
+            )
         if module is not None and module.training is not contract.training:
             wanted = "train()" if contract.training else "eval()"
             raise ContractError(
@@ -256,6 +282,11 @@ class Program:
                     "a clone() of it as one of them"
                 )
             seen[id(value)] = name
+
+
+def _shown(variant: Variant) -> str:
+    without = f", without {', '.join(sorted(variant.without))}" if variant.without else ""
+    return f"{variant.box}{without}"
 
 
 def _passed_on(entry: Run) -> Callable[[dict[str, Any]], Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchloom._torch.fullgraph import Shell
 from torchloom._torch.pieces import machine_of
+from torchloom._torch.shell import Shell
 from torchloom.errors import ArtifactError
 from torchloom.serve.box import Box
 from torchloom.serve.bucket import Padded
@@ -19,7 +20,7 @@ from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.cudagraph import assembled
 from torchloom.serve.facts import Sources, changed_facts
-from torchloom.serve.lower import loaded
+from torchloom.serve.parts import loaded_piece, parts_of
 from torchloom.serve.program import OutOfRange, Program, Variant
 from torchloom.serve.specs import Dim
 from torchloom.serve.stitch import Stitching
@@ -31,13 +32,12 @@ log = logging.getLogger(__name__)
 
 def key_of(target: Target, contract: Contract, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tells one program from another before anything is traced."""
-    devices = target.device_types() | {spec.device.type for _, spec in contract.tensors()}
     return {
         "model": target.name,
         "structure": target.structure_digest(),
         "contract": contract.to_json(),
         "options": dict(options),
-        "machine": machine_of(sorted(devices)),
+        "machine": machine_of(sorted(target.device_types(contract))),
     }
 
 
@@ -136,7 +136,7 @@ def why_miss(store: Store, target: Target, contract: Contract | None = None) -> 
         lines = [
             *_differs(entry, target, its),
             *_outdated(entry, target, its),
-            *_damaged(entry, store),
+            *faults_of(entry, store),
         ]
         if not lines:
             return []
@@ -186,12 +186,13 @@ def _program(
     contract: Contract,
     out_of_range: OutOfRange,
 ) -> Program:
+    started = time.perf_counter()
     done: dict[str, Any] = {}
 
     def call(stored: Mapping[str, Any]) -> Any:
         known = json.dumps(stored, sort_keys=True)
         if known not in done:
-            done[known] = loaded(stored, store)
+            done[known] = loaded_piece(stored, store)
         return done[known]
 
     variants = []
@@ -215,10 +216,19 @@ def _program(
                 pieces=tuple(stored["digests"]),
                 num_calls=len(stitching.steps),
                 writes=stored["writes"],
+                told=tuple(stored["verdicts"]),
             )
         )
     counter.num_loads += 1
-    return Program(target, contract, variants, out_of_range=out_of_range, key=name, origin="loaded")
+    return Program(
+        target,
+        contract,
+        variants,
+        out_of_range=out_of_range,
+        key=name,
+        origin="loaded",
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _stored(variant: Variant, store: Store) -> dict[str, Any]:
@@ -235,7 +245,7 @@ def _stored(variant: Variant, store: Store) -> dict[str, Any]:
         "recorded": variant.stored["recorded"],
         "writes": variant.writes,
         "fixed": variant.stored["fixed"],
-        "verdicts": [str(verdict) for verdict in variant.verdicts],
+        "verdicts": list(variant.assumed),
     }
 
 
@@ -243,12 +253,11 @@ def _box(stored: list[list[Any]]) -> Box:
     return Box(tuple(Dim(name, low, high) for name, low, high in stored))
 
 
-def _damaged(entry: Mapping[str, Any], store: Store) -> list[str]:
+def faults_of(entry: Mapping[str, Any], store: Store) -> list[str]:
     """Say which parts of a program cannot be used."""
     digests = set()
     for stored in entry["variants"]:
         digests.add(stored["shell"])
         for piece in stored["pieces"]:
-            digests |= {piece[name] for name in ("graph", "compiled") if name in piece}
-            digests |= set(piece.get("kernels", {}).values())
+            digests |= parts_of(piece)
     return [text for digest in sorted(digests) if (text := store.fault(digest))]

@@ -85,7 +85,7 @@ def divide(
     Raises:
         ServeError: no operator of that name is called, or one returns what cannot be passed on.
     """
-    graph_module = _copied(graph_module)
+    graph_module = copied(graph_module)
     _sizes_one_by_one(graph_module)
     nodes = [
         n
@@ -293,7 +293,8 @@ def _piece(module: fx.GraphModule, *, is_kept: bool) -> Piece:
     return Piece(module, inputs, is_kept, digest_of(module), frozenset(fixed))
 
 
-def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
+def copied(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Return a module of the same graph, whose nodes can be changed."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
     made = fx.GraphModule(graph_module, graph)

@@ -7,7 +7,7 @@ result   9
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,13 +51,19 @@ class Stitching:
         lines = [f"def stitched({', '.join(f'v{slot}' for slot in range(self.num_inputs))}):"]
         for number, step in enumerate(self.steps):
             targets = "".join(f"v{slot}, " for slot in step.results)
-            call = f"p{step.piece}({', '.join(map(_spell, step.args))})"
-            lines.append(f"    {targets}= {call}" if targets else f"    {call}")
-            done = [slot for slot, at in last.items() if at == number and slot is not None]
-            if done:
-                lines.append(f"    del {', '.join(f'v{slot}' for slot in done)}")
+            args = ", ".join(map(_spell, step.args))
+            done = {slot for slot, at in last.items() if at == number and slot is not None}
+            taken = done & {ref.slot for ref in step.args}
+            call = f"p{step.piece}({args})"
+            if hasattr(pieces[step.piece], "boxed"):
+                # A list that the piece empties: what it takes last is freed while it runs.
+                lines += [f"    a = [{args}]", *_deleted(taken)]
+                call, done = f"p{step.piece}(a)", done - taken
+            lines += [f"    {targets}= {call}" if targets else f"    {call}", *_deleted(done)]
         lines.append(f"    return ({''.join(f'{_spell(ref)}, ' for ref in self.results)})")
-        scope: dict[str, Any] = {f"p{number}": piece for number, piece in enumerate(pieces)}
+        scope: dict[str, Any] = {
+            f"p{number}": getattr(piece, "boxed", piece) for number, piece in enumerate(pieces)
+        }
         exec(compile("\n".join(lines), "<torchloom stitching>", "exec"), scope)
         return scope["stitched"]
 
@@ -94,6 +100,11 @@ class Stitching:
             for piece, args, results in stored["steps"]
         )
         return cls(stored["inputs"], steps, tuple(Ref(*ref) for ref in stored["results"]))
+
+
+def _deleted(slots: Iterable[int | None]) -> list[str]:
+    names = ", ".join(f"v{slot}" for slot in sorted(slots, key=str))
+    return [f"    del {names}"] if names else []
 
 
 def _spell(ref: Ref) -> str:

@@ -2,6 +2,7 @@
 
     objects/ab/abcdef...    bytes, named by their hash: equal pieces are stored once
     entries/<key>.json      what a program is made of: hashes of objects, and what its key was made of
+    records/<key>.json      what was seen while a program was built, for reports
     locks/<key>             held while a program is built, so that it is built once
 
 Nothing in it is an absolute path: a store may be moved or copied.
@@ -22,7 +23,7 @@ from typing import Any
 from torchloom.errors import ArtifactError
 from torchloom.files import write_whole
 
-VERSION = 1
+VERSION = 2
 _LOOK_S = 0.05
 
 
@@ -145,6 +146,10 @@ class Store:
             yield
         finally:
             os.close(handle)
+
+    def record_path(self, key: str) -> Path:
+        """Return where the record of a program's last build is."""
+        return self.root / "records" / f"{key}.json"
 
     def _object(self, digest: str) -> Path:
         return self.root / "objects" / digest[:2] / digest

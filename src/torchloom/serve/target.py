@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchloom._torch.fullgraph import plain_function
+from torchloom._torch.shell import plain_function
 from torchloom.errors import ServeError
 from torchloom.serve.contract import Contract
 from torchloom.serve.facts import words_for
@@ -101,12 +101,13 @@ class Target:
         """Return a hash of `structure`."""
         return hashlib.sha256(json.dumps(self.structure(), sort_keys=True).encode()).hexdigest()
 
-    def device_types(self) -> set[str]:
-        """Return the kinds of devices that its parameters and buffers are on."""
+    def device_types(self, contract: Contract) -> set[str]:
+        """Return the kinds of devices that its parameters, buffers and arguments are on."""
+        kinds = {spec.device.type for _, spec in contract.tensors()}
         if self.module is None:
-            return set()
+            return kinds
         tensors = [*self.module.parameters(), *self.module.buffers()]
-        return {tensor.device.type for tensor in tensors}
+        return kinds | {tensor.device.type for tensor in tensors}
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from torchloom._torch.fullgraph import FullGraph, capture_full, is_unsupported, mark_varying
@@ -18,6 +19,13 @@ from torchloom.serve.prove import Verdict, prove
 from torchloom.serve.specs import Dim, TensorSpec
 from torchloom.serve.target import Target, as_promised
 
+_GLOBAL_STATE = (
+    "torch.get_default_dtype()",
+    "torch.are_deterministic_algorithms_enabled()",
+    "torch.get_float32_matmul_precision()",
+)
+"""What a trace relies on of torch's own settings; gradient mode and autocast are asked for at each call."""
+
 
 @dataclass
 class Traced:
@@ -29,6 +37,11 @@ class Traced:
     """What each size was."""
     facts: dict[str, str]
     sources: Sources
+    assumed: tuple[SizeGuard, ...] = ()
+    """What the trace itself assumed of sizes; compiling its graph may add to it."""
+    is_unbacked: bool = False
+    numbers: Mapping[int, int] | None = None
+    """The sizes that its graph is to be compiled for, by hint; None where they stay symbols."""
 
     def verdicts(self, more: Iterable[SizeGuard] = ()) -> list[Verdict]:
         """Judge all that was assumed of sizes so far.
@@ -36,10 +49,28 @@ class Traced:
         Args:
             more: what was assumed where an equal graph of another trace was compiled.
         """
+        if self.numbers is not None:
+            return prove(self.assumed, self.box.dims, self.hints)
         guards = self.graph.size_guards()
         known = {guard.text for guard in guards}
         others = {guard.text: guard for guard in more if guard.text not in known}
         return prove([*guards, *others.values()], self.box.dims, self.hints)
+
+    def within(self, part: Box) -> Traced | None:
+        """Return this trace as one for a part of its box, if it stands for it.
+
+        It does where the sizes that it saw are of the part, and the same ones vary: what it assumed is then
+        judged for the part's sizes alone. It also does for exact sizes for which all holds that it assumed.
+        """
+        varying = {dim.name for dim in self.box.varying}
+        if self.hints in part and {dim.name for dim in part.varying} == varying:
+            return replace(self, box=part)
+        if part.varying or self.is_unbacked:
+            return None
+        numbers = {self.hints[name]: size for name, size in part.largest.items() if name in varying}
+        if all(g.holds({**{h: h for h in g.hints}, **numbers}) for g in self.assumed):
+            return replace(self, box=part, numbers=numbers)
+        return None
 
 
 def trace(
@@ -75,6 +106,11 @@ def trace(
                 mark_varying(made, number, unbacked=ends if dim.name in unbacked else None)
         return made
 
+    if any(map(torch.is_autocast_enabled, target.device_types(contract))):
+        raise ServeError(
+            f"{target.name} is built under autocast, which calls would have to be under too: build outside "
+            "of it, and enter autocast in the model's forward"
+        )
     args = contract.made(make)
     try:
         with as_promised(contract):
@@ -87,8 +123,11 @@ def trace(
         ) from error
     counter.num_traces += 1
     scope = target.scope(args)
-    facts = facts_of(graph.sources, scope, contract.args, target.rest)
-    return Traced(box, graph, hints, facts, Sources.of(graph.codes))
+    facts = facts_of([*graph.sources, *_GLOBAL_STATE], scope, contract.args, target.rest)
+    assumed = tuple(graph.size_guards())
+    return Traced(
+        box, graph, hints, facts, Sources.of(graph.codes), assumed, is_unbacked=bool(unbacked)
+    )
 
 
 def _first_lines(error: BaseException) -> str:

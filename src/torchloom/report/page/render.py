@@ -32,6 +32,7 @@ _SCRIPTS = (
     "graph_view.js",
     "recompiles.js",
     "fixes.js",
+    "programs.js",
     "overview.js",
     "function.js",
     "guards.js",

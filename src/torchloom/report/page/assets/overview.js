@@ -6,6 +6,7 @@ function overviewView() {
     cards(),
     el("p", { class: "told" }, WORDS),
     fixFirst(),
+    programs(),
     section("Functions", functionTree()),
     section("Compile time by phase", phases()),
     el(

@@ -1,0 +1,205 @@
+"""The code around a captured graph, and what it needs of Dynamo at run time, which is nearly nothing (2.11-2.13).
+
+Dynamo's bytecode fetches a graph's inputs from the arguments and the model, calls the graph, and rebuilds the
+function's result. It runs in processes that never import Dynamo, which takes a second and a half; the few
+helpers that it calls are here, any other is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import io
+import marshal
+import math
+import pickle
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+_UTILS = "torch._dynamo.utils"
+_HELPERS: Mapping[str, Any] = {
+    "torch": torch,
+    "device": torch.device,
+    "inf": math.inf,
+    "inspect": inspect,
+    "__load_module": import_module,
+    "__math_isnan": math.isnan,
+    "___odict_getitem": collections.OrderedDict.__getitem__,
+    "___dict_contains": lambda key, mapping: dict.__contains__(mapping, key),
+    "___namedtuple_fields": lambda value: value._fields,
+}
+"""Names that sources may use, those of Dynamo's `_get_closure_vars` that are no code of its own."""
+
+
+class _Utils(types.ModuleType):
+    """Stands for `torch._dynamo.utils`, whose functions that ask for a size do nothing but that."""
+
+    @staticmethod
+    def call_size(tensor: torch.Tensor, dim: int) -> int:
+        """Return a size."""
+        return tensor.size(dim)
+
+    @staticmethod
+    def call_stride(tensor: torch.Tensor, dim: int) -> int:
+        """Return a stride."""
+        return tensor.stride(dim)
+
+    @staticmethod
+    def call_storage_offset(tensor: torch.Tensor) -> Any:
+        """Return where a tensor begins in its memory."""
+        return tensor.storage_offset()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(_UTILS), name)
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses weights: they are the model's, whatever they were when it was compiled."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Leave everything else as it is."""
+        if isinstance(value, (nn.Module, torch.Tensor)):
+            raise TypeError(f"a {type(value).__name__} is no part of a program")
+        return NotImplemented
+
+
+@dataclass
+class Shell:
+    """The bytecode around a graph."""
+
+    code: types.CodeType
+    backend_id: str
+    """The name under which the bytecode calls the graph."""
+    imports: Mapping[str, str]
+    """Modules that it refers to, by the names that it uses."""
+    used_globals: Mapping[str, Any] = field(default_factory=dict)
+    """Globals that it uses, where the function's own are not enough."""
+    made_globals: Mapping[str, Any] = field(default_factory=dict)
+    """Globals that Dynamo made for it."""
+
+    def around(
+        self, compiled: Callable[..., Any], function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return a function that runs the bytecode with a compiled graph in it.
+
+        Args:
+            compiled: takes the graph's inputs, returns its outputs.
+            function: what was captured, or the same one in another process: globals, closure and
+                defaults are its own.
+        """
+        plain = plain_function(function)[0]
+        modules = {
+            alias: _Utils(name) if name == _UTILS else import_module(name)
+            for alias, name in self.imports.items()
+        }
+        scope = {
+            **modules,
+            **self.used_globals,
+            **plain.__globals__,
+            **self.made_globals,
+            self.backend_id: compiled,
+        }
+        made = types.FunctionType(
+            self.code, scope, argdefs=plain.__defaults__, closure=plain.__closure__
+        )
+        made.__kwdefaults__ = plain.__kwdefaults__
+        return made
+
+    def to_bytes(self) -> bytes:
+        """Return it for another process of the same versions of Python and torch.
+
+        Raises:
+            TypeError: it refers to an object that lives in this process alone.
+        """
+        rest = (self.backend_id, dict(self.imports), self.used_globals, self.made_globals)
+        buffer = io.BytesIO()
+        try:
+            _Pickler(buffer).dump((marshal.dumps(self.code), *rest))
+        except Exception:  # noqa: BLE001 - Dynamo's pickler knows more kinds
+            return b"d" + self._pickled(rest)
+        return b"p" + buffer.getvalue()
+
+    def _pickled(self, rest: tuple[Any, ...]) -> bytes:
+        from torch._dynamo.aot_compile import AOTCompilePickler
+        from torch._dynamo.package import SerializedCode
+
+        buffer = io.BytesIO()
+        pickler = AOTCompilePickler({}, buffer)
+        try:
+            pickler.dump((SerializedCode.from_code_object(self.code), *rest))
+        except Exception as error:
+            raise TypeError(f"the code around the graph cannot be stored: {error}") from error
+        if pickler.errors:
+            kinds = sorted({type(each).__name__ for each in pickler.errors.values()})
+            raise TypeError(f"the code around the graph refers to modules: {', '.join(kinds)}")
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Shell:
+        """Return what `to_bytes` stored."""
+        if content[:1] == b"p":
+            code, *rest = pickle.loads(content[1:])
+            return cls(marshal.loads(code), *rest)
+        from torch._dynamo.aot_compile import AOTCompileUnpickler
+        from torch._dynamo.package import SerializedCode
+
+        code, *rest = AOTCompileUnpickler({}, io.BytesIO(content[1:])).load()
+        return cls(SerializedCode.to_code_object(code), *rest)
+
+
+def plain_function(function: Callable[..., Any]) -> tuple[types.FunctionType, object | None]:
+    """Return the Python function behind a callable, and the object that it is bound to.
+
+    Of a module it is `forward`, or `__call__` where hooks or a `__call__` of its own have to run.
+
+    Raises:
+        RuntimeError: it is none of these.
+    """
+    found: Any = function
+    if isinstance(function, nn.Module):
+        if not _is_plain(function):
+            from torch._dynamo.convert_frame import get_traced_fn
+
+            return get_traced_fn(function)
+        found = function.forward
+    if hasattr(found, "__self__") and hasattr(found, "__func__"):
+        return found.__func__, found.__self__
+    if inspect.isfunction(found):
+        return found, None
+    raise RuntimeError(f"{function!r} is no module, bound method or function")
+
+
+def value_of(source: str, scope: Mapping[str, Any]) -> Any:
+    """Return what an expression of `FullGraph.sources` stands for.
+
+    Raises:
+        Exception: it does not exist (any more).
+    """
+    try:
+        return eval(source, {**_HELPERS, **scope})
+    except NameError:
+        from torch._dynamo.guards import _get_closure_vars
+
+        return eval(source, {**_get_closure_vars(), **scope})
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether calling a module is calling its forward."""
+    shared = nn.modules.module
+    hooks = (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+        shared._global_forward_pre_hooks,
+        shared._global_forward_hooks,
+        shared._global_backward_pre_hooks,
+        shared._global_backward_hooks,
+    )
+    return not any(hooks) and type(module).__call__ is nn.Module.__call__
