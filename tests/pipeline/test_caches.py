@@ -7,6 +7,7 @@ import os
 
 import torch
 
+from support.models import tokens
 from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom.graph import GraphPass
@@ -41,6 +42,35 @@ def test_second_start_runs_no_pass(tmp_path) -> None:
         assert again[3] == first[3]
         assert again[4]["forward torchloom.gather_start"] == 1
         assert again[4]["backward torchloom.reduce_start"] == 1
+
+
+def both_ways(rank, cache):
+    """Train and evaluate on two sizes of batches; return what the report says of each graph."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    torch._dynamo.reset()
+    engine, _ = make_engine(compile={"memory_budget": "1MB"})
+    engine.compile(compile_kwargs={"dynamic": False})
+    for rows in (3, 5):
+        engine.backward(engine(tokens(0, rank, rows)))
+        engine.step()
+    with torch.no_grad():
+        engine(tokens(0, rank, rows))
+    graphs = engine.compile_report().graphs
+    return [(each.collectives, each.plan and each.plan.peak_bytes, each.passes) for each in graphs]
+
+
+def test_each_code_of_one_graph_is_remembered_for_itself(tmp_path) -> None:
+    cold = run_ranks(2, both_ways, tmp_path, timeout_s=300)[0]
+    warm = run_ranks(2, both_ways, tmp_path, timeout_s=300)[0]
+    assert not any(passes for *_, passes in warm)
+    (few, few_peak, _), (more, more_peak, _), (inference, none, _) = warm
+    assert few == more
+    assert few["backward torchloom.reduce_start"] == 1
+    assert few_peak < more_peak
+    assert none is None
+    assert inference["inference torchloom.gather_start"] == 1
+    assert not any(name.startswith("backward") for name in inference)
+    assert [each[:2] for each in cold] == [each[:2] for each in warm]
 
 
 def test_other_settings_miss(tmp_path) -> None:

@@ -24,6 +24,7 @@ from torchloom.errors import PassError, PlanError, own_error
 from torchloom.graph import GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
 from torchloom.pipeline.report import CompileReport, GraphReport
+from torchloom.pipeline.sidecar import calling_text
 from torchloom.pipeline.site import Book
 from torchloom.pipeline.weaving import Weaving, key_of
 from torchloom.plan import GraphPlan, Planner, infeasible
@@ -155,10 +156,11 @@ class CompileSession:
         best: tuple[GraphPlan, Callable[..., Any], GraphReport] | None = None
         least, budget_bytes = 0, None
         before: list[tuple[str, float]] = []
+        calling = calling_text(example_inputs)
         ignores_caches = False
         for _ in range(_MAX_ROUNDS):
             own = replace(report, compile_s=[], passes=[], collectives={})
-            weaving = Weaving(self, own, context, ignores_caches)
+            weaving = Weaving(self, own, context, calling, ignores_caches)
             compiled = self._compile(gm, example_inputs, weaving.hooks())
             weaving.finish()
             if weaving.lacks_plan:  # nothing says that cached code keeps the budget

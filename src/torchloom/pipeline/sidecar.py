@@ -1,16 +1,20 @@
 """What was woven, kept beside the compiler's caches.
 
 On a cache hit no pass runs and nothing is planned, so nothing could say which collectives the graphs
-hold and what was decided. Both are written where the compiled graphs are, under the same key, and
-read back on a warm start.
+hold and what was decided. Both are written where the compiled graphs are, under what tells those
+apart, and read back on a warm start.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from torchloom import _torch
 from torchloom.files import write_whole
@@ -27,6 +31,23 @@ class Woven(NamedTuple):
     plan: GraphPlan | None
     wants_another: bool = False
     """Whether another plan was tried after this one."""
+
+
+def calling_text(example_inputs: Sequence[Any]) -> str:
+    """Describe a call of a captured graph as far as compiled code differs by it.
+
+    One captured graph becomes several: for each shape of the batch, with and without gradients,
+    under autocast.
+    """
+    modes = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    modes += [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
+    return f"{modes} {[_input_text(each) for each in example_inputs]}"
+
+
+def _input_text(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__  # numbers, and sizes that vary: named by the graph itself
+    return f"{value.dtype} {value.device.type} {list(value.shape)} {value.requires_grad}"
 
 
 def save(key: str, woven: Woven) -> None:

@@ -60,12 +60,14 @@ class Weaving:
         setup: the session.
         report: of this graph; filled.
         context: what passes may know of it.
+        calling: how the graph is called: what tells apart the codes that one graph becomes.
         ignores_caches: whether the compiler must not take the graphs from its caches.
     """
 
     setup: Setup
     report: GraphReport
     context: PassContext
+    calling: str = ""
     ignores_caches: bool = False
     wants_another: bool = False
     """Whether a plan that knows what this code needs may be better."""
@@ -130,7 +132,8 @@ class Weaving:
         return f"{self._key}-{','.join(sorted(self.setup.book.residents))}"
 
     def _sidecar_name(self) -> str:
-        key = hashlib.blake2b((self._cache_key or self._key).encode(), digest_size=16).hexdigest()
+        text = f"{self._cache_key or self._key} {self.calling}"
+        key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return f"{self.report.digest}-{key}"
 
     def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind) -> None:

@@ -54,8 +54,12 @@ class Planner:
         """Text of all that choices depend on, for cache keys."""
         costs = hashlib.blake2b(table_to_json(self.costs).encode(), digest_size=8).hexdigest()
         pinned = None if self.pinned is None else self.pinned.digest
-        others = [(digest, known.plan.resident) for digest, known in self._known.items()]
-        return f"{self.budget_bytes} {self.micro_steps} {costs} {pinned} {sorted(self._offsets.items())} {others}"
+        offsets = sorted(self._offsets.items())
+        # A plan that was read back has its residents in another order than when it was made.
+        others = [
+            (name, sorted(known.plan.resident.items())) for name, known in self._known.items()
+        ]
+        return f"{self.budget_bytes} {self.micro_steps} {costs} {pinned} {offsets} {others}"
 
     def learn(self, plan: GraphPlan) -> None:
         """Take the difference between a graph and its code into account from now on.
