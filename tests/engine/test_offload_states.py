@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -16,6 +17,7 @@ from torchloom.engine.stream import StateStream
 from torchloom.engine.stream_plan import schedule_of_actions, stream_actions
 from torchloom.errors import EngineError
 from torchloom.plan.races import find_races
+from torchloom.plan.text import show_plan
 from torchloom.runtime import mover_of
 from torchloom.runtime.host import fuzzed, is_on_host
 
@@ -218,19 +220,55 @@ def test_the_budget_chooses_the_resident_part() -> None:
         states = big_states(engine)
         here = sum(value.nbytes for value in states if not is_on_host(value))
         plan = engine.plan()
-        return losses, here, sum(value.nbytes for value in states), plan.base_bytes, plan.peak_bytes
+        total = sum(value.nbytes for value in states)
+        return losses, here, total, plan.base_bytes, plan.peak_bytes, plan.graphs[0].states_us
 
     roomy = run_ranks(2, fn, "1GB")
     resident = run_ranks(2, fn, "1GB", False)
-    here, total, base, peak = roomy[0][1:]
+    here, total, base, peak, states_us = roomy[0][1:]
+    assert states_us == 0
     assert here == total  # all of them: nothing would be gained by moving any
     assert resident[0][3] - base == total
     between = run_ranks(2, fn, peak + total // 2)
     for rank in range(2):
         assert between[rank][0] == roomy[rank][0] == resident[rank][0]
         assert 0 < between[rank][1] <= total // 2
+        assert between[rank][-1] > 0
     with pytest.raises(AssertionError, match="offload_opt_states"):
         run_ranks(2, fn, base + 100, False)
+
+
+def test_room_is_made_for_states_where_links_are_slow(monkeypatch) -> None:
+    costs_of = torchloom.engine.compiled.costs_of
+
+    def fn(rank, budget, bytes_per_s):
+        def costs(device, network):
+            table = costs_of(device, network)
+            links = {"h2d_bytes_per_s": bytes_per_s, "d2h_bytes_per_s": bytes_per_s}
+            return dataclasses.replace(table, device=dataclasses.replace(table.device, **links))
+
+        monkeypatch.setattr("torchloom.engine.compiled.costs_of", costs)
+        torch._dynamo.reset()
+        options = {"offload_opt_states": True, "backend": "aot_eager", "memory_budget": budget}
+        torch.manual_seed(0)
+        config = settings(3, compile={**options, "replan_step": 0})
+        engine, *_ = torchloom.initialize(model=Tricky(), config=config)
+        engine.compile()
+        losses = train(engine, rank, 4)
+        here = sum(value.nbytes for value in big_states(engine) if not is_on_host(value))
+        return losses, here, engine.plan()
+
+    roomy = run_ranks(2, fn, "1GB", 1e10)
+    budget = roomy[0][2].peak_bytes + roomy[0][1] // 4
+    fast, slow = run_ranks(2, fn, budget, 1e10), run_ranks(2, fn, budget, 1e5)
+    for rank in range(2):
+        assert fast[rank][0] == slow[rank][0] == roomy[rank][0]
+        assert not fast[rank][2].graphs[0].recompute  # computing again is dearer than a quick copy
+        assert slow[rank][2].graphs[0].recompute
+        assert fast[rank][1] < slow[rank][1]
+        assert slow[rank][2].peak_bytes < fast[rank][2].peak_bytes
+        assert fast[rank][2].graphs[0].states_us > 0
+    assert "optimizer states that wait on the host add" in show_plan(fast[0][2])
 
 
 def test_a_long_run_leaks_nothing() -> None:

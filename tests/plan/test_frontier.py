@@ -69,10 +69,10 @@ def test_budgets_are_kept_and_peaks_fall_with_them(name: str) -> None:
         assert before <= point.peak_bytes <= budget
         bound = found.bound_us(budget)
         assert bound <= point.extra_us + 1e-9
-        free = found.bound_us(budget, lane=Lane(0.0, least / 4))
+        free = found.bound_us(budget, lanes=[Lane(0.0, least / 4)])
         assert free == pytest.approx(found.bound_us(int(budget + least / 4)), rel=1e-3, abs=1e-3)
-        assert free <= found.bound_us(budget, lane=Lane(1e-5, least / 4)) <= bound
-        assert found.bound_us(budget, lane=Lane(1e9, least)) == bound
+        assert free <= found.bound_us(budget, lanes=[Lane(1e-5, least / 4)]) <= bound
+        assert found.bound_us(budget, lanes=[Lane(1e9, least)]) == bound
         before = point.peak_bytes
 
 

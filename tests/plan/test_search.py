@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 from support.planned import Captured
 from support.zoo import ZOO
-from torchloom.plan import Outcome, Planner, Task, Trial
+from torchloom.plan import HostStates, Outcome, Planner, Task, Trial
+from torchloom.plan.costs import CostTable, device_row
+from torchloom.plan.field import field_of
 from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.memory.joint import joint_model
 
@@ -72,3 +75,93 @@ def test_room_is_kept_and_never_harms(name: str) -> None:
         else:
             assert num_fitting == 0  # who cannot do with less can do with more
     assert num_fitting > NUM_BUDGETS // 4
+
+
+def states_of(
+    world: World, *, slots: int = 2, params_per_s: float = 4e8
+) -> tuple[HostStates, CostTable]:
+    """Return states as big as the activations, and a machine with a slow link to its host."""
+    total = world.model.simulate(lambda i: False).peak_bytes
+    device = dataclasses.replace(
+        device_row("cpu"),
+        adamw_params_per_s=params_per_s,
+        h2d_bytes_per_s=1e8,
+        d2h_bytes_per_s=2e8,
+    )
+    states = HostStates(
+        total_bytes=total,
+        largest_bytes=total // 20,
+        num_params=total // 8,
+        step_bytes=1 << 40,
+        num_slots=slots,
+    )
+    return states, CostTable(device=device)
+
+
+@pytest.mark.parametrize(("slots", "params_per_s"), [(2, 4e8), (2, 1e12), (1, 4e8)])
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_states_and_activations_share_the_room(name: str, slots: int, params_per_s: float) -> None:
+    world = World(name)
+    states, costs = states_of(world, slots=slots, params_per_s=params_per_s)
+    task = Task(joint=world.graph, num_results=world.num_results)
+    points = field_of(task, costs, WorkspaceTable()).frontier.points
+    most = points[0].peak_bytes + states.total_bytes
+    before, num_traded = float("inf"), 0
+    for share in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0):
+        budget = int(share * most)
+
+        def added(point, budget=budget):
+            return point.extra_us + states.added_us(budget - point.peak_bytes, costs.device)
+
+        fitting = [point for point in points if point.peak_bytes <= budget]
+        if not fitting:
+            continue
+        plan = Planner(budget, costs, states=states, is_estimate=True).plan(task)
+        last = Planner(budget, costs, is_estimate=True).plan(task)
+        assert plan.peak_bytes <= budget
+        assert plan.states_us == states.added_us(budget - plan.peak_bytes, costs.device)
+        spent = plan.extra_us + plan.states_us
+        best = min(map(added, fitting))
+        assert best <= spent <= best + 1e-3 * plan.compute_us
+        assert plan.bound_us <= best * (1 + 1e-9)
+        served_last = last.extra_us + states.added_us(budget - last.peak_bytes, costs.device)
+        assert spent <= served_last
+        num_traded += spent < served_last
+        assert plan.step_us <= before + 2e-3 * plan.compute_us
+        before = plan.step_us
+    assert num_traded  # somewhere room for states is worth more than what is computed again
+    assert before == plan.compute_us  # at last all of both stays
+
+
+def test_states_wait_for_the_highest_of_all_graphs() -> None:
+    worlds = [World(name) for name in ("mlp", "conv")]
+    tasks = [Task(joint=each.graph, num_results=each.num_results) for each in worlds]
+    states, costs = states_of(worlds[0])
+    peak = {id(task): Planner(None, costs).plan(task).peak_bytes for task in tasks}
+    tasks.sort(key=lambda task: -peak[id(task)])
+    budget = peak[id(tasks[0])] + states.total_bytes // 2
+    planner = Planner(budget, costs, states=states, is_estimate=True)
+    high, low = (planner.plan(task) for task in tasks)
+    assert high.peak_bytes > low.peak_bytes
+    assert low.states_us == states.added_us(budget - high.peak_bytes, costs.device)
+    alone = Planner(budget, costs, states=states, is_estimate=True).plan(tasks[1])
+    assert alone.states_us < low.states_us
+    assert planner.key != Planner(budget, costs, is_estimate=True).key
+
+
+def test_what_streams_costs_time_and_more_of_it_more() -> None:
+    device = device_row("cpu")
+    states = HostStates(
+        total_bytes=1 << 30, largest_bytes=1 << 22, num_params=1 << 27, step_bytes=1 << 31
+    )
+    frees = [0, 1 << 24, 1 << 28, 1 << 29, (1 << 30) - 1, 1 << 30]
+    times = [states.added_us(free, device) for free in frees]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == 0 < times[-2]
+    one_slot = dataclasses.replace(states, num_slots=1)
+    assert all(one_slot.added_us(free, device) >= us for free, us in zip(frees, times, strict=True))
+    bound = [sum(lane.price * lane.num_bytes for lane in states.lanes(device))]
+    assert bound[0] <= times[0]
+    tight = dataclasses.replace(states, step_bytes=1 << 22)
+    assert tight.stay(1 << 40).num_slots == 1  # two of the largest do not fit
+    assert tight.stay(1 << 40).resident_bytes == 0

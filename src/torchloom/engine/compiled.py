@@ -23,6 +23,7 @@ from torchloom.engine.offloads import STATES, Offloads
 from torchloom.engine.planning import (
     base_bytes,
     costs_of,
+    host_states,
     load_pinned,
     make_planner,
     optimizer_bytes,
@@ -209,6 +210,12 @@ def start(
         is_estimate=session.backend == "inductor",
         step_bytes=gradients + own,
         micro_steps=config.batch.accumulation_steps,
+        states=host_states(
+            engine.optimizer if streams and budget_bytes is not None else None,
+            agreement,
+            (budget_bytes or 0) - base - gradients,
+            num_slots=2 if config.offload.double_buffer else 1,
+        ),
     )
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check("what engine.compile() weaves", session.key)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torchloom.engine.agreement import Agreement
 from torchloom.errors import PlanError
 from torchloom.log import get_logger
-from torchloom.plan import Plan, Planner
+from torchloom.plan import HostStates, Plan, Planner
 from torchloom.plan.costs import CostTable, Network, load_table, save_table, shared_table
 from torchloom.plan.memory import distinct_bytes, optimizer_peak
 from torchloom.runtime import transit_bytes
@@ -62,6 +62,32 @@ def base_bytes(
     return total + masters + states
 
 
+def host_states(
+    optimizer: Optimizer | None, agreement: Agreement, step_bytes: int, num_slots: int
+) -> HostStates | None:
+    """Return what may wait on the host; None without an optimizer. All ranks must call.
+
+    Args:
+        optimizer: over this rank's leaves; its states count although the first step makes them.
+        agreement: of the ranks, which plan alike.
+        step_bytes: device memory that is free in a step which keeps no states.
+        num_slots: chunks of states that may be on the device at a time.
+    """
+    leaves = (
+        [leaf for group in optimizer.param_groups for leaf in group["params"]] if optimizer else []
+    )
+    if optimizer is None or not leaves:
+        return None
+    sizes = [_num_states(optimizer) * leaf.numel() * leaf.element_size() for leaf in leaves]
+    return HostStates(
+        total_bytes=agreement.most("bytes of optimizer states", sum(sizes)),
+        largest_bytes=agreement.most("bytes of one parameter's states", max(sizes)),
+        num_params=agreement.most("trained elements", sum(leaf.numel() for leaf in leaves)),
+        step_bytes=step_bytes,
+        num_slots=num_slots,
+    )
+
+
 def optimizer_bytes(optimizer: Optimizer | None) -> int:
     """Return what an optimizer's step allocates for itself; 0 where that cannot be told."""
     if optimizer is None:
@@ -89,6 +115,7 @@ def make_planner(
     is_estimate: bool = False,
     step_bytes: int = 0,
     micro_steps: int = 1,
+    states: HostStates | None = None,
 ) -> Planner | None:
     """Return a planner for what the budget leaves to forward and backward.
 
@@ -100,6 +127,7 @@ def make_planner(
         is_estimate: see `Planner`.
         step_bytes: what the optimizer's step adds to the base.
         micro_steps: see `Planner`.
+        states: see `Planner`.
 
     Returns:
         None when there is neither a budget nor a plan.
@@ -123,6 +151,7 @@ def make_planner(
         is_estimate=is_estimate,
         micro_steps=micro_steps,
         transit=transit_bytes,
+        states=states,
     )
 
 

@@ -18,11 +18,8 @@ from torch.optim import Optimizer
 
 from torchloom.engine.stream_plan import stream_actions
 from torchloom.errors import EngineError
+from torchloom.plan.states import CHUNK_BYTES, HostStates
 from torchloom.runtime.host import Mover, Ticket, fill_with_nans
-
-CHUNK_BYTES = 64 << 20
-"""Bytes that a chunk may load; a larger parameter is a chunk of its own. A guess, several times what
-a link needs to run at full speed."""
 
 _ALIGN = 64
 _ELEMENTWISE = (
@@ -52,7 +49,7 @@ class StateStream:
         optimizer: one of torch's elementwise optimizers.
         mover: moves between its device and the host.
         num_slots: chunks that may be on the device at a time.
-        chunk_bytes: size of a chunk, see `CHUNK_BYTES`.
+        chunk_bytes: size of a chunk, see `plan.states.CHUNK_BYTES`.
         states: whether states live on the host; otherwise only offloaded parameters stream.
 
     Raises:
@@ -116,15 +113,17 @@ class StateStream:
         """
         leaves = [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
         sizes = [sum(_room(value) for _, value in self._tensors(leaf)) for leaf in leaves]
-        if sum(sizes) <= min(free_bytes, step_bytes):
-            self.resident_bytes = sum(sizes)
-            return
-        if step_bytes < self.num_slots * max(sizes):
-            self.num_slots = 1
-        # Slots take a quarter: below that, what stays saves more time than larger chunks do.
-        self.chunk_bytes = max(_ALIGN, min(CHUNK_BYTES, step_bytes // (4 * self.num_slots)))
-        slots = self.num_slots * max([self.chunk_bytes, *sizes])
-        self.resident_bytes = max(0, min(free_bytes, step_bytes - slots))
+        states = HostStates(
+            total_bytes=sum(sizes),
+            largest_bytes=max(sizes, default=0),
+            num_params=sum(leaf.numel() for leaf in leaves),
+            step_bytes=step_bytes,
+            num_slots=self.num_slots,
+        )
+        stay = states.stay(free_bytes)
+        self.resident_bytes, self.num_slots = stay.resident_bytes, stay.num_slots
+        if stay.resident_bytes < states.total_bytes:
+            self.chunk_bytes = stay.chunk_bytes
 
     def _check_hooks(self) -> None:
         hooks = [

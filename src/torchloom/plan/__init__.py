@@ -7,6 +7,17 @@ from __future__ import annotations
 
 from torchloom.plan.model import Decision, GraphPlan, Plan
 from torchloom.plan.planner import Planner, infeasible
+from torchloom.plan.states import HostStates
 from torchloom.plan.task import Outcome, Task, Trial
 
-__all__ = ["Decision", "GraphPlan", "Outcome", "Plan", "Planner", "Task", "Trial", "infeasible"]
+__all__ = [
+    "Decision",
+    "GraphPlan",
+    "HostStates",
+    "Outcome",
+    "Plan",
+    "Planner",
+    "Task",
+    "Trial",
+    "infeasible",
+]

@@ -33,6 +33,8 @@ class Found:
     prefetch_bytes: int | None
     least: int
     """The lowest peak that any candidate was found to have."""
+    states_us: float = 0.0
+    """What streaming optimizer states adds that find no room beside the peak."""
 
     @property
     def point(self) -> Point:
@@ -52,7 +54,7 @@ class Found:
     @property
     def added_us(self) -> float:
         """What the step takes beyond its compute."""
-        return self.point.extra_us + self.outcome.overhead_us
+        return self.point.extra_us + self.outcome.overhead_us + self.states_us
 
     @property
     def rank(self) -> tuple[bool, float, int]:
@@ -79,6 +81,7 @@ class Found:
             extra_us=self.point.extra_us,
             overhead_us=self.outcome.overhead_us,
             copy_us=self.outcome.copy_us,
+            states_us=self.states_us,
             bound_us=bound_us,
             decisions=_decisions(self.field, self.point),
             again=self.field.move.again,

@@ -61,8 +61,11 @@ class GraphPlan:
     """What collectives and copies add: compute waits for them, or shares cores with them."""
     copy_us: float = 0.0
     """Of this, because of copies to host memory and back."""
+    states_us: float = 0.0
+    """What streaming optimizer states adds that find no room beside the peak, per run of the graph."""
     bound_us: float
-    """No plan of the family within the budget adds less than this by computing again and copying."""
+    """No plan of the family within the budget adds less than this by computing again and copying,
+    states included."""
     decisions: tuple[Decision, ...] = ()
     again: frozenset[str] = frozenset()
     """Values that backward computes again where they come from one that waited in host memory."""
@@ -80,12 +83,12 @@ class GraphPlan:
     @property
     def step_us(self) -> float:
         """Predicted time."""
-        return self.compute_us + self.extra_us + self.overhead_us
+        return self.compute_us + self.extra_us + self.overhead_us + self.states_us
 
     @property
     def gap(self) -> float:
         """How far the predicted time can be above the best, as a fraction of it; collectives aside."""
-        added = self.extra_us + self.copy_us
+        added = self.extra_us + self.copy_us + self.states_us
         return (added - self.bound_us) / max(self.compute_us + self.bound_us, 1e-9)
 
     @classmethod

@@ -15,6 +15,7 @@ from torchloom.plan.memory import Transit, WorkspaceTable
 from torchloom.plan.memory.joint import joint_model
 from torchloom.plan.model import GraphPlan, Plan
 from torchloom.plan.search import Fields, Search
+from torchloom.plan.states import HostStates, StateCosts
 from torchloom.plan.task import Task, Trial
 
 
@@ -33,6 +34,7 @@ class Planner:
         transit: what collectives hold until they are waited for; None where nothing is sent.
         micro_steps: forwards and backwards per optimizer step, which a resident weight is gathered
             once for.
+        states: optimizer states that wait on the host unless there is room; None where they stay.
     """
 
     budget_bytes: int | None
@@ -42,6 +44,7 @@ class Planner:
     is_estimate: bool = False
     micro_steps: int = 1
     transit: Transit | None = None
+    states: HostStates | None = None
     _known: dict[str, _Known] = field(default_factory=dict)
     """By digest, in the order in which graphs were planned first."""
     _offsets: dict[str, int] = field(default_factory=dict)
@@ -59,7 +62,8 @@ class Planner:
         others = [
             (name, sorted(known.plan.resident.items())) for name, known in self._known.items()
         ]
-        return f"{self.budget_bytes} {self.micro_steps} {costs} {pinned} {offsets} {others}"
+        kept = f"{self.budget_bytes} {self.states}"
+        return f"{kept} {self.micro_steps} {costs} {pinned} {offsets} {others}"
 
     def learn(self, plan: GraphPlan) -> None:
         """Take the difference between a graph and its code into account from now on.
@@ -71,7 +75,8 @@ class Planner:
 
     def has_another(self, plan: GraphPlan) -> bool:
         """Say whether, by what was learnt, another plan than those tried may be noticeably better."""
-        if plan.fits and plan.extra_us + plan.copy_us <= NOTICEABLE * plan.compute_us:
+        added_us = plan.extra_us + plan.copy_us + plan.states_us
+        if plan.fits and added_us <= NOTICEABLE * plan.compute_us:
             return False
         tried = self._tried.setdefault(plan.graph, set())
         tried.add(plan.choices)
@@ -150,15 +155,19 @@ class Planner:
 
     def _make(self, task: Task, given: Mapping[str, int]) -> GraphPlan:
         digest = graph_digest(task.joint)
-        budget = self._budget_of(task)
+        budget, room = self._budget_of(task), self._room(digest)
+        states = None
+        if self.states is not None and budget is not None:
+            states = StateCosts(self.states, self.costs.device, self.micro_steps, room)
         search = Search(
             costs=self.costs,
             workspaces=self.workspaces,
             budget_bytes=budget,
             offset_bytes=self._offsets.get(digest, 0),
             given=given,
-            resident_room=self._room(digest),
+            resident_room=room,
             fields=self._fields,
+            states=states,
         )
         plan = search.run(task, digest)
         if not plan.fits and not self.is_estimate:

@@ -4,6 +4,7 @@
     offload     the values that are dearest to compute again wait on the host, as many as the link
                 can carry beside compute, and fewer, and more; each with a frontier of its own
     residents   weights that stay gathered in the room that is left, or that more recomputing makes
+    states      of the optimizer, that stay on the device in the room that is left, or is made
     depth       how far ahead weights are gathered
 
 Each candidate is tried on copies of the graphs as later passes leave them: its peak is exact, its
@@ -23,6 +24,7 @@ from torchloom.plan.found import Found, better
 from torchloom.plan.frontier import Frontier, Lane, Point
 from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.model import GraphPlan
+from torchloom.plan.states import StateCosts
 from torchloom.plan.task import Outcome, Task, Trial
 
 _SHARES = (0.25, 0.5, 1.0, 2.0)
@@ -45,6 +47,8 @@ class Search:
         given: weights that stay gathered for other graphs, with their bytes.
         resident_room: what all residents may hold at most; None for no bound.
         fields: frontiers that were searched before.
+        states: what room is worth to optimizer states that otherwise wait on the host; None where
+            they stay or the budget has no bound.
     """
 
     costs: CostTable
@@ -54,6 +58,7 @@ class Search:
     given: Mapping[str, int] = field(default_factory=dict)
     resident_room: int | None = None
     fields: Fields = field(default_factory=Fields)
+    states: StateCosts | None = None
     num_outcomes: int = 0
     """How many candidates were tried on copies of the graphs."""
 
@@ -61,7 +66,8 @@ class Search:
         """Return the plan of the best candidate; it may not fit if none does."""
         base = self._field(task)
         best = self._recomputing(base)
-        if task.swap is not None and (not best.fits or best.point.extra_us > 0):
+        spends = best.point.extra_us > 0 or best.states_us > 0
+        if task.swap is not None and (not best.fits or spends):
             for move in self._moves(base):
                 best = better(best, self._recomputing(base.moved(move, self._made)))
         if task.verify is not None:
@@ -84,10 +90,18 @@ class Search:
         if best.allowed is None:
             return 0.0
         reach = max(best.allowed, best.point.peak_bytes)
+        if self.states is not None:
+            total = self.states.states.total_bytes
+            stay = min(total, max(0, best.allowed - best.peak_bytes))
+            reach = (
+                max(best.allowed, best.point.peak_bytes + stay) - total
+            )  # with all on the device
         beside = min(base.frontier.beside_bytes, best.field.frontier.beside_bytes)
-        lane = self._lane(base, best) if base.task.swap is not None else None
-        spent = best.point.extra_us + best.outcome.copy_us
-        return min(base.frontier.bound_us(reach, beside, lane), spent)
+        lanes = [self._lane(base, best)] if base.task.swap is not None else []
+        if self.states is not None:
+            lanes += self.states.lanes()
+        spent = best.point.extra_us + best.outcome.copy_us + best.states_us
+        return min(base.frontier.bound_us(reach, beside, lanes), spent)
 
     def _lane(self, base: Field, best: Found) -> Lane:
         """Return what copies can free at most in the time of the best candidate, and their price.
@@ -121,7 +135,8 @@ class Search:
         """Return the fastest plan of a frontier that fits as it will run, the smallest if none does.
 
         Passes behind the split change peaks little and in the same direction for all points, so the
-        first one that fits is found by halving.
+        first one that fits is found by halving. A smaller one may leave room for optimizer states
+        that is worth more than what it computes again.
         """
         resident = self.given if resident is None else resident
         points, allowed = among.frontier.points, self._allowed(resident)
@@ -136,18 +151,39 @@ class Search:
 
         def found(at: int) -> Found:
             least = min(each.peak_bytes for each in outcomes.values())
-            return Found(among, at, outcomes[at], allowed, resident, depth, least)
+            states_us = self._states_us(allowed, outcomes[at].peak_bytes, resident)
+            return Found(among, at, outcomes[at], allowed, resident, depth, least, states_us)
 
         fastest_bytes = peak_of(0)
-        if allowed is None or fastest_bytes <= allowed:
+        if allowed is None:
             return found(0)
-        low, high = 0, len(points) - 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if peak_of(middle) <= allowed else (middle, high)
-        peak_of(high)
+        if fastest_bytes > allowed:
+            low, high = 0, len(points) - 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if peak_of(middle) <= allowed else (middle, high)
+            peak_of(high)
         fitting = [at for at, each in outcomes.items() if each.peak_bytes <= allowed]
-        return found(min(fitting) if fitting else min(outcomes, key=peak_of))
+        if not fitting:
+            return found(min(outcomes, key=peak_of))
+        first = min(fitting)
+        more = points[first].peak_bytes - peak_of(first)  # passes behind the split took this away
+
+        def expected_us(at: int) -> float:
+            peak_bytes = points[at].peak_bytes - more
+            return points[at].extra_us + self._states_us(allowed, peak_bytes, resident)
+
+        roomy = min(range(first, len(points)), key=expected_us)
+        if roomy == first or peak_of(roomy) > allowed:
+            return found(first)
+        return better(found(first), found(roomy))
+
+    def _states_us(
+        self, allowed: int | None, peak_bytes: int, resident: Mapping[str, int]
+    ) -> float:
+        if self.states is None or allowed is None:
+            return 0.0
+        return self.states.us(allowed - peak_bytes, sum(resident.values()))
 
     def _moves(self, base: Field) -> Iterator[Move]:
         """Yield sets of values to offload, and the values to compute again from them."""

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from torchloom.plan.model import Decision, GraphPlan, Plan
 
-_FIGURES = ("budget_bytes", "peak_bytes", "saved_bytes", "extra_us", "overhead_us", "copy_us")
+_FIGURES = (
+    "budget_bytes",
+    "peak_bytes",
+    "saved_bytes",
+    "extra_us",
+    "overhead_us",
+    "copy_us",
+    "states_us",
+)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -86,6 +94,8 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
         f"{_ms(graph.extra_us)}, transfers add {_ms(graph.overhead_us)}; at most {graph.gap:.1%} "
         "above the best within this budget, collectives aside"
     )
+    if graph.states_us:
+        yield f"  optimizer states that wait on the host add {_ms(graph.states_us)}"
     if graph.resident:
         yield (
             f"  {len(graph.resident)} weights stay gathered from step to step: "

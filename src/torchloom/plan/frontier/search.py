@@ -67,7 +67,7 @@ class Frontier:
         return min(point.peak_bytes - point.saved_bytes for point in self.points)
 
     def bound_us(
-        self, budget_bytes: int, beside_bytes: int | None = None, lane: Lane | None = None
+        self, budget_bytes: int, beside_bytes: int | None = None, lanes: Sequence[Lane] = ()
     ) -> float:
         """Return a time that no plan of this family can beat within the budget.
 
@@ -78,13 +78,12 @@ class Frontier:
             budget_bytes: what the peak may be.
             beside_bytes: the least that is needed beside what is saved, if plans of other forms of
                 the graph count as well; of this frontier's plans by default.
-            lane: copies to the host, if values may wait there.
+            lanes: copies to the host, of what may wait there.
         """
         beside = self.beside_bytes if beside_bytes is None else beside_bytes
         needed = float(self.points[0].saved_bytes + beside - budget_bytes)
         ways = [(step.price, float(step.freed_bytes)) for step in self.hull]
-        if lane is not None:
-            ways.append((lane.price, lane.num_bytes))
+        ways += lanes
         spent = 0.0
         for price, freed in sorted(ways):
             if needed <= 0:
