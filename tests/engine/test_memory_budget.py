@@ -80,7 +80,11 @@ def test_a_boxed_step_keeps_its_budget_and_its_values(stage: int) -> None:
         wide, small = Plan.from_json(free[1]), Plan.from_json(tight[1])
         assert small.peak_bytes <= small.budget_bytes < wide.peak_bytes
         assert small.graphs[0].recompute > wide.graphs[0].recompute
-        assert small.graphs[0].bound_us <= small.graphs[0].extra_us
+        for each in (wide, small):
+            (graph,) = each.graphs
+            added_us = graph.extra_us + graph.overhead_us
+            assert 0 < graph.bound_us <= added_us  # collectives are never free
+            assert graph.gap == (added_us - graph.bound_us) / (graph.compute_us + graph.bound_us)
         for losses, text, peak in (free, tight):
             predicted = Plan.from_json(text).graphs[0].peak_bytes
             assert peak == pytest.approx(predicted, rel=0.01), (stage, losses)

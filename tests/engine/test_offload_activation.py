@@ -187,7 +187,7 @@ def test_random_budgets_are_kept_and_less_room_is_never_faster(num_budgets: int)
         (graph,) = plan.graphs
         assert each["peak"] == pytest.approx(graph.peak_bytes, abs=64)
         assert beside + each["peak"] <= plan.budget_bytes + 64
-        assert 0 <= graph.bound_us <= graph.extra_us + graph.copy_us <= graph.step_us
+        assert 0 <= graph.bound_us <= graph.extra_us + graph.overhead_us <= graph.step_us
         # A tenth of a percent may be left where a simpler plan does as well.
         assert graph.step_us <= before + 2e-3 * graph.compute_us
         before = graph.step_us

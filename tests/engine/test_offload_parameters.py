@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from support.ranks import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.engine import Engine
 from torchloom.errors import ConfigError
+from torchloom.plan.text import diff_plans, show_plan
 from torchloom.runtime.host import fuzzed, is_on_host
 
 PIECES = {"offload_parameters": True}
@@ -78,18 +81,96 @@ def test_inductor_with_everything() -> None:
         assert_equal(fuzzy[1], moved[1])
 
 
-def test_selective_gather_reads_pieces_on_the_host() -> None:
+def test_selective_gather_reads_pieces_on_the_host(tmp_path) -> None:
     passes = ["zero3_compile", "selective_gather", "bucket"]
+    path = tmp_path / "plan.json"
 
-    def fn(rank):
-        budget = {"memory_budget": "1GB", "passes": passes}
-        plain = run(rank, 3, "aot_eager", **budget)
-        return plain, run(rank, 3, "aot_eager", **budget, **PIECES)
+    def fn(rank, options):
+        torch._dynamo.reset()
+        options = {"strict": True, "replan_step": 0, "passes": passes, **options}
+        engine, model = make_engine(3, compile=options, **HARD)
+        engine.compile(backend="aot_eager")
+        losses = train(engine, rank, 3)
+        (report,) = engine.compile_report().graphs
+        return losses, weights(model), on_host(engine), engine.plan(), report.collectives
 
-    for plain, moved in run_ranks(2, fn):
-        assert moved[0] == plain[0]
-        assert_equal(moved[1], plain[1])
-        assert moved[2]
+    plain = run_ranks(2, fn, {"memory_budget": "1GB"})
+    plan = run_ranks(2, fn, {"memory_budget": "1GB", **PIECES})[0][3]
+    (graph,) = plan.graphs
+    assert len(graph.resident) == 4
+    # All pieces wait now, and weights stay gathered nevertheless.
+    dataclasses.replace(plan, graphs=(dataclasses.replace(graph, pieces={}),)).save(path)
+    moved = run_ranks(2, fn, {"plan": str(path), **PIECES})
+    for left, right in zip(plain, moved, strict=True):
+        assert left[0] == right[0]
+        assert_equal(left[1], right[1])
+        assert right[2] == set(graph.resident)
+        assert not any("reload" in name or "gather_start" in name for name in right[4])
+        assert right[3].graphs[0].resident == graph.resident
+
+
+def test_the_budget_chooses_the_pieces_that_wait() -> None:
+    own = {
+        "strict": True,
+        "replan_step": 0,
+        "disable_passes": ["selective_gather", "bucket", "prefetch"],
+    }
+
+    def fn(rank, options):
+        torch._dynamo.reset()
+        engine, model = make_engine(3, compile={**own, **options}, **HARD)
+        engine.compile(backend="aot_eager")
+        losses = train(engine, rank, 3)
+        graphs = engine.compile_report().graphs
+        reloads = sum(
+            graph.collectives.get("forward torchloom.reload_start", 0) for graph in graphs
+        )
+        return losses, weights(model), on_host(engine), reloads, engine.plan()
+
+    plain = run_ranks(2, fn, {"memory_budget": "1GB"})
+    roomy = run_ranks(2, fn, {"memory_budget": "1GB", **PIECES})
+    plan = roomy[0][4]
+    sizes = plan.graphs[0].pieces
+    assert len(sizes) == 4
+    assert plan.base_bytes + sum(sizes.values()) == plain[0][4].base_bytes
+    assert plan.peak_bytes <= plain[0][4].peak_bytes
+    (graph,) = plan.graphs
+    outside = plan.base_bytes + graph.batch_bytes
+    with pytest.raises(AssertionError, match="the minimum is") as refused:
+        run_ranks(2, fn, {"memory_budget": outside + 10_000, **PIECES})
+    (least,) = set(re.findall(r"the minimum is ([\d,]+)\.", str(refused.value)))
+    budget = outside + int(least.replace(",", "")) + sum(sizes.values()) // 2
+    tight = run_ranks(2, fn, {"memory_budget": budget, **PIECES})
+    for rank in range(2):
+        for losses, values, *_ in (roomy[rank], tight[rank]):
+            assert losses == plain[rank][0]
+            assert_equal(values, plain[rank][1])
+        assert roomy[rank][2:4] == (set(), 0)
+        hosts, reloads, mine = tight[rank][2:]
+        assert hosts == set(sizes) - mine.graphs[0].pieces.keys()
+        assert 0 < len(hosts) < 4
+        assert reloads > 0
+        assert mine.peak_bytes <= mine.budget_bytes
+    assert "pieces of parameters stay on the device" in show_plan(tight[0][4])
+    assert "pieces wait on the host: " in diff_plans(plan, tight[0][4])
+
+
+def test_pieces_that_stay_are_pinned_with_the_plan(tmp_path) -> None:
+    def fn(rank, options):
+        torch._dynamo.reset()
+        engine, _ = make_engine(3, compile={"strict": True, "replan_step": 0, **options}, **HARD)
+        engine.compile(backend="aot_eager")
+        return train(engine, rank, 2), on_host(engine), engine.plan()
+
+    losses, hosts, plan = run_ranks(2, fn, {"memory_budget": "1GB", **PIECES})[0]
+    path = str(plan.save(tmp_path / "plan.json"))
+    again = run_ranks(2, fn, {"plan": path, **PIECES})[0]
+    assert (again[0], again[1]) == (losses, hosts) == (losses, set())
+    assert again[2].graphs[0].pieces == plan.graphs[0].pieces
+    odd = dataclasses.replace(plan.graphs[0], pieces={"no.such": 4})
+    dataclasses.replace(plan, graphs=(odd,)).save(path)
+    with pytest.raises(AssertionError, match=r"keeps the piece of 'no\.such' on the device"):
+        run_ranks(2, fn, {"plan": path, **PIECES})
 
 
 def test_begins_and_ends_by_name() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import random
 
 import pytest
@@ -10,11 +12,12 @@ import torch
 
 from support.planned import Captured
 from support.zoo import ZOO
-from torchloom.plan import HostStates, Outcome, Planner, Task, Trial
-from torchloom.plan.costs import CostTable, device_row
+from torchloom.plan import Beside, HostStates, Outcome, Planner, Task, Trial
+from torchloom.plan.costs import CostTable, collective_us, device_row
 from torchloom.plan.field import field_of
 from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.memory.joint import joint_model
+from torchloom.plan.traffic import Gathered, Traffic
 
 MODELS = ("mlp", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("conv", "lora", "vit")))
 NUM_BUDGETS = 40
@@ -30,6 +33,7 @@ class World:
         self.model = joint_model(self.graph, self.num_results, WorkspaceTable())
         draw = random.Random(name)
         self.weights = {f"w{i}": draw.randrange(100, 40_000) for i in range(12)}
+        self.pieces = {name: size // 2 for name, size in self.weights.items()}
 
     def verify(self, trial: Trial) -> Outcome:
         names = trial.recompute
@@ -37,6 +41,9 @@ class World:
         ahead = 8_000 if trial.prefetch_bytes is None else trial.prefetch_bytes
         gathered = [size for name, size in self.weights.items() if name not in trial.resident]
         waits = sum(30 + 1e-2 * max(0, size - ahead / 4) for size in gathered)
+        for name, size in self.pieces.items():
+            if name not in trial.pieces:
+                waits += (5 + 1e-2 * size) / (10 if name in trial.resident else 1)
         return Outcome(peaks.peak_bytes + max(gathered, default=0) + ahead, waits)
 
     def plan(self, budget: int):
@@ -45,6 +52,7 @@ class World:
             num_results=self.num_results,
             verify=self.verify,
             weights=self.weights,
+            pieces=self.pieces,
             depths=DEPTHS,
         )
         return Planner(budget, is_estimate=True).plan(task)
@@ -54,17 +62,21 @@ class World:
 def test_room_is_kept_and_never_harms(name: str) -> None:
     world = World(name)
     ample = world.plan(1 << 40)
-    assert set(ample.resident) == set(world.weights)
+    assert set(ample.resident) == set(ample.pieces) == set(world.weights)
     assert not ample.recompute - {n.name for n in world.graph.nodes}
     draw = random.Random(name)
-    most = ample.peak_bytes + ample.resident_bytes
+    most = ample.peak_bytes + ample.beside_bytes
+    num_pieces = set()
     budgets = sorted(int(draw.uniform(0.35, 1.1) * most) for _ in range(NUM_BUDGETS))
     before = float("inf")
     num_fitting = 0
     for budget in budgets:
         plan = world.plan(budget)
-        assert plan.budget_bytes == budget - plan.resident_bytes
-        outcome = world.verify(Trial(plan.recompute, frozenset(plan.resident), plan.prefetch_bytes))
+        assert plan.budget_bytes == budget - plan.beside_bytes
+        outcome = world.verify(
+            Beside(plan.resident, plan.pieces).trial(plan.recompute, plan.prefetch_bytes)
+        )
+        num_pieces.add(len(plan.pieces))
         assert outcome.peak_bytes == plan.peak_bytes
         assert outcome.overhead_us == plan.overhead_us
         if plan.fits:
@@ -75,6 +87,7 @@ def test_room_is_kept_and_never_harms(name: str) -> None:
         else:
             assert num_fitting == 0  # who cannot do with less can do with more
     assert num_fitting > NUM_BUDGETS // 4
+    assert len(num_pieces) > 2, num_pieces
 
 
 def states_of(
@@ -165,3 +178,78 @@ def test_what_streams_costs_time_and_more_of_it_more() -> None:
     tight = dataclasses.replace(states, step_bytes=1 << 22)
     assert tight.stay(1 << 40).num_slots == 1  # two of the largest do not fit
     assert tight.stay(1 << 40).resident_bytes == 0
+
+
+class Network(World):
+    """A world whose gathers cost what the bound assumes at best: everything runs beside compute."""
+
+    def __init__(self, name: str, micro_steps: int) -> None:
+        super().__init__(name)
+        self.weights = dict(list(self.weights.items())[:5])
+        self.pieces = {}
+        self.micro_steps = micro_steps
+        self.costs = CostTable()
+        gathers = {name: Gathered(size, 2) for name, size in self.weights.items()}
+        self.traffic = Traffic(2, gathers, {"reduce_scatter": 50_000})
+
+    def verify(self, trial: Trial) -> Outcome:
+        peaks = self.model.simulate(lambda i: self.model.nodes[i].name in trial.recompute)
+        sent = [size for name, size in self.weights.items() if name not in trial.resident]
+        kept = [size for name, size in self.weights.items() if name in trial.resident]
+        us, load = functools.partial(collective_us, world_size=2, table=self.costs), 0.5
+        waits = load * (us("reduce_scatter", 50_000) + 2 * us("all_gather", sum(sent)))
+        waits += us("all_gather", sum(kept)) / self.micro_steps
+        return Outcome(peaks.peak_bytes, waits)
+
+    def best_us(self, budget: int, points) -> float:
+        found = float("inf")
+        for count in range(len(self.weights) + 1):
+            for names in itertools.combinations(self.weights, count):
+                room = budget - sum(self.weights[name] for name in names)
+                waits = self.verify(Trial(frozenset(), frozenset(names))).overhead_us
+                extra = [point.extra_us for point in points if point.peak_bytes <= room]
+                found = min([found, *(each + waits for each in extra)])
+        return found
+
+
+@pytest.mark.parametrize("micro_steps", [1, 4])
+def test_no_plan_is_below_the_bound(micro_steps: int) -> None:
+    world = Network("mlp", micro_steps)
+    task = Task(
+        joint=world.graph,
+        num_results=world.num_results,
+        verify=world.verify,
+        weights=world.weights,
+        traffic=world.traffic,
+    )
+    points = field_of(task, world.costs, WorkspaceTable()).frontier.points
+    least = min(point.peak_bytes for point in points)
+    most = points[0].peak_bytes + sum(world.weights.values())
+    gaps = []
+    for share in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0):
+        budget = int(least + share * (most - least))
+        best = world.best_us(budget, points)
+        planner = Planner(budget, world.costs, micro_steps=micro_steps, is_estimate=True)
+        plan = planner.plan(task)
+        added = plan.extra_us + plan.overhead_us
+        assert 0 < plan.bound_us <= best * (1 + 1e-9)
+        assert best <= added * (1 + 1e-9)
+        assert added <= best + 0.02 * (plan.compute_us + best)
+        gaps.append(plan.gap)
+    assert gaps[-1] < 0.05, gaps  # with room for all of it the bound is near
+
+
+def test_floors_of_traffic_by_hand() -> None:
+    costs = CostTable()
+    network = dataclasses.replace(costs.network, alpha_us=0.0, load=0.5)
+    costs = dataclasses.replace(costs, network=network)
+    traffic = Traffic(2, {"a": Gathered(1 << 20, 2), "b": Gathered(1 << 10, 1)})
+    rate = collective_us("all_gather", 1 << 20, 2, costs) / (1 << 20)
+    floor, lanes = traffic.least_us(costs)
+    assert floor == pytest.approx(rate * ((1 << 20) + (1 << 9)))
+    assert lanes == ()
+    floor, lanes = traffic.least_us(costs, ["a", "b"], micro_steps=4)
+    assert floor == pytest.approx(rate * ((1 << 18) + (1 << 8)))
+    assert [lane.num_bytes for lane in lanes] == [1 << 20, 1 << 10]
+    assert [lane.price for lane in lanes] == pytest.approx([0.75 * rate, 0.25 * rate])
+    assert Traffic().least_us(costs) == (0.0, ())

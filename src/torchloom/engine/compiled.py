@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from torchloom.config import Config
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.groups import World
-from torchloom.engine.offloads import STATES, Offloads
+from torchloom.engine.offloads import PIECES, STATES, Offloads
+from torchloom.engine.pieces import piece_bytes
 from torchloom.engine.planning import (
     base_bytes,
     costs_of,
@@ -97,8 +98,11 @@ class Compiled:
     def _place(self) -> None:
         """Let live on the host what the running passes say, as far as the budget asks for it."""
         self.offloads.follow([each.name for each in self.entry.passes])
-        peaks = [p.batch_bytes + p.peak_bytes + p.resident_bytes for p in self.session.plans]
-        if self.budget_bytes is not None and peaks:
+        plans = self.session.plans
+        peaks = [p.batch_bytes + p.peak_bytes + p.beside_bytes for p in plans]
+        if PIECES in self.offloads.names and plans:
+            self.offloads.keep_pieces({name for plan in plans for name in plan.pieces})
+        if self.budget_bytes is not None and plans:
             spare = self.budget_bytes - self.base_bytes
             self.offloads.fit(spare - max(peaks), spare - self.gradient_bytes)
 
@@ -192,7 +196,10 @@ def start(
         session.context = replace(session.context, shared_weights=shared.facts)
         session.keeps = shared.store
     engine.offloads.follow([each.name for each in entry.passes])
-    streams = all(STATES in {each.name for each in e.passes} for e in timetable.entries)
+    always = frozenset.intersection(
+        *(frozenset(each.name for each in e.passes) for e in timetable.entries)
+    )
+    streams = STATES in always
     base = agreement.most(
         "bytes that live on",
         base_bytes(model, engine.optimizer, keeps_gradients=keeps, keeps_states=not streams),
@@ -202,6 +209,16 @@ def start(
     own = 0
     if budget_bytes is not None and not streams:
         own = agreement.most("bytes of the optimizer's step", optimizer_bytes(engine.optimizer))
+    states = None
+    if budget_bytes is not None and engine.optimizer is not None and always & {STATES, PIECES}:
+        states = host_states(
+            engine.optimizer,
+            agreement,
+            step_bytes=budget_bytes - base - gradients,
+            num_slots=2 if config.offload.double_buffer else 1,
+            with_states=streams,
+            piece_bytes=piece_bytes(layout) if PIECES in always else 0,
+        )
     session.planner = make_planner(
         budget_bytes,
         base,
@@ -210,12 +227,7 @@ def start(
         is_estimate=session.backend == "inductor",
         step_bytes=gradients + own,
         micro_steps=config.batch.accumulation_steps,
-        states=host_states(
-            engine.optimizer if streams and budget_bytes is not None else None,
-            agreement,
-            (budget_bytes or 0) - base - gradients,
-            num_slots=2 if config.offload.double_buffer else 1,
-        ),
+        states=states,
     )
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check("what engine.compile() weaves", session.key)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.config import Config
-from torchloom.engine.pieces import fetch_pieces, move_pieces
+from torchloom.engine.pieces import offloaded_params, place_pieces
 from torchloom.engine.stream import StateStream
 from torchloom.errors import ConfigError
 from torchloom.pipeline.presets import ALIASES
@@ -72,14 +72,13 @@ class Offloads:
         if self.optimizer is not None and wanted and self._stream is None:
             slots = 2 if self.config.offload.double_buffer else 1
             self._stream = StateStream(self.optimizer, mover_of(self.device), num_slots=slots)
+        self.names = wanted
         if PIECES in moved:
-            move = move_pieces if PIECES in wanted else fetch_pieces
-            move(self.model, self.layout, mover_of(self.device))
+            self.keep_pieces(())
         if self._stream is not None:
             self._stream.states = STATES in wanted
             if STATES in moved and STATES not in wanted:
                 self._stream.fetch_all()
-        self.names = wanted
 
     def step(self, optimizer: Optimizer) -> None:
         """Step all of this rank's leaves that have a gradient."""
@@ -88,8 +87,17 @@ class Offloads:
         else:
             self._stream.step()
 
+    def keep_pieces(self, names: Collection[str]) -> None:
+        """Let the pieces of these parameters, and no others, stay on the device."""
+        waiting = frozenset(offloaded_params(self.layout)) - frozenset(names)
+        place_pieces(
+            self.model, self.layout, mover_of(self.device), waiting if PIECES in self.names else ()
+        )
+
     def make_room(self) -> None:
-        """Let no states stay on the device, until the next `fit`."""
+        """Let no states and pieces stay on the device, until the next `fit` and `keep_pieces`."""
+        if PIECES in self.names:
+            self.keep_pieces(())
         if self._stream is not None and STATES in self.names:
             self._stream.offload_all()
 

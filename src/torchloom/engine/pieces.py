@@ -6,6 +6,8 @@ All that reads it goes on to work. Gathers reload it first, and the step streams
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 
 from torchloom.runtime import Mover
@@ -17,18 +19,20 @@ def offloaded_params(layout: Layout) -> tuple[str, ...]:
     return tuple(sorted(spec.name for spec in layout.sharded))
 
 
-def move_pieces(model: nn.Module, layout: Layout, mover: Mover) -> None:
-    """Move this rank's pieces to the host."""
-    params = owners_of(model)
-    for name in offloaded_params(layout):
-        host = mover.arena.device_like(params[name].data)
-        mover.begin_copy("to_host", [(params[name].data, host)]).finish()
-        params[name].data = host
+def piece_bytes(layout: Layout) -> int:
+    """Return the bytes of all pieces that can wait on the host."""
+    return sum(spec.shard_numel * spec.dtype.itemsize for spec in layout.sharded)
 
 
-def fetch_pieces(model: nn.Module, layout: Layout, mover: Mover) -> None:
-    """Move this rank's pieces back to the device."""
-    params = owners_of(model)
+def place_pieces(model: nn.Module, layout: Layout, mover: Mover, waiting: Collection[str]) -> None:
+    """Let these parameters' pieces, and no others, wait on the host."""
+    params, chosen = owners_of(model), set(waiting)
     for name in offloaded_params(layout):
-        if mover.arena.owns(params[name].data):
-            params[name].data = mover.fetch(params[name].data)
+        data = params[name].data
+        is_on_host = mover.arena.owns(data)
+        if name in chosen and not is_on_host:
+            host = mover.arena.device_like(data)
+            mover.begin_copy("to_host", [(data, host)]).finish()
+            params[name].data = host
+        elif name not in chosen and is_on_host:
+            params[name].data = mover.fetch(data)

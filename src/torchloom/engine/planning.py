@@ -63,28 +63,34 @@ def base_bytes(
 
 
 def host_states(
-    optimizer: Optimizer | None, agreement: Agreement, step_bytes: int, num_slots: int
-) -> HostStates | None:
-    """Return what may wait on the host; None without an optimizer. All ranks must call.
+    optimizer: Optimizer,
+    agreement: Agreement,
+    *,
+    step_bytes: int,
+    num_slots: int,
+    with_states: bool,
+    piece_bytes: int,
+) -> HostStates:
+    """Return what may wait on the host and then streams through the step. All ranks must call.
 
     Args:
         optimizer: over this rank's leaves; its states count although the first step makes them.
         agreement: of the ranks, which plan alike.
         step_bytes: device memory that is free in a step which keeps no states.
         num_slots: chunks of states that may be on the device at a time.
+        with_states: whether states may wait, not pieces of parameters alone.
+        piece_bytes: of the pieces that may wait.
     """
-    leaves = (
-        [leaf for group in optimizer.param_groups for leaf in group["params"]] if optimizer else []
-    )
-    if optimizer is None or not leaves:
-        return None
-    sizes = [_num_states(optimizer) * leaf.numel() * leaf.element_size() for leaf in leaves]
+    leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+    num_states = _num_states(optimizer) if with_states else 0
+    sizes = [num_states * leaf.numel() * leaf.element_size() for leaf in leaves]
     return HostStates(
         total_bytes=agreement.most("bytes of optimizer states", sum(sizes)),
-        largest_bytes=agreement.most("bytes of one parameter's states", max(sizes)),
+        largest_bytes=agreement.most("bytes of one parameter's states", max(sizes, default=0)),
         num_params=agreement.most("trained elements", sum(leaf.numel() for leaf in leaves)),
         step_bytes=step_bytes,
         num_slots=num_slots,
+        piece_bytes=agreement.most("bytes of pieces", piece_bytes),
     )
 
 

@@ -10,12 +10,14 @@ transfers. Changes no values.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
 from torchloom import ops
 from torchloom.graph import PassContext, args_of, call, value_of, viewed
-from torchloom.ops.match import Transfer, gathers
+from torchloom.ops.match import Transfer, gathers, reloads
 
 aten = torch.ops.aten
 
@@ -29,14 +31,18 @@ _OVERWRITES = (
 def selective_gather(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Replace the gathers of resident parameters; return how many."""
     chosen = frozenset() if ctx.choices is None else ctx.choices.resident
-    return sum(_replace_members(gm.graph, each, ctx, chosen) for each in gathers(gm.graph))
+    num = sum(_replace_members(gm.graph, each, ctx, chosen) for each in gathers(gm.graph))
+    if num:
+        _drop_unread_reloads(gm.graph, ctx)
+    return num
 
 
 def _replace_members(
     graph: fx.Graph, transfer: Transfer, ctx: PassContext, chosen: frozenset[str]
 ) -> int:
     shards, dtype, world_size, handle = args_of(transfer.start)
-    names = [ctx.params.get(shard.name, "") for shard in shards]
+    pieces = [_piece_of(shard) for shard in shards]
+    names = [ctx.params.get(piece.name, "") for piece in pieces]
     stays = [
         name not in chosen or not _only_read(pick, transfer.wait)
         for name, pick in zip(names, transfer.results, strict=True)
@@ -44,9 +50,9 @@ def _replace_members(
     if all(stays):
         return 0
     with graph.inserting_before(transfer.start):
-        for stay, shard, name, pick in zip(stays, shards, names, transfer.results, strict=True):
+        for stay, piece, name, pick in zip(stays, pieces, names, transfer.results, strict=True):
             if not stay:
-                args = (shard, dtype, world_size, handle, name)
+                args = (piece, dtype, world_size, handle, name)
                 weight = call(graph, ops.resident, args)
                 pick.replace_all_uses_with(weight, lambda user: user is not transfer.wait)
         rest = [shard for stay, shard in zip(stays, shards, strict=True) if stay]
@@ -64,6 +70,24 @@ def _replace_members(
             graph.erase_node(pick)
     graph.erase_node(transfer.start)
     return stays.count(False)
+
+
+def _piece_of(shard: fx.Node) -> fx.Node:
+    """Return the input that a shard is, or that it is reloaded from."""
+    if shard.target is operator.getitem:
+        start, index = args_of(shard)
+        if start.target is ops.reload_start:
+            return args_of(start)[0][index]
+    return shard
+
+
+def _drop_unread_reloads(graph: fx.Graph, ctx: PassContext) -> None:
+    """Do not reload the pieces of weights that stay gathered: they are read when those are made."""
+    for transfer in reloads(graph):
+        pieces_only = all(source.name in ctx.params for source in transfer.inputs)
+        if pieces_only and all(set(pick.users) <= {transfer.wait} for pick in transfer.results):
+            for node in (transfer.wait, *transfer.results, transfer.start):
+                graph.erase_node(node)
 
 
 def _only_read(weight: fx.Node, wait: fx.Node) -> bool:

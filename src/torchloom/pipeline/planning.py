@@ -8,24 +8,37 @@ passes leave them: what was simulated is what runs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom import ops
 from torchloom._torch import partition as torch_partition
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.hooks import GraphKind
-from torchloom.graph import Choices, PassContext, Split, args_of, find, value_of
+from torchloom.graph import (
+    Choices,
+    PassContext,
+    Split,
+    args_of,
+    find,
+    forward_nodes,
+    is_view,
+    nbytes,
+    value_of,
+)
 from torchloom.passes import PASSES
 from torchloom.passes.offload_activation import offload_named
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import GraphReport
 from torchloom.plan import Outcome, Planner, Task, Trial
+from torchloom.plan.costs import CollectiveKind
 from torchloom.plan.memory import Interface, interface_of, micro_step, replay_peak
 from torchloom.plan.timeline import timeline
+from torchloom.plan.traffic import Gathered, Traffic
 
 Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
 """Runs the lowered passes over a graph: `(gm, "forward" or "backward", what was chosen)`."""
@@ -76,6 +89,7 @@ class PlannedSplit:
         self._report.plan = plan
         if plan.offload:
             trials.move(joint, plan.offload, plan.again)
+        _keep_pieces(joint, plan.pieces)
         forward, backward = trials.split(joint, plan.recompute, is_final=True)
         self._interface = interface_of(forward.graph, backward.graph)
         return forward, backward
@@ -129,6 +143,8 @@ class _Trials:
             verify=lambda trial: self._outcome(joint, trial),
             batch_bytes=self._report.batch_bytes,
             weights=weights,
+            pieces=_pieces(joint),
+            traffic=self._traffic(joint),
             depths=depths if "prefetch" in self._passes and find(joint.graph, ops.gather) else (),
             swap=swap if may_swap and OFFLOAD in self._passes else None,
             swap_min_bytes=context.offload_min_bytes,
@@ -166,7 +182,9 @@ class _Trials:
         )
 
     def _outcome(self, joint: fx.GraphModule, trial: Trial) -> Outcome:
-        forward, backward = self.split(copy_graph_module(joint), trial.recompute, is_final=False)
+        copy = copy_graph_module(joint)
+        _keep_pieces(copy, trial.pieces)
+        forward, backward = self.split(copy, trial.recompute, is_final=False)
         known = self._context.choices or Choices()
         choices = dataclasses.replace(
             known, resident=trial.resident, prefetch_bytes=trial.prefetch_bytes
@@ -187,6 +205,23 @@ class _Trials:
         ).peak_bytes
         return Outcome(peak_bytes, found.overhead_us, found.copy_us)
 
+    def _traffic(self, joint: fx.GraphModule) -> Traffic:
+        """Return what this graph sends whatever is decided about it."""
+        world_size, forward = self._context.world_size, set(forward_nodes(joint.graph))
+        gathers: dict[str, Gathered] = {}
+        if self._context.shared_weights is None:
+            for node in find(joint.graph, ops.gather):
+                shard, _shape, dtype, *_, name = args_of(node)
+                size = value_of(shard).numel() * world_size * dtype.itemsize
+                known = gathers.get(name, Gathered(0, 2))
+                runs = min(known.num_runs, _runs(node, forward))
+                gathers[name] = Gathered(known.num_bytes + size, runs)
+        reductions: dict[CollectiveKind, int] = {
+            "reduce_scatter": sum(nbytes(args_of(n)[0]) for n in find(joint.graph, ops.reduce)),
+            "all_reduce": sum(nbytes(args_of(n)[0]) for n in find(joint.graph, ops.sync)),
+        }
+        return Traffic(world_size, gathers, reductions)
+
     def _weights(self, joint: fx.GraphModule) -> dict[str, int]:
         """Return the weights that this graph gathers, with their bytes."""
         if self._context.shared_weights is not None:
@@ -197,6 +232,39 @@ class _Trials:
             size = value_of(shard).numel() * self._context.world_size * dtype.itemsize
             found[name] = found.get(name, 0) + size
         return found
+
+
+def _runs(gather: fx.Node, forward: Collection[fx.Node]) -> int:
+    """Return how often a weight is gathered in a run: again where backward reads it, if it may."""
+    if gather.meta.get("recompute") is not CheckpointPolicy.MUST_RECOMPUTE:
+        return 1
+    chain = [gather]
+    for node in chain:  # grows while it is walked
+        if any(user not in forward and user.op == "call_function" for user in node.users):
+            return 2
+        chain += [user for user in node.users if is_view(user)]
+    return 1
+
+
+def _reloaded(joint: fx.GraphModule) -> Iterator[tuple[str, fx.Node]]:
+    """Yield the pieces that come from the host, by the names of parameters, and what reloads them."""
+    for gather in find(joint.graph, ops.gather):
+        piece = args_of(gather)[0]
+        if piece.target is ops.reload:
+            yield args_of(gather)[-1], piece
+
+
+def _pieces(joint: fx.GraphModule) -> dict[str, int]:
+    """Return the pieces that wait on the host, with their bytes."""
+    return {name: nbytes(reload) for name, reload in _reloaded(joint)}
+
+
+def _keep_pieces(joint: fx.GraphModule, names: Collection[str]) -> None:
+    """Let gathers of these parameters read a piece that is on the device: it is not reloaded."""
+    for name, reload in list(_reloaded(joint)):
+        if name in names:
+            reload.replace_all_uses_with(args_of(reload)[0])
+            joint.graph.erase_node(reload)
 
 
 def _computed(graph: fx.Graph) -> frozenset[str]:

@@ -170,10 +170,10 @@ class CompileSession:
             if plan is None:
                 report.take(own)
                 return compiled
-            needed = plan.peak_bytes + plan.resident_bytes
+            needed = plan.peak_bytes + plan.beside_bytes
             least = min(least or needed, needed)
             if plan.budget_bytes is not None:
-                budget_bytes = plan.budget_bytes + plan.resident_bytes
+                budget_bytes = plan.budget_bytes + plan.beside_bytes
             if plan.fits and (best is None or plan.step_us < best[0].step_us):
                 best = plan, compiled, own
             if not weaving.wants_another:

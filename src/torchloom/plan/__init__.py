@@ -8,9 +8,10 @@ from __future__ import annotations
 from torchloom.plan.model import Decision, GraphPlan, Plan
 from torchloom.plan.planner import Planner, infeasible
 from torchloom.plan.states import HostStates
-from torchloom.plan.task import Outcome, Task, Trial
+from torchloom.plan.task import Beside, Outcome, Task, Trial
 
 __all__ = [
+    "Beside",
     "Decision",
     "GraphPlan",
     "HostStates",

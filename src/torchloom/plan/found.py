@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -11,7 +10,7 @@ from torch import fx
 from torchloom.plan.field import Field
 from torchloom.plan.frontier import Point
 from torchloom.plan.model import Decision, GraphPlan
-from torchloom.plan.task import Outcome, Task
+from torchloom.plan.task import Beside, Outcome, Task
 
 NOTICEABLE = 1e-3
 """Part of a graph's time that is worth another plan; less is rounding."""
@@ -29,7 +28,7 @@ class Found:
     outcome: Outcome
     allowed: int | None
     """What its peak may be."""
-    resident: Mapping[str, int]
+    beside: Beside
     prefetch_bytes: int | None
     least: int
     """The lowest peak that any candidate was found to have."""
@@ -63,14 +62,14 @@ class Found:
 
     @property
     def total_bytes(self) -> int:
-        """The peak with all residents."""
-        return self.peak_bytes + sum(self.resident.values())
+        """The peak with all that lives on beside it."""
+        return self.peak_bytes + self.beside.num_bytes
 
     def plan(self, digest: str, task: Task, budget: int | None, bound_us: float) -> GraphPlan:
         """Return the plan, with its reasons."""
         return GraphPlan(
             graph=digest,
-            budget_bytes=None if budget is None else budget - sum(self.resident.values()),
+            budget_bytes=None if budget is None else budget - self.beside.num_bytes,
             batch_bytes=task.batch_bytes,
             peak_bytes=self.peak_bytes,
             graph_peak_bytes=self.peak_bytes,
@@ -85,7 +84,8 @@ class Found:
             bound_us=bound_us,
             decisions=_decisions(self.field, self.point),
             again=self.field.move.again,
-            resident=dict(self.resident),
+            resident=dict(self.beside.weights),
+            pieces=dict(self.beside.pieces),
             prefetch_bytes=self.prefetch_bytes,
         )
 

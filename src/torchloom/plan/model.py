@@ -38,8 +38,7 @@ class GraphPlan:
     graph: str
     """Digest of the graph: a plan fits no other one."""
     budget_bytes: int | None
-    """What forward and backward may add to what is live before them, residents included; None: no
-    bound."""
+    """What forward and backward may add to what is live before and beside them; None: no bound."""
     peak_bytes: int
     """Predicted highest sum of allocations above what is live before."""
     graph_peak_bytes: int
@@ -64,14 +63,17 @@ class GraphPlan:
     states_us: float = 0.0
     """What streaming optimizer states adds that find no room beside the peak, per run of the graph."""
     bound_us: float
-    """No plan of the family within the budget adds less than this by computing again and copying,
-    states included."""
+    """No plan of the family within the budget adds less than this to compute: by computing again, by
+    collectives and copies, and for states."""
     decisions: tuple[Decision, ...] = ()
     again: frozenset[str] = frozenset()
     """Values that backward computes again where they come from one that waited in host memory."""
     resident: Mapping[str, int] = field(default_factory=dict)
     """Parameters that stay gathered from step to step, for this graph or for those planned before
     it, with the bytes of the whole weights. These live on beside the peak."""
+    pieces: Mapping[str, int] = field(default_factory=dict)
+    """Parameters whose piece stays on the device though it could wait on the host, for this graph or
+    for those planned before it, with the bytes of the pieces. These live on beside the peak as well."""
     prefetch_bytes: int | None = None
     """Weights gathered ahead of their use hold at most this much; None: what the config says."""
 
@@ -87,8 +89,8 @@ class GraphPlan:
 
     @property
     def gap(self) -> float:
-        """How far the predicted time can be above the best, as a fraction of it; collectives aside."""
-        added = self.extra_us + self.copy_us + self.states_us
+        """How far the predicted time can be above the best, as a fraction of it."""
+        added = self.extra_us + self.overhead_us + self.states_us
         return (added - self.bound_us) / max(self.compute_us + self.bound_us, 1e-9)
 
     @classmethod
@@ -98,6 +100,7 @@ class GraphPlan:
         fields["decisions"] = tuple(Decision(**each) for each in data.get("decisions", ()))
         fields["again"] = frozenset(data.get("again", ()))
         fields["resident"] = dict(data.get("resident", {}))
+        fields["pieces"] = dict(data.get("pieces", {}))
         return cls(**fields)
 
     @property
@@ -116,11 +119,16 @@ class GraphPlan:
         return sum(self.resident.values())
 
     @property
+    def beside_bytes(self) -> int:
+        """Bytes of all that lives on beside the peak."""
+        return self.resident_bytes + sum(self.pieces.values())
+
+    @property
     def choices(self) -> tuple[object, ...]:
         """All that was decided, for comparison."""
         return (
             *(self.recompute, self.offload, self.again),
-            *(frozenset(self.resident), self.prefetch_bytes),
+            *(frozenset(self.resident), frozenset(self.pieces), self.prefetch_bytes),
         )
 
 
@@ -146,9 +154,9 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """Predicted highest sum of everything, over the whole step."""
-        resident = max((g.resident_bytes for g in self.graphs), default=0)
+        beside = max((g.beside_bytes for g in self.graphs), default=0)
         within = max((g.batch_bytes + g.peak_bytes for g in self.graphs), default=0)
-        return self.base_bytes + resident + max(within, self.optimizer_bytes)
+        return self.base_bytes + beside + max(within, self.optimizer_bytes)
 
     @property
     def digest(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torchloom.errors import PlanError
@@ -16,7 +15,7 @@ from torchloom.plan.memory.joint import joint_model
 from torchloom.plan.model import GraphPlan, Plan
 from torchloom.plan.search import Fields, Search
 from torchloom.plan.states import HostStates, StateCosts
-from torchloom.plan.task import Task, Trial
+from torchloom.plan.task import Beside, Task
 
 
 @dataclass
@@ -60,7 +59,8 @@ class Planner:
         offsets = sorted(self._offsets.items())
         # A plan that was read back has its residents in another order than when it was made.
         others = [
-            (name, sorted(known.plan.resident.items())) for name, known in self._known.items()
+            (name, sorted(known.plan.resident.items()), sorted(known.plan.pieces.items()))
+            for name, known in self._known.items()
         ]
         kept = f"{self.budget_bytes} {self.states}"
         return f"{kept} {self.micro_steps} {costs} {pinned} {offsets} {others}"
@@ -136,24 +136,24 @@ class Planner:
             if known.task is not None
         )
 
-    def _given(self, digest: str) -> dict[str, int]:
-        """Return the weights that other graphs keep gathered."""
-        found: dict[str, int] = {}
+    def _given(self, digest: str) -> Beside:
+        """Return what lives on because of other graphs."""
+        found = Beside()
         for other, known in self._known.items():
             if other == digest:
                 break  # those planned later have seen what this one keeps
-            found.update(known.plan.resident)
+            found = found.joined(Beside(known.plan.resident, known.plan.pieces))
         return found
 
     def _room(self, digest: str) -> int | None:
-        """Return the bytes of residents that the peaks of other graphs leave; None: no bound."""
+        """Return the bytes that the peaks of other graphs leave beside them; None: no bound."""
         if self.budget_bytes is None:
             return None
         plans = [known.plan for other, known in self._known.items() if other != digest]
         highest = max((plan.batch_bytes + plan.peak_bytes for plan in plans), default=0)
         return self.budget_bytes - highest
 
-    def _make(self, task: Task, given: Mapping[str, int]) -> GraphPlan:
+    def _make(self, task: Task, given: Beside) -> GraphPlan:
         digest = graph_digest(task.joint)
         budget, room = self._budget_of(task), self._room(digest)
         states = None
@@ -165,16 +165,17 @@ class Planner:
             budget_bytes=budget,
             offset_bytes=self._offsets.get(digest, 0),
             given=given,
-            resident_room=room,
+            room_beside=room,
             fields=self._fields,
+            micro_steps=self.micro_steps,
             states=states,
         )
         plan = search.run(task, digest)
         if not plan.fits and not self.is_estimate:
-            raise PlanError(infeasible(budget or 0, plan.peak_bytes + plan.resident_bytes))
+            raise PlanError(infeasible(budget or 0, plan.peak_bytes + plan.beside_bytes))
         return plan
 
-    def _follow(self, pinned: Plan, digest: str, task: Task, given: Mapping[str, int]) -> GraphPlan:
+    def _follow(self, pinned: Plan, digest: str, task: Task, given: Beside) -> GraphPlan:
         wanted = next((each for each in pinned.graphs if each.graph == digest), None)
         if wanted is None:
             raise PlanError(
@@ -189,11 +190,17 @@ class Planner:
                     "memory: set compile.offload_activation, or plan again"
                 )
             task = task.swap(wanted.offload, wanted.again)
-        unknown = sorted(wanted.resident.keys() - task.weights.keys() - given.keys())
+        unknown = sorted(wanted.resident.keys() - task.weights.keys() - given.weights.keys())
         if unknown:
             raise PlanError(
                 f"the pinned plan keeps {unknown[0]!r} gathered in graph {digest}, which cannot be: "
                 "it is no sharded parameter of this graph, or selective_gather is off"
+            )
+        unknown = sorted(wanted.pieces.keys() - task.pieces.keys() - given.pieces.keys())
+        if unknown:
+            raise PlanError(
+                f"the pinned plan keeps the piece of {unknown[0]!r} on the device in graph {digest}, "
+                "but it does not wait on the host: set compile.offload_parameters, or plan again"
             )
         self.workspaces.probe(task.joint.nodes)
         model = joint_model(task.joint, task.num_results, self.workspaces)
@@ -205,12 +212,12 @@ class Planner:
                 "it is an input, has side effects, or is not in forward"
             )
         peaks = model.simulate(lambda i: model.nodes[i].name in wanted.recompute)
-        resident = {**given, **wanted.resident}
-        trial = Trial(wanted.recompute, frozenset(resident), wanted.prefetch_bytes)
+        beside = given.joined(Beside(wanted.resident, wanted.pieces))
+        trial = beside.trial(wanted.recompute, wanted.prefetch_bytes)
         peak_bytes = peaks.peak_bytes if task.verify is None else task.verify(trial).peak_bytes
         budget = self._budget_of(task)
         if budget is not None:
-            budget -= sum(resident.values())
+            budget -= beside.num_bytes
             if peak_bytes > budget:
                 raise PlanError(
                     f"the pinned plan of graph {digest} adds {peak_bytes:,} bytes, "
@@ -223,7 +230,8 @@ class Planner:
             saved_bytes=peaks.saved_bytes,
             budget_bytes=budget,
             batch_bytes=task.batch_bytes,
-            resident=resident,
+            resident=beside.weights,
+            pieces=beside.pieces,
         )
 
     def _budget_of(self, task: Task) -> int | None:
@@ -237,8 +245,8 @@ class _Known:
     task: Task | None
     """None where its code came from a cache."""
     plan: GraphPlan
-    given: Mapping[str, int]
-    """Weights that graphs before it keep gathered."""
+    given: Beside
+    """What lives on because of graphs before it."""
 
 
 def infeasible(budget_bytes: int, least: int) -> str:

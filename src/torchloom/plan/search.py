@@ -4,6 +4,7 @@
     offload     the values that are dearest to compute again wait on the host, as many as the link
                 can carry beside compute, and fewer, and more; each with a frontier of its own
     residents   weights that stay gathered in the room that is left, or that more recomputing makes
+    pieces      of parameters that stay on the device, and are not reloaded, in such room
     states      of the optimizer, that stay on the device in the room that is left, or is made
     depth       how far ahead weights are gathered
 
@@ -14,7 +15,7 @@ there: what counts is the time of the whole step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchloom.graph import movable
@@ -25,14 +26,14 @@ from torchloom.plan.frontier import Frontier, Lane, Point
 from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.model import GraphPlan
 from torchloom.plan.states import StateCosts
-from torchloom.plan.task import Outcome, Task, Trial
+from torchloom.plan.task import Beside, Outcome, Task
 
 _SHARES = (0.25, 0.5, 1.0, 2.0)
 """Of what a link can carry while compute runs: how much is offloaded in a candidate."""
 _CHEAP = 0.25
 """What takes less than this part of a copy's time to compute again is never copied."""
-_SHARES_OF_WEIGHTS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
-"""Of all weights: how many stay gathered in a candidate."""
+_SHARES_BESIDE = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
+"""Of all weights: how many stay gathered in a candidate. Of all pieces: how many on the device."""
 
 
 @dataclass
@@ -44,9 +45,10 @@ class Search:
         workspaces: what operators allocate for themselves; unknown ones are probed.
         budget_bytes: what forward, backward and residents may take; None for no bound.
         offset_bytes: what a compiler's code is known to need beyond its graphs.
-        given: weights that stay gathered for other graphs, with their bytes.
-        resident_room: what all residents may hold at most; None for no bound.
+        given: what lives on because of other graphs.
+        room_beside: what may live on beside all peaks at most; None for no bound.
         fields: frontiers that were searched before.
+        micro_steps: runs of the graph per optimizer step.
         states: what room is worth to optimizer states that otherwise wait on the host; None where
             they stay or the budget has no bound.
     """
@@ -55,9 +57,10 @@ class Search:
     workspaces: WorkspaceTable
     budget_bytes: int | None
     offset_bytes: int = 0
-    given: Mapping[str, int] = field(default_factory=dict)
-    resident_room: int | None = None
+    given: Beside = field(default_factory=Beside)
+    room_beside: int | None = None
     fields: Fields = field(default_factory=Fields)
+    micro_steps: int = 1
     states: StateCosts | None = None
     num_outcomes: int = 0
     """How many candidates were tried on copies of the graphs."""
@@ -73,6 +76,7 @@ class Search:
         if task.verify is not None:
             for depth in (None, *best.field.task.depths):
                 best = self._with_weights(best, depth)
+            best = self._with_pieces(best)
         return best.plan(digest, task, self.budget_bytes, self._bound_us(best, base))
 
     def _field(self, task: Task) -> Field:
@@ -86,22 +90,41 @@ class Search:
         return field_of(task, self.costs, self.workspaces, move)
 
     def _bound_us(self, best: Found, base: Field) -> float:
-        """Return what no plan within the budget undercuts in time of computing again and copying."""
+        """Return what no plan within the budget undercuts in the time that it adds to compute.
+
+        The bound begins with all on the device that may be elsewhere (weights gathered, pieces,
+        states, activations), as if that had room, and frees what is too much the cheapest way.
+        """
+        task, device = base.task, self.costs.device
+        floor, lanes = task.traffic.least_us(self.costs, task.weights, self.micro_steps)
         if best.allowed is None:
-            return 0.0
-        reach = max(best.allowed, best.point.peak_bytes)
+            return min(floor, best.added_us)
+        begun = sum(int(lane.num_bytes) for lane in lanes) + sum(task.pieces.values())
+        gathers = task.traffic.gathers
+        kept = [
+            *(
+                gathers[w].num_bytes
+                for w in best.beside.weights
+                if w in gathers and w in task.weights
+            ),
+            *(size for name, size in best.beside.pieces.items() if name in task.pieces),
+        ]
+        ways = list(lanes)
+        if (
+            task.pieces
+        ):  # each is reloaded at least once in a step, or in a run if not kept gathered
+            price = device.link_load * 1e6 / device.h2d_bytes_per_s / self.micro_steps
+            ways.append(Lane(price, sum(task.pieces.values())))
         if self.states is not None:
-            total = self.states.states.total_bytes
-            stay = min(total, max(0, best.allowed - best.peak_bytes))
-            reach = (
-                max(best.allowed, best.point.peak_bytes + stay) - total
-            )  # with all on the device
+            begun += self.states.states.total_bytes
+            ways += self.states.lanes()
+        if task.swap is not None:
+            ways.append(self._lane(base, best))
+        # What passes behind the split take away from a peak they may take away from any.
+        less = max(0, best.point.peak_bytes - best.peak_bytes)
+        reach = best.allowed + less + sum(kept) - begun
         beside = min(base.frontier.beside_bytes, best.field.frontier.beside_bytes)
-        lanes = [self._lane(base, best)] if base.task.swap is not None else []
-        if self.states is not None:
-            lanes += self.states.lanes()
-        spent = best.point.extra_us + best.outcome.copy_us + best.states_us
-        return min(base.frontier.bound_us(reach, beside, lanes), spent)
+        return min(floor + base.frontier.bound_us(reach, beside, ways), best.added_us)
 
     def _lane(self, base: Field, best: Found) -> Lane:
         """Return what copies can free at most in the time of the best candidate, and their price.
@@ -121,15 +144,15 @@ class Search:
         most = sum(size for size in sizes if size >= base.task.swap_min_bytes)
         return Lane(device.link_load * (down + up), min(capacity, most))
 
-    def _allowed(self, resident: Mapping[str, int]) -> int | None:
+    def _allowed(self, beside: Beside) -> int | None:
         if self.budget_bytes is None:
             return None
-        return self.budget_bytes - self.offset_bytes - sum(resident.values())
+        return self.budget_bytes - self.offset_bytes - beside.num_bytes
 
     def _recomputing(
         self,
         among: Field,
-        resident: Mapping[str, int] | None = None,
+        beside: Beside | None = None,
         depth: int | None = None,
     ) -> Found:
         """Return the fastest plan of a frontier that fits as it will run, the smallest if none does.
@@ -138,21 +161,21 @@ class Search:
         first one that fits is found by halving. A smaller one may leave room for optimizer states
         that is worth more than what it computes again.
         """
-        resident = self.given if resident is None else resident
-        points, allowed = among.frontier.points, self._allowed(resident)
+        beside = self.given if beside is None else beside
+        points, allowed = among.frontier.points, self._allowed(beside)
         outcomes: dict[int, Outcome] = {}
 
         def peak_of(at: int) -> int:
             if at not in outcomes:
                 self.num_outcomes += 1
-                trial = Trial(among.names(points[at]), frozenset(resident), depth)
+                trial = beside.trial(among.names(points[at]), depth)
                 outcomes[at] = among.outcome(points[at], trial)
             return outcomes[at].peak_bytes
 
         def found(at: int) -> Found:
             least = min(each.peak_bytes for each in outcomes.values())
-            states_us = self._states_us(allowed, outcomes[at].peak_bytes, resident)
-            return Found(among, at, outcomes[at], allowed, resident, depth, least, states_us)
+            states_us = self._states_us(allowed, outcomes[at].peak_bytes, beside)
+            return Found(among, at, outcomes[at], allowed, beside, depth, least, states_us)
 
         fastest_bytes = peak_of(0)
         if allowed is None:
@@ -171,19 +194,17 @@ class Search:
 
         def expected_us(at: int) -> float:
             peak_bytes = points[at].peak_bytes - more
-            return points[at].extra_us + self._states_us(allowed, peak_bytes, resident)
+            return points[at].extra_us + self._states_us(allowed, peak_bytes, beside)
 
         roomy = min(range(first, len(points)), key=expected_us)
         if roomy == first or peak_of(roomy) > allowed:
             return found(first)
         return better(found(first), found(roomy))
 
-    def _states_us(
-        self, allowed: int | None, peak_bytes: int, resident: Mapping[str, int]
-    ) -> float:
+    def _states_us(self, allowed: int | None, peak_bytes: int, beside: Beside) -> float:
         if self.states is None or allowed is None:
             return 0.0
-        return self.states.us(allowed - peak_bytes, sum(resident.values()))
+        return self.states.us(allowed - peak_bytes, beside)
 
     def _moves(self, base: Field) -> Iterator[Move]:
         """Yield sets of values to offload, and the values to compute again from them."""
@@ -212,25 +233,40 @@ class Search:
 
         Room for them is what is left, or what more recomputing makes.
         """
-        among = best.field
-        weights, most = among.task.weights, _most_outcomes(len(among.model.nodes))
+        weights, most = best.field.task.weights, _most_outcomes(len(best.field.model.nodes))
         # A small gather costs more time for its bytes than a big one: latency.
-        order = sorted(weights.keys() - self.given.keys(), key=lambda w: (weights[w], w))
-        total = sum(weights[name] for name in order)
-        counts = {len(list(_within(order, weights, share * total))) for share in _SHARES_OF_WEIGHTS}
-        for count in sorted(counts):
-            resident = {**self.given, **{name: weights[name] for name in order[:count]}}
+        order = sorted(weights.keys() - self.given.weights.keys(), key=lambda w: (weights[w], w))
+        for count in _counts(order, weights):
+            chosen = {name: weights[name] for name in order[:count]}
             is_base = depth is None and not count
             is_idle = depth is not None and count == len(order)  # nothing is left to prefetch
-            held = sum(resident.values())
-            has_room = self.resident_room is None or held <= self.resident_room
-            allowed = self._allowed(resident)
-            if is_base or is_idle or not has_room or self.num_outcomes >= most:
-                continue
-            if best.fits and _least_us(among.frontier, allowed) >= best.added_us:
-                continue  # the room would cost more than could be gained
-            best = better(best, self._recomputing(among, resident, depth))
+            if not (is_base or is_idle or self.num_outcomes >= most):
+                best = self._with(best, self.given.joined(Beside(weights=chosen)), depth)
         return best
+
+    def _with_pieces(self, best: Found) -> Found:
+        """Let pieces of parameters stay on the device where that is faster."""
+        pieces, most = best.field.task.pieces, _most_outcomes(len(best.field.model.nodes))
+        before, depth = best.beside, best.prefetch_bytes
+        # Of a weight that stays gathered the piece is read once in a step: those come last.
+        order = sorted(
+            pieces.keys() - self.given.pieces.keys(),
+            key=lambda name: (name in before.weights, pieces[name], name),
+        )
+        for count in _counts(order, pieces):
+            chosen = {name: pieces[name] for name in order[:count]}
+            if count and self.num_outcomes < most:
+                best = self._with(best, before.joined(Beside(pieces=chosen)), depth)
+        return best
+
+    def _with(self, best: Found, beside: Beside, depth: int | None) -> Found:
+        """Return the best plan with something living on beside it, or the one before."""
+        if self.room_beside is not None and beside.num_bytes > self.room_beside:
+            return best
+        among = best.field
+        if best.fits and _least_us(among.frontier, self._allowed(beside)) >= best.added_us:
+            return best  # the room would cost more than could be gained
+        return better(best, self._recomputing(among, beside, depth))
 
 
 def _most_outcomes(num_nodes: int) -> int:
@@ -267,6 +303,12 @@ def _count_within(waiting: list[Swapped], limit: float) -> int:
         if used > limit:
             return count
     return len(waiting)
+
+
+def _counts(order: Sequence[str], sizes: Mapping[str, int]) -> list[int]:
+    """Return how many of the first names to try: shares of all their bytes."""
+    total = sum(sizes[name] for name in order)
+    return sorted({len(list(_within(order, sizes, share * total))) for share in _SHARES_BESIDE})
 
 
 def _within(order: Iterable[str], sizes: Mapping[str, int], limit: float) -> Iterator[str]:

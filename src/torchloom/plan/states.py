@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torchloom.plan.costs import Device
 from torchloom.plan.frontier import Lane
+from torchloom.plan.task import Beside
 
 CHUNK_BYTES = 64 << 20
 """Bytes that a chunk may load; a larger parameter is a chunk of its own. A guess, several times what
@@ -40,6 +41,7 @@ class HostStates:
         num_params: elements that the optimizer updates.
         step_bytes: device memory that is free in a step which keeps no states.
         num_slots: chunks that may be on the device at a time.
+        piece_bytes: pieces of parameters that may wait on the host and then stream with the states.
 
     Example:
         >>> states = HostStates(
@@ -56,6 +58,7 @@ class HostStates:
     num_params: int
     step_bytes: int
     num_slots: int = 2
+    piece_bytes: int = 0
 
     def stay(self, free_bytes: int) -> Stay:
         """Choose how many states stay, and the chunks of the others.
@@ -72,10 +75,16 @@ class HostStates:
         resident_bytes = max(0, min(free_bytes, self.step_bytes - slots))
         return Stay(resident_bytes, chunk_bytes, num_slots)
 
-    def added_us(self, free_bytes: int, device: Device) -> float:
-        """Return what streaming adds to the optimizer's step, in microseconds."""
+    def added_us(self, free_bytes: int, device: Device, kept_bytes: int = 0) -> float:
+        """Return what streaming adds to the optimizer's step, in microseconds.
+
+        Args:
+            free_bytes: what forward and backward leave free at their peak.
+            device: whose links carry it.
+            kept_bytes: pieces that stay on the device.
+        """
         stay = self.stay(free_bytes)
-        moved = self.total_bytes - stay.resident_bytes
+        moved = self.total_bytes - stay.resident_bytes + max(0, self.piece_bytes - kept_bytes)
         if moved <= 0:
             return 0.0
         both = _us_per_byte(device, beside=False)
@@ -105,7 +114,7 @@ class StateCosts:
         states: what may wait on the host.
         device: whose links carry them.
         micro_steps: runs of the graphs between two steps of the optimizer.
-        room_bytes: what other graphs leave at their peaks, residents included; None for no bound.
+        room_bytes: what the peaks of other graphs leave beside them; None for no bound.
     """
 
     states: HostStates
@@ -113,16 +122,17 @@ class StateCosts:
     micro_steps: int = 1
     room_bytes: int | None = None
 
-    def us(self, free_bytes: int, resident_bytes: int) -> float:
+    def us(self, free_bytes: int, beside: Beside) -> float:
         """Return what streaming adds to a run of the graphs.
 
         Args:
             free_bytes: what a plan leaves free at its peak.
-            resident_bytes: weights that it keeps gathered, also while other graphs run.
+            beside: what lives on beside it, also while other graphs run.
         """
         if self.room_bytes is not None:
-            free_bytes = min(free_bytes, self.room_bytes - resident_bytes)
-        return self.states.added_us(max(0, free_bytes), self.device) / self.micro_steps
+            free_bytes = min(free_bytes, self.room_bytes - beside.num_bytes)
+        kept_bytes = sum(beside.pieces.values())
+        return self.states.added_us(max(0, free_bytes), self.device, kept_bytes) / self.micro_steps
 
     def lanes(self) -> tuple[Lane, ...]:
         """Return ways to make room for a bound: see `HostStates.lanes`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import fx
+
+from torchloom.plan.traffic import Traffic
 
 
 class Trial(NamedTuple):
@@ -18,6 +20,31 @@ class Trial(NamedTuple):
     """Parameters that stay gathered."""
     prefetch_bytes: int | None = None
     """Weights gathered ahead of their use; None is what the config says."""
+    pieces: frozenset[str] = frozenset()
+    """Parameters whose piece stays on the device, of those that may wait on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What lives on beside a plan's peak, in bytes by the names of parameters."""
+
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """Gathered ones, whole."""
+    pieces: Mapping[str, int] = field(default_factory=dict)
+    """This rank's pieces that could wait on the host."""
+
+    @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        return sum(self.weights.values()) + sum(self.pieces.values())
+
+    def trial(self, recompute: frozenset[str], prefetch_bytes: int | None) -> Trial:
+        """Return a trial under which just this lives on."""
+        return Trial(recompute, frozenset(self.weights), prefetch_bytes, frozenset(self.pieces))
+
+    def joined(self, other: Beside) -> Beside:
+        """Return what lives on because of either."""
+        return Beside({**self.weights, **other.weights}, {**self.pieces, **other.pieces})
 
 
 class Outcome(NamedTuple):
@@ -51,8 +78,12 @@ class Task:
     """Inputs that live as long as the step and are no parameters: the batch."""
     weights: dict[str, int] = field(default_factory=dict)
     """Sharded parameters that may stay gathered, with the bytes of the whole."""
+    pieces: dict[str, int] = field(default_factory=dict)
+    """Pieces of parameters that wait on the host and may stay on the device, in bytes."""
     depths: tuple[int, ...] = ()
     """Bytes of prefetching to try beside what the config says."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """What is sent whatever is decided."""
     swap: Swap | None = None
     """Puts activations into host memory; None where that was not asked for."""
     swap_min_bytes: int = 0
@@ -63,6 +94,7 @@ class Task:
         return (
             self.batch_bytes == other.batch_bytes
             and self.weights == other.weights
+            and self.pieces == other.pieces
             and self.depths == other.depths
             and (self.swap is None) == (other.swap is None)
             and self.swap_min_bytes == other.swap_min_bytes

@@ -92,7 +92,7 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
         f"  time {_ms(graph.step_us)}: compute {_ms(graph.compute_us)} (measured here: "
         f"{graph.measured_us / max(graph.compute_us, 1e-9):.0%}, else modelled), computed again "
         f"{_ms(graph.extra_us)}, transfers add {_ms(graph.overhead_us)}; at most {graph.gap:.1%} "
-        "above the best within this budget, collectives aside"
+        "above the best within this budget"
     )
     if graph.states_us:
         yield f"  optimizer states that wait on the host add {_ms(graph.states_us)}"
@@ -100,6 +100,11 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
         yield (
             f"  {len(graph.resident)} weights stay gathered from step to step: "
             f"{show_bytes(graph.resident_bytes)}"
+        )
+    if graph.pieces:
+        yield (
+            f"  {len(graph.pieces)} pieces of parameters stay on the device: "
+            f"{show_bytes(sum(graph.pieces.values()))}"
         )
     if graph.prefetch_bytes is not None:
         yield f"  weights are gathered {show_bytes(graph.prefetch_bytes)} ahead of their use"
@@ -141,6 +146,8 @@ def _changes(before: GraphPlan, after: GraphPlan) -> Iterator[str]:
     for what, names in (
         ("gathered again for each use", before.resident.keys() - after.resident.keys()),
         ("stay gathered", after.resident.keys() - before.resident.keys()),
+        ("pieces wait on the host", before.pieces.keys() - after.pieces.keys()),
+        ("pieces stay on the device", after.pieces.keys() - before.pieces.keys()),
     ):
         if names:
             yield f"{what}: {_shortened(sorted(names))}"

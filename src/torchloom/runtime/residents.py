@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torchloom.runtime.host import is_on_host, mover_of
+
 GatherInto = Callable[[list[Tensor], list[Tensor]], None]
 
 
@@ -96,7 +98,8 @@ class Residents:
                 break
             bucket.append(kept)
             pieces.append(piece)
-        sources = [piece.detach().to(first.full.dtype).contiguous() for piece in pieces]
+        loaded = [_loaded(piece.detach()) for piece in pieces]
+        sources = [piece.to(first.full.dtype).contiguous() for piece in loaded]
         self._gather_into(sources, [kept.full for kept in bucket])
         for kept, piece in zip(bucket, pieces, strict=True):
             kept.version = _writes(piece)
@@ -104,6 +107,11 @@ class Residents:
     def _drop_dead(self) -> None:
         """Let go of weights whose pieces are gone, e.g. with their model."""
         self._kept = {key: each for key, each in self._kept.items() if not each.storage.expired()}
+
+
+def _loaded(piece: Tensor) -> Tensor:
+    """Return a piece that can be sent: on the device, where it waits on the host."""
+    return mover_of(piece.device).fetch(piece) if is_on_host(piece) else piece
 
 
 def _writes(piece: Tensor) -> int:

@@ -9,7 +9,14 @@ Rates are data (`hardware`): a new device is one row. Nothing here runs a user's
 from __future__ import annotations
 
 from torchloom.plan.costs.calibrate import calibrate_device, find_device
-from torchloom.plan.costs.hardware import DEVICES, NETWORKS, Device, Network, device_row
+from torchloom.plan.costs.hardware import (
+    DEVICES,
+    NETWORKS,
+    CollectiveKind,
+    Device,
+    Network,
+    device_row,
+)
 from torchloom.plan.costs.kernels import KernelChooser, available_kernels, measure_products
 from torchloom.plan.costs.roofline import node_flops, node_traffic_bytes, roofline_us
 from torchloom.plan.costs.share import share_text, shared_table
@@ -27,6 +34,7 @@ from torchloom.plan.costs.table import (
 __all__ = [
     "DEVICES",
     "NETWORKS",
+    "CollectiveKind",
     "CostTable",
     "Device",
     "KernelChooser",
