@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,6 +149,30 @@ def test_a_budget_counts_what_stays_on_the_device() -> None:
             assert plan.peak_bytes <= plan.budget_bytes
         assert ample["host_peak"] == 0
         assert tight["host_peak"] > 0
+
+
+def test_the_peak_of_inductors_code_counts_no_host_memory(tmp_path) -> None:
+    path = tmp_path / "plan.json"
+
+    def fn(rank):
+        ample = facts(rank, "1GB", backend="inductor", **OFFLOAD)
+        plan = Plan.from_json(ample["plan"])
+        (graph,) = plan.graphs
+        biggest = {d.value for d in graph.decisions[:12] if d.action == "keep" and "mm" in d.op}
+        moved = tuple(
+            replace(d, action="offload") if d.value in biggest else d for d in graph.decisions
+        )
+        replace(plan, graphs=(replace(graph, decisions=moved),)).save(path)
+        return len(biggest), ample, facts(rank, backend="inductor", plan=str(path), **OFFLOAD)
+
+    ((num_moved, ample, moved),) = run_ranks(1, fn, timeout_s=300)
+    assert num_moved > 1
+    for each in (ample, moved):
+        (graph,) = Plan.from_json(each["plan"]).graphs
+        assert each["peak"] == pytest.approx(graph.peak_bytes, rel=0.01)
+    assert ample["host_peak"] == 0 < moved["host_peak"]
+    assert moved["peak"] < ample["peak"]
+    assert moved["losses"] == pytest.approx(ample["losses"], rel=1e-5)
 
 
 def attempted(rank: int, budget: int):

@@ -220,7 +220,11 @@ class _Trials:
             "reduce_scatter": sum(nbytes(args_of(n)[0]) for n in find(joint.graph, ops.reduce)),
             "all_reduce": sum(nbytes(args_of(n)[0]) for n in find(joint.graph, ops.sync)),
         }
-        return Traffic(world_size, gathers, reductions)
+        # A bucket in use, those ahead of it, and one weight that is larger than a bucket.
+        ahead = int(max(1.0, *_DEPTHS) * self._context.prefetch_bytes)
+        largest = max((each.num_bytes for each in gathers.values()), default=0)
+        in_flight = self._context.gather_bucket_bytes + ahead + largest
+        return Traffic(world_size, gathers, reductions, in_flight)
 
     def _weights(self, joint: fx.GraphModule) -> dict[str, int]:
         """Return the weights that this graph gathers, with their bytes."""

@@ -99,30 +99,25 @@ class Search:
         floor, lanes = task.traffic.least_us(self.costs, task.weights, self.micro_steps)
         if best.allowed is None:
             return min(floor, best.added_us)
-        begun = sum(int(lane.num_bytes) for lane in lanes) + sum(task.pieces.values())
-        gathers = task.traffic.gathers
-        kept = [
-            *(
-                gathers[w].num_bytes
-                for w in best.beside.weights
-                if w in gathers and w in task.weights
-            ),
-            *(size for name, size in best.beside.pieces.items() if name in task.pieces),
-        ]
+        gathered, pieces = sum(int(lane.num_bytes) for lane in lanes), sum(task.pieces.values())
+        begun = gathered + pieces
         ways = list(lanes)
-        if (
-            task.pieces
-        ):  # each is reloaded at least once in a step, or in a run if not kept gathered
+        if task.pieces:  # each is reloaded at least once in a step
             price = device.link_load * 1e6 / device.h2d_bytes_per_s / self.micro_steps
-            ways.append(Lane(price, sum(task.pieces.values())))
+            ways.append(Lane(price, pieces))
         if self.states is not None:
             begun += self.states.states.total_bytes
             ways += self.states.lanes()
         if task.swap is not None:
             ways.append(self._lane(base, best))
-        # What passes behind the split take away from a peak they may take away from any.
+        kept = best.beside
+        own = sum(task.traffic.bytes_of(name) for name in kept.weights if name in task.weights)
+        own += sum(size for name, size in kept.pieces.items() if name in task.pieces)
+        # What passes behind the split take away from a peak they may take away from any; weights and
+        # pieces that stay may take away what others hold while they are in use.
         less = max(0, best.point.peak_bytes - best.peak_bytes)
-        reach = best.allowed + less + sum(kept) - begun
+        less += sum(min(task.traffic.in_flight_bytes, each) for each in (gathered, pieces))
+        reach = best.allowed + less + own - begun
         beside = min(base.frontier.beside_bytes, best.field.frontier.beside_bytes)
         return min(floor + base.frontier.bound_us(reach, beside, ways), best.added_us)
 

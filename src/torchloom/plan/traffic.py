@@ -36,6 +36,13 @@ class Traffic:
     """By the names of parameters."""
     reductions: Mapping[CollectiveKind, int] = field(default_factory=dict)
     """Bytes by kind of collective."""
+    in_flight_bytes: int = 0
+    """What gathered weights may hold at a time where none stays: as much less may be needed at the
+    peak where they do."""
+
+    def bytes_of(self, name: str) -> int:
+        """Return the bytes that a weight takes where it stays gathered; 0 where it is not gathered."""
+        return self.gathers[name].num_bytes if name in self.gathers else 0
 
     def least_us(
         self, costs: CostTable, may_stay: Collection[str] = (), micro_steps: int = 1
@@ -58,14 +65,12 @@ class Traffic:
         for name, (num_bytes, num_runs) in self.gathers.items():
             sent_us = load * rate * num_bytes * num_runs
             kept_us = rate * num_bytes / micro_steps  # compute waits for these
-            if name not in may_stay or kept_us >= sent_us:
+            if name not in may_stay:
                 floor += sent_us
-                # To give it up frees its bytes and time as well: for the bound, as if it had been.
-                if name in may_stay:
-                    lanes.append(Lane(0.0, num_bytes))
-            else:
-                floor += kept_us
-                lanes.append(Lane((sent_us - kept_us) / num_bytes, num_bytes))
+                continue
+            floor += min(kept_us, sent_us)
+            if num_runs > 1:  # else it may live through forward and backward anyway
+                lanes.append(Lane(max(0.0, sent_us - kept_us) / num_bytes, num_bytes))
         return floor, tuple(lanes)
 
     def _least_rate(self, kind: CollectiveKind, num_bytes: int, costs: CostTable) -> float:

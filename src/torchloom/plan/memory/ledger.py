@@ -17,6 +17,9 @@ from torchloom.graph import tensors_in
 from torchloom.plan.memory.program import Transit
 from torchloom.plan.memory.workspace import Call, WorkspaceTable, signature_of_call
 
+_TO_HOST = (ops.offload, ops.offload_start)
+"""Their results are host memory, which counts as none of the device's."""
+
 
 class Ledger(_torch.DispatchMode):
     """Adds up the storages that operators make and that are still referred to."""
@@ -36,6 +39,8 @@ class Ledger(_torch.DispatchMode):
         workspace, sizes = self._probed(call)
         result = func(*args, **(kwargs or {}))
         self.settle()
+        if func in _TO_HOST:
+            self.ignore([result])
         self._add(result, sizes)
         self._carry(call, result)
         self.peak_bytes = max(self.peak_bytes, self._sum + workspace)
