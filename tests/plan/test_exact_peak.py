@@ -6,6 +6,8 @@ Two of the plans each time, all ten under `-m exhaustive`.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterable
 
 import pytest
@@ -64,3 +66,9 @@ def check(name: str, which: Iterable[int]) -> set[int]:
         )
         saved.add(predicted.after_forward_bytes)
     return saved
+
+
+def test_measuring_says_nothing_on_the_terminal() -> None:
+    code = "import torch; from torchloom.plan.memory import measure_peak; measure_peak(lambda: torch.ones(9))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr == ""

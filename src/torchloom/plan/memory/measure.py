@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchloom import envs
+
 
 class Measured(NamedTuple):
     """Bytes of allocator events while something ran, relative to its start."""
@@ -24,9 +26,7 @@ def measure_peak(fn: Callable[[], Any]) -> Measured:
         >>> measure_peak(lambda: torch.ones(10).sum()).peak_bytes
         44
     """
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    with memory_profile() as profile:
         kept = fn()
     del kept
     live = peak = 0
@@ -35,6 +35,17 @@ def measure_peak(fn: Callable[[], Any]) -> Measured:
         live += event.nbytes()
         peak = max(peak, live)
     return Measured(peak, live)
+
+
+def memory_profile() -> torch.profiler.profile:
+    """Return a profiler of allocations, to be entered.
+
+    torch 2.13 tells the terminal of each start and stop of its profiler (Kineto's level "USDT", 5);
+    nobody who plans has asked for that. A level that the environment names stands.
+    """
+    envs.set_default("KINETO_LOG_LEVEL", "6")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    return torch.profiler.profile(activities=activities, profile_memory=True)
 
 
 def profiler_events(profile: torch.profiler.profile) -> list[Any]:

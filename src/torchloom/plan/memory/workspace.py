@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torchloom import _torch
 from torchloom._torch import OpOverload
 from torchloom.graph import tensors_in, value_of
-from torchloom.plan.memory.measure import profiler_events
+from torchloom.plan.memory.measure import memory_profile, profiler_events
 
 Signature = str
 
@@ -109,13 +109,12 @@ def _text(value: Any) -> str:
 
 
 def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
-    activities = [torch.profiler.ProfilerActivity.CPU]
     results: dict[Signature, tuple[int, ...]] = {}
     with (
         _torch.without_modes(),  # compilers plan under fake tensors, which allocate nothing
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),
-        torch.profiler.profile(activities=activities, profile_memory=True) as profile,
+        memory_profile() as profile,
     ):
         for signature, call in waiting.items():
             inputs = fx.node.map_aggregate(call.args, _materialise)
