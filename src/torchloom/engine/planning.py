@@ -88,7 +88,7 @@ def host_states(
         total_bytes=agreement.most("bytes of optimizer states", sum(sizes)),
         largest_bytes=agreement.most("bytes of one parameter's states", max(sizes, default=0)),
         num_params=agreement.most("trained elements", sum(leaf.numel() for leaf in leaves)),
-        step_bytes=step_bytes,
+        step_bytes=agreement.least("bytes free in the optimizer's step", step_bytes),
         num_slots=num_slots,
         piece_bytes=agreement.most("bytes of pieces", piece_bytes),
     )
