@@ -131,7 +131,8 @@ class _Trials:
             self.move(moved, names, again)
             return self.task(moved, may_swap=False)
 
-        weights = self._weights(joint) if SELECTIVE in self._passes else {}
+        traffic = self._traffic(joint)
+        may_stay = traffic.gathers if SELECTIVE in self._passes else {}
         depths = tuple(
             int(share * context.prefetch_bytes)
             for share in _DEPTHS
@@ -142,9 +143,9 @@ class _Trials:
             num_results=self._num_results,
             verify=lambda trial: self._outcome(joint, trial),
             batch_bytes=self._report.batch_bytes,
-            weights=weights,
+            weights={name: each.num_bytes for name, each in may_stay.items()},
             pieces=_pieces(joint),
-            traffic=self._traffic(joint),
+            traffic=traffic,
             depths=depths if "prefetch" in self._passes and find(joint.graph, ops.gather) else (),
             swap=swap if may_swap and OFFLOAD in self._passes else None,
             swap_min_bytes=context.offload_min_bytes,
@@ -209,7 +210,7 @@ class _Trials:
         """Return what this graph sends whatever is decided about it."""
         world_size, forward = self._context.world_size, set(forward_nodes(joint.graph))
         gathers: dict[str, Gathered] = {}
-        if self._context.shared_weights is None:
+        if self._context.shared_weights is None:  # else they lie whole in memory that ranks share
             for node in find(joint.graph, ops.gather):
                 shard, _shape, dtype, *_, name = args_of(node)
                 size = value_of(shard).numel() * world_size * dtype.itemsize
@@ -225,17 +226,6 @@ class _Trials:
         largest = max((each.num_bytes for each in gathers.values()), default=0)
         in_flight = self._context.gather_bucket_bytes + ahead + largest
         return Traffic(world_size, gathers, reductions, in_flight)
-
-    def _weights(self, joint: fx.GraphModule) -> dict[str, int]:
-        """Return the weights that this graph gathers, with their bytes."""
-        if self._context.shared_weights is not None:
-            return {}  # they lie whole in memory that ranks share
-        found: dict[str, int] = {}
-        for node in find(joint.graph, ops.gather):
-            shard, _shape, dtype, *_, name = args_of(node)
-            size = value_of(shard).numel() * self._context.world_size * dtype.itemsize
-            found[name] = found.get(name, 0) + size
-        return found
 
 
 def _runs(gather: fx.Node, forward: Collection[fx.Node]) -> int:
@@ -265,10 +255,10 @@ def _pieces(joint: fx.GraphModule) -> dict[str, int]:
 
 def _keep_pieces(joint: fx.GraphModule, names: Collection[str]) -> None:
     """Let gathers of these parameters read a piece that is on the device: it is not reloaded."""
-    for name, reload in list(_reloaded(joint)):
-        if name in names:
-            reload.replace_all_uses_with(args_of(reload)[0])
-            joint.graph.erase_node(reload)
+    # A piece that is gathered in two dtypes is reloaded once.
+    for reload in dict.fromkeys(each for name, each in _reloaded(joint) if name in names):
+        reload.replace_all_uses_with(args_of(reload)[0])
+        joint.graph.erase_node(reload)
 
 
 def _computed(graph: fx.Graph) -> frozenset[str]:

@@ -19,10 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchloom.graph import movable
+from torchloom.plan.bound import least_added_us
 from torchloom.plan.costs import CostTable
 from torchloom.plan.field import Field, Fields, Move, Swapped, field_of
 from torchloom.plan.found import Found, better
-from torchloom.plan.frontier import Frontier, Lane, Point
+from torchloom.plan.frontier import Frontier, Point
 from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.model import GraphPlan
 from torchloom.plan.states import StateCosts
@@ -77,7 +78,8 @@ class Search:
             for depth in (None, *best.field.task.depths):
                 best = self._with_weights(best, depth)
             best = self._with_pieces(best)
-        return best.plan(digest, task, self.budget_bytes, self._bound_us(best, base))
+        bound_us = least_added_us(best, base, self.costs, self.states, self.micro_steps)
+        return best.plan(digest, task, self.budget_bytes, bound_us)
 
     def _field(self, task: Task) -> Field:
         found = self.fields.get(task, self.costs)
@@ -88,56 +90,6 @@ class Search:
 
     def _made(self, task: Task, move: Move | None = None) -> Field:
         return field_of(task, self.costs, self.workspaces, move)
-
-    def _bound_us(self, best: Found, base: Field) -> float:
-        """Return what no plan within the budget undercuts in the time that it adds to compute.
-
-        The bound begins with all on the device that may be elsewhere (weights gathered, pieces,
-        states, activations), as if that had room, and frees what is too much the cheapest way.
-        """
-        task, device = base.task, self.costs.device
-        floor, lanes = task.traffic.least_us(self.costs, task.weights, self.micro_steps)
-        if best.allowed is None:
-            return min(floor, best.added_us)
-        gathered, pieces = sum(int(lane.num_bytes) for lane in lanes), sum(task.pieces.values())
-        begun = gathered + pieces
-        ways = list(lanes)
-        if task.pieces:  # each is reloaded at least once in a step
-            price = device.link_load * 1e6 / device.h2d_bytes_per_s / self.micro_steps
-            ways.append(Lane(price, pieces))
-        if self.states is not None:
-            begun += self.states.states.total_bytes
-            ways += self.states.lanes()
-        if task.swap is not None:
-            ways.append(self._lane(base, best))
-        kept = best.beside
-        own = sum(task.traffic.bytes_of(name) for name in kept.weights if name in task.weights)
-        own += sum(size for name, size in kept.pieces.items() if name in task.pieces)
-        # What passes behind the split take away from a peak they may take away from any; weights and
-        # pieces that stay may take away what others hold while they are in use.
-        less = max(0, best.point.peak_bytes - best.peak_bytes)
-        less += sum(min(task.traffic.in_flight_bytes, each) for each in (gathered, pieces))
-        reach = best.allowed + less + own - begun
-        beside = min(base.frontier.beside_bytes, best.field.frontier.beside_bytes)
-        return min(floor + base.frontier.bound_us(reach, beside, ways), best.added_us)
-
-    def _lane(self, base: Field, best: Found) -> Lane:
-        """Return what copies can free at most in the time of the best candidate, and their price.
-
-        A better plan takes less time than that, and a link is busy no longer than a step takes.
-        """
-        device = self.costs.device
-        down, up = 1e6 / device.d2h_bytes_per_s, 1e6 / device.h2d_bytes_per_s
-        time_us = sum(base.cost_us) + best.added_us
-        capacity = time_us / (max(down, up) if device.full_duplex else down + up)
-        owner = movable(base.task.joint)
-        sizes = (
-            sum(base.model.sizes[storage] for storage in base.model.fresh[index])
-            for index, node in enumerate(base.model.nodes)
-            if base.model.in_forward[index] and owner.get(node) is node
-        )
-        most = sum(size for size in sizes if size >= base.task.swap_min_bytes)
-        return Lane(device.link_load * (down + up), min(capacity, most))
 
     def _allowed(self, beside: Beside) -> int | None:
         if self.budget_bytes is None:
