@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 
 import torch
 
@@ -42,6 +43,12 @@ def test_second_start_runs_no_pass(tmp_path) -> None:
         assert again[3] == first[3]
         assert again[4]["forward torchloom.gather_start"] == 1
         assert again[4]["backward torchloom.reduce_start"] == 1
+    # A rank that is late finds forward and backward, and not yet the two together.
+    shutil.rmtree(tmp_path / "aotautograd")
+    for _ in range(2):  # what it knew must not have replaced what was known
+        late = run_ranks(2, one_start, tmp_path, {}, timeout_s=300)[0]
+        assert late[1]["fxgraph_cache_hit"] == 2
+        assert late[3:] == warm[0][3:]
 
 
 def both_ways(rank, cache):
@@ -71,6 +78,9 @@ def test_each_code_of_one_graph_is_remembered_for_itself(tmp_path) -> None:
     assert inference["inference torchloom.gather_start"] == 1
     assert not any(name.startswith("backward") for name in inference)
     assert [each[:2] for each in cold] == [each[:2] for each in warm]
+    shutil.rmtree(tmp_path / "aotautograd")  # as a rank finds them that is late
+    late = run_ranks(2, both_ways, tmp_path, timeout_s=300)[0]
+    assert [each[:2] for each in late] == [each[:2] for each in cold]
 
 
 def test_other_settings_miss(tmp_path) -> None:

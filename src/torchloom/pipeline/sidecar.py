@@ -3,12 +3,16 @@
 On a cache hit no pass runs and nothing is planned, so nothing could say which collectives the graphs
 hold and what was decided. Both are written where the compiled graphs are, under what tells those
 apart, and read back on a warm start.
+
+Each woven graph has a file of its own. Inductor caches forward and backward one by one, and a rank
+that comes late finds the one that a quicker rank has just finished, without weaving it: what it
+knows is then less than all, and must not replace what the other rank wrote.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +28,9 @@ from torchloom.plan import GraphPlan
 logger = get_logger(__name__)
 
 
-class Woven(NamedTuple):
-    """What is remembered of one graph."""
+class Decided(NamedTuple):
+    """What was decided for one captured graph."""
 
-    collectives: dict[str, int]
     plan: GraphPlan | None
     wants_another: bool = False
     """Whether another plan was tried after this one."""
@@ -50,30 +53,42 @@ def _input_text(value: Any) -> str:
     return f"{value.dtype} {value.device.type} {list(value.shape)} {value.requires_grad}"
 
 
-def save(key: str, woven: Woven) -> None:
-    """Remember a woven graph; a full disk costs a warning, not the run."""
-    path = _path(key)
-    data = {
-        "collectives": woven.collectives,
-        "plan": None if woven.plan is None else asdict(woven.plan),
-        "wants_another": woven.wants_another,
-    }
+def save(key: str, decided: Decided) -> None:
+    """Remember what was decided; a full disk costs a warning, not the run."""
+    plan = None if decided.plan is None else asdict(decided.plan)
+    _write(_path(key), {"plan": plan, "wants_another": decided.wants_another})
+
+
+def load(key: str) -> Decided | None:
+    """Return what was decided for a graph that came from the caches, None when nothing is known."""
+    try:
+        found = json.loads(_path(key).read_text())
+        plan = found["plan"]
+        known = None if plan is None else GraphPlan.from_dict(plan)
+        return Decided(known, bool(found["wants_another"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def save_collectives(key: str, kind: str, counts: Mapping[str, int]) -> None:
+    """Remember the collectives of one woven graph, e.g. of the "forward" one."""
+    _write(_path(f"{key}-{kind}"), dict(counts))
+
+
+def load_collectives(key: str, kind: str) -> dict[str, int]:
+    """Return the collectives of a woven graph that came from the caches, none if not known."""
+    try:
+        found = json.loads(_path(f"{key}-{kind}").read_text())
+        return {str(name): int(count) for name, count in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
     try:
         write_whole(path, json.dumps(data, sort_keys=True, default=sorted))  # sets
     except OSError as error:
         logger.warning("the record of a woven graph cannot be written to %s: %s", path, error)
-
-
-def load(key: str) -> Woven | None:
-    """Return what is known of a graph that came from the caches, None when nothing is."""
-    try:
-        found = json.loads(_path(key).read_text())
-        collectives = {str(name): int(count) for name, count in found["collectives"].items()}
-        plan = found["plan"]
-        known = None if plan is None else GraphPlan.from_dict(plan)
-        return Woven(collectives, known, bool(found["wants_another"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def _path(key: str) -> Path:

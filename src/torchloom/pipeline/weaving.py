@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from torch import fx
 
@@ -73,6 +73,8 @@ class Weaving:
     """Whether a plan that knows what this code needs may be better."""
     lacks_plan: bool = False
     """Whether the code came from a cache, and what was planned for it is not known any more."""
+    _seen: set[GraphKind] = field(default_factory=set)
+    """Graphs that were woven here; others came from a cache."""
     _sources: dict[str, str] = field(default_factory=dict)
 
     def hooks(self) -> WeaveHooks:
@@ -91,17 +93,20 @@ class Weaving:
         if self.setup.backend != "inductor":
             return
         if report.from_cache:
+            for kind in get_args(GraphKind):
+                report.collectives.update(sidecar.load_collectives(self._sidecar_name(), kind))
             known = sidecar.load(self._sidecar_name())
             if known is None:
                 self.lacks_plan = self.setup.planner is not None and not self.ignores_caches
                 return
-            report.collectives.update(known.collectives)
             report.plan, self.wants_another = known.plan, known.wants_another
             if known.plan is not None and self.setup.planner is not None:
                 self.setup.planner.learn(known.plan)
                 self.setup.planner.settle(known.plan)
-        elif self._split is not None and report.plan is not None:
+            return
+        if self._split is not None and report.plan is not None:
             self._weigh(self._split, report.plan)
+        sidecar.save(self._sidecar_name(), sidecar.Decided(report.plan, self.wants_another))
 
     def _weigh(self, split: PlannedSplit, plan: GraphPlan) -> None:
         planner = self.setup.planner
@@ -112,12 +117,14 @@ class Weaving:
         plan = self.report.plan = dataclasses.replace(plan, peak_bytes=peak_bytes)
         planner.learn(plan)
         self.wants_another = planner.has_another(plan)
-        self._save_sidecar()
 
     def _compiled(self, kind: GraphKind, seconds: float, source: str | None) -> None:
         self.report.compile_s.append((kind, seconds))
         if source is not None:
             self._sources[kind] = source
+        if kind not in self._seen:  # it was in the caches, although the captured graph was not
+            known = sidecar.load_collectives(self._sidecar_name(), kind)
+            self.report.collectives.update(known)
 
     @cached_property
     def _key(self) -> str:
@@ -156,12 +163,10 @@ class Weaving:
             setup.agree(
                 f"{report.name}.{kind} as woven", f"{graph_digest(gm.graph)}, resident: {residents}"
             )
-        if setup.backend == "inductor" and kind != "joint":
-            self._save_sidecar()
-
-    def _save_sidecar(self) -> None:
-        woven = sidecar.Woven(self.report.collectives, self.report.plan, self.wants_another)
-        sidecar.save(self._sidecar_name(), woven)
+        self._seen.add(kind)
+        if setup.backend == "inductor":
+            own = {k: n for k, n in report.collectives.items() if k.startswith(f"{kind} ")}
+            sidecar.save_collectives(self._sidecar_name(), kind, own)
 
     @cached_property
     def _split(self) -> PlannedSplit | None:
