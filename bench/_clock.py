@@ -2,7 +2,7 @@
 
 Three clocks of the Linux kernel are read around each step: the process's own CPU time, the time its
 threads stood runnable in a run queue (`/proc/self/task/*/schedstat`), and the whole machine's busy
-and stolen time (`/proc/stat`). `_stats.is_clean` judges by them.
+and stolen time (`/proc/stat`). `_stats.are_clean` judges by them.
 """
 
 from __future__ import annotations

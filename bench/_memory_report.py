@@ -10,7 +10,7 @@ from typing import Any
 
 from _memory_verdicts import covers
 from _points import FieldResult, Point, pareto
-from _stats import Quartiles
+from _stats import Quartiles, are_clean
 
 _MIB = 1 << 20
 
@@ -92,7 +92,10 @@ def _field_record(result: FieldResult) -> dict[str, Any]:
         "plans": {arm: dict(facts.said) for arm, facts in measured.facts.items() if facts.said},
         "missing": measured.missing,
         "losses": measured.losses,
-        "samples": [{**asdict(sample), "is_clean": sample.is_clean} for sample in measured.samples],
+        "samples": [
+            {**asdict(sample), "is_clean": counts}
+            for sample, counts in zip(measured.samples, are_clean(measured.samples), strict=True)
+        ],
     }
 
 

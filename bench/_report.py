@@ -10,7 +10,7 @@ from typing import Any
 
 from _compile_times import FirstStep
 from _rounds import PassResult
-from _stats import Quartiles, clean, fastest, paired_ratios, summarize
+from _stats import Quartiles, are_clean, clean, fastest, paired_ratios, summarize
 from peers import ARMS
 
 _LIMITS = ("limit-eager", "limit-compiled")
@@ -149,7 +149,10 @@ def _pass_record(result: PassResult) -> dict[str, Any]:
         "loss_step": loss_step,
         "rows": [_row_record(row) for row in rows(result, arms, loss_step)],
         "losses": result.losses,
-        "samples": [{**asdict(sample), "is_clean": sample.is_clean} for sample in result.samples],
+        "samples": [
+            {**asdict(sample), "is_clean": counts}
+            for sample, counts in zip(result.samples, are_clean(result.samples), strict=True)
+        ],
     }
 
 

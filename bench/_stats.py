@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 MAX_WAIT_SHARE = 0.05
 MAX_FOREIGN_SHARE = 0.06
 MAX_STEAL_SHARE = 0.05
+MAX_SLOWDOWN = 1.2
+"""Of a core, against the fastest that it was; a busy neighbour on the same core makes it 1.5-1.8."""
 
 
 class Quartiles(NamedTuple):
@@ -43,10 +45,12 @@ class StepSample:
     """Share of the machine that the hypervisor took."""
     micro_s: float | None = None
     """Of `wall_s`, forward and backward, where the arm measures them."""
+    probe_s: float | None = None
+    """What a fixed amount of work took before or after the step, on the slowest core."""
 
     @property
-    def is_clean(self) -> bool:
-        """Whether the step had its cores.
+    def had_its_cores(self) -> bool:
+        """Whether the step had its cores for itself.
 
         Ranks may wait for their own communication threads, so waiting alone does not condemn a
         step: other processes must have been busy too.
@@ -75,12 +79,29 @@ def merge_ranks(
         foreign_share=fmean(foreign),
         steal_share=fmean(steal),
         micro_s=_mean([rank.get("micro_s") for rank in ranks]),
+        probe_s=max((rank["probe_s"] for rank in ranks if "probe_s" in rank), default=None),
     )
 
 
+def are_clean(samples: Sequence[StepSample]) -> list[bool]:
+    """Say of each step whether it counts: it had its cores, and these ran at their full speed.
+
+    Full speed is the fastest that any of the steps saw, so all arms of a pass are given together.
+    """
+    full_s = min((each.probe_s for each in samples if each.probe_s is not None), default=0.0)
+    return [
+        each.had_its_cores and (each.probe_s is None or each.probe_s <= MAX_SLOWDOWN * full_s)
+        for each in samples
+    ]
+
+
 def clean(samples: Sequence[StepSample], arm: str) -> list[StepSample]:
-    """Return the steps of `arm` that count."""
-    return [sample for sample in samples if sample.arm == arm and sample.is_clean]
+    """Return the steps of `arm` that count; `samples` are those of all arms."""
+    return [
+        sample
+        for sample, counts in zip(samples, are_clean(samples), strict=True)
+        if counts and sample.arm == arm
+    ]
 
 
 def summarize(values: Sequence[float]) -> Quartiles | None:

@@ -1,8 +1,8 @@
 """One rank of one arm: a process that obeys JSON lines on stdin and answers on stdout.
 
-    {"do": "build", ...}        build, compile, warm up; answers with times, memory, losses, facts
-    {"do": "run", "steps": n}   one settling step, then n recorded ones
-    end of input                leave
+    {"do": "build", ...}            build, compile, warm up; answers with times, memory, losses, facts
+    {"do": "run", "steps": n, ...}  one settling step, then n recorded ones
+    end of input                    leave
 
 Between commands it blocks in a read and uses no CPU. What libraries print goes to stderr, a log file.
 """
@@ -28,6 +28,7 @@ from _clock import read_clocks
 from _data import batches, read_corpus
 from _memory import AllocationLog, StepMemory, read_rollup, trim_heap
 from _model import Shape, build_model
+from _probe import CoreProbe
 from peers.base import Job, Trainee, UnavailableError
 
 Answer = dict[str, Any]
@@ -38,6 +39,7 @@ class Worker:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
+        self._probe = CoreProbe()
         self._before = read_rollup()
         self._trainee: Trainee | None = None
         self._data: Iterator[tuple[Tensor, Tensor]] = iter(())
@@ -91,15 +93,23 @@ class Worker:
             **self._memory(memory),
         }
 
-    def run(self, *, steps: int) -> Answer:
-        """Take one step that settles caches and heap again, then `steps` that count."""
+    def run(self, *, steps: int, patience_s: float) -> Answer:
+        """Take one step that settles caches and heap again, then `steps` that count.
+
+        Each rank waits up to `patience_s` for its core to run at full speed.
+        """
         assert self._trainee is not None, "the driver sends build first"
+        self._probe.wait_for_full_speed(patience_s)
         losses, samples = [self._step()], []
+        before = self._probe.measure()
         for _ in range(steps):
             start = read_clocks()
             losses.append(self._step())
             passed = asdict(read_clocks().since(start))
-            samples.append({**passed, "micro_s": self._trainee.micro_s()})
+            after = self._probe.measure()
+            probe_s = max(before, after)
+            samples.append({**passed, "micro_s": self._trainee.micro_s(), "probe_s": probe_s})
+            before = after
         trim_heap()
         return {"losses": losses, "samples": samples}
 

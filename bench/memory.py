@@ -124,7 +124,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--batch", type=int, default=4, help="sequences per rank")
     add("--rounds", type=int, help="rounds at least (default: 5)")
     add("--burst", type=int, default=2, help="recorded steps of an arm in a burst")
-    add("--tries", type=int, help="bursts per round until one has a clean step (default: 2)")
+    add("--tries", type=int, help="bursts per round until one has a clean step (default: 3)")
     add("--patience", type=float, help="seconds to wait for quiet before a burst (default: 10)")
     add("--min-clean", type=int, help="clean steps wanted of each arm (default: 8)")
     add("--max-minutes", type=float, help="time for the rounds of a field (default: 12)")
@@ -145,7 +145,7 @@ _DEFAULTS = {
     "fields": (["boxed"], list(FIELDS)),
     "budgets": (2, 6),
     "rounds": (3, 5),
-    "tries": (1, 2),
+    "tries": (1, 3),
     "patience": (0.5, 10.0),
     "min_clean": (3, 8),
     "max_minutes": (0.25, 12.0),

@@ -106,7 +106,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--accumulation", type=int, default=1, help="micro-steps of a step (default: 1)")
     add("--rounds", type=int, help="rounds at least (default: 5)")
     add("--burst", type=int, default=2, help="recorded steps of an arm in a burst")
-    add("--tries", type=int, default=2, help="bursts per round until one has a clean step")
+    add("--tries", type=int, default=4, help="bursts per round until one has a clean step")
     add("--patience", type=float, default=10.0, help="seconds to wait for quiet before a burst")
     add("--min-clean", type=int, default=8, help="clean steps wanted of each arm")
     add("--max-minutes", type=float, default=15.0, help="time for the rounds of a batch size")

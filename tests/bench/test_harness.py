@@ -20,7 +20,7 @@ from _environment import snapshot, worker_environment
 from _memory import integrate, parse_rollup
 from _report import Report, common_step, rows, table, write_chart, write_json
 from _rounds import ArmFacts, PassResult
-from _stats import StepSample, clean, fastest, merge_ranks, paired_ratios, summarize
+from _stats import StepSample, are_clean, clean, fastest, merge_ranks, paired_ratios, summarize
 from _verdicts import judge_compile, judge_pass
 from peers import ARMS, pick_arms
 from peers.base import Job, make_step
@@ -175,7 +175,18 @@ class TestDiscardRule:
         ],
     )
     def test_a_step_counts_unless_others_took_its_cores(self, shares, is_clean):
-        assert sample("loom-3", 1.0, **shares).is_clean is is_clean
+        step = sample("loom-3", 1.0, **shares)
+        assert clean([step], step.arm) == [step] * is_clean
+
+    def test_a_step_counts_only_where_its_cores_ran_at_full_speed(self):
+        fast, slow = (
+            dataclasses.replace(sample(arm, 1.0), probe_s=probe_s)
+            for arm, probe_s in (("limit-eager", 0.010), ("loom-3", 0.018))
+        )
+        steps = [fast, slow, dataclasses.replace(slow, probe_s=0.0119), sample("loom-3", 1.0)]
+        assert are_clean(steps) == [True, False, True, True]
+        assert clean(steps, "loom-3") == steps[2:]
+        assert clean(steps[1:2], "loom-3") == steps[1:2]  # nothing says that it could be faster
 
     def test_ranks_merge_into_one_step(self):
         ranks = [
@@ -195,6 +206,9 @@ class TestDiscardRule:
         assert step.foreign_share == pytest.approx((0.4 / 4.0 + 0.4 / 4.4) / 2)
         assert step.steal_share == pytest.approx((0.01 + 0.04 / 4.4) / 2)
         assert step.round == 3
+        assert step.probe_s is None
+        probed = [{**rank, "probe_s": at} for rank, at in zip(ranks, (0.01, 0.02), strict=True)]
+        assert merge_ranks("loom-3", 3, probed, num_cores=2).probe_s == 0.02
 
     def test_rounding_of_ticks_never_makes_foreign_time_negative(self):
         rank = {"wall_s": 1.0, "cpu_s": 1.0, "wait_s": 0.0, "machine_busy_s": 0.99}
