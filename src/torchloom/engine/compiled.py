@@ -22,15 +22,12 @@ from torchloom.engine.groups import World
 from torchloom.engine.offloads import PIECES, STATES, Offloads
 from torchloom.engine.pieces import piece_bytes
 from torchloom.engine.planning import (
-    base_bytes,
     costs_of,
-    host_states,
     load_pinned,
     make_planner,
-    optimizer_bytes,
     plan_again,
-    trained_bytes,
 )
+from torchloom.engine.standing import Standing, standing_of
 from torchloom.engine.symmetric import share_weights
 from torchloom.engine.weave import build_session, extra_passes, start_compiled
 from torchloom.errors import ConfigError, EngineError
@@ -40,7 +37,7 @@ from torchloom.pipeline.device import device_bytes
 from torchloom.pipeline.schedule import Entry, Timetable
 from torchloom.plan import Plan
 from torchloom.plan.costs import NETWORKS, Network
-from torchloom.shard import layout_of, owners_of
+from torchloom.shard import Layout, layout_of, owners_of
 
 logger = get_logger(__name__)
 
@@ -57,14 +54,9 @@ class Compiled:
     agreement: Agreement
     device: torch.device
     offloads: Offloads
-    budget_bytes: int | None = None
-    base_bytes: int = 0
+    standing: Standing
     replan_step: int = 0
     """When the plan is made again by measured times; 0: not any more, or never."""
-    gradient_bytes: int = 0
-    """Gradients that are live in the optimizer step and not part of the base."""
-    step_bytes: int = 0
-    """What the optimizer's step allocates for itself."""
 
     def __post_init__(self) -> None:
         self._place()
@@ -102,9 +94,9 @@ class Compiled:
         peaks = [p.batch_bytes + p.peak_bytes + p.beside_bytes for p in plans]
         if PIECES in self.offloads.names and plans:
             self.offloads.keep_pieces({name for plan in plans for name in plan.pieces})
-        if self.budget_bytes is not None and plans:
-            spare = self.budget_bytes - self.base_bytes
-            self.offloads.fit(spare - max(peaks), spare - self.gradient_bytes)
+        if self.standing.budget_bytes is not None and plans:
+            spare = self.standing.budget_bytes - self.standing.base_bytes
+            self.offloads.fit(spare - max(peaks), spare - self.standing.gradient_bytes)
 
     def _plans_again(self, step: int) -> bool:
         planner = self.session.planner
@@ -130,9 +122,9 @@ def plan_of(compiled: Compiled | None, world: World) -> Plan:
         return Plan(world_size=size, budget_bytes=None, base_bytes=0)
     return Plan(
         world_size=size,
-        budget_bytes=compiled.budget_bytes,
-        base_bytes=compiled.base_bytes,
-        optimizer_bytes=compiled.gradient_bytes + compiled.step_bytes,
+        budget_bytes=compiled.standing.budget_bytes,
+        base_bytes=compiled.standing.base_bytes,
+        optimizer_bytes=compiled.standing.step_bytes,
         graphs=compiled.session.plans,
     )
 
@@ -162,72 +154,39 @@ def start(
     if compiled_autograd_enabled:
         logger.warning("compiled_autograd_enabled has no effect: backward graphs are compiled")
     model, config, world = engine.module, engine.config, engine.world
-    layout, options = layout_of(model), config.compile
-    if passes is not None and schedule is not None:
-        raise ConfigError("engine.compile() got both passes= and schedule=: give one of them")
-    if passes is None and schedule is None:
-        passes, schedule = options.passes, options.schedule
     total_bytes = agreement.least("the device's memory", device_bytes(world.device))
-    budget = options.memory_budget
-    resolver = Resolver(
-        layout.stage, registry, options.disable_passes, total_bytes, extra_passes(config)
-    )
-    if schedule is None:
-        timetable = Timetable((Entry(0, resolver.passes(passes)),))
-    else:
-        timetable = resolver.timetable(schedule)
-    entry = timetable.due(engine.global_steps)
+    budget = config.compile.memory_budget
     budget_bytes = None if budget is None else budget.resolve(total_bytes)
+    timetable = _timetable(config, layout_of(model), registry, total_bytes, passes, schedule)
+    entry = timetable.due(engine.global_steps)
     session, kwargs = build_session(
         config,
-        layout,
+        layout_of(model),
         passes=entry.passes,
         backend=backend,
         compile_kwargs=compile_kwargs,
         budget_bytes=budget_bytes,
     )
-    book = session.book
-    book.layout, book.parameters, book.optimizer = layout, owners_of(model), engine.optimizer
-    book.residency = world.comm.residents
-    book.table = costs_of(world.device, _network(world))
-    keeps = config.batch.accumulation_steps > 1
-    shared = share_weights(model, world.comm, timetable.all_passes)
-    if shared is not None:
-        session.context = replace(session.context, shared_weights=shared.facts)
-        session.keeps = shared.store
+    _acquaint(session, engine, timetable)
     engine.offloads.follow([each.name for each in entry.passes])
-    always = frozenset.intersection(
-        *(frozenset(each.name for each in e.passes) for e in timetable.entries)
+    always = timetable.names_throughout
+    standing = standing_of(
+        model,
+        engine.optimizer,
+        agreement,
+        budget_bytes=budget_bytes,
+        accumulates=config.batch.accumulation_steps > 1,
+        streams=STATES in always,
+        piece_bytes=piece_bytes(layout_of(model)) if PIECES in always else None,
+        num_slots=2 if config.offload.double_buffer else 1,
     )
-    streams = STATES in always
-    base = agreement.most(
-        "bytes that live on",
-        base_bytes(model, engine.optimizer, keeps_gradients=keeps, keeps_states=not streams),
-    )
-    pinned = load_pinned(options.plan, world.comm.world_size)
-    gradients = 0 if keeps else trained_bytes(model)
-    own = 0
-    if budget_bytes is not None and not streams:
-        own = agreement.most("bytes of the optimizer's step", optimizer_bytes(engine.optimizer))
-    states = None
-    if budget_bytes is not None and engine.optimizer is not None and always & {STATES, PIECES}:
-        states = host_states(
-            engine.optimizer,
-            agreement,
-            step_bytes=budget_bytes - base - gradients,
-            num_slots=2 if config.offload.double_buffer else 1,
-            with_states=streams,
-            piece_bytes=piece_bytes(layout) if PIECES in always else 0,
-        )
+    pinned = load_pinned(config.compile.plan, world.comm.world_size)
     session.planner = make_planner(
-        budget_bytes,
-        base,
-        book.table,
+        standing,
+        session.book.table,
         pinned,
         is_estimate=session.backend == "inductor",
-        step_bytes=gradients + own,
         micro_steps=config.batch.accumulation_steps,
-        states=states,
     )
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check("what engine.compile() weaves", session.key)
@@ -241,13 +200,44 @@ def start(
         kwargs=kwargs,
         agreement=agreement,
         device=world.device,
-        budget_bytes=budget_bytes,
-        base_bytes=base,
-        gradient_bytes=gradients,
-        step_bytes=own,
+        standing=standing,
         offloads=engine.offloads,
-        replan_step=0 if pinned is not None or budget_bytes is None else options.replan_step,
+        replan_step=0 if pinned is not None or budget is None else config.compile.replan_step,
     )
+
+
+def _timetable(
+    config: Config,
+    layout: Layout,
+    registry: PassRegistry,
+    total_bytes: int,
+    passes: Sequence[PassItem] | None,
+    schedule: Schedule | None,
+) -> Timetable:
+    """Return which passes run from which step on: as the call says, else as the config does."""
+    options = config.compile
+    if passes is not None and schedule is not None:
+        raise ConfigError("engine.compile() got both passes= and schedule=: give one of them")
+    if passes is None and schedule is None:
+        passes, schedule = options.passes, options.schedule
+    resolver = Resolver(
+        layout.stage, registry, options.disable_passes, total_bytes, extra_passes(config)
+    )
+    if schedule is not None:
+        return resolver.timetable(schedule)
+    return Timetable((Entry(0, resolver.passes(passes)),))
+
+
+def _acquaint(session: CompileSession, engine: Compilable, timetable: Timetable) -> None:
+    """Tell a session what its passes may know of the engine. All ranks must call."""
+    model, world, book = engine.module, engine.world, session.book
+    book.layout, book.parameters = layout_of(model), owners_of(model)
+    book.optimizer, book.residency = engine.optimizer, world.comm.residents
+    book.table = costs_of(world.device, _network(world))
+    shared = share_weights(model, world.comm, timetable.all_passes)
+    if shared is not None:
+        session.context = replace(session.context, shared_weights=shared.facts)
+        session.keeps = shared.store
 
 
 def refuse_second(asks: bool, is_configured: bool) -> None:

@@ -60,6 +60,12 @@ class Timetable:
         """Passes of all entries, some more than once."""
         return tuple(each for entry in self.entries for each in entry.passes)
 
+    @property
+    def names_throughout(self) -> frozenset[str]:
+        """Names of the passes that run at every step."""
+        names = [frozenset(each.name for each in entry.passes) for entry in self.entries]
+        return frozenset.intersection(*names)
+
 
 @dataclass(frozen=True, slots=True)
 class Resolver:

@@ -1,0 +1,190 @@
+"""What stands on the device beside a step's graphs: bytes that live on, or that the update needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchloom.engine.agreement import Agreement
+from torchloom.log import get_logger
+from torchloom.plan import HostStates
+from torchloom.plan.memory import distinct_bytes, optimizer_peak
+from torchloom.runtime.host import is_on_host
+
+logger = get_logger(__name__)
+
+_STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
+"""Tensors of a parameter's size that an optimizer keeps, before it has made them."""
+
+
+_COUNTER_BYTES = 4
+"""An optimizer's count of steps, for each parameter."""
+_RESERVE_BYTES = 16 << 10
+"""For losses, norms, scales and random states, which are not planned one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """Device memory of a step that no graph shows, and what of it may wait on the host.
+
+    The figures of the rank that has most: all ranks plan alike.
+    """
+
+    budget_bytes: int | None
+    """What the user gave for everything; None: no limit."""
+    base_bytes: int
+    """Lives on before and after each forward and backward; see `base_bytes`."""
+    gradient_bytes: int
+    """Gradients that are live in the optimizer's step and not part of the base."""
+    update_bytes: int = 0
+    """What the optimizer's step allocates for itself."""
+    states: HostStates | None = None
+    """What the budget may send to the host."""
+
+    @property
+    def step_bytes(self) -> int:
+        """What the optimizer's step adds to the base."""
+        return self.gradient_bytes + self.update_bytes
+
+
+def standing_of(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    agreement: Agreement,
+    *,
+    budget_bytes: int | None,
+    accumulates: bool,
+    streams: bool,
+    piece_bytes: int | None,
+    num_slots: int,
+) -> Standing:
+    """Return what stands beside the graphs of a sharded model. All ranks must call.
+
+    Args:
+        model: sharded, so that its parameters hold this rank's pieces.
+        optimizer: over this rank's leaves.
+        agreement: of the ranks.
+        budget_bytes: what the user gave for everything.
+        accumulates: whether gradients wait from one micro-step for the next.
+        streams: whether optimizer states may wait on the host.
+        piece_bytes: of the pieces of parameters that may; None where none may.
+        num_slots: chunks of states that may be on the device at a time.
+    """
+    base = agreement.most(
+        "bytes that live on",
+        base_bytes(model, optimizer, keeps_gradients=accumulates, keeps_states=not streams),
+    )
+    gradients, update = 0 if accumulates else trained_bytes(model), 0
+    if budget_bytes is None:
+        return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
+    if not streams:
+        update = agreement.most("bytes of the optimizer's step", optimizer_bytes(optimizer))
+    states = None
+    if optimizer is not None and (streams or piece_bytes is not None):
+        states = host_states(
+            optimizer,
+            agreement,
+            step_bytes=budget_bytes - base - gradients,
+            num_slots=num_slots,
+            with_states=streams,
+            piece_bytes=piece_bytes or 0,
+        )
+    return Standing(
+        budget_bytes=budget_bytes,
+        base_bytes=base,
+        gradient_bytes=gradients,
+        update_bytes=update,
+        states=states,
+    )
+
+
+def base_bytes(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    *,
+    keeps_gradients: bool,
+    keeps_states: bool = True,
+) -> int:
+    """Return the bytes that live before and after each forward and backward on this rank.
+
+    Args:
+        model: sharded, so that its parameters hold this rank's pieces.
+        optimizer: over this rank's leaves; its states count although the first step makes them.
+        keeps_gradients: whether gradients wait from one micro-step for the next.
+        keeps_states: whether optimizer states live on the device, not in host memory.
+    """
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    total = _RESERVE_BYTES + distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
+    if keeps_gradients:
+        total += trained_bytes(model)
+    if optimizer is None:
+        return total
+    leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+    masters = distinct_bytes([*tensors, *leaves]) - distinct_bytes(tensors)
+    counters = _COUNTER_BYTES * len(leaves)
+    if not keeps_states:
+        return total + masters + counters
+    states = distinct_bytes(v for state in optimizer.state.values() for v in state.values())
+    if not states:
+        size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        states = _num_states(optimizer) * size + counters
+    return total + masters + states
+
+
+def host_states(
+    optimizer: Optimizer,
+    agreement: Agreement,
+    *,
+    step_bytes: int,
+    num_slots: int,
+    with_states: bool,
+    piece_bytes: int,
+) -> HostStates:
+    """Return what may wait on the host and then streams through the step. All ranks must call.
+
+    Args:
+        optimizer: over this rank's leaves; its states count although the first step makes them.
+        agreement: of the ranks, which plan alike.
+        step_bytes: device memory that is free in a step which keeps no states.
+        num_slots: chunks of states that may be on the device at a time.
+        with_states: whether states may wait, not pieces of parameters alone.
+        piece_bytes: of the pieces that may wait.
+    """
+    leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+    num_states = _num_states(optimizer) if with_states else 0
+    sizes = [num_states * leaf.numel() * leaf.element_size() for leaf in leaves]
+    return HostStates(
+        total_bytes=agreement.most("bytes of optimizer states", sum(sizes)),
+        largest_bytes=agreement.most("bytes of one parameter's states", max(sizes, default=0)),
+        num_params=agreement.most("trained elements", sum(leaf.numel() for leaf in leaves)),
+        step_bytes=agreement.least("bytes free in the optimizer's step", step_bytes),
+        num_slots=num_slots,
+        piece_bytes=agreement.most("bytes of pieces", piece_bytes),
+    )
+
+
+def optimizer_bytes(optimizer: Optimizer | None) -> int:
+    """Return what an optimizer's step allocates for itself; 0 where that cannot be told."""
+    if optimizer is None:
+        return 0
+    found = optimizer_peak(optimizer)
+    if found is None:
+        logger.info(
+            "the memory of %s's step is not part of the plan: it reads values of tensors",
+            type(optimizer).__name__,
+        )
+    return found or 0
+
+
+def trained_bytes(model: nn.Module) -> int:
+    """Return the bytes of a gradient of every trainable parameter, as this rank holds it."""
+    return distinct_bytes(param for param in model.parameters() if param.requires_grad)
+
+
+def _num_states(optimizer: Optimizer) -> int:
+    name = type(optimizer).__name__
+    if name == "SGD":
+        return int(any(group.get("momentum") for group in optimizer.param_groups))
+    return _STATES.get(name, 2)
