@@ -145,6 +145,16 @@ def test_room_that_is_left_keeps_weights_gathered() -> None:
             assert plan.peak_bytes <= plan.budget_bytes
 
 
+def test_weights_that_stay_gathered_are_counted_once_in_inductors_code() -> None:
+    def fn(rank):
+        return trained(rank, "1GB", backend="inductor")
+
+    for each in run_ranks(2, fn, timeout_s=400):
+        (graph,) = Plan.from_json(each["plan"]).graphs
+        assert each["held"] == graph.resident_bytes > 0.05 * graph.peak_bytes
+        assert each["peak"] == pytest.approx(graph.peak_bytes, rel=0.01)
+
+
 def test_switched_off_by_name() -> None:
     def fn(rank):
         return trained(rank, "1GB", disable_passes=["selective_gather", "prefetch"])

@@ -17,8 +17,8 @@ from torchloom.graph import tensors_in
 from torchloom.plan.memory.program import Transit
 from torchloom.plan.memory.workspace import Call, WorkspaceTable, signature_of_call
 
-_TO_HOST = (ops.offload, ops.offload_start)
-"""Their results are host memory, which counts as none of the device's."""
+_COUNTED_ELSEWHERE = (ops.offload, ops.offload_start, ops.resident)
+"""Their results are host memory, or weights that live on between runs and are counted beside them."""
 
 
 class Ledger(_torch.DispatchMode):
@@ -39,7 +39,7 @@ class Ledger(_torch.DispatchMode):
         workspace, sizes = self._probed(call)
         result = func(*args, **(kwargs or {}))
         self.settle()
-        if func in _TO_HOST:
+        if func in _COUNTED_ELSEWHERE:
             self.ignore([result])
         self._add(result, sizes)
         self._carry(call, result)
