@@ -39,7 +39,7 @@ train: setup
 	$(BIN)/torchloom train $(ARGS)
 
 test: setup-dev check
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-exhaustive: setup-dev
 	$(BIN)/python -m pytest -m exhaustive $(ARGS)
