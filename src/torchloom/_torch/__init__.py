@@ -147,6 +147,20 @@ def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Gra
     return forward.graph, backward.graph
 
 
+def sketch(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """Return a graph module that makes its code when it is called first, if ever (2.11-2.13)."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph)
+
+
+def sketching() -> AbstractContextManager[Any]:
+    """Return a block in which torch's partitioners return sketches (2.11-2.13)."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    return _use_lazy_graph_module(True)
+
+
 MUST_BE_IN_BACKWARD = {"partitioner_tag": "must_be_in_backward"}
 """Meta of a node that min-cut leaves to the backward graph, with all that reads it (2.11-2.13)."""
 

@@ -8,20 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom import _torch
+
 _DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_id")
 """What Dynamo hangs on a graph module for its compilers (2.11-2.13)."""
 _SOURCE = "_dynamo_source"
 
 
-def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
-    """Return a module with a graph of its own over the same parameters, buffers and metadata."""
+def copy_graph_module(gm: fx.GraphModule, *, is_sketch: bool = False) -> fx.GraphModule:
+    """Return a module with a graph of its own over the same parameters, buffers and metadata.
+
+    No code is made for a sketch until it is called.
+    """
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
         new.meta = dict(old.meta)
         if hasattr(old, _SOURCE):  # AOTAutograd asks inputs where they come from
             setattr(new, _SOURCE, getattr(old, _SOURCE))
-    twin = fx.GraphModule(gm, graph)
+    twin = _torch.sketch(gm, graph) if is_sketch else fx.GraphModule(gm, graph)
     twin.meta = dict(gm.meta)
     for name in _DYNAMO_ATTRS:
         if hasattr(gm, name):

@@ -45,10 +45,12 @@ from torchloom.graph.nodes import (
 )
 from torchloom.graph.split import Split, outputs_of, split_of
 from torchloom.graph.text import graph_digest, graph_text, op_counts
+from torchloom.graph.trial import KnownValues
 
 __all__ = [
     "Choices",
     "GraphPass",
+    "KnownValues",
     "PassContext",
     "PassFn",
     "SharedWeights",

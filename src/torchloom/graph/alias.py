@@ -7,6 +7,7 @@ enough alone, since passes replace nodes under views that were recorded before.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable
 
@@ -19,9 +20,12 @@ from torchloom.graph.nodes import value_of
 
 def is_view_op(target: object) -> bool:
     """Say whether an operator returns views of an argument and writes nothing, by its schema."""
-    if not isinstance(target, OpOverload):
-        return False
-    aliases = [argument.alias_info for argument in target._schema.arguments]
+    return isinstance(target, OpOverload) and _returns_views(target)
+
+
+@functools.cache
+def _returns_views(op: OpOverload) -> bool:
+    aliases = [argument.alias_info for argument in op._schema.arguments]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from torchloom.graph.nodes import value_of
+from torchloom.graph.trial import value_of_call
 
 
 def call(graph: fx.Graph, target: Any, args: Sequence[Any], name: str | None = None) -> fx.Node:
@@ -22,7 +23,7 @@ def call(graph: fx.Graph, target: Any, args: Sequence[Any], name: str | None = N
     """
     node = graph.create_node("call_function", target, tuple(args), {}, name=name)
     values = fx.node.map_arg(node.args, value_of)
-    node.meta["val"] = _run_fake(target, values)
+    node.meta["val"] = value_of_call(target, values, lambda: _run_fake(target, values))
     return node
 
 

@@ -14,13 +14,14 @@ from typing import Any
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom import ops
+from torchloom import _torch, ops
 from torchloom._torch import partition as torch_partition
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.hooks import GraphKind
 from torchloom.graph import (
     Choices,
+    KnownValues,
     PassContext,
     Split,
     args_of,
@@ -45,6 +46,8 @@ Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
 
 OFFLOAD, SELECTIVE = "offload_activation", "selective_gather"
 """Passes that do what a plan says, where there is one."""
+_MOST_SPLITS = 16
+"""Splits that are remembered."""
 _DEPTHS = (0.25, 4.0)
 """Bytes of prefetching that are tried, by those of the context."""
 
@@ -85,7 +88,7 @@ class PlannedSplit:
         joint = torch_partition.prepare_joint(joint)
         trials = _Trials(self, joint_inputs, num_fwd_outputs, static_lifetime_input_indices)
         # The split writes tags, so what is tried is tried on copies.
-        plan = self._planner.plan(trials.task(copy_graph_module(joint)))
+        plan = self._planner.plan(trials.task(copy_graph_module(joint, is_sketch=True)))
         self._report.plan = plan
         if plan.offload:
             trials.move(joint, plan.offload, plan.again)
@@ -121,13 +124,15 @@ class _Trials:
         self._lower, self._report, self._passes = owner._lower, owner._report, owner._passes
         self._joint_inputs, self._num_results = joint_inputs, num_fwd_outputs
         self._static = static_lifetime_input_indices
+        self._known = KnownValues()
+        self._splits: dict[Any, Sequence[fx.GraphModule]] = {}
 
     def task(self, joint: fx.GraphModule, *, may_swap: bool = True) -> Task:
         """Return what is to be planned about a joint graph, which stays as it is."""
         context = self._context
 
         def swap(names: frozenset[str], again: frozenset[str]) -> Task:
-            moved = copy_graph_module(joint)
+            moved = copy_graph_module(joint, is_sketch=True)
             self.move(moved, names, again)
             return self.task(moved, may_swap=False)
 
@@ -141,7 +146,7 @@ class _Trials:
         return Task(
             joint=joint.graph,
             num_results=self._num_results,
-            verify=lambda trial: self._outcome(joint, trial),
+            verify=lambda trial: self._try(joint, trial),
             batch_bytes=self._report.batch_bytes,
             weights={name: each.num_bytes for name, each in may_stay.items()},
             pieces=_pieces(joint),
@@ -153,7 +158,7 @@ class _Trials:
 
     def move(self, joint: fx.GraphModule, names: frozenset[str], again: frozenset[str]) -> None:
         """Let values wait in host memory; what backward computes again reads what comes back."""
-        copy = copy_graph_module(joint)
+        copy = copy_graph_module(joint, is_sketch=True)
         forward, backward = self.split(copy, again, is_final=False)
         inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
         split = Split(
@@ -172,7 +177,7 @@ class _Trials:
         context = dataclasses.replace(
             self._context, choices=dataclasses.replace(known, recompute=names)
         )
-        manager = PassManager([PASSES["recompute"]], context, tells=is_final)
+        manager = PassManager([PASSES["recompute"]], context, is_trial=not is_final)
         report = self._report if is_final else GraphReport(self._report.name, 0, "", "")
         manager.run(gm, context, f"{self._report.name}.joint", report)
         return partition_by_tags(
@@ -182,10 +187,12 @@ class _Trials:
             static_lifetime_input_indices=self._static,
         )
 
+    def _try(self, joint: fx.GraphModule, trial: Trial) -> Outcome:
+        with self._known.trial(), _torch.sketching():
+            return self._outcome(joint, trial)
+
     def _outcome(self, joint: fx.GraphModule, trial: Trial) -> Outcome:
-        copy = copy_graph_module(joint)
-        _keep_pieces(copy, trial.pieces)
-        forward, backward = self.split(copy, trial.recompute, is_final=False)
+        forward, backward = self._halves(joint, trial)
         known = self._context.choices or Choices()
         choices = dataclasses.replace(
             known, resident=trial.resident, prefetch_bytes=trial.prefetch_bytes
@@ -205,6 +212,21 @@ class _Trials:
             *graphs, probe=planner.workspaces, transit=planner.transit
         ).peak_bytes
         return Outcome(peak_bytes, found.overhead_us, found.copy_us)
+
+    def _halves(self, joint: fx.GraphModule, trial: Trial) -> list[fx.GraphModule]:
+        """Return forward and backward of a trial, before any pass runs over them.
+
+        Searches by halving come to the same few splits again and again, with other weights resident.
+        """
+        key = joint.graph, trial.pieces, trial.recompute
+        if key not in self._splits:
+            copy = copy_graph_module(joint, is_sketch=True)
+            _keep_pieces(copy, trial.pieces)
+            if len(self._splits) >= _MOST_SPLITS:
+                del self._splits[next(iter(self._splits))]
+            self._splits[key] = self.split(copy, trial.recompute, is_final=False)
+        self._splits[key] = self._splits.pop(key)  # the last to be dropped
+        return [copy_graph_module(half, is_sketch=True) for half in self._splits[key]]
 
     def _traffic(self, joint: fx.GraphModule) -> Traffic:
         """Return what this graph sends whatever is decided about it."""

@@ -183,7 +183,7 @@ class Weaving:
                 choices=choices,
                 params=self.setup.book.page(report.digest).params,
             )
-            PassManager(passes, context, tells=False).run(gm, context, f"trial.{kind}", trial)
+            PassManager(passes, context, is_trial=True).run(gm, context, f"trial.{kind}", trial)
 
         names = {each.name for each in self.setup.passes}
         return PlannedSplit(self.setup.planner, self.context, lower, report, names)
