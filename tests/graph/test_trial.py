@@ -12,6 +12,12 @@ from torchloom.graph import KnownValues, call
 aten = torch.ops.aten
 
 
+def fake(*, static_shapes: bool = True) -> torch.Tensor:
+    """Return a fake tensor of 3 rows and 5 columns."""
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        return mode.from_tensor(torch.ones(3, 5), static_shapes=static_shapes)
+
+
 def placed(value: object, scale: float) -> list[torch.Tensor]:
     """Insert the same product twice, and a view of the second, into a graph of its own."""
     graph = fx.Graph()
@@ -25,8 +31,7 @@ def placed(value: object, scale: float) -> list[torch.Tensor]:
 
 
 def test_later_trials_find_the_values_of_the_first() -> None:
-    with FakeTensorMode() as mode:
-        x = mode.from_tensor(torch.ones(3, 5))
+    x = fake()
     known = KnownValues()
     with known.trial():
         first = placed(x, 2.0)
@@ -38,8 +43,7 @@ def test_later_trials_find_the_values_of_the_first() -> None:
 
 
 def test_equal_calls_of_one_trial_have_memory_of_their_own() -> None:
-    with FakeTensorMode() as mode:
-        x = mode.from_tensor(torch.ones(3, 5))
+    x = fake()
     with KnownValues().trial():
         first, second, view = placed(x, 2.0)
     storages = [each.untyped_storage()._cdata for each in (first, second, view)]
@@ -47,8 +51,7 @@ def test_equal_calls_of_one_trial_have_memory_of_their_own() -> None:
 
 
 def test_outside_of_a_trial_nothing_is_looked_up() -> None:
-    with FakeTensorMode() as mode:
-        x = mode.from_tensor(torch.ones(3, 5))
+    x = fake()
     known = KnownValues()
     with known.trial():
         first = placed(x, 2.0)
@@ -56,8 +59,7 @@ def test_outside_of_a_trial_nothing_is_looked_up() -> None:
 
 
 def test_sizes_that_vary() -> None:
-    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        x = mode.from_tensor(torch.ones(3, 5), static_shapes=False)
+    x = fake(static_shapes=False)
     graph = fx.Graph()
     node = graph.placeholder("x")
     node.meta["val"] = x
