@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import call
+from torchloom.graph import call, mark_fetched
 from torchloom.plan.costs import CostTable, collective_us, link_us, node_us
 from torchloom.plan.timeline import timeline
 
@@ -105,5 +105,14 @@ def test_residents_are_gathered_once_for_many_uses() -> None:
     graph.output(())
     # Buckets of 16 MiB hold two of these weights.
     once = sum(collective_us("all_gather", n << 20, WORLD, TABLE) for n in (16, 8))
-    found = timeline([graph, graph], QUIET, WORLD, gathers_per_use=0.25, bucket_bytes=16 << 20)
+    options = {"gathers_per_use": 0.25, "bucket_bytes": 16 << 20}
+    found = timeline([graph, graph], QUIET, WORLD, **options)
     assert found.exposed_us == pytest.approx(once / 4)
+    assert found.copy_us == 0
+    # The piece of one of them waits on the host, and is read when it is gathered.
+    for resident in graph.find_nodes(op="call_function", target=ops.resident)[:1]:
+        mark_fetched(resident)
+    reads = timeline([graph, graph], QUIET, WORLD, **options)
+    fetched_us = link_us("h2d", 4 << 20, QUIET) / 4
+    assert reads.copy_us == pytest.approx(fetched_us)
+    assert reads.exposed_us == pytest.approx(once / 4 + fetched_us)

@@ -47,6 +47,16 @@ def is_on_host(node: fx.Node) -> bool:
     return bool(node.meta.get("torchloom_on_host"))
 
 
+def mark_fetched(node: fx.Node) -> None:
+    """Say that a node reads its first argument from host memory, whenever it has to read it."""
+    node.meta["torchloom_fetched"] = True
+
+
+def is_fetched(node: fx.Node) -> bool:
+    """Say whether a node reads its first argument from host memory."""
+    return bool(node.meta.get("torchloom_fetched"))
+
+
 def nbytes(node: fx.Node) -> int:
     """Return the bytes of a node's tensors; unknown sizes count as what the trace saw.
 

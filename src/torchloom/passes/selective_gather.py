@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, value_of, viewed
+from torchloom.graph import PassContext, args_of, call, mark_fetched, value_of, viewed
 from torchloom.ops.match import Transfer, gathers, reloads
 
 aten = torch.ops.aten
@@ -50,10 +50,14 @@ def _replace_members(
     if all(stays):
         return 0
     with graph.inserting_before(transfer.start):
-        for stay, piece, name, pick in zip(stays, pieces, names, transfer.results, strict=True):
+        for stay, shard, piece, name, pick in zip(
+            stays, shards, pieces, names, transfer.results, strict=True
+        ):
             if not stay:
                 args = (piece, dtype, world_size, handle, name)
                 weight = call(graph, ops.resident, args)
+                if piece is not shard:
+                    mark_fetched(weight)
                 pick.replace_all_uses_with(weight, lambda user: user is not transfer.wait)
         rest = [shard for stay, shard in zip(stays, shards, strict=True) if stay]
         kept = [pick for stay, pick in zip(stays, transfer.results, strict=True) if stay]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import args_of, nbytes
+from torchloom.graph import args_of, is_fetched, nbytes
 from torchloom.plan.costs import CostTable, collective_us, link_us, node_us
 
 _LINKS = {ops.offload_start: "d2h", ops.reload_start: "h2d"}
@@ -65,7 +65,8 @@ def timeline(
         table: times of operators, collectives and copies.
         world_size: ranks that share the weights.
         gathers_per_use: of a resident weight, per run of the graphs: one over the micro-steps of an
-            optimizer step. It blocks, with the others, up to `bucket_bytes` at a time.
+            optimizer step. It blocks, with the others, up to `bucket_bytes` at a time, and so does
+            the copy of its piece where that waits on the host.
         bucket_bytes: see above.
     """
     clock = compute = 0.0
@@ -74,6 +75,7 @@ def timeline(
     busy: defaultdict[str, float] = defaultdict(float)
     ends: dict[fx.Node, tuple[float, str]] = {}
     residents: dict[str, int] = {}
+    fetched_us = 0.0
     for graph in graphs:
         for node in graph.nodes:
             engine = _engine_of(node, table)
@@ -87,21 +89,25 @@ def timeline(
                 exposed[engine] += max(0.0, end - clock)
                 clock = max(clock, end)
             elif node.target is ops.resident:
-                residents[args_of(node)[4]] = nbytes(node)
+                piece, *_, name = args_of(node)
+                if is_fetched(node) and name not in residents:
+                    fetched_us += link_us("h2d", nbytes(piece), table)
+                residents[name] = nbytes(node)
             else:
                 duration = node_us(node, table)
                 compute += duration
                 clock += duration
     blocked = gathers_per_use * _gathered_us(residents, table, world_size, bucket_bytes)
+    fetched_us *= gathers_per_use
     hidden = {engine: max(0.0, us - exposed[engine]) for engine, us in busy.items()}
     beside = table.network.load * hidden.pop("network", 0.0)
     copying = table.device.link_load * sum(hidden.values())
     return Timeline(
         compute_us=compute,
-        exposed_us=sum(exposed.values()) + blocked,
+        exposed_us=sum(exposed.values()) + blocked + fetched_us,
         busy_us={**busy, "network": busy["network"] + blocked},
         loaded_us=beside + copying,
-        copy_us=sum(exposed[link] for link in hidden) + copying,
+        copy_us=sum(exposed[link] for link in hidden) + copying + fetched_us,
     )
 
 
