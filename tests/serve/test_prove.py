@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchloom._torch.symbols import SizeGuard, size_guards
+from torchloom._torch.symbols import SizeGuard, size_guards, where_of
 from torchloom.serve.prove import cuts, prove, show_sizes
 from torchloom.serve.specs import Dim
 
@@ -14,6 +14,17 @@ def guard(text, holds, *hints):
     return SizeGuard(
         text, "model.py:3", frozenset(hints), lambda sizes: holds(*(sizes[h] for h in hints))
     )
+
+
+def test_paths_that_torch_cut_are_whole_again(tmp_path):
+    model = tmp_path / "model.py"
+    model.write_text("")
+    line = "if rows > 3:  # {}:13 in forward".format
+    # What a file shares with torch's folder is left out, and a letter more where that is the root.
+    assert where_of(line(str(model)[2:])) == line(model)
+    known = "_dynamo/guards.py"
+    assert where_of(line(known)) == line(known)
+    assert where_of(line("nowhere/model.py")) == line("nowhere/model.py")
 
 
 def test_one_size_is_tried_in_full():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,18 +111,48 @@ def _guard(expression: Any, place: Any, hints: Mapping[Any, int]) -> SizeGuard:
     def holds(sizes: Mapping[int, int]) -> bool:
         return bool(test(*(sizes[hints[symbol]] for symbol in symbols)))
 
-    where = _where(getattr(place, "maybe_user_loc", None) or getattr(place, "framework_loc", None))
+    where = where_of(
+        getattr(place, "maybe_user_loc", None) or getattr(place, "framework_loc", None)
+    )
     text = str(expression)
     for symbol in symbols:
         text = text.replace(str(symbol), f"<size {hints[symbol]}>")
     return SizeGuard(text, where, frozenset(hints[s] for s in symbols), holds)
 
 
-def _where(place: Any) -> str:
+def where_of(place: Any) -> str:
     """Return a line of code, of the user's if it is known, else of torch's, as text."""
-    if place is None or isinstance(place, str):
-        return place or ""
+    if place is None:
+        return ""
+    if isinstance(place, str):
+        return _LOCATION.sub(lambda found: _whole_path(found[0]), place)
     return f"{place.filename}:{place.lineno} in {place.name}"
+
+
+_LOCATION = re.compile(r"(?<=  # ).+(?=:\d+ in )")
+"""The path in a line of torch's: `if rows > 3:  # folder/model.py:13 in forward`."""
+
+
+def _whole_path(path: str) -> str:
+    """Return a path that torch has shortened, with what it should not have cut.
+
+    It leaves out the folders that a file shares with torch itself, and the next character; where
+    they share the root alone, that is the first letter of the path.
+    """
+    torch_folder = Path(torch.__file__).parent
+    if any(_is_file(folder / path) for folder in (torch_folder, *torch_folder.parents)):
+        return path
+    root, (first, *rest) = Path(torch_folder.anchor), Path(path).parts
+    folders = (folder for folder in root.iterdir() if folder.name[1:] == first)
+    found = [each for folder in folders if _is_file(each := folder.joinpath(*rest))]
+    return str(found[0]) if len(found) == 1 else path
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # nobody may look there
+        return False
 
 
 def with_numbers(

@@ -8,7 +8,7 @@ passes leave them: what was simulated is what runs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -46,8 +46,8 @@ Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
 
 OFFLOAD, SELECTIVE = "offload_activation", "selective_gather"
 """Passes that do what a plan says, where there is one."""
-_MOST_SPLITS = 16
-"""Splits that are remembered."""
+_MOST_NODES = 20_000
+"""Of the splits that are remembered in all: about 60 MB."""
 _DEPTHS = (0.25, 4.0)
 """Bytes of prefetching that are tried, by those of the context."""
 
@@ -90,6 +90,7 @@ class PlannedSplit:
         # The split writes tags, so what is tried is tried on copies.
         plan = self._planner.plan(trials.task(copy_graph_module(joint, is_sketch=True)))
         self._report.plan = plan
+        trials.forget()
         if plan.offload:
             trials.move(joint, plan.offload, plan.again)
         _keep_pieces(joint, plan.pieces)
@@ -222,11 +223,16 @@ class _Trials:
         if key not in self._splits:
             copy = copy_graph_module(joint, is_sketch=True)
             _keep_pieces(copy, trial.pieces)
-            if len(self._splits) >= _MOST_SPLITS:
-                del self._splits[next(iter(self._splits))]
             self._splits[key] = self.split(copy, trial.recompute, is_final=False)
-        self._splits[key] = self._splits.pop(key)  # the last to be dropped
-        return [copy_graph_module(half, is_sketch=True) for half in self._splits[key]]
+        halves = self._splits[key] = self._splits.pop(key)  # the last to be dropped
+        while _num_nodes(self._splits.values()) > _MOST_NODES:
+            del self._splits[next(iter(self._splits))]
+        return [copy_graph_module(half, is_sketch=True) for half in halves]
+
+    def forget(self) -> None:
+        """Let go of what is only known to make trials faster."""
+        self._known = KnownValues()
+        self._splits.clear()
 
     def _traffic(self, joint: fx.GraphModule) -> Traffic:
         """Return what this graph sends whatever is decided about it."""
@@ -248,6 +254,10 @@ class _Trials:
         largest = max((each.num_bytes for each in gathers.values()), default=0)
         in_flight = self._context.gather_bucket_bytes + ahead + largest
         return Traffic(world_size, gathers, reductions, in_flight)
+
+
+def _num_nodes(splits: Iterable[Sequence[fx.GraphModule]]) -> int:
+    return sum(len(half.graph.nodes) for halves in splits for half in halves)
 
 
 def _runs(gather: fx.Node, forward: Collection[fx.Node]) -> int:
