@@ -17,8 +17,6 @@ logger = get_logger(__name__)
 
 _STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
 """Tensors of a parameter's size that an optimizer keeps, before it has made them."""
-
-
 _COUNTER_BYTES = 4
 """An optimizer's count of steps, for each parameter."""
 _RESERVE_BYTES = 16 << 10
@@ -35,7 +33,7 @@ class Standing:
     budget_bytes: int | None
     """What the user gave for everything; None: no limit."""
     base_bytes: int
-    """Lives on before and after each forward and backward; see `base_bytes`."""
+    """Lives on before and after each forward and backward; see `_base_bytes`."""
     gradient_bytes: int
     """Gradients that are live in the optimizer's step and not part of the base."""
     update_bytes: int = 0
@@ -74,16 +72,16 @@ def standing_of(
     """
     base = agreement.most(
         "bytes that live on",
-        base_bytes(model, optimizer, keeps_gradients=accumulates, keeps_states=not streams),
+        _base_bytes(model, optimizer, keeps_gradients=accumulates, keeps_states=not streams),
     )
-    gradients, update = 0 if accumulates else trained_bytes(model), 0
+    gradients, update = 0 if accumulates else _trained_bytes(model), 0
     if budget_bytes is None:
         return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
     if not streams:
-        update = agreement.most("bytes of the optimizer's step", optimizer_bytes(optimizer))
+        update = agreement.most("bytes of the optimizer's step", _optimizer_bytes(optimizer))
     states = None
     if optimizer is not None and (streams or piece_bytes is not None):
-        states = host_states(
+        states = _host_states(
             optimizer,
             agreement,
             step_bytes=budget_bytes - base - gradients,
@@ -100,7 +98,7 @@ def standing_of(
     )
 
 
-def base_bytes(
+def _base_bytes(
     model: nn.Module,
     optimizer: Optimizer | None,
     *,
@@ -118,7 +116,7 @@ def base_bytes(
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
     total = _RESERVE_BYTES + distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
     if keeps_gradients:
-        total += trained_bytes(model)
+        total += _trained_bytes(model)
     if optimizer is None:
         return total
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
@@ -133,7 +131,7 @@ def base_bytes(
     return total + masters + states
 
 
-def host_states(
+def _host_states(
     optimizer: Optimizer,
     agreement: Agreement,
     *,
@@ -165,7 +163,7 @@ def host_states(
     )
 
 
-def optimizer_bytes(optimizer: Optimizer | None) -> int:
+def _optimizer_bytes(optimizer: Optimizer | None) -> int:
     """Return what an optimizer's step allocates for itself; 0 where that cannot be told."""
     if optimizer is None:
         return 0
@@ -178,7 +176,7 @@ def optimizer_bytes(optimizer: Optimizer | None) -> int:
     return found or 0
 
 
-def trained_bytes(model: nn.Module) -> int:
+def _trained_bytes(model: nn.Module) -> int:
     """Return the bytes of a gradient of every trainable parameter, as this rank holds it."""
     return distinct_bytes(param for param in model.parameters() if param.requires_grad)
 

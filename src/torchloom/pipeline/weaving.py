@@ -73,8 +73,8 @@ class Weaving:
     """Whether a plan that knows what this code needs may be better."""
     lacks_plan: bool = False
     """Whether the code came from a cache, and what was planned for it is not known any more."""
-    _seen: set[GraphKind] = field(default_factory=set)
-    """Graphs that were woven here; others came from a cache."""
+    _woven_here: set[GraphKind] = field(default_factory=set)
+    """Other graphs came from a cache."""
     _sources: dict[str, str] = field(default_factory=dict)
 
     def hooks(self) -> WeaveHooks:
@@ -94,7 +94,7 @@ class Weaving:
             return
         if report.from_cache:
             for kind in get_args(GraphKind):
-                report.collectives.update(sidecar.load_collectives(self._sidecar_name(), kind))
+                self._recall(kind)
             known = sidecar.load(self._sidecar_name())
             if known is None:
                 self.lacks_plan = self.setup.planner is not None and not self.ignores_caches
@@ -122,9 +122,13 @@ class Weaving:
         self.report.compile_s.append((kind, seconds))
         if source is not None:
             self._sources[kind] = source
-        if kind not in self._seen:  # it was in the caches, although the captured graph was not
-            known = sidecar.load_collectives(self._sidecar_name(), kind)
-            self.report.collectives.update(known)
+        if kind not in self._woven_here:  # it was in the caches, the captured graph as a whole not
+            self._recall(kind)
+
+    def _recall(self, kind: GraphKind) -> None:
+        """Report what is remembered of a graph that came from a cache."""
+        known = sidecar.load_collectives(self._sidecar_name(), kind)
+        self.report.collectives.update(known)
 
     @cached_property
     def _key(self) -> str:
@@ -163,7 +167,7 @@ class Weaving:
             setup.agree(
                 f"{report.name}.{kind} as woven", f"{graph_digest(gm.graph)}, resident: {residents}"
             )
-        self._seen.add(kind)
+        self._woven_here.add(kind)
         if setup.backend == "inductor":
             own = {k: n for k, n in report.collectives.items() if k.startswith(f"{kind} ")}
             sidecar.save_collectives(self._sidecar_name(), kind, own)
