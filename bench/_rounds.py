@@ -39,7 +39,7 @@ class Pace:
     tries: int = 4
     """Bursts that an arm may take in a round until one holds a clean step."""
     patience_s: float = 10.0
-    """How long a burst may wait for other processes to leave the cores, and for their full speed."""
+    """How long a burst may wait for other processes to leave the cores."""
     min_rounds: int = 5
     min_clean: int = 8
     """Clean steps that each arm should have; more rounds are run until then."""
@@ -167,8 +167,8 @@ def _run_turn(group: Group, result: PassResult, pace: Pace, index: int) -> None:
 
 
 def _run_burst(group: Group, result: PassResult, pace: Pace, index: int) -> None:
-    command = {"do": "run", "steps": pace.burst, "patience_s": pace.patience_s}
-    timeout_s = _STEP_TIMEOUT_S * (pace.burst + 1) + pace.patience_s
+    command = {"do": "run", "steps": pace.burst}
+    timeout_s = _STEP_TIMEOUT_S * (pace.burst + 1)
     answers = group.ask(command, timeout_s=timeout_s)
     cores = os.cpu_count() or 1
     for ranks in zip(*(answer["samples"] for answer in answers), strict=True):

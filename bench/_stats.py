@@ -6,6 +6,7 @@ changes its speed moves both sides alike.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 MAX_WAIT_SHARE = 0.05
 MAX_FOREIGN_SHARE = 0.06
 MAX_STEAL_SHARE = 0.05
-MAX_SLOWDOWN = 1.2
-"""Of a core, against the fastest that it was; a busy neighbour on the same core makes it 1.5-1.8."""
+MAX_SPREAD = 1.2
+"""Between the speeds of cores in steps that are compared; a busy neighbour makes one 1.5-1.8 times
+slower."""
 
 
 class Quartiles(NamedTuple):
@@ -46,7 +48,9 @@ class StepSample:
     micro_s: float | None = None
     """Of `wall_s`, forward and backward, where the arm measures them."""
     probe_s: float | None = None
-    """What a fixed amount of work took before or after the step, on the slowest core."""
+    """What a fixed amount of work took before or after the step, at most over the cores."""
+    probe_low_s: float | None = None
+    """The same, at least."""
 
     @property
     def had_its_cores(self) -> bool:
@@ -64,6 +68,7 @@ def merge_ranks(
 ) -> StepSample:
     """Merge the clock differences of one step, one mapping per rank."""
     cpu_s = sum(rank["cpu_s"] for rank in ranks)
+    probes = [passed_s for rank in ranks for passed_s in rank.get("probes_s", ())]
     machine_s = [num_cores * rank["wall_s"] for rank in ranks]
     foreign = [
         max(0.0, rank["machine_busy_s"] - cpu_s) / total
@@ -79,20 +84,43 @@ def merge_ranks(
         foreign_share=fmean(foreign),
         steal_share=fmean(steal),
         micro_s=_mean([rank.get("micro_s") for rank in ranks]),
-        probe_s=max((rank["probe_s"] for rank in ranks if "probe_s" in rank), default=None),
+        probe_s=max(probes, default=None),
+        probe_low_s=min(probes, default=None),
     )
 
 
 def are_clean(samples: Sequence[StepSample]) -> list[bool]:
-    """Say of each step whether it counts: it had its cores, and these ran at their full speed.
+    """Say of each step whether it counts: it had its cores, and these ran at the common speed.
 
-    Full speed is the fastest that any of the steps saw, so all arms of a pass are given together.
+    The common speed is the one at which the arm with the fewest such steps has most of them, so all
+    arms of a pass are given together. It need not be the full one: what matters is that arms are
+    compared at equal speed, on all cores.
     """
-    full_s = min((each.probe_s for each in samples if each.probe_s is not None), default=0.0)
+    common_s = _common_s([each for each in samples if each.had_its_cores and each.probe_s])
     return [
-        each.had_its_cores and (each.probe_s is None or each.probe_s <= MAX_SLOWDOWN * full_s)
-        for each in samples
+        each.had_its_cores and (each.probe_s is None or _is_at(each, common_s)) for each in samples
     ]
+
+
+def _common_s(samples: Sequence[StepSample]) -> float:
+    """Return what the fixed work takes at the common speed; of several the fastest."""
+    arms = {each.arm for each in samples}
+
+    def score(level_s: float) -> tuple[int, int, float]:
+        counts = Counter(each.arm for each in samples if _is_at(each, level_s))
+        return min(counts[arm] for arm in arms), counts.total(), -level_s
+
+    levels = {_low_s(each) for each in samples}
+    return max(levels, key=score, default=0.0)
+
+
+def _is_at(sample: StepSample, level_s: float) -> bool:
+    return level_s <= _low_s(sample) and (sample.probe_s or 0.0) <= MAX_SPREAD * level_s
+
+
+def _low_s(sample: StepSample) -> float:
+    found = sample.probe_s if sample.probe_low_s is None else sample.probe_low_s
+    return found or 0.0
 
 
 def clean(samples: Sequence[StepSample], arm: str) -> list[StepSample]:

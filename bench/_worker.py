@@ -93,13 +93,9 @@ class Worker:
             **self._memory(memory),
         }
 
-    def run(self, *, steps: int, patience_s: float) -> Answer:
-        """Take one step that settles caches and heap again, then `steps` that count.
-
-        Each rank waits up to `patience_s` for its core to run at full speed.
-        """
+    def run(self, *, steps: int) -> Answer:
+        """Take one step that settles caches and heap again, then `steps` that count."""
         assert self._trainee is not None, "the driver sends build first"
-        self._probe.wait_for_full_speed(patience_s)
         losses, samples = [self._step()], []
         before = self._probe.measure()
         for _ in range(steps):
@@ -107,8 +103,8 @@ class Worker:
             losses.append(self._step())
             passed = asdict(read_clocks().since(start))
             after = self._probe.measure()
-            probe_s = max(before, after)
-            samples.append({**passed, "micro_s": self._trainee.micro_s(), "probe_s": probe_s})
+            probes_s = (before, after)
+            samples.append({**passed, "micro_s": self._trainee.micro_s(), "probes_s": probes_s})
             before = after
         trim_heap()
         return {"losses": losses, "samples": samples}

@@ -64,6 +64,10 @@ class Field:
             self._seen[trial] = self.task.verify(trial)
         return self._seen[trial]
 
+    def knows(self, trial: Trial) -> bool:
+        """Say whether the outcome of a trial costs nothing: it was tried before."""
+        return self.task.verify is None or trial in self._seen
+
     def moved(self, move: Move, make: Callable[[Task, Move], Field]) -> Field:
         """Return the form of this one in which values wait in host memory; made once."""
         key = move.names, move.again

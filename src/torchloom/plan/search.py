@@ -10,20 +10,23 @@
 
 Each candidate is tried on copies of the graphs as later passes leave them: its peak is exact, its
 time is that of a timeline over compute, network and links. Memory that is cheaper elsewhere goes
-there: what counts is the time of the whole step.
+there: what counts is the time of the whole step. Of all combinations those are tried that promise
+most by what was learned so far (candidates.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchloom.graph import movable
 from torchloom.plan.bound import least_added_us
+from torchloom.plan.candidates import Candidate, Estimates, candidates, copied_us
 from torchloom.plan.costs import CostTable
 from torchloom.plan.field import Field, Fields, Move, Swapped, field_of
-from torchloom.plan.found import Found, better
-from torchloom.plan.frontier import Frontier, Point
+from torchloom.plan.found import NOTICEABLE, Found, better
+from torchloom.plan.frontier import Point
 from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.model import GraphPlan
 from torchloom.plan.states import StateCosts
@@ -33,8 +36,6 @@ _SHARES = (0.25, 0.5, 1.0, 2.0)
 """Of what a link can carry while compute runs: how much is offloaded in a candidate."""
 _CHEAP = 0.25
 """What takes less than this part of a copy's time to compute again is never copied."""
-_SHARES_BESIDE = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
-"""Of all weights: how many stay gathered in a candidate. Of all pieces: how many on the device."""
 
 
 @dataclass
@@ -65,19 +66,25 @@ class Search:
     states: StateCosts | None = None
     num_outcomes: int = 0
     """How many candidates were tried on copies of the graphs."""
+    _behind: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """What passes behind the split last added to a peak, by the form and its gathers."""
+    _first_form: int | None = None
+    _estimates: Estimates = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._estimates = Estimates(self.costs)
 
     def run(self, task: Task, digest: str) -> GraphPlan:
         """Return the plan of the best candidate; it may not fit if none does."""
         base = self._field(task)
-        best = self._recomputing(base)
-        spends = best.point.extra_us > 0 or best.states_us > 0
-        if task.swap is not None and (not best.fits or spends):
+        best = self._recomputing(Candidate(form=base, beside=self.given))
+        forms = [base]
+        if task.swap is not None and self._is_scarce(best):
             for move in self._moves(base):
-                best = better(best, self._recomputing(base.moved(move, self._made)))
+                forms.append(base.moved(move, self._made))
+                best = self._with(best, Candidate(form=forms[-1], beside=self.given))
         if task.verify is not None:
-            for depth in (None, *best.field.task.depths):
-                best = self._with_weights(best, depth)
-            best = self._with_pieces(best)
+            best = self._together(best, forms)
         bound_us = least_added_us(best, base, self.costs, self.states, self.micro_steps)
         return best.plan(digest, task, self.budget_bytes, bound_us)
 
@@ -96,45 +103,48 @@ class Search:
             return None
         return self.budget_bytes - self.offset_bytes - beside.num_bytes
 
-    def _recomputing(
-        self,
-        among: Field,
-        beside: Beside | None = None,
-        depth: int | None = None,
-    ) -> Found:
-        """Return the fastest plan of a frontier that fits as it will run, the smallest if none does.
+    def _recomputing(self, candidate: Candidate, limit_us: float | None = None) -> Found:
+        """Return the fastest plan of a candidate that fits as it will run, the smallest if none does.
 
         Passes behind the split change peaks little and in the same direction for all points, so the
-        first one that fits is found by halving. A smaller one may leave room for optimizer states
-        that is worth more than what it computes again.
+        first one that fits is near where it was last time. A smaller one may leave room for
+        optimizer states that is worth more than what it computes again. The search ends early where
+        a trial shows that all plans take `limit_us` or more.
         """
-        beside = self.given if beside is None else beside
-        points, allowed = among.frontier.points, self._allowed(beside)
+        form, beside, depth = candidate.form, candidate.beside, candidate.depth
+        points, allowed = form.frontier.points, self._allowed(beside)
         outcomes: dict[int, Outcome] = {}
 
         def peak_of(at: int) -> int:
             if at not in outcomes:
-                self.num_outcomes += 1
-                trial = beside.trial(among.names(points[at]), depth)
-                outcomes[at] = among.outcome(points[at], trial)
+                outcomes[at] = self._outcome(candidate, points[at])
             return outcomes[at].peak_bytes
 
         def found(at: int) -> Found:
             least = min(each.peak_bytes for each in outcomes.values())
             states_us = self._states_us(allowed, outcomes[at].peak_bytes, beside)
-            return Found(among, at, outcomes[at], allowed, beside, depth, least, states_us)
+            return Found(form, at, outcomes[at], allowed, beside, depth, least, states_us)
 
-        fastest_bytes = peak_of(0)
+        if allowed is None or self._behind_bytes(candidate) is None:
+            peak_of(0)
         if allowed is None:
             return found(0)
-        if fastest_bytes > allowed:
-            low, high = 0, len(points) - 1
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if peak_of(middle) <= allowed else (middle, high)
-            peak_of(high)
+        room = allowed - (self._behind_bytes(candidate) or 0)
+        expected = (at for at, point in enumerate(points) if point.peak_bytes <= room)
+        at, step, low, high = next(expected, len(points) - 1), 1, -1, len(points)
+        while high - low > 1:  # `low` does not fit, `high` does
+            if peak_of(at) <= allowed:
+                high, aim = at, at - step
+            else:
+                low, aim = at, at + step
+            # What transfers add hardly depends on what is computed again.
+            least_us = self._least_us(candidate) + outcomes[at].overhead_us
+            if limit_us is not None and least_us >= limit_us:
+                break
+            at, step = aim if low < aim < high else (low + high) // 2, 2 * step
         fitting = [at for at, each in outcomes.items() if each.peak_bytes <= allowed]
         if not fitting:
+            peak_of(0)  # what is computed again may need more than it frees
             return found(min(outcomes, key=peak_of))
         first = min(fitting)
         more = points[first].peak_bytes - peak_of(first)  # passes behind the split took this away
@@ -147,6 +157,31 @@ class Search:
         if roomy == first or peak_of(roomy) > allowed:
             return found(first)
         return better(found(first), found(roomy))
+
+    def _outcome(self, candidate: Candidate, point: Point) -> Outcome:
+        form, depth = candidate.form, candidate.depth
+        trial = candidate.beside.trial(form.names(point), depth)
+        self.num_outcomes += not form.knows(trial)
+        outcome = form.outcome(point, trial)
+        if self._first_form is None:
+            self._first_form = id(form)
+        self._behind[candidate.key[:3]] = outcome.peak_bytes - point.peak_bytes
+        self._estimates.learn(candidate, outcome.overhead_us)
+        return outcome
+
+    def _behind_bytes(self, candidate: Candidate) -> int | None:
+        """Return what passes behind the split are expected to add to peaks; None: no idea.
+
+        Copies start and end where passes put them: what frees memory in one form does so there, but
+        what is in flight is much the same in all.
+        """
+        form, depth, kept = candidate.key[:3]
+        known, first = self._behind.get((form, depth, kept)), self._behind.get((form, None, 0.0))
+        if known is not None or first is None or self._first_form is None:
+            return known
+        start = self._behind[self._first_form, None, 0.0]
+        least = self._behind.get((self._first_form, depth, 0.0), start)
+        return first + self._behind.get((self._first_form, depth, kept), least) - start
 
     def _states_us(self, allowed: int | None, peak_bytes: int, beside: Beside) -> float:
         if self.states is None or allowed is None:
@@ -175,59 +210,93 @@ class Search:
         for size in sorted(sizes):
             yield Move(tuple(waiting[:size]), base.names(again))
 
-    def _with_weights(self, best: Found, depth: int | None) -> Found:
-        """Keep weights gathered, and gather others as far ahead as `depth`, where that is faster.
+    def _together(self, best: Found, forms: Sequence[Field]) -> Found:
+        """Use memory for whatever gains most, in any combination.
 
-        Room for them is what is left, or what more recomputing makes.
+        Args:
+            best: of the forms, with nothing beside them.
+            forms: the graph as it was captured, and with activations that wait on the host.
         """
-        weights, most = best.field.task.weights, _most_outcomes(len(best.field.model.nodes))
-        # A small gather costs more time for its bytes than a big one: latency.
-        order = sorted(weights.keys() - self.given.weights.keys(), key=lambda w: (weights[w], w))
-        for count in _counts(order, weights):
-            chosen = {name: weights[name] for name in order[:count]}
-            is_base = depth is None and not count
-            is_idle = depth is not None and count == len(order)  # nothing is left to prefetch
-            if not (is_base or is_idle or self.num_outcomes >= most):
-                best = self._with(best, self.given.joined(Beside(weights=chosen)), depth)
+        base, num_nodes = forms[0], len(forms[0].model.nodes)
+        most, noticeable_us = _most_outcomes(num_nodes), NOTICEABLE * sum(base.cost_us)
+        point = best.point if best.field is base else base.frontier.points[0]
+        every = [
+            each
+            for each in candidates(forms, self.given, self.costs, self.micro_steps)
+            if self.room_beside is None or each.beside.num_bytes <= self.room_beside
+        ]
+        for each in every:  # of what one use is worth alone all others are estimated
+            if each.is_alone and each.form is base and self.num_outcomes < most:
+                self._outcome(each, point)
+        waiting = {each.key: each for each in every}
+        spent_us = functools.cache(self._spent_us)
+
+        def expected(each: Candidate) -> tuple[float, int]:
+            behind = self._behind_bytes(each) or 0
+            us = spent_us(each, behind) + self._estimates.overhead_us(each)
+            return us, each.form.frontier.min_peak_bytes + behind + each.beside.num_bytes
+
+        while waiting and self.num_outcomes < most:
+            next_one = min(waiting.values(), key=expected)
+            us, least_bytes = expected(next_one)
+            if best.fits:
+                is_idle = us + noticeable_us >= best.added_us
+            else:
+                is_idle = least_bytes >= best.total_bytes
+            if is_idle:
+                break
+            del waiting[next_one.key]
+            best = self._with(best, next_one)
         return best
 
-    def _with_pieces(self, best: Found) -> Found:
-        """Let pieces of parameters stay on the device where that is faster."""
-        pieces, most = best.field.task.pieces, _most_outcomes(len(best.field.model.nodes))
-        before, depth = best.beside, best.prefetch_bytes
-        # Of a weight that stays gathered the piece is read once in a step: those come last.
-        order = sorted(
-            pieces.keys() - self.given.pieces.keys(),
-            key=lambda name: (name in before.weights, pieces[name], name),
-        )
-        for count in _counts(order, pieces):
-            chosen = {name: pieces[name] for name in order[:count]}
-            if count and self.num_outcomes < most:
-                best = self._with(best, before.joined(Beside(pieces=chosen)), depth)
-        return best
+    def _is_scarce(self, best: Found) -> bool:
+        """Say whether there is not room for everything that could be on the device."""
+        task, room = best.field.task, self._allowed(self.given)
+        if room is None:
+            return False
+        wanted = sum(task.weights.values()) + sum(task.pieces.values())
+        if self.states is not None:
+            wanted += self.states.states.total_bytes
+        return best.point.extra_us > 0 or best.peak_bytes + wanted > room
 
-    def _with(self, best: Found, beside: Beside, depth: int | None) -> Found:
-        """Return the best plan with something living on beside it, or the one before."""
-        if self.room_beside is not None and beside.num_bytes > self.room_beside:
-            return best
-        among = best.field
-        if best.fits and _least_us(among.frontier, self._allowed(beside)) >= best.added_us:
+    def _with(self, best: Found, candidate: Candidate) -> Found:
+        """Return the best plan of a candidate, or the one before."""
+        if not best.fits:
+            return better(best, self._recomputing(candidate))
+        least_us = self._least_us(candidate) + copied_us(candidate.form, self.costs)
+        if least_us >= best.added_us:
             return best  # the room would cost more than could be gained
-        return better(best, self._recomputing(among, beside, depth))
+        return better(best, self._recomputing(candidate, best.added_us))
+
+    def _least_us(self, candidate: Candidate) -> float:
+        """Return what computing again takes at least, whatever later passes add to the peak."""
+        frontier, allowed = candidate.form.frontier, self._allowed(candidate.beside)
+        behind = self._behind_bytes(candidate)
+        if allowed is None or behind is None:
+            return frontier.points[0].extra_us
+        point = frontier.within(allowed - min(0, behind))
+        return float("inf") if point is None else point.extra_us
+
+    def _spent_us(self, candidate: Candidate, behind: int) -> float:
+        """Return what computing again and streaming states are expected to take.
+
+        Args:
+            candidate: what is looked at.
+            behind: bytes that passes behind the split add to its peaks.
+        """
+        beside, points = candidate.beside, candidate.form.frontier.points
+        allowed = self._allowed(beside)
+        if allowed is None:
+            return points[0].extra_us
+        fitting = ((p, p.peak_bytes + behind) for p in points if p.peak_bytes + behind <= allowed)
+        spent = (p.extra_us + self._states_us(allowed, peak, beside) for p, peak in fitting)
+        return min(spent, default=float("inf"))
 
 
 def _most_outcomes(num_nodes: int) -> int:
     """Return how many candidates to try on copies: fewer of large graphs, to stay within seconds."""
-    # Trying one takes about 0.7 ms for each node.
-    return max(8, min(200, 9_000 // max(num_nodes, 1)))
-
-
-def _least_us(found: Frontier, allowed: int | None) -> float:
-    """Return the time of the fastest plan within a bound, before later passes add to its peak."""
-    if allowed is None:
-        return found.points[0].extra_us
-    point = found.within(allowed)
-    return float("inf") if point is None else point.extra_us
+    # Trying one takes about 1 ms for each node.
+    return max(16, min(200, 9_000 // max(num_nodes, 1)))
 
 
 def _cheaper(points: Iterable[Point], price: float) -> Point:
@@ -250,18 +319,3 @@ def _count_within(waiting: list[Swapped], limit: float) -> int:
         if used > limit:
             return count
     return len(waiting)
-
-
-def _counts(order: Sequence[str], sizes: Mapping[str, int]) -> list[int]:
-    """Return how many of the first names to try: shares of all their bytes."""
-    total = sum(sizes[name] for name in order)
-    return sorted({len(list(_within(order, sizes, share * total))) for share in _SHARES_BESIDE})
-
-
-def _within(order: Iterable[str], sizes: Mapping[str, int], limit: float) -> Iterator[str]:
-    used = 0
-    for name in order:
-        used += sizes[name]
-        if used > limit * (1 + 1e-9):
-            return
-        yield name

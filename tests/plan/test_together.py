@@ -1,0 +1,160 @@
+"""Uses of memory that pay only together: the search beside all of their combinations."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import random
+from statistics import fmean
+
+import pytest
+import torch
+
+from support.planned import Captured
+from support.zoo import ZOO
+from torchloom.backends.graphs import copy_graph_module
+from torchloom.graph import droppable, forward_nodes, value_of
+from torchloom.plan import Beside, Outcome, Planner, Task, Trial
+from torchloom.plan.costs import CostTable, device_row
+from torchloom.plan.field import field_of
+from torchloom.plan.frontier import peaks_under
+from torchloom.plan.memory import WorkspaceTable
+from torchloom.plan.memory.joint import joint_model
+
+DEPTHS = (2_000, 32_000)
+US_PER_BYTE = 1.2e-3
+
+
+class Form:
+    """A graph of which some values wait on the host; weights and pieces are made up."""
+
+    def __init__(self, world: World, gm, num_results: int, moved_bytes: int = 0) -> None:
+        self.world, self.gm, self.num_results, self.moved_bytes = (
+            world,
+            gm,
+            num_results,
+            moved_bytes,
+        )
+        self.model = joint_model(gm.graph, num_results, WorkspaceTable())
+        may_drop = droppable(gm.graph)
+        self.may_drop = {i for i, node in enumerate(self.model.nodes) if node in may_drop}
+        self.task = Task(
+            joint=gm.graph,
+            num_results=num_results,
+            verify=self.verify,
+            weights=world.weights,
+            pieces=world.pieces,
+            depths=DEPTHS,
+            swap=None if moved_bytes else self.swap,
+        )
+
+    @functools.cache  # noqa: B019 - forms live as long as the test
+    def peak(self, names: frozenset[str]) -> int:
+        dropped = [i for i, node in enumerate(self.model.nodes) if node.name in names]
+        return peaks_under(self.model, self.may_drop, dropped).peak_bytes
+
+    def verify(self, trial: Trial) -> Outcome:
+        self.world.num_trials += 1
+        gathered, waits = self.world.around(trial.resident, trial.pieces, trial.prefetch_bytes)
+        waits += US_PER_BYTE * self.moved_bytes
+        return Outcome(self.peak(trial.recompute) + gathered, waits)
+
+    def swap(self, names: frozenset[str], again: frozenset[str]) -> Task:
+        if names not in self.world.forms:
+            self.world.forms[names] = self.moved(names)
+        return self.world.forms[names].task
+
+    def moved(self, names: frozenset[str]) -> Form:
+        """Return the form in which backward reads other copies of the values, made when needed."""
+        gm = copy_graph_module(self.gm)
+        half, size = set(forward_nodes(gm.graph)), 0
+        for node in [node for node in half if node.name in names]:
+            value = value_of(node)
+            later = [each for each in gm.graph.nodes if each in node.users and each not in half]
+            with gm.graph.inserting_before(later[0] if later else gm.graph.output_node()):
+                like = (list(value.shape), list(value.stride()))
+                copy = gm.graph.call_function(torch.ops.aten.empty_strided.default, like)
+            copy.meta["val"] = value
+            for user in later:
+                user.replace_input_with(node, copy)
+            size += value.numel() * value.element_size()
+        return Form(self.world, gm, self.num_results, size)
+
+
+class World:
+    """A graph among made-up ranks, with every form of it that a search asked for."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(11)
+        graph, num_results = Captured(*ZOO[name]()).to_plan()
+        draw = random.Random(name)
+        self.weights = {f"w{i}": draw.randrange(100, 12_000) for i in range(8)}
+        self.pieces = {name: size // 2 for name, size in self.weights.items()}
+        link = dict.fromkeys(("h2d_bytes_per_s", "d2h_bytes_per_s"), 2e8)
+        self.costs = CostTable(device=dataclasses.replace(device_row("cpu"), link_load=0.1, **link))
+        self.num_trials = 0
+        self.forms: dict[frozenset[str], Form] = {}
+        self.forms[frozenset()] = Form(self, graph.owning_module, num_results)
+
+    def around(self, resident, pieces, prefetch_bytes) -> tuple[int, float]:
+        """Return what gathers hold in flight, and what they and the pieces cost."""
+        ahead = 8_000 if prefetch_bytes is None else prefetch_bytes
+        gathered = [size for name, size in self.weights.items() if name not in resident]
+        waits = sum(8 + 4e-3 * max(0, size - ahead / 4) for size in gathered)
+        for name, size in self.pieces.items():
+            if name not in pieces:
+                waits += (2 + 2e-3 * size) / (8 if name in resident else 1)
+        return max(gathered, default=0) + (ahead if gathered else 0), waits
+
+    def plan(self, budget: int):
+        task = self.forms[frozenset()].task
+        return Planner(budget, self.costs, is_estimate=True).plan(task)
+
+    def all_beside(self):
+        """Yield every number of weights and pieces, the small ones first."""
+        orders = [sorted(sizes, key=sizes.__getitem__) for sizes in (self.weights, self.pieces)]
+        ways = [[order[:count] for count in range(len(order) + 1)] for order in orders]
+        for weights, pieces in itertools.product(*ways):
+            yield Beside(
+                {name: self.weights[name] for name in weights},
+                {name: self.pieces[name] for name in pieces},
+            )
+
+    def best_us(self, budget: int) -> float:
+        """Return the least time that any combination adds to compute."""
+        found = float("inf")
+        for form in self.forms.values():
+            field = field_of(form.task, self.costs, WorkspaceTable())
+            points = [
+                (form.peak(field.names(point)), point.extra_us) for point in field.frontier.points
+            ]
+            for beside, depth in itertools.product(self.all_beside(), (None, *DEPTHS)):
+                gathered, waits = self.around(beside.weights, beside.pieces, depth)
+                room = budget - beside.num_bytes - gathered
+                extra = min((us for peak, us in points if peak <= room), default=float("inf"))
+                found = min(found, extra + waits + US_PER_BYTE * form.moved_bytes)
+        return found
+
+
+@pytest.mark.parametrize("name", ["mlp", "vit", "gpt2_tied"])
+def test_what_pays_only_together_is_found(name: str) -> None:
+    world = World(name)
+    ample = world.plan(1 << 40)
+    most = ample.peak_bytes + ample.beside_bytes
+    lost, num_trials = [], []
+    for share in (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0):
+        world.num_trials = 0
+        plan = world.plan(int(share * most))
+        num_trials.append(world.num_trials)
+        if not plan.fits:
+            continue
+        best = world.best_us(int(share * most))
+        added = plan.extra_us + plan.overhead_us
+        assert added >= best * (1 - 1e-9)
+        lost.append((added - best) / (plan.compute_us + best))
+    assert len(lost) > 5
+    # The best of all takes any number of weights and pieces, a plan one of six shares.
+    assert fmean(lost) < 0.01, lost
+    assert max(lost) < 0.02, lost
+    assert max(num_trials) <= 30
