@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from torchloom.plan.costs import CostTable, link_us
 from torchloom.plan.field import Field
-from torchloom.plan.task import Beside
+from torchloom.plan.frontier import Point
+from torchloom.plan.task import Beside, Outcome
 
 _SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 """Of all weights: how many stay gathered in a candidate. Of all pieces: how many on the device."""
@@ -35,7 +36,12 @@ class Candidate:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for equal candidates of a search."""
-        return id(self.form), self.depth, self.kept, self.held
+        return *self.gathers, self.held
+
+    @property
+    def gathers(self) -> tuple[object, ...]:
+        """What it decides about the form and its gathers."""
+        return id(self.form), self.depth, self.kept
 
     @property
     def num_uses(self) -> int:
@@ -64,6 +70,7 @@ def candidates(
     task = next(iter(forms)).task
     weights = {name: size for name, size in task.weights.items() if name not in given.weights}
     pieces = {name: size for name, size in task.pieces.items() if name not in given.pieces}
+    # Only shares count, and those depend little on the number of ranks.
     gather_us = {
         name: costs.network.collective_us("all_gather", size, 2) for name, size in weights.items()
     }
@@ -91,7 +98,7 @@ def candidates(
 
 @dataclass
 class Estimates:
-    """What transfers of candidates are expected to add to compute.
+    """What is expected of candidates, by the trials of others.
 
     Args:
         costs: times of copies.
@@ -100,25 +107,43 @@ class Estimates:
     costs: CostTable
     _start: Candidate | None = None
     """The first that was tried: others are estimated by how they differ from it."""
-    _known: dict[tuple[object, ...], float] = field(default_factory=dict)
-    _off: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _overhead_us: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _off_us: dict[tuple[object, ...], float] = field(default_factory=dict)
     """How far estimates were off, by what was decided about gathers."""
+    _behind: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """What passes behind the split last added to a peak, by the form and its gathers."""
 
-    def learn(self, candidate: Candidate, overhead_us: float) -> None:
-        """Remember what a trial said; the first is that of a graph with nothing beside it."""
+    def learn(self, candidate: Candidate, point: Point, outcome: Outcome) -> None:
+        """Remember a trial; the first is that of a graph with nothing beside it."""
         if self._start is None:
             self._start = candidate
         elif candidate.num_uses > 1:
-            off = overhead_us - self._sum(self._start, candidate)
-            self._off[candidate.kept, candidate.depth] = off
-        self._known[candidate.key] = overhead_us
+            off_us = outcome.overhead_us - self._sum(self._start, candidate)
+            self._off_us[candidate.kept, candidate.depth] = off_us
+        self._overhead_us[candidate.key] = outcome.overhead_us
+        self._behind[candidate.gathers] = outcome.peak_bytes - point.peak_bytes
+
+    def behind_bytes(self, candidate: Candidate) -> int | None:
+        """Return what passes behind the split are expected to add to peaks; None: no idea.
+
+        Copies start and end where passes put them: what frees memory in one form does so there, but
+        what is in flight is much the same in all.
+        """
+        known = self._behind.get(candidate.gathers)
+        alone = self._behind.get((id(candidate.form), None, 0.0))
+        if known is not None or alone is None or self._start is None:
+            return known
+        form, depth = id(self._start.form), candidate.depth
+        start = self._behind[form, None, 0.0]
+        ahead = self._behind.get((form, depth, 0.0), start)
+        return alone + self._behind.get((form, depth, candidate.kept), ahead) - start
 
     def overhead_us(self, candidate: Candidate) -> float:
         """Return what is expected, or what is known."""
-        known = self._known.get(candidate.key)
+        known = self._overhead_us.get(candidate.key)
         if known is not None or self._start is None:
             return known or 0.0
-        off = self._off.get((candidate.kept, candidate.depth), 0.0)
+        off = self._off_us.get((candidate.kept, candidate.depth), 0.0)
         return max(0.0, self._sum(self._start, candidate) + off)
 
     def _sum(self, start: Candidate, other: Candidate) -> float:
@@ -131,11 +156,11 @@ class Estimates:
         gathered = self._effect(start, (form, None, 1.0, 0.0)) or 0.0
         copied = self._effect(start, (form, None, 0.0, 1.0)) or 0.0
         worth = moved + (1 - kept) * ahead + kept * gathered + held * copied
-        return self._known[start.key] + worth
+        return self._overhead_us[start.key] + worth
 
     def _effect(self, start: Candidate, key: tuple[object, ...]) -> float | None:
-        known = self._known.get(key)
-        return None if known is None else known - self._known[start.key]
+        known = self._overhead_us.get(key)
+        return None if known is None else known - self._overhead_us[start.key]
 
 
 def copied_us(form: Field, costs: CostTable) -> float:

@@ -17,25 +17,20 @@ most by what was learned so far (candidates.py).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchloom.graph import movable
 from torchloom.plan.bound import least_added_us
 from torchloom.plan.candidates import Candidate, Estimates, candidates, copied_us
 from torchloom.plan.costs import CostTable
-from torchloom.plan.field import Field, Fields, Move, Swapped, field_of
+from torchloom.plan.field import Field, Fields, Move, field_of
 from torchloom.plan.found import NOTICEABLE, Found, better
 from torchloom.plan.frontier import Point
 from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.model import GraphPlan
+from torchloom.plan.moves import moves_of
 from torchloom.plan.states import StateCosts
 from torchloom.plan.task import Beside, Outcome, Task
-
-_SHARES = (0.25, 0.5, 1.0, 2.0)
-"""Of what a link can carry while compute runs: how much is offloaded in a candidate."""
-_CHEAP = 0.25
-"""What takes less than this part of a copy's time to compute again is never copied."""
 
 
 @dataclass
@@ -66,9 +61,6 @@ class Search:
     states: StateCosts | None = None
     num_outcomes: int = 0
     """How many candidates were tried on copies of the graphs."""
-    _behind: dict[tuple[object, ...], int] = field(default_factory=dict)
-    """What passes behind the split last added to a peak, by the form and its gathers."""
-    _first_form: int | None = None
     _estimates: Estimates = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,7 +72,7 @@ class Search:
         best = self._recomputing(Candidate(form=base, beside=self.given))
         forms = [base]
         if task.swap is not None and self._is_scarce(best):
-            for move in self._moves(base):
+            for move in moves_of(base, self.costs.device):
                 forms.append(base.moved(move, self._made))
                 best = self._with(best, Candidate(form=forms[-1], beside=self.given))
         if task.verify is not None:
@@ -125,11 +117,11 @@ class Search:
             states_us = self._states_us(allowed, outcomes[at].peak_bytes, beside)
             return Found(form, at, outcomes[at], allowed, beside, depth, least, states_us)
 
-        if allowed is None or self._behind_bytes(candidate) is None:
+        if allowed is None or self._estimates.behind_bytes(candidate) is None:
             peak_of(0)
         if allowed is None:
             return found(0)
-        room = allowed - (self._behind_bytes(candidate) or 0)
+        room = allowed - (self._estimates.behind_bytes(candidate) or 0)
         expected = (at for at, point in enumerate(points) if point.peak_bytes <= room)
         at, step, low, high = next(expected, len(points) - 1), 1, -1, len(points)
         while high - low > 1:  # `low` does not fit, `high` does
@@ -163,52 +155,13 @@ class Search:
         trial = candidate.beside.trial(form.names(point), depth)
         self.num_outcomes += not form.knows(trial)
         outcome = form.outcome(point, trial)
-        if self._first_form is None:
-            self._first_form = id(form)
-        self._behind[candidate.key[:3]] = outcome.peak_bytes - point.peak_bytes
-        self._estimates.learn(candidate, outcome.overhead_us)
+        self._estimates.learn(candidate, point, outcome)
         return outcome
-
-    def _behind_bytes(self, candidate: Candidate) -> int | None:
-        """Return what passes behind the split are expected to add to peaks; None: no idea.
-
-        Copies start and end where passes put them: what frees memory in one form does so there, but
-        what is in flight is much the same in all.
-        """
-        form, depth, kept = candidate.key[:3]
-        known, first = self._behind.get((form, depth, kept)), self._behind.get((form, None, 0.0))
-        if known is not None or first is None or self._first_form is None:
-            return known
-        start = self._behind[self._first_form, None, 0.0]
-        least = self._behind.get((self._first_form, depth, 0.0), start)
-        return first + self._behind.get((self._first_form, depth, kept), least) - start
 
     def _states_us(self, allowed: int | None, peak_bytes: int, beside: Beside) -> float:
         if self.states is None or allowed is None:
             return 0.0
         return self.states.us(allowed - peak_bytes, beside)
-
-    def _moves(self, base: Field) -> Iterator[Move]:
-        """Yield sets of values to offload, and the values to compute again from them."""
-        model, device = base.model, self.costs.device
-        rate = min(device.d2h_bytes_per_s, device.h2d_bytes_per_s)
-        again = _cheaper(base.frontier.points, _CHEAP * 1e6 / rate)
-        owner = movable(base.task.joint)
-        waiting = []
-        for index, size in base.handed_over(again).items():
-            node = model.nodes[index]
-            if size >= base.task.swap_min_bytes and owner.get(node) is node:
-                waiting.append(Swapped(node, size, base.cost_us[index]))
-        # What is dear to make again for its size; of equals the first ones wait longest.
-        waiting.sort(key=lambda each: -each.cost_us / max(each.num_bytes, 1))
-        halves = [0.0, 0.0]
-        for inside, us in zip(model.in_forward, base.cost_us, strict=True):
-            halves[inside] += us
-        capacity = rate * min(halves) / 1e6
-        limits = [*(share * capacity for share in _SHARES), float("inf")]
-        sizes = {_count_within(waiting, limit) for limit in limits} - {0}
-        for size in sorted(sizes):
-            yield Move(tuple(waiting[:size]), base.names(again))
 
     def _together(self, best: Found, forms: Sequence[Field]) -> Found:
         """Use memory for whatever gains most, in any combination.
@@ -232,7 +185,7 @@ class Search:
         spent_us = functools.cache(self._spent_us)
 
         def expected(each: Candidate) -> tuple[float, int]:
-            behind = self._behind_bytes(each) or 0
+            behind = self._estimates.behind_bytes(each) or 0
             us = spent_us(each, behind) + self._estimates.overhead_us(each)
             return us, each.form.frontier.min_peak_bytes + behind + each.beside.num_bytes
 
@@ -271,7 +224,7 @@ class Search:
     def _least_us(self, candidate: Candidate) -> float:
         """Return what computing again takes at least, whatever later passes add to the peak."""
         frontier, allowed = candidate.form.frontier, self._allowed(candidate.beside)
-        behind = self._behind_bytes(candidate)
+        behind = self._estimates.behind_bytes(candidate)
         if allowed is None or behind is None:
             return frontier.points[0].extra_us
         point = frontier.within(allowed - min(0, behind))
@@ -297,25 +250,3 @@ def _most_outcomes(num_nodes: int) -> int:
     """Return how many candidates to try on copies: fewer of large graphs, to stay within seconds."""
     # Trying one takes about 1 ms for each node.
     return max(16, min(200, 9_000 // max(num_nodes, 1)))
-
-
-def _cheaper(points: Iterable[Point], price: float) -> Point:
-    """Return the last plan on the way from fast to small that costs less per byte than a price."""
-    chosen: Point | None = None
-    for point in points:
-        if chosen is not None:
-            freed = chosen.peak_bytes - point.peak_bytes
-            if point.extra_us - chosen.extra_us > price * freed:
-                break
-        chosen = point
-    assert chosen is not None
-    return chosen
-
-
-def _count_within(waiting: list[Swapped], limit: float) -> int:
-    used = 0
-    for count, each in enumerate(waiting):
-        used += each.num_bytes
-        if used > limit:
-            return count
-    return len(waiting)
