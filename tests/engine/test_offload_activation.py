@@ -73,6 +73,52 @@ def test_inductor_moves_the_same_and_races_no_more() -> None:
         assert "forward torchloom.offload_start" not in plain[rank][3]
 
 
+class Transposed(torch.nn.Module):
+    """Sums that keep the strides of a transposed convolution, which Inductor would not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv1d(7, 37, 5, stride=2, padding=2)
+        self.mixes = torch.nn.ModuleList(torch.nn.Linear(37, 37) for _ in range(3))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(37) for _ in range(3))
+
+    def forward(self, x):
+        h = self.stem(x).transpose(1, 2)
+        for mix, norm in zip(self.mixes, self.norms, strict=True):
+            h = h + torch.nn.functional.silu(mix(norm(h)))
+        return h.square().mean()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_inductor_moves_what_it_would_lay_out_otherwise(stage: int) -> None:
+    def fn(rank, **options):
+        torch._dynamo.reset()
+        torch.manual_seed(4)
+        config = {
+            "train_micro_batch_size_per_gpu": 5,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+            "zero_optimization": {"stage": stage},
+            "compile": {"strict": True, **options},
+        }
+        engine, *_ = torchloom.initialize(model=Transposed(), config=config)
+        engine.compile()
+        generator = torch.Generator().manual_seed(rank)
+        losses = []
+        for _ in range(3):
+            loss = engine(torch.randn(5, 7, 46, generator=generator))
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        moved = engine.move_stats().offloaded_bytes
+        engine.destroy()
+        return losses, moved
+
+    plain = run_ranks(2, fn)
+    for rank, (losses, moved) in enumerate(run_ranks(2, lambda r: fn(r, **OFFLOAD))):
+        assert losses == pytest.approx(plain[rank][0], rel=1e-5)
+        assert moved > 0
+
+
 class Measured:
     """Peak of a micro-step of a small Llama on one rank."""
 

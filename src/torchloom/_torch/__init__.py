@@ -165,6 +165,10 @@ MUST_BE_IN_BACKWARD = {"partitioner_tag": "must_be_in_backward"}
 """Meta of a node that min-cut leaves to the backward graph, with all that reads it (2.11-2.13)."""
 
 
+REALIZED_TO_STRIDES = "inductor_realize_to_strides"
+"""Meta of a node whose value Inductor must lay out with the strides of its fake (2.11-2.13)."""
+
+
 def keeps_graph() -> bool:
     """Say whether the backward pass that runs here keeps its graph for another one (2.11-2.13)."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from torchloom import ops
+from torchloom import _torch, ops
 from torchloom.graph import (
     PassContext,
     args_of,
@@ -48,10 +48,12 @@ def place(gm: fx.GraphModule, ctx: PassContext) -> int:
     for node in find(graph, ops.sync):
         grad, dtype, wire_dtype, own_slice, handle, _param = args_of(node)
         args = ([grad], dtype, wire_dtype, own_slice, handle)
+        _keep_strides(grad)
         _place_reduction(graph, node, ops.sync_start, args)
         num_placed += 1
     for node in find(graph, ops.offload):
         x, *pin = args_of(node)
+        _keep_strides(x)
         _place_copy(graph, node, ops.offload_start, ([x], *pin), before=node)
         num_placed += 1
     for node in find(graph, ops.reload):
@@ -91,6 +93,16 @@ def _place_copy(
     if is_on_host(node):
         mark_host(issued, result)
     replace(node, result)
+
+
+def _keep_strides(x: fx.Node) -> None:
+    """Let a compiler lay a value out as recorded, so that what is made of it is, too.
+
+    A result that is also an output must have the recorded strides. Inductor lays values out as it
+    likes, and would copy such a result into these strides as soon as it is started, not when it has
+    arrived.
+    """
+    x.meta[_torch.REALIZED_TO_STRIDES] = True
 
 
 def _head(graph: fx.Graph) -> fx.Node:
