@@ -30,15 +30,12 @@ class Form:
     """A graph of which some values wait on the host; weights and pieces are made up."""
 
     def __init__(self, world: World, gm, num_results: int, moved_bytes: int = 0) -> None:
-        self.world, self.gm, self.num_results, self.moved_bytes = (
-            world,
-            gm,
-            num_results,
-            moved_bytes,
-        )
+        self.world, self.gm = world, gm
+        self.num_results, self.moved_bytes = num_results, moved_bytes
         self.model = joint_model(gm.graph, num_results, WorkspaceTable())
         may_drop = droppable(gm.graph)
         self.may_drop = {i for i, node in enumerate(self.model.nodes) if node in may_drop}
+        self.peak = functools.cache(self._peak)
         self.task = Task(
             joint=gm.graph,
             num_results=num_results,
@@ -49,8 +46,7 @@ class Form:
             swap=None if moved_bytes else self.swap,
         )
 
-    @functools.cache  # noqa: B019 - forms live as long as the test
-    def peak(self, names: frozenset[str]) -> int:
+    def _peak(self, names: frozenset[str]) -> int:
         dropped = [i for i, node in enumerate(self.model.nodes) if node.name in names]
         return peaks_under(self.model, self.may_drop, dropped).peak_bytes
 

@@ -58,9 +58,8 @@ def _copies(base: Field, best: Found, costs: CostTable) -> Lane:
     A better plan takes less time than that, and a link is busy no longer than a step takes.
     """
     device = costs.device
-    down, up = 1e6 / device.d2h_bytes_per_s, 1e6 / device.h2d_bytes_per_s
     time_us = sum(base.cost_us) + best.added_us
-    capacity = time_us / (max(down, up) if device.full_duplex else down + up)
+    capacity = time_us / device.round_trip_us(at_once=True)
     owner = movable(base.task.joint)
     sizes = (
         sum(base.model.sizes[storage] for storage in base.model.fresh[index])
@@ -68,4 +67,4 @@ def _copies(base: Field, best: Found, costs: CostTable) -> Lane:
         if base.model.in_forward[index] and owner.get(node) is node
     )
     most = sum(size for size in sizes if size >= base.task.swap_min_bytes)
-    return Lane(device.link_load * (down + up), min(capacity, most))
+    return Lane(device.link_load * device.round_trip_us(), min(capacity, most))

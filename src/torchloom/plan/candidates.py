@@ -165,9 +165,8 @@ class Estimates:
 
 def copied_us(form: Field, costs: CostTable) -> float:
     """Return what copies of activations take from compute at least."""
-    device, moved = costs.device, sum(each.num_bytes for each in form.move.swapped)
-    round_trip = 1e6 / device.d2h_bytes_per_s + 1e6 / device.h2d_bytes_per_s
-    return device.link_load * round_trip * moved
+    moved = sum(each.num_bytes for each in form.move.swapped)
+    return costs.device.link_load * costs.device.round_trip_us() * moved
 
 
 def _shares(order: Sequence[str], sizes: Mapping[str, int]) -> list[dict[str, int]]:

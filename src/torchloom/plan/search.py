@@ -130,8 +130,8 @@ class Search:
             else:
                 low, aim = at, at + step
             # What transfers add hardly depends on what is computed again.
-            least_us = self._least_us(candidate) + outcomes[at].overhead_us
-            if limit_us is not None and least_us >= limit_us:
+            overhead_us = outcomes[at].overhead_us
+            if limit_us is not None and self._least_us(candidate) + overhead_us >= limit_us:
                 break
             at, step = aim if low < aim < high else (low + high) // 2, 2 * step
         fitting = [at for at, each in outcomes.items() if each.peak_bytes <= allowed]

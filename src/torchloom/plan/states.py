@@ -87,18 +87,18 @@ class HostStates:
         moved = self.total_bytes - stay.resident_bytes + max(0, self.piece_bytes - kept_bytes)
         if moved <= 0:
             return 0.0
-        both = _us_per_byte(device, beside=False)
+        both = device.round_trip_us()
         if stay.num_slots < 2:  # load, step and store wait for each other
             return both * moved
         # The first load and the last store have no step to run beside.
         ends = both * min(moved, max(stay.chunk_bytes, self.largest_bytes))
-        link_us = _us_per_byte(device, beside=True) * moved
+        link_us = device.round_trip_us(at_once=True) * moved
         hidden = min(link_us, self._step_us(device))
         return max(ends, link_us - hidden + device.link_load * hidden)
 
     def lanes(self, device: Device) -> tuple[Lane, ...]:
         """Return the least that streaming can cost: what runs beside the step, and the rest."""
-        rate = _us_per_byte(device, beside=True)
+        rate = device.round_trip_us(at_once=True)
         hidden = min(float(self.total_bytes), self._step_us(device) / rate)
         return Lane(device.link_load * rate, hidden), Lane(rate, self.total_bytes - hidden)
 
@@ -140,9 +140,3 @@ class StateCosts:
             Lane(lane.price / self.micro_steps, lane.num_bytes)
             for lane in self.states.lanes(self.device)
         )
-
-
-def _us_per_byte(device: Device, *, beside: bool) -> float:
-    """Return the time of a byte that goes and comes; both ways at once where `beside` allows it."""
-    down, up = 1e6 / device.d2h_bytes_per_s, 1e6 / device.h2d_bytes_per_s
-    return max(down, up) if beside and device.full_duplex else down + up

@@ -49,6 +49,15 @@ class Device:
     capacity_bytes: int | None = None
     """Bytes of device memory; None where the host decides."""
 
+    def round_trip_us(self, *, at_once: bool = False) -> float:
+        """Return the time of a byte to the host and of one back, in microseconds.
+
+        Args:
+            at_once: whether they may run beside each other where the link is full duplex.
+        """
+        down, up = 1e6 / self.d2h_bytes_per_s, 1e6 / self.h2d_bytes_per_s
+        return max(down, up) if at_once and self.full_duplex else down + up
+
     def flops_of(self, dtype: str) -> float:
         """Return the rate of matrix products in a dtype, in FLOP/s."""
         found = self.gemm_flops.get(dtype)
