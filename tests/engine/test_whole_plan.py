@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,12 @@ from torchloom.plan import Plan
 from torchloom.plan.memory import measure_peak
 
 ACCUMULATION = 4
+SMALL = {
+    "reduce_bucket_size": 4_000,
+    "allgather_bucket_size": 2_000,
+    "stage3_prefetch_bucket_size": 4_000,
+}
+"""Elements in flight; without these the model's weights are one bucket."""
 
 
 class Deep(nn.Module):
@@ -50,7 +57,9 @@ class Broken(nn.Module):
 class Trained:
     """What a short run at stage 3 came to."""
 
-    def __init__(self, rank: int, budget=None, accumulation: int = ACCUMULATION, **options) -> None:
+    def __init__(
+        self, rank: int, budget=None, accumulation: int = ACCUMULATION, zero=SMALL, **options
+    ) -> None:
         torch._dynamo.reset()
         torch.manual_seed(3)
         model = Deep()
@@ -63,9 +72,7 @@ class Trained:
                 "zero_optimization": {
                     "stage": 3,
                     "stage3_param_persistence_threshold": 10,
-                    "reduce_bucket_size": 4_000,
-                    "allgather_bucket_size": 2_000,
-                    "stage3_prefetch_bucket_size": 4_000,
+                    **zero,
                 },
                 "compile": {
                     "deepcompile": True,
@@ -155,14 +162,48 @@ def test_weights_that_stay_gathered_are_counted_once_in_inductors_code() -> None
         assert each["peak"] == pytest.approx(graph.peak_bytes, rel=0.01)
 
 
+def test_buckets_shrink_where_memory_is_scarce(tmp_path) -> None:
+    def fn(rank):
+        path = tmp_path / "plan.json"
+        ample = trained(rank, "1GB", zero={})
+        plan = Plan.from_json(ample["plan"])
+        (graph,) = plan.graphs
+        beside = plan.base_bytes + graph.batch_bytes
+        least = least_bytes(rank, beside, graph, zero={})
+        lean = trained(rank, beside + least, zero={})
+        small = Plan.from_json(lean["plan"])
+        (graph,) = small.graphs
+        big = replace(small, graphs=(replace(graph, bucket_bytes=None, prefetch_bytes=None),))
+        runs = []
+        for each in (small, big):
+            dist.barrier()
+            each.save(path)  # equal on all ranks
+            dist.barrier()
+            runs.append(trained(rank, plan=str(path), zero={}))
+        return least, ample, lean, *runs
+
+    for least, ample, lean, pinned, big in run_ranks(2, fn):
+        assert big["losses"] == ample["losses"]
+        assert big["peak"] > 1.2 * lean["peak"]  # all weights, and all gradients, in one message
+        assert Plan.from_json(ample["plan"]).graphs[0].bucket_bytes is None
+        for each in (lean, pinned):
+            (graph,) = Plan.from_json(each["plan"]).graphs
+            assert graph.bucket_bytes == graph.prefetch_bytes == 0
+            assert each["peak"] == pytest.approx(graph.peak_bytes, rel=0.01)
+            assert graph.peak_bytes + graph.resident_bytes <= least
+            assert each["losses"] == ample["losses"]
+            assert each["gathers"] > ample["gathers"]
+
+
 def test_switched_off_by_name() -> None:
     def fn(rank):
-        return trained(rank, "1GB", disable_passes=["selective_gather", "prefetch"])
+        off = ["selective_gather", "prefetch", "bucket"]
+        return trained(rank, "1GB", disable_passes=off)
 
     for each in run_ranks(2, fn):
         (graph,) = Plan.from_json(each["plan"]).graphs
         assert each["held"] == graph.resident_bytes == 0
-        assert graph.prefetch_bytes is None
+        assert graph.prefetch_bytes is graph.bucket_bytes is None
 
 
 def test_activations_move_only_where_that_is_needed() -> None:

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
 from torchloom import ops
-from torchloom.graph import SharedWeights, find, graph_text, live_bytes, positions
+from torchloom.graph import Choices, SharedWeights, find, graph_text, live_bytes, positions
 from torchloom.ops.match import Transfer, gathers, reductions
 
 X = torch.randn(4, 6)
@@ -58,11 +58,16 @@ def test_nothing_to_do_without_transfers(pass_name: str) -> None:
     reduce=st.sampled_from([0, 1, 1100, 2500, 1 << 20]),
     ahead=st.sampled_from([0, 1, 1100, 2500, 5000, 1 << 20]),
     kind=st.sampled_from(["forward", "backward"]),
+    is_planned=st.booleans(),
 )
-def test_every_schedule_is_legal_and_bounded(deep, gather, reduce, ahead, kind) -> None:
+def test_every_schedule_is_legal_and_bounded(deep, gather, reduce, ahead, kind, is_planned) -> None:
     context = dataclasses.replace(
         CONTEXT, gather_bucket_bytes=gather, reduce_bucket_bytes=reduce, prefetch_bytes=ahead
     )
+    if is_planned:  # what a plan says goes before what the context says
+        gather = reduce = min(gather, reduce)
+        choices = Choices(bucket_bytes=gather, prefetch_bytes=ahead)
+        context = dataclasses.replace(context, choices=choices, prefetch_bytes=1 << 20)
     gm = copy_of(deep[kind])
     apply(gm, LOWERED, context)
     where = positions(gm.graph)

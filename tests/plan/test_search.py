@@ -12,7 +12,7 @@ import torch
 
 from support.planned import Captured
 from support.zoo import ZOO
-from torchloom.plan import Beside, HostStates, Outcome, Planner, Task, Trial
+from torchloom.plan import Beside, Flight, HostStates, Outcome, Planner, Task, Trial
 from torchloom.plan.costs import CostTable, collective_us, device_row
 from torchloom.plan.field import field_of
 from torchloom.plan.memory import WorkspaceTable
@@ -21,7 +21,7 @@ from torchloom.plan.traffic import Gathered, Traffic
 
 MODELS = ("mlp", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("conv", "lora", "vit")))
 NUM_BUDGETS = 40
-DEPTHS = (2_000, 32_000)
+FLIGHTS = (Flight(None, 2_000), Flight(None, 32_000), Flight(1_500, 2_000), Flight(0, 0))
 
 
 class World:
@@ -38,13 +38,16 @@ class World:
     def verify(self, trial: Trial) -> Outcome:
         names = trial.recompute
         peaks = self.model.simulate(lambda i: self.model.nodes[i].name in names)
-        ahead = 8_000 if trial.prefetch_bytes is None else trial.prefetch_bytes
+        bucket, ahead = trial.flight
+        bucket, ahead = 6_000 if bucket is None else bucket, 8_000 if ahead is None else ahead
         gathered = [size for name, size in self.weights.items() if name not in trial.resident]
-        waits = sum(30 + 1e-2 * max(0, size - ahead / 4) for size in gathered)
+        waits = sum(
+            30 + 6_000 / (600 + bucket) + 1e-2 * max(0, size - ahead / 4) for size in gathered
+        )
         for name, size in self.pieces.items():
             if name not in trial.pieces:
                 waits += (5 + 1e-2 * size) / (10 if name in trial.resident else 1)
-        return Outcome(peaks.peak_bytes + max(gathered, default=0) + ahead, waits)
+        return Outcome(peaks.peak_bytes + max(gathered, default=0) + ahead + bucket, waits)
 
     def plan(self, budget: int):
         task = Task(
@@ -53,7 +56,7 @@ class World:
             verify=self.verify,
             weights=self.weights,
             pieces=self.pieces,
-            depths=DEPTHS,
+            flights=FLIGHTS,
         )
         return Planner(budget, is_estimate=True).plan(task)
 
@@ -74,7 +77,9 @@ def test_room_is_kept_and_never_harms(name: str) -> None:
         plan = world.plan(budget)
         assert plan.budget_bytes == budget - plan.beside_bytes
         outcome = world.verify(
-            Beside(plan.resident, plan.pieces).trial(plan.recompute, plan.prefetch_bytes)
+            Beside(plan.resident, plan.pieces).trial(
+                plan.recompute, Flight(plan.bucket_bytes, plan.prefetch_bytes)
+            )
         )
         num_pieces.add(len(plan.pieces))
         assert outcome.peak_bytes == plan.peak_bytes

@@ -15,14 +15,14 @@ from support.planned import Captured
 from support.zoo import ZOO
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.graph import droppable, forward_nodes, value_of
-from torchloom.plan import Beside, Outcome, Planner, Task, Trial
+from torchloom.plan import Beside, Flight, Outcome, Planner, Task, Trial
 from torchloom.plan.costs import CostTable, device_row
 from torchloom.plan.field import field_of
 from torchloom.plan.frontier import peaks_under
 from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.memory.joint import joint_model
 
-DEPTHS = (2_000, 32_000)
+FLIGHTS = (Flight(None, 2_000), Flight(None, 32_000), Flight(1_500, 2_000), Flight(0, 0))
 US_PER_BYTE = 1.2e-3
 
 
@@ -42,7 +42,7 @@ class Form:
             verify=self.verify,
             weights=world.weights,
             pieces=world.pieces,
-            depths=DEPTHS,
+            flights=FLIGHTS,
             swap=None if moved_bytes else self.swap,
         )
 
@@ -52,7 +52,7 @@ class Form:
 
     def verify(self, trial: Trial) -> Outcome:
         self.world.num_trials += 1
-        gathered, waits = self.world.around(trial.resident, trial.pieces, trial.prefetch_bytes)
+        gathered, waits = self.world.around(trial.resident, trial.pieces, trial.flight)
         waits += US_PER_BYTE * self.moved_bytes
         return Outcome(self.peak(trial.recompute) + gathered, waits)
 
@@ -93,15 +93,17 @@ class World:
         self.forms: dict[frozenset[str], Form] = {}
         self.forms[frozenset()] = Form(self, graph.owning_module, num_results)
 
-    def around(self, resident, pieces, prefetch_bytes) -> tuple[int, float]:
+    def around(self, resident, pieces, flight) -> tuple[int, float]:
         """Return what gathers hold in flight, and what they and the pieces cost."""
-        ahead = 8_000 if prefetch_bytes is None else prefetch_bytes
+        ahead = 8_000 if flight.prefetch_bytes is None else flight.prefetch_bytes
+        bucket = 6_000 if flight.bucket_bytes is None else flight.bucket_bytes
+        latency = 8 + 4_000 / (500 + bucket)
         gathered = [size for name, size in self.weights.items() if name not in resident]
-        waits = sum(8 + 4e-3 * max(0, size - ahead / 4) for size in gathered)
+        waits = sum(latency + 4e-3 * max(0, size - ahead / 4) for size in gathered)
         for name, size in self.pieces.items():
             if name not in pieces:
                 waits += (2 + 2e-3 * size) / (8 if name in resident else 1)
-        return max(gathered, default=0) + (ahead if gathered else 0), waits
+        return max(gathered, default=0) + (ahead + bucket if gathered else 0), waits
 
     def plan(self, budget: int):
         task = self.forms[frozenset()].task
@@ -125,8 +127,8 @@ class World:
             points = [
                 (form.peak(field.names(point)), point.extra_us) for point in field.frontier.points
             ]
-            for beside, depth in itertools.product(self.all_beside(), (None, *DEPTHS)):
-                gathered, waits = self.around(beside.weights, beside.pieces, depth)
+            for beside, flight in itertools.product(self.all_beside(), (Flight(), *FLIGHTS)):
+                gathered, waits = self.around(beside.weights, beside.pieces, flight)
                 room = budget - beside.num_bytes - gathered
                 extra = min((us for peak, us in points if peak <= room), default=float("inf"))
                 found = min(found, extra + waits + US_PER_BYTE * form.moved_bytes)

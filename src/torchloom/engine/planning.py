@@ -47,7 +47,7 @@ def make_planner(
         raise PlanError(
             f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
             f"gradients and optimizer states of this rank alone hold {standing.base_bytes:,}, and "
-            f"its optimizer's step adds {standing.step_bytes:,}. Give more, use more ranks, a higher ZeRO stage, or "
+            f"its optimizer's step adds {standing.step_bytes:,}. Raise it above their sum, use more ranks, a higher ZeRO stage, or "
             "offload_opt_states"
         )
     return Planner(
@@ -58,6 +58,7 @@ def make_planner(
         micro_steps=micro_steps,
         transit=transit_bytes,
         states=standing.states,
+        base_bytes=standing.base_bytes,
     )
 
 

@@ -35,12 +35,14 @@ class Choices:
     """Parameters whose gathered weight stays from forward to backward."""
     prefetch_bytes: int | None = None
     """Weights gathered ahead of their use may hold this much; None leaves it to the context."""
+    bucket_bytes: int | None = None
+    """Transfers are merged up to this size; None leaves it to the context."""
 
     def key(self) -> str:
         """Return the choices as text that is equal on all ranks, whatever the order of sets."""
         parts = (self.recompute, self.offload, self.resident, self.keep)
         names = tuple(None if part is None else tuple(sorted(part)) for part in parts)
-        return repr((*names, self.prefetch_bytes))
+        return repr((*names, self.prefetch_bytes, self.bucket_bytes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@
 
 A bucket of gathers stands where its first member stood, a bucket of reductions where its last did:
 results are never late and inputs never missing. A bucket closes when it reaches the size cap of
-the context, so the memory that merging costs is bounded by it. Needs: transfers. Changes no values.
+the plan, or else of the context, so the memory that merging costs is bounded by it. Needs: transfers. Changes no values.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from torchloom.ops.match import Transfer, gathers, merge, reductions
 def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Merge transfers up to the size caps; return how many starts went away."""
     graph = gm.graph
+    planned = None if ctx.choices is None else ctx.choices.bucket_bytes
     num_merged = 0
     where = positions(graph)
     for group in _group(
         gathers(graph),
-        cap_bytes=ctx.gather_bucket_bytes,
+        cap_bytes=ctx.gather_bucket_bytes if planned is None else planned,
         size=lambda transfer: transfer.result_bytes,
         fits=lambda group, new: _inputs_ready(new, group[0], where),
     ):
@@ -34,7 +35,7 @@ def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
     where = positions(graph)
     for group in _group(
         reductions(graph),
-        cap_bytes=ctx.reduce_bucket_bytes,
+        cap_bytes=ctx.reduce_bucket_bytes if planned is None else planned,
         size=lambda transfer: transfer.input_bytes,
         fits=lambda group, new: _not_yet_read(group, new, where),
     ):

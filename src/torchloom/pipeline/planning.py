@@ -35,7 +35,7 @@ from torchloom.passes import PASSES
 from torchloom.passes.offload_activation import offload_named
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import GraphReport
-from torchloom.plan import Outcome, Planner, Task, Trial
+from torchloom.plan import Flight, Outcome, Planner, Task, Trial
 from torchloom.plan.costs import CollectiveKind
 from torchloom.plan.memory import Interface, interface_of, micro_step, replay_peak
 from torchloom.plan.timeline import timeline
@@ -48,8 +48,8 @@ OFFLOAD, SELECTIVE = "offload_activation", "selective_gather"
 """Passes that do what a plan says, where there is one."""
 _MOST_NODES = 20_000
 """Of the splits that are remembered in all: about 60 MB."""
-_DEPTHS = (0.25, 4.0)
-"""Bytes of prefetching that are tried, by those of the context."""
+_LESS, _MORE = 0.25, 4
+"""Sizes of buckets and bytes of prefetching that are tried, by those that the context allows."""
 
 
 class PlannedSplit:
@@ -139,11 +139,6 @@ class _Trials:
 
         traffic = self._traffic(joint)
         may_stay = traffic.gathers if SELECTIVE in self._passes else {}
-        depths = tuple(
-            int(share * context.prefetch_bytes)
-            for share in _DEPTHS
-            if share < 1 or not context.prefetch_is_bound
-        )
         return Task(
             joint=joint.graph,
             num_results=self._num_results,
@@ -152,7 +147,7 @@ class _Trials:
             weights={name: each.num_bytes for name, each in may_stay.items()},
             pieces=_pieces(joint),
             traffic=traffic,
-            depths=depths if "prefetch" in self._passes and find(joint.graph, ops.gather) else (),
+            flights=self._flights(traffic),
             swap=swap if may_swap and OFFLOAD in self._passes else None,
             swap_min_bytes=context.offload_min_bytes,
         )
@@ -195,9 +190,7 @@ class _Trials:
     def _outcome(self, joint: fx.GraphModule, trial: Trial) -> Outcome:
         forward, backward = self._halves(joint, trial)
         known = self._context.choices or Choices()
-        choices = dataclasses.replace(
-            known, resident=trial.resident, prefetch_bytes=trial.prefetch_bytes
-        )
+        choices = dataclasses.replace(known, resident=trial.resident, **trial.flight._asdict())
         self._lower(forward, "forward", choices)
         self._lower(backward, "backward", choices)
         planner, graphs = self._planner, (forward.graph, backward.graph)
@@ -234,6 +227,24 @@ class _Trials:
         self._known = KnownValues()
         self._splits.clear()
 
+    def _flights(self, traffic: Traffic) -> tuple[Flight, ...]:
+        """Return other ways to send than what the config says: more ahead, less, and in smaller buckets."""
+        context, found = self._context, list[Flight]()
+        gathered = sum(each.num_bytes for each in traffic.gathers.values())
+        most = max(gathered, *traffic.reductions.values())
+        if not most:
+            return ()
+        ahead = min(context.prefetch_bytes, most)
+        bucket = min(max(context.gather_bucket_bytes, context.reduce_bucket_bytes), most)
+        if gathered and "prefetch" in self._passes:
+            found.append(Flight(prefetch_bytes=int(_LESS * ahead)))
+            if gathered > context.prefetch_bytes and not context.prefetch_is_bound:
+                found.append(Flight(prefetch_bytes=_MORE * context.prefetch_bytes))
+        if "bucket" in self._passes:
+            found.append(Flight(int(_LESS * bucket), int(_LESS * ahead)))
+            found.append(Flight(0, 0))
+        return tuple(found)
+
     def _traffic(self, joint: fx.GraphModule) -> Traffic:
         """Return what this graph sends whatever is decided about it."""
         world_size, forward = self._context.world_size, set(forward_nodes(joint.graph))
@@ -250,7 +261,7 @@ class _Trials:
             "all_reduce": sum(nbytes(args_of(n)[0]) for n in find(joint.graph, ops.sync)),
         }
         # A bucket in use, those ahead of it, and one weight that is larger than a bucket.
-        ahead = int(max(1.0, *_DEPTHS) * self._context.prefetch_bytes)
+        ahead = _MORE * self._context.prefetch_bytes
         largest = max((each.num_bytes for each in gathers.values()), default=0)
         in_flight = self._context.gather_bucket_bytes + ahead + largest
         return Traffic(world_size, gathers, reductions, in_flight)

@@ -27,7 +27,7 @@ from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.pipeline.sidecar import calling_text
 from torchloom.pipeline.site import Book
 from torchloom.pipeline.weaving import Weaving, key_of
-from torchloom.plan import GraphPlan, Planner, infeasible
+from torchloom.plan import GraphPlan, Planner
 from torchloom.plan.memory import distinct_bytes
 from torchloom.shard.regather import LIVE
 
@@ -154,7 +154,7 @@ class CompileSession:
     ) -> Callable[..., Any]:
         """Compile, and again while the plan did not foresee what the compiler's code needs."""
         best: tuple[GraphPlan, Callable[..., Any], GraphReport] | None = None
-        least, budget_bytes = 0, None
+        least, refusal, planner = 0, "", self.planner
         before: list[tuple[str, float]] = []
         calling = calling_text(example_inputs)
         ignores_caches = False
@@ -167,24 +167,23 @@ class CompileSession:
                 ignores_caches, gm = True, copy_graph_module(unwoven)
                 continue
             plan = own.plan
-            if plan is None:
+            if plan is None or planner is None:
                 report.take(own)
                 return compiled
             needed = plan.peak_bytes + plan.beside_bytes
             least = min(least or needed, needed)
             if plan.budget_bytes is not None:
-                budget_bytes = plan.budget_bytes + plan.beside_bytes
+                refusal = planner.refusal(plan.budget_bytes + plan.beside_bytes, least)
             if plan.fits and (best is None or plan.step_us < best[0].step_us):
                 best = plan, compiled, own
             if not weaving.wants_another:
                 break
             before += own.compile_s
             gm = copy_graph_module(unwoven)
-        if best is None:
-            raise PlanError(infeasible(budget_bytes or 0, least))
+        if best is None or planner is None:
+            raise PlanError(refusal)
         plan, compiled, own = best
-        if self.planner is not None:
-            self.planner.settle(plan)
+        planner.settle(plan)
         own.compile_s[:0] = before
         report.take(own)
         return compiled

@@ -219,7 +219,10 @@ class Weaving:
         choices = choices or Choices()
         if plan is not None:
             choices = dataclasses.replace(
-                choices, resident=frozenset(plan.resident), prefetch_bytes=plan.prefetch_bytes
+                choices,
+                resident=frozenset(plan.resident),
+                bucket_bytes=plan.bucket_bytes,
+                prefetch_bytes=plan.prefetch_bytes,
             )
         return dataclasses.replace(choices, resident=choices.resident | asked)
 

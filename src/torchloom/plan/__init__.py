@@ -6,13 +6,14 @@ Planning works on captured graphs with fake tensors: it never runs the user's gr
 from __future__ import annotations
 
 from torchloom.plan.model import Decision, GraphPlan, Plan
-from torchloom.plan.planner import Planner, infeasible
+from torchloom.plan.planner import Planner
 from torchloom.plan.states import HostStates
-from torchloom.plan.task import Beside, Outcome, Task, Trial
+from torchloom.plan.task import Beside, Flight, Outcome, Task, Trial
 
 __all__ = [
     "Beside",
     "Decision",
+    "Flight",
     "GraphPlan",
     "HostStates",
     "Outcome",
@@ -20,5 +21,4 @@ __all__ = [
     "Planner",
     "Task",
     "Trial",
-    "infeasible",
 ]

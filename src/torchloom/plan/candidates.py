@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torchloom.plan.costs import CostTable, link_us
 from torchloom.plan.field import Field
 from torchloom.plan.frontier import Point
-from torchloom.plan.task import Beside, Outcome
+from torchloom.plan.task import CONFIGURED, Beside, Flight, Outcome
 
 _SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 """Of all weights: how many stay gathered in a candidate. Of all pieces: how many on the device."""
@@ -22,12 +22,11 @@ _SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Candidate:
-    """A form of the graph, what lives on beside it, and how far ahead weights are gathered."""
+    """A form of the graph, what lives on beside it, and how much of its transfers is in flight."""
 
     form: Field
     beside: Beside = field(default_factory=Beside)
-    depth: int | None = None
-    """Bytes; None is what the config says."""
+    flight: Flight = CONFIGURED
     kept: float = 0.0
     """Of the time of all gathers, the part whose weights stay."""
     held: float = 0.0
@@ -41,13 +40,13 @@ class Candidate:
     @property
     def gathers(self) -> tuple[object, ...]:
         """What it decides about the form and its gathers."""
-        return id(self.form), self.depth, self.kept
+        return id(self.form), self.flight, self.kept
 
     @property
     def num_uses(self) -> int:
         """How many things it decides otherwise than the graph as it is, with nothing beside it."""
         is_moved = bool(self.form.move.swapped)
-        return is_moved + (self.depth is not None) + (self.kept > 0) + (self.held > 0)
+        return is_moved + (self.flight != CONFIGURED) + (self.kept > 0) + (self.held > 0)
 
     @property
     def is_alone(self) -> bool:
@@ -58,7 +57,7 @@ class Candidate:
 def candidates(
     forms: Collection[Field], given: Beside, costs: CostTable, micro_steps: int = 1
 ) -> Iterator[Candidate]:
-    """Yield all combinations: forms, depths of prefetching, weights and pieces that stay.
+    """Yield all combinations: forms, transfers in flight, weights and pieces that stay.
 
     Args:
         forms: of one graph.
@@ -70,6 +69,7 @@ def candidates(
     task = next(iter(forms)).task
     weights = {name: size for name, size in task.weights.items() if name not in given.weights}
     pieces = {name: size for name, size in task.pieces.items() if name not in given.pieces}
+    reduces = any(task.traffic.reductions.values())
     # Only shares count, and those depend little on the number of ranks.
     gather_us = {
         name: costs.network.collective_us("all_gather", size, 2) for name, size in weights.items()
@@ -80,17 +80,18 @@ def candidates(
     for stay in _shares(order, weights):
         # Of a weight that stays the piece is copied once in a step: those come last.
         once = sorted(pieces, key=lambda name: (name in stay, pieces[name], name))
-        is_idle = len(stay) == len(order)  # nothing is left to prefetch
-        depths = (None,) if is_idle else (None, *task.depths)
+        flights = [CONFIGURED, *task.flights]
+        if len(stay) == len(order):  # nothing is left to gather
+            flights = [each for each in flights if each == CONFIGURED or (each.is_lean and reduces)]
         for on_device in _shares(once, pieces):
             saved = [
                 us / micro_steps if n in stay else us for n, us in copy_us.items() if n in on_device
             ]
-            for form, depth in itertools.product(forms, depths):
+            for form, flight in itertools.product(forms, flights):
                 yield Candidate(
                     form=form,
                     beside=given.joined(Beside(stay, on_device)),
-                    depth=depth,
+                    flight=flight,
                     kept=_part((gather_us[name] for name in stay), gather_us.values()),
                     held=_part(saved, copy_us.values()),
                 )
@@ -119,7 +120,7 @@ class Estimates:
             self._start = candidate
         elif candidate.num_uses > 1:
             off_us = outcome.overhead_us - self._sum(self._start, candidate)
-            self._off_us[candidate.kept, candidate.depth] = off_us
+            self._off_us[candidate.kept, candidate.flight] = off_us
         self._overhead_us[candidate.key] = outcome.overhead_us
         self._behind[candidate.gathers] = outcome.peak_bytes - point.peak_bytes
 
@@ -130,31 +131,31 @@ class Estimates:
         what is in flight is much the same in all.
         """
         known = self._behind.get(candidate.gathers)
-        alone = self._behind.get((id(candidate.form), None, 0.0))
+        alone = self._behind.get((id(candidate.form), CONFIGURED, 0.0))
         if known is not None or alone is None or self._start is None:
             return known
-        form, depth = id(self._start.form), candidate.depth
-        start = self._behind[form, None, 0.0]
-        ahead = self._behind.get((form, depth, 0.0), start)
-        return alone + self._behind.get((form, depth, candidate.kept), ahead) - start
+        form, flight = id(self._start.form), candidate.flight
+        start = self._behind[form, CONFIGURED, 0.0]
+        ahead = self._behind.get((form, flight, 0.0), start)
+        return alone + self._behind.get((form, flight, candidate.kept), ahead) - start
 
     def overhead_us(self, candidate: Candidate) -> float:
         """Return what is expected, or what is known."""
         known = self._overhead_us.get(candidate.key)
         if known is not None or self._start is None:
             return known or 0.0
-        off = self._off_us.get((candidate.kept, candidate.depth), 0.0)
+        off = self._off_us.get((candidate.kept, candidate.flight), 0.0)
         return max(0.0, self._sum(self._start, candidate) + off)
 
     def _sum(self, start: Candidate, other: Candidate) -> float:
         """Return what its uses are worth alone, added up."""
         form, kept, held = id(start.form), other.kept, other.held
-        moved = self._effect(start, (id(other.form), None, 0.0, 0.0))
+        moved = self._effect(start, (id(other.form), CONFIGURED, 0.0, 0.0))
         if moved is None:
             moved = copied_us(other.form, self.costs)
-        ahead = self._effect(start, (form, other.depth, 0.0, 0.0)) or 0.0
-        gathered = self._effect(start, (form, None, 1.0, 0.0)) or 0.0
-        copied = self._effect(start, (form, None, 0.0, 1.0)) or 0.0
+        ahead = self._effect(start, (form, other.flight, 0.0, 0.0)) or 0.0
+        gathered = self._effect(start, (form, CONFIGURED, 1.0, 0.0)) or 0.0
+        copied = self._effect(start, (form, CONFIGURED, 0.0, 1.0)) or 0.0
         worth = moved + (1 - kept) * ahead + kept * gathered + held * copied
         return self._overhead_us[start.key] + worth
 

@@ -10,7 +10,7 @@ from torch import fx
 from torchloom.plan.field import Field
 from torchloom.plan.frontier import Point
 from torchloom.plan.model import Decision, GraphPlan
-from torchloom.plan.task import Beside, Outcome, Task
+from torchloom.plan.task import Beside, Flight, Outcome, Task
 
 NOTICEABLE = 1e-3
 """Part of a graph's time that is worth another plan; less is rounding."""
@@ -29,7 +29,7 @@ class Found:
     allowed: int | None
     """What its peak may be."""
     beside: Beside
-    prefetch_bytes: int | None
+    flight: Flight
     least: int
     """The lowest peak that any candidate was found to have."""
     states_us: float = 0.0
@@ -86,7 +86,8 @@ class Found:
             again=self.field.move.again,
             resident=dict(self.beside.weights),
             pieces=dict(self.beside.pieces),
-            prefetch_bytes=self.prefetch_bytes,
+            bucket_bytes=self.flight.bucket_bytes,
+            prefetch_bytes=self.flight.prefetch_bytes,
         )
 
 

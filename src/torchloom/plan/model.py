@@ -76,6 +76,8 @@ class GraphPlan:
     for those planned before it, with the bytes of the pieces. These live on beside the peak as well."""
     prefetch_bytes: int | None = None
     """Weights gathered ahead of their use hold at most this much; None: what the config says."""
+    bucket_bytes: int | None = None
+    """Gathers and reductions are merged up to this size, 0: not at all; None: what the config says."""
 
     @property
     def fits(self) -> bool:
@@ -128,7 +130,8 @@ class GraphPlan:
         """All that was decided, for comparison."""
         return (
             *(self.recompute, self.offload, self.again),
-            *(frozenset(self.resident), frozenset(self.pieces), self.prefetch_bytes),
+            *(frozenset(self.resident), frozenset(self.pieces)),
+            *(self.bucket_bytes, self.prefetch_bytes),
         )
 
 

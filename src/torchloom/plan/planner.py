@@ -15,7 +15,7 @@ from torchloom.plan.memory.joint import joint_model
 from torchloom.plan.model import GraphPlan, Plan
 from torchloom.plan.search import Fields, Search
 from torchloom.plan.states import HostStates, StateCosts
-from torchloom.plan.task import Beside, Task
+from torchloom.plan.task import Beside, Flight, Task
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Planner:
         micro_steps: forwards and backwards per optimizer step, which a resident weight is gathered
             once for.
         states: optimizer states that wait on the host unless there is room; None where they stay.
+        base_bytes: what lives on in any case, which the budget does not count and its user does.
     """
 
     budget_bytes: int | None
@@ -44,6 +45,7 @@ class Planner:
     micro_steps: int = 1
     transit: Transit | None = None
     states: HostStates | None = None
+    base_bytes: int = 0
     _known: dict[str, _Known] = field(default_factory=dict)
     """By digest, in the order in which graphs were planned first."""
     _offsets: dict[str, int] = field(default_factory=dict)
@@ -104,6 +106,16 @@ class Planner:
         )
         self._known[digest] = _Known(task, made, given)
         return made
+
+    def refusal(self, graph_budget_bytes: int, least: int) -> str:
+        """Return the message for a graph that needs at least so many bytes."""
+        lacking = least - graph_budget_bytes
+        asked = (self.budget_bytes or 0) + self.base_bytes
+        return (
+            f"infeasible: forward and backward may add {graph_budget_bytes:,} bytes, the minimum is "
+            f"{least:,}. Raise compile.memory_budget by at least {lacking:,} bytes, to "
+            f"{asked + lacking:,}, or make the batch smaller"
+        )
 
     def settle(self, plan: GraphPlan) -> None:
         """Reckon with a plan that runs: the best of several, or one that came with cached code."""
@@ -172,7 +184,7 @@ class Planner:
         )
         plan = search.run(task, digest)
         if not plan.fits and not self.is_estimate:
-            raise PlanError(infeasible(budget or 0, plan.peak_bytes + plan.beside_bytes))
+            raise PlanError(self.refusal(budget or 0, plan.peak_bytes + plan.beside_bytes))
         return plan
 
     def _follow(self, pinned: Plan, digest: str, task: Task, given: Beside) -> GraphPlan:
@@ -213,7 +225,7 @@ class Planner:
             )
         peaks = model.simulate(lambda i: model.nodes[i].name in wanted.recompute)
         beside = given.joined(Beside(wanted.resident, wanted.pieces))
-        trial = beside.trial(wanted.recompute, wanted.prefetch_bytes)
+        trial = beside.trial(wanted.recompute, Flight(wanted.bucket_bytes, wanted.prefetch_bytes))
         peak_bytes = peaks.peak_bytes if task.verify is None else task.verify(trial).peak_bytes
         budget = self._budget_of(task)
         if budget is not None:
@@ -247,12 +259,3 @@ class _Known:
     plan: GraphPlan
     given: Beside
     """What lives on because of graphs before it."""
-
-
-def infeasible(budget_bytes: int, least: int) -> str:
-    """Return the message for a graph that needs at least so many bytes."""
-    return (
-        f"infeasible: forward and backward may add {budget_bytes:,} bytes, the minimum is "
-        f"{least:,}. Raise compile.memory_budget by at least {least - budget_bytes:,} bytes, or make "
-        "the batch smaller"
-    )

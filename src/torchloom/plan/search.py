@@ -6,7 +6,7 @@
     residents   weights that stay gathered in the room that is left, or that more recomputing makes
     pieces      of parameters that stay on the device, and are not reloaded, in such room
     states      of the optimizer, that stay on the device in the room that is left, or is made
-    depth       how far ahead weights are gathered
+    flight      how large buckets are, and how far ahead weights are gathered
 
 Each candidate is tried on copies of the graphs as later passes leave them: its peak is exact, its
 time is that of a timeline over compute, network and links. Memory that is cheaper elsewhere goes
@@ -71,12 +71,13 @@ class Search:
         base = self._field(task)
         best = self._recomputing(Candidate(form=base, beside=self.given))
         forms = [base]
-        if task.swap is not None and self._is_scarce(best):
+        is_scarce = self._is_scarce(best)
+        if task.swap is not None and is_scarce:
             for move in moves_of(base, self.costs.device):
                 forms.append(base.moved(move, self._made))
                 best = self._with(best, Candidate(form=forms[-1], beside=self.given))
         if task.verify is not None:
-            best = self._together(best, forms)
+            best = self._together(best, forms, may_be_lean=is_scarce)
         bound_us = least_added_us(best, base, self.costs, self.states, self.micro_steps)
         return best.plan(digest, task, self.budget_bytes, bound_us)
 
@@ -103,7 +104,7 @@ class Search:
         optimizer states that is worth more than what it computes again. The search ends early where
         a trial shows that all plans take `limit_us` or more.
         """
-        form, beside, depth = candidate.form, candidate.beside, candidate.depth
+        form, beside, flight = candidate.form, candidate.beside, candidate.flight
         points, allowed = form.frontier.points, self._allowed(beside)
         outcomes: dict[int, Outcome] = {}
 
@@ -115,7 +116,7 @@ class Search:
         def found(at: int) -> Found:
             least = min(each.peak_bytes for each in outcomes.values())
             states_us = self._states_us(allowed, outcomes[at].peak_bytes, beside)
-            return Found(form, at, outcomes[at], allowed, beside, depth, least, states_us)
+            return Found(form, at, outcomes[at], allowed, beside, flight, least, states_us)
 
         if allowed is None or self._estimates.behind_bytes(candidate) is None:
             peak_of(0)
@@ -151,8 +152,8 @@ class Search:
         return better(found(first), found(roomy))
 
     def _outcome(self, candidate: Candidate, point: Point) -> Outcome:
-        form, depth = candidate.form, candidate.depth
-        trial = candidate.beside.trial(form.names(point), depth)
+        form = candidate.form
+        trial = candidate.beside.trial(form.names(point), candidate.flight)
         self.num_outcomes += not form.knows(trial)
         outcome = form.outcome(point, trial)
         self._estimates.learn(candidate, point, outcome)
@@ -163,12 +164,13 @@ class Search:
             return 0.0
         return self.states.us(allowed - peak_bytes, beside)
 
-    def _together(self, best: Found, forms: Sequence[Field]) -> Found:
+    def _together(self, best: Found, forms: Sequence[Field], *, may_be_lean: bool) -> Found:
         """Use memory for whatever gains most, in any combination.
 
         Args:
             best: of the forms, with nothing beside them.
             forms: the graph as it was captured, and with activations that wait on the host.
+            may_be_lean: whether transfers may be slower for the sake of memory.
         """
         base, num_nodes = forms[0], len(forms[0].model.nodes)
         most, noticeable_us = _most_outcomes(num_nodes), NOTICEABLE * sum(base.cost_us)
@@ -177,6 +179,7 @@ class Search:
             each
             for each in candidates(forms, self.given, self.costs, self.micro_steps)
             if self.room_beside is None or each.beside.num_bytes <= self.room_beside
+            if may_be_lean or not each.flight.is_lean
         ]
         for each in every:  # of what one use is worth alone all others are estimated
             if each.is_alone and each.form is base and self.num_outcomes < most:

@@ -11,6 +11,23 @@ from torch import fx
 from torchloom.plan.traffic import Traffic
 
 
+class Flight(NamedTuple):
+    """How much of a graph's transfers is in flight at a time; None is what the config says."""
+
+    bucket_bytes: int | None = None
+    """Gathers and reductions are merged up to this size."""
+    prefetch_bytes: int | None = None
+    """Weights gathered ahead of their use."""
+
+    @property
+    def is_lean(self) -> bool:
+        """Whether memory is all that it can gain."""
+        return self.bucket_bytes is not None
+
+
+CONFIGURED = Flight()
+
+
 class Trial(NamedTuple):
     """Decisions about one joint graph, to be tried on copies of it."""
 
@@ -18,8 +35,7 @@ class Trial(NamedTuple):
     """Values that backward computes again."""
     resident: frozenset[str] = frozenset()
     """Parameters that stay gathered."""
-    prefetch_bytes: int | None = None
-    """Weights gathered ahead of their use; None is what the config says."""
+    flight: Flight = CONFIGURED
     pieces: frozenset[str] = frozenset()
     """Parameters whose piece stays on the device, of those that may wait on the host."""
 
@@ -38,9 +54,9 @@ class Beside:
         """All of it."""
         return sum(self.weights.values()) + sum(self.pieces.values())
 
-    def trial(self, recompute: frozenset[str], prefetch_bytes: int | None) -> Trial:
+    def trial(self, recompute: frozenset[str], flight: Flight = CONFIGURED) -> Trial:
         """Return a trial under which just this lives on."""
-        return Trial(recompute, frozenset(self.weights), prefetch_bytes, frozenset(self.pieces))
+        return Trial(recompute, frozenset(self.weights), flight, frozenset(self.pieces))
 
     def joined(self, other: Beside) -> Beside:
         """Return what lives on because of either."""
@@ -80,8 +96,8 @@ class Task:
     """Sharded parameters that may stay gathered, with the bytes of the whole."""
     pieces: dict[str, int] = field(default_factory=dict)
     """Pieces of parameters that wait on the host and may stay on the device, in bytes."""
-    depths: tuple[int, ...] = ()
-    """Bytes of prefetching to try beside what the config says."""
+    flights: tuple[Flight, ...] = ()
+    """Other sizes of buckets, and other depths of prefetching, to try beside what the config says."""
     traffic: Traffic = field(default_factory=Traffic)
     """What is sent whatever is decided."""
     swap: Swap | None = None
@@ -95,7 +111,7 @@ class Task:
             self.batch_bytes == other.batch_bytes
             and self.weights == other.weights
             and self.pieces == other.pieces
-            and self.depths == other.depths
+            and self.flights == other.flights
             and (self.swap is None) == (other.swap is None)
             and self.swap_min_bytes == other.swap_min_bytes
         )

@@ -106,6 +106,13 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
             f"  {len(graph.pieces)} pieces of parameters stay on the device: "
             f"{show_bytes(sum(graph.pieces.values()))}"
         )
+    if graph.bucket_bytes is not None:
+        size = show_bytes(graph.bucket_bytes)
+        yield (
+            f"  transfers are merged up to {size}"
+            if graph.bucket_bytes
+            else "  no transfers are merged"
+        )
     if graph.prefetch_bytes is not None:
         yield f"  weights are gathered {show_bytes(graph.prefetch_bytes)} ahead of their use"
     totals: defaultdict[str, list[Decision]] = defaultdict(list)
@@ -139,7 +146,7 @@ def _table(decisions: Sequence[Decision]) -> Iterator[str]:
 
 
 def _changes(before: GraphPlan, after: GraphPlan) -> Iterator[str]:
-    for name in (*_FIGURES, "prefetch_bytes"):
+    for name in (*_FIGURES, "bucket_bytes", "prefetch_bytes"):
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
             yield f"{name}: {_figure(name, old)} -> {_figure(name, new)}"
