@@ -34,6 +34,8 @@ class Found:
     """The lowest peak that any candidate was found to have."""
     states_us: float = 0.0
     """What streaming optimizer states adds that find no room beside the peak."""
+    beyond: int = 0
+    """What its code is expected to need beyond the peak of its graphs."""
 
     @property
     def point(self) -> Point:
@@ -62,8 +64,8 @@ class Found:
 
     @property
     def total_bytes(self) -> int:
-        """The peak with all that lives on beside it."""
-        return self.peak_bytes + self.beside.num_bytes
+        """The peak with all that lives on beside it, as code."""
+        return self.peak_bytes + self.beyond + self.beside.num_bytes
 
     def plan(self, digest: str, task: Task, budget: int | None, bound_us: float) -> GraphPlan:
         """Return the plan, with its reasons."""

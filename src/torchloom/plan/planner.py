@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from torchloom.errors import PlanError
 from torchloom.graph import droppable, graph_digest
+from torchloom.plan.beyond import Beyond
 from torchloom.plan.costs import CostTable
 from torchloom.plan.costs.store import table_to_json
 from torchloom.plan.found import NOTICEABLE
@@ -48,17 +50,16 @@ class Planner:
     base_bytes: int = 0
     _known: dict[str, _Known] = field(default_factory=dict)
     """By digest, in the order in which graphs were planned first."""
-    _offsets: dict[str, int] = field(default_factory=dict)
-    """By graph: bytes that a compiler's code was found to need beyond its graphs."""
+    _beyond: defaultdict[str, Beyond] = field(default_factory=lambda: defaultdict(Beyond))
+    """By graph."""
     _fields: Fields = field(default_factory=Fields)
-    _tried: dict[str, set[tuple[object, ...]]] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """Text of all that choices depend on, for cache keys."""
         costs = hashlib.blake2b(table_to_json(self.costs).encode(), digest_size=8).hexdigest()
         pinned = None if self.pinned is None else self.pinned.digest
-        offsets = sorted(self._offsets.items())
+        offsets = sorted((digest, each.key) for digest, each in self._beyond.items())
         # A plan that was read back has its residents in another order than when it was made.
         others = [
             (name, sorted(known.plan.resident.items()), sorted(known.plan.pieces.items()))
@@ -73,19 +74,17 @@ class Planner:
         Args:
             plan: one of this planner's, with the peak of the code that came out.
         """
-        self._offsets[plan.graph] = plan.peak_bytes - plan.graph_peak_bytes
+        self._beyond[plan.graph].learn(plan)
 
     def has_another(self, plan: GraphPlan) -> bool:
         """Say whether, by what was learnt, another plan than those tried may be noticeably better."""
         added_us = plan.extra_us + plan.copy_us + plan.states_us
         if plan.fits and added_us <= NOTICEABLE * plan.compute_us:
             return False
-        tried = self._tried.setdefault(plan.graph, set())
-        tried.add(plan.choices)
         known = self._known.get(plan.graph)
         if known is None or known.task is None:
             return False
-        return self._make(known.task, known.given).choices not in tried
+        return not self._beyond[plan.graph].has(self._make(known.task, known.given))
 
     def plan(self, task: Task) -> GraphPlan:
         """Plan one joint graph.
@@ -167,7 +166,7 @@ class Planner:
 
     def _make(self, task: Task, given: Beside) -> GraphPlan:
         digest = graph_digest(task.joint)
-        budget, room = self._budget_of(task), self._room(digest)
+        budget, room, beyond = self._budget_of(task), self._room(digest), self._beyond[digest]
         states = None
         if self.states is not None and budget is not None:
             states = StateCosts(self.states, self.costs.device, self.micro_steps, room)
@@ -175,7 +174,7 @@ class Planner:
             costs=self.costs,
             workspaces=self.workspaces,
             budget_bytes=budget,
-            offset_bytes=self._offsets.get(digest, 0),
+            beyond=beyond,
             given=given,
             room_beside=room,
             fields=self._fields,
@@ -185,6 +184,11 @@ class Planner:
         plan = search.run(task, digest)
         if not plan.fits and not self.is_estimate:
             raise PlanError(self.refusal(budget or 0, plan.peak_bytes + plan.beside_bytes))
+        lacking = plan.peak_bytes + beyond.bytes_of(plan.offload) - (plan.budget_bytes or 0)
+        if budget is not None and lacking > 0 and beyond.has(plan):
+            # The smallest plan is known not to fit. Compilers fuse best what is computed once.
+            plain = search.plain(task, digest)
+            return plan if beyond.has(plain) else plain
         return plan
 
     def _follow(self, pinned: Plan, digest: str, task: Task, given: Beside) -> GraphPlan:

@@ -20,6 +20,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torchloom.plan.beyond import Beyond
 from torchloom.plan.bound import least_added_us
 from torchloom.plan.candidates import Candidate, Estimates, candidates, copied_us
 from torchloom.plan.costs import CostTable
@@ -30,7 +31,7 @@ from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.model import GraphPlan
 from torchloom.plan.moves import moves_of
 from torchloom.plan.states import StateCosts
-from torchloom.plan.task import Beside, Outcome, Task
+from torchloom.plan.task import CONFIGURED, Beside, Outcome, Task
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Search:
         costs: times.
         workspaces: what operators allocate for themselves; unknown ones are probed.
         budget_bytes: what forward, backward and residents may take; None for no bound.
-        offset_bytes: what a compiler's code is known to need beyond its graphs.
+        beyond: what a compiler's code is known to need beyond its graphs.
         given: what lives on because of other graphs.
         room_beside: what may live on beside all peaks at most; None for no bound.
         fields: frontiers that were searched before.
@@ -53,7 +54,7 @@ class Search:
     costs: CostTable
     workspaces: WorkspaceTable
     budget_bytes: int | None
-    offset_bytes: int = 0
+    beyond: Beyond = field(default_factory=Beyond)
     given: Beside = field(default_factory=Beside)
     room_beside: int | None = None
     fields: Fields = field(default_factory=Fields)
@@ -81,6 +82,33 @@ class Search:
         bound_us = least_added_us(best, base, self.costs, self.states, self.micro_steps)
         return best.plan(digest, task, self.budget_bytes, bound_us)
 
+    def plain(self, task: Task, digest: str) -> GraphPlan:
+        """Return the plan that keeps whatever may be kept, in the least room that transfers allow."""
+        base = self._field(task)
+        tried = []
+        for flight in (CONFIGURED, *task.flights):
+            candidate = Candidate(form=base, beside=self.given, flight=flight)
+            outcome = self._outcome(candidate, base.frontier.points[0])
+            tried.append(self._found(candidate, 0, outcome, outcome.peak_bytes))
+        best = min(tried, key=lambda each: each.total_bytes)
+        bound_us = least_added_us(best, base, self.costs, self.states, self.micro_steps)
+        return best.plan(digest, task, self.budget_bytes, bound_us)
+
+    def _found(self, candidate: Candidate, at: int, outcome: Outcome, least: int) -> Found:
+        form, beside = candidate.form, candidate.beside
+        allowed = self._allowed(form, beside)
+        return Found(
+            field=form,
+            at=at,
+            outcome=outcome,
+            allowed=allowed,
+            beside=beside,
+            flight=candidate.flight,
+            least=least,
+            states_us=self._states_us(allowed, outcome.peak_bytes, beside),
+            beyond=self._beyond_bytes(form),
+        )
+
     def _field(self, task: Task) -> Field:
         found = self.fields.get(task, self.costs)
         if found is None:
@@ -91,10 +119,13 @@ class Search:
     def _made(self, task: Task, move: Move | None = None) -> Field:
         return field_of(task, self.costs, self.workspaces, move)
 
-    def _allowed(self, beside: Beside) -> int | None:
+    def _allowed(self, form: Field, beside: Beside) -> int | None:
         if self.budget_bytes is None:
             return None
-        return self.budget_bytes - self.offset_bytes - beside.num_bytes
+        return self.budget_bytes - self._beyond_bytes(form) - beside.num_bytes
+
+    def _beyond_bytes(self, form: Field) -> int:
+        return self.beyond.bytes_of(form.move.names)
 
     def _recomputing(self, candidate: Candidate, limit_us: float | None = None) -> Found:
         """Return the fastest plan of a candidate that fits as it will run, the smallest if none does.
@@ -104,8 +135,8 @@ class Search:
         optimizer states that is worth more than what it computes again. The search ends early where
         a trial shows that all plans take `limit_us` or more.
         """
-        form, beside, flight = candidate.form, candidate.beside, candidate.flight
-        points, allowed = form.frontier.points, self._allowed(beside)
+        form, beside = candidate.form, candidate.beside
+        points, allowed = form.frontier.points, self._allowed(form, beside)
         outcomes: dict[int, Outcome] = {}
 
         def peak_of(at: int) -> int:
@@ -115,8 +146,7 @@ class Search:
 
         def found(at: int) -> Found:
             least = min(each.peak_bytes for each in outcomes.values())
-            states_us = self._states_us(allowed, outcomes[at].peak_bytes, beside)
-            return Found(form, at, outcomes[at], allowed, beside, flight, least, states_us)
+            return self._found(candidate, at, outcomes[at], least)
 
         if allowed is None or self._estimates.behind_bytes(candidate) is None:
             peak_of(0)
@@ -190,7 +220,8 @@ class Search:
         def expected(each: Candidate) -> tuple[float, int]:
             behind = self._estimates.behind_bytes(each) or 0
             us = spent_us(each, behind) + self._estimates.overhead_us(each)
-            return us, each.form.frontier.min_peak_bytes + behind + each.beside.num_bytes
+            least = each.form.frontier.min_peak_bytes + self._beyond_bytes(each.form)
+            return us, least + behind + each.beside.num_bytes
 
         while waiting and self.num_outcomes < most:
             next_one = min(waiting.values(), key=expected)
@@ -207,7 +238,7 @@ class Search:
 
     def _is_scarce(self, best: Found) -> bool:
         """Say whether there is not room for everything that could be on the device."""
-        task, room = best.field.task, self._allowed(self.given)
+        task, room = best.field.task, self._allowed(best.field, self.given)
         if room is None:
             return False
         wanted = sum(task.weights.values()) + sum(task.pieces.values())
@@ -226,11 +257,11 @@ class Search:
 
     def _least_us(self, candidate: Candidate) -> float:
         """Return what computing again takes at least, whatever later passes add to the peak."""
-        frontier, allowed = candidate.form.frontier, self._allowed(candidate.beside)
+        form, allowed = candidate.form, self._allowed(candidate.form, candidate.beside)
         behind = self._estimates.behind_bytes(candidate)
         if allowed is None or behind is None:
-            return frontier.points[0].extra_us
-        point = frontier.within(allowed - min(0, behind))
+            return form.frontier.points[0].extra_us
+        point = form.frontier.within(allowed - min(0, behind))
         return float("inf") if point is None else point.extra_us
 
     def _spent_us(self, candidate: Candidate, behind: int) -> float:
@@ -241,7 +272,7 @@ class Search:
             behind: bytes that passes behind the split add to its peaks.
         """
         beside, points = candidate.beside, candidate.form.frontier.points
-        allowed = self._allowed(beside)
+        allowed = self._allowed(candidate.form, beside)
         if allowed is None:
             return points[0].extra_us
         fitting = ((p, p.peak_bytes + behind) for p in points if p.peak_bytes + behind <= allowed)
