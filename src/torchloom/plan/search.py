@@ -244,7 +244,8 @@ class Search:
         wanted = sum(task.weights.values()) + sum(task.pieces.values())
         if self.states is not None:
             wanted += self.states.states.total_bytes
-        return best.point.extra_us > 0 or best.peak_bytes + wanted > room
+        least_us = best.field.frontier.points[0].extra_us
+        return best.point.extra_us > least_us or best.peak_bytes + wanted > room
 
     def _with(self, best: Found, candidate: Candidate) -> Found:
         """Return the best plan of a candidate, or the one before."""
