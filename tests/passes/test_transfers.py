@@ -58,16 +58,16 @@ def test_nothing_to_do_without_transfers(pass_name: str) -> None:
     reduce=st.sampled_from([0, 1, 1100, 2500, 1 << 20]),
     ahead=st.sampled_from([0, 1, 1100, 2500, 5000, 1 << 20]),
     kind=st.sampled_from(["forward", "backward"]),
-    is_planned=st.booleans(),
+    planned=st.sampled_from([None, 0, 1100, 1 << 20]),
 )
-def test_every_schedule_is_legal_and_bounded(deep, gather, reduce, ahead, kind, is_planned) -> None:
+def test_every_schedule_is_legal_and_bounded(deep, gather, reduce, ahead, kind, planned) -> None:
     context = dataclasses.replace(
         CONTEXT, gather_bucket_bytes=gather, reduce_bucket_bytes=reduce, prefetch_bytes=ahead
     )
-    if is_planned:  # what a plan says goes before what the context says
-        gather = reduce = min(gather, reduce)
-        choices = Choices(bucket_bytes=gather, prefetch_bytes=ahead)
+    if planned is not None:  # buckets within both bounds, and the plan's depth
+        choices = Choices(bucket_bytes=planned, prefetch_bytes=ahead)
         context = dataclasses.replace(context, choices=choices, prefetch_bytes=1 << 20)
+        gather, reduce = min(gather, planned), min(reduce, planned)
     gm = copy_of(deep[kind])
     apply(gm, LOWERED, context)
     where = positions(gm.graph)

@@ -47,8 +47,8 @@ def make_planner(
         raise PlanError(
             f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
             f"gradients and optimizer states of this rank alone hold {standing.base_bytes:,}, and "
-            f"its optimizer's step adds {standing.step_bytes:,}. Raise it above their sum, use more ranks, a higher ZeRO stage, or "
-            "offload_opt_states"
+            f"its optimizer's step adds {standing.step_bytes:,}. Raise it above their sum, use more "
+            "ranks, a higher ZeRO stage, or offload_opt_states"
         )
     return Planner(
         None if budget_bytes is None else budget_bytes - standing.base_bytes,

@@ -36,7 +36,7 @@ class Choices:
     prefetch_bytes: int | None = None
     """Weights gathered ahead of their use may hold this much; None leaves it to the context."""
     bucket_bytes: int | None = None
-    """Transfers are merged up to this size; None leaves it to the context."""
+    """Transfers are merged up to this size, or the context's where that is smaller."""
 
     def key(self) -> str:
         """Return the choices as text that is equal on all ranks, whatever the order of sets."""

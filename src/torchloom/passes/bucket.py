@@ -5,7 +5,8 @@
 
 A bucket of gathers stands where its first member stood, a bucket of reductions where its last did:
 results are never late and inputs never missing. A bucket closes when it reaches the size cap of
-the plan, or else of the context, so the memory that merging costs is bounded by it. Needs: transfers. Changes no values.
+the context, or a smaller one of the plan, so the memory that merging costs is bounded by it. Needs:
+transfers. Changes no values.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Merge transfers up to the size caps; return how many starts went away."""
     graph = gm.graph
     planned = None if ctx.choices is None else ctx.choices.bucket_bytes
+    most = float("inf") if planned is None else planned
     num_merged = 0
     where = positions(graph)
     for group in _group(
         gathers(graph),
-        cap_bytes=ctx.gather_bucket_bytes if planned is None else planned,
+        cap_bytes=min(ctx.gather_bucket_bytes, most),
         size=lambda transfer: transfer.result_bytes,
         fits=lambda group, new: _inputs_ready(new, group[0], where),
     ):
@@ -35,7 +37,7 @@ def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
     where = positions(graph)
     for group in _group(
         reductions(graph),
-        cap_bytes=ctx.reduce_bucket_bytes if planned is None else planned,
+        cap_bytes=min(ctx.reduce_bucket_bytes, most),
         size=lambda transfer: transfer.input_bytes,
         fits=lambda group, new: _not_yet_read(group, new, where),
     ):
@@ -47,7 +49,7 @@ def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
 def _group(
     transfers: Sequence[Transfer],
     *,
-    cap_bytes: int,
+    cap_bytes: float,
     size: Callable[[Transfer], int],
     fits: Callable[[list[Transfer], Transfer], bool],
 ) -> list[list[Transfer]]:

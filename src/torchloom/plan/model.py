@@ -77,7 +77,8 @@ class GraphPlan:
     prefetch_bytes: int | None = None
     """Weights gathered ahead of their use hold at most this much; None: what the config says."""
     bucket_bytes: int | None = None
-    """Gathers and reductions are merged up to this size, 0: not at all; None: what the config says."""
+    """Gathers and reductions are merged up to this size, 0: not at all; None: as far as the config lets
+    them, which is a bound in any case."""
 
     @property
     def fits(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from torchloom.errors import PlanError
@@ -50,8 +49,8 @@ class Planner:
     base_bytes: int = 0
     _known: dict[str, _Known] = field(default_factory=dict)
     """By digest, in the order in which graphs were planned first."""
-    _beyond: defaultdict[str, Beyond] = field(default_factory=lambda: defaultdict(Beyond))
-    """By graph."""
+    _beyond: dict[str, Beyond] = field(default_factory=dict)
+    """By graph; those whose code is known."""
     _fields: Fields = field(default_factory=Fields)
 
     @property
@@ -74,7 +73,7 @@ class Planner:
         Args:
             plan: one of this planner's, with the peak of the code that came out.
         """
-        self._beyond[plan.graph].learn(plan)
+        self._beyond.setdefault(plan.graph, Beyond()).learn(plan)
 
     def has_another(self, plan: GraphPlan) -> bool:
         """Say whether, by what was learnt, another plan than those tried may be noticeably better."""
@@ -84,7 +83,8 @@ class Planner:
         known = self._known.get(plan.graph)
         if known is None or known.task is None:
             return False
-        return not self._beyond[plan.graph].has(self._make(known.task, known.given))
+        beyond = self._beyond.get(plan.graph, Beyond())
+        return not beyond.has(self._make(known.task, known.given))
 
     def plan(self, task: Task) -> GraphPlan:
         """Plan one joint graph.
@@ -166,7 +166,11 @@ class Planner:
 
     def _make(self, task: Task, given: Beside) -> GraphPlan:
         digest = graph_digest(task.joint)
-        budget, room, beyond = self._budget_of(task), self._room(digest), self._beyond[digest]
+        budget, room, beyond = (
+            self._budget_of(task),
+            self._room(digest),
+            self._beyond.get(digest, Beyond()),
+        )
         states = None
         if self.states is not None and budget is not None:
             states = StateCosts(self.states, self.costs.device, self.micro_steps, room)
