@@ -11,7 +11,12 @@ from torchloom.plan.states import StateCosts
 
 
 def least_added_us(
-    best: Found, base: Field, costs: CostTable, states: StateCosts | None, micro_steps: int
+    best: Found,
+    base: Field,
+    costs: CostTable,
+    states: StateCosts | None,
+    micro_steps: int,
+    saved_bytes: int,
 ) -> float:
     """Return what no plan within the budget undercuts in the time that it adds to compute.
 
@@ -24,6 +29,7 @@ def least_added_us(
         costs: times.
         states: what room is worth to optimizer states; None where they stay.
         micro_steps: runs of the graph per optimizer step.
+        saved_bytes: the most that passes behind the split took away from any peak.
     """
     task, device = base.task, costs.device
     floor, lanes = task.traffic.least_us(costs, task.weights, micro_steps)
@@ -45,8 +51,7 @@ def least_added_us(
     own += sum(size for name, size in kept.pieces.items() if name in task.pieces)
     # What passes behind the split take away from a peak they may take away from any; weights and
     # pieces that stay may take away what others hold while they are in use.
-    less = max(0, best.point.peak_bytes - best.peak_bytes)
-    less += sum(min(task.traffic.in_flight_bytes, each) for each in (gathered, pieces))
+    less = saved_bytes + sum(min(task.traffic.in_flight_bytes, each) for each in (gathered, pieces))
     reach = best.allowed + less + own - begun
     beside = min(base.frontier.beside_bytes, best.field.frontier.beside_bytes)
     return min(floor + base.frontier.bound_us(reach, beside, ways), best.added_us)

@@ -124,6 +124,11 @@ class Estimates:
         self._overhead_us[candidate.key] = outcome.overhead_us
         self._behind[candidate.gathers] = outcome.peak_bytes - point.peak_bytes
 
+    @property
+    def saved_bytes(self) -> int:
+        """The most that passes behind the split took away from a peak."""
+        return max(0, -min(self._behind.values(), default=0))
+
     def behind_bytes(self, candidate: Candidate) -> int | None:
         """Return what passes behind the split are expected to add to peaks; None: no idea.
 

@@ -79,8 +79,7 @@ class Search:
                 best = self._with(best, Candidate(form=forms[-1], beside=self.given))
         if task.verify is not None:
             best = self._together(best, forms, may_be_lean=is_scarce)
-        bound_us = least_added_us(best, base, self.costs, self.states, self.micro_steps)
-        return best.plan(digest, task, self.budget_bytes, bound_us)
+        return self._plan(best, base, digest)
 
     def plain(self, task: Task, digest: str) -> GraphPlan:
         """Return the plan that keeps whatever may be kept, in the least room that transfers allow."""
@@ -90,9 +89,12 @@ class Search:
             candidate = Candidate(form=base, beside=self.given, flight=flight)
             outcome = self._outcome(candidate, base.frontier.points[0])
             tried.append(self._found(candidate, 0, outcome, outcome.peak_bytes))
-        best = min(tried, key=lambda each: each.total_bytes)
-        bound_us = least_added_us(best, base, self.costs, self.states, self.micro_steps)
-        return best.plan(digest, task, self.budget_bytes, bound_us)
+        return self._plan(min(tried, key=lambda each: each.total_bytes), base, digest)
+
+    def _plan(self, best: Found, base: Field, digest: str) -> GraphPlan:
+        saved = self._estimates.saved_bytes
+        bound_us = least_added_us(best, base, self.costs, self.states, self.micro_steps, saved)
+        return best.plan(digest, base.task, self.budget_bytes, bound_us)
 
     def _found(self, candidate: Candidate, at: int, outcome: Outcome, least: int) -> Found:
         form, beside = candidate.form, candidate.beside
