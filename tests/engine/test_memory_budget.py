@@ -122,7 +122,7 @@ def test_inductor_recomputes_as_planned() -> None:
 def small_engine(compile_section: dict, rank: int):
     torch._dynamo.reset()
     torch.manual_seed(3)
-    model, _ = llama(2, 32, 4, 2)
+    model, _ = llama(1, 32, 4, 2)
     section = {"deepcompile": True, "backend": "aot_eager", "strict": True, **compile_section}
     engine, *_ = torchloom.initialize(
         model=model,
