@@ -48,8 +48,8 @@ OFFLOAD, SELECTIVE = "offload_activation", "selective_gather"
 """Passes that do what a plan says, where there is one."""
 _MOST_NODES = 20_000
 """Of the splits that are remembered in all: about 60 MB."""
-_LESS, _MORE = 0.25, 4
-"""Sizes of buckets and bytes of prefetching that are tried, by those that the context allows."""
+_STEP = 4
+"""By what buckets and prefetching are divided, and prefetching multiplied, to be tried."""
 
 
 class PlannedSplit:
@@ -237,11 +237,11 @@ class _Trials:
         ahead = min(context.prefetch_bytes, most)
         bucket = min(max(context.gather_bucket_bytes, context.reduce_bucket_bytes), most)
         if gathered and "prefetch" in self._passes:
-            found.append(Flight(prefetch_bytes=int(_LESS * ahead)))
+            found.append(Flight(prefetch_bytes=ahead // _STEP))
             if gathered > context.prefetch_bytes and not context.prefetch_is_bound:
-                found.append(Flight(prefetch_bytes=_MORE * context.prefetch_bytes))
+                found.append(Flight(prefetch_bytes=_STEP * context.prefetch_bytes))
         if "bucket" in self._passes:
-            found.append(Flight(int(_LESS * bucket), int(_LESS * ahead)))
+            found.append(Flight(bucket // _STEP, ahead // _STEP))
             found.append(Flight(0, 0))
         return tuple(found)
 
@@ -261,7 +261,7 @@ class _Trials:
             "all_reduce": sum(nbytes(args_of(n)[0]) for n in find(joint.graph, ops.sync)),
         }
         # A bucket in use, those ahead of it, and one weight that is larger than a bucket.
-        ahead = _MORE * self._context.prefetch_bytes
+        ahead = _STEP * self._context.prefetch_bytes
         largest = max((each.num_bytes for each in gathers.values()), default=0)
         in_flight = self._context.gather_bucket_bytes + ahead + largest
         return Traffic(world_size, gathers, reductions, in_flight)

@@ -22,19 +22,19 @@ class Beyond:
     """
 
     _by_form: dict[frozenset[str], int] = field(default_factory=dict)
-    """By the names of the activations that wait on the host."""
+    """By the names of the activations that wait on the host; what was learned last stands last."""
     _tried: set[tuple[object, ...]] = field(default_factory=set)
-    _last: int = 0
 
     @property
     def key(self) -> str:
         """Text of all that is known, equal on all ranks."""
-        forms = sorted((sorted(names), size) for names, size in self._by_form.items())
-        return f"{forms} {self._last} {len(self._tried)}"
+        forms = [(sorted(names), size) for names, size in self._by_form.items()]
+        return f"{forms} {len(self._tried)}"
 
     def learn(self, plan: GraphPlan) -> None:
         """Take the difference between a plan's graphs and their code into account."""
-        self._last = self._by_form[plan.offload] = plan.peak_bytes - plan.graph_peak_bytes
+        self._by_form.pop(plan.offload, None)
+        self._by_form[plan.offload] = plan.peak_bytes - plan.graph_peak_bytes
         self._tried.add(plan.choices)
 
     def has(self, plan: GraphPlan) -> bool:
@@ -43,5 +43,7 @@ class Beyond:
 
     def bytes_of(self, moved: frozenset[str]) -> int:
         """Return what code is expected to need beyond graphs in which these activations move."""
-        known = self._by_form.get(moved, self._by_form.get(frozenset()))
-        return self._last if known is None else known
+        for form in (moved, frozenset[str]()):
+            if form in self._by_form:
+                return self._by_form[form]
+        return next(reversed(self._by_form.values()), 0)
