@@ -113,6 +113,7 @@ def test_what_fits_as_it_is_fits_where_activations_may_move() -> None:
         peak, plan = trained("conv", budget, **options)
         assert peak == pytest.approx(plan.graphs[0].peak_bytes, rel=0.01)
         assert plan.peak_bytes <= budget
+        assert plan.graphs[0].min_peak_bytes <= plan.graphs[0].peak_bytes
         return free_peak, peak
 
     ((free_peak, peak),) = run_ranks(1, fn, timeout_s=300)

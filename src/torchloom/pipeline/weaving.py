@@ -114,7 +114,9 @@ class Weaving:
         if peak_bytes is None or planner is None:
             logger.info("%s: the peak is that of the graphs, not of the code", self.report.name)
             return
-        plan = self.report.plan = dataclasses.replace(plan, peak_bytes=peak_bytes)
+        least = min(plan.min_peak_bytes, peak_bytes)  # code may need less than any of the graphs
+        plan = dataclasses.replace(plan, peak_bytes=peak_bytes, min_peak_bytes=least)
+        self.report.plan = plan
         planner.learn(plan)
         self.wants_another = planner.has_another(plan)
 

@@ -49,7 +49,7 @@ class GraphPlan:
     batch_bytes: int = 0
     """Inputs of the step, which live on beside this; not part of the peaks here."""
     min_peak_bytes: int
-    """The least that any plan of this graph needs."""
+    """The least that any plan found for this graph needs."""
     compute_us: float
     """Time of forward and backward without recomputation, operator by operator."""
     measured_us: float = 0.0

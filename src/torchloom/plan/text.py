@@ -85,7 +85,7 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
     yield f"graph {graph.graph}"
     allowed = "all that it wants" if graph.budget_bytes is None else show_bytes(graph.budget_bytes)
     yield (
-        f"  adds at most {show_bytes(graph.peak_bytes)} of {allowed}; no plan needs less than "
+        f"  adds at most {show_bytes(graph.peak_bytes)} of {allowed}; no plan found needs less than "
         f"{show_bytes(graph.min_peak_bytes)}; {show_bytes(graph.saved_bytes)} cross to backward"
     )
     yield (
