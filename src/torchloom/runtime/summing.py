@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,4 +26,32 @@ def sum_into(out: Tensor, parts: Sequence[Tensor], scale: float) -> None:
         valid.add_(part)
     if scale != 1.0:
         valid.mul_(scale)
+    out[valid.numel() :].zero_()
+
+
+def scales_exactly(scale: float, dtype: torch.dtype) -> bool:
+    """Say whether addends may be scaled instead of their sum.
+
+    A power of two changes no significand, so the rounded sums are the same; only sums so small that
+    they are subnormal (below 1.2e-38 in fp32) may differ in their last bit. fp16 has too few
+    exponents for that.
+    """
+    return dtype in (torch.float32, torch.float64) and math.frexp(scale)[0] == 0.5
+
+
+def sum_scaled_into(out: Tensor, parts: Sequence[Tensor], own: int, scale: float) -> None:
+    """Write the scaled sum over ranks 0, 1, ... into `out`, where all but one part come scaled.
+
+    Args:
+        out: flat.
+        parts: one flat tensor per rank, at least two, of the dtype of `out` and as long or shorter
+            by its padding, which becomes zero.
+        own: which part is not scaled yet.
+        scale: factor on it, for which `scales_exactly` holds.
+    """
+    valid = out[: parts[0].numel()]
+    first, second = (1, 0) if own == 0 else (0, 1)
+    torch.add(parts[first], parts[second], alpha=scale if second == own else 1, out=valid)
+    for rank, part in enumerate(parts[2:], start=2):
+        valid.add_(part, alpha=scale if rank == own else 1)
     out[valid.numel() :].zero_()

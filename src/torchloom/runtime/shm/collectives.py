@@ -2,13 +2,15 @@
 
 * gather = every rank copies its shards into its slot, and the others' out of theirs;
 * reduce = every rank copies the slices that others own into its slot, and sums its own slice of all
-  slots, in rank order, with the arithmetic of `runtime.gloo`: bit for bit the same result;
+  slots, in rank order: the result of `runtime.gloo` bit for bit. Where that cannot change a bit,
+  slices are scaled on their way into the slots, which saves a pass over the sum;
 * all-reduce = the same for whole tensors; large ones of more than two ranks as reduce and gather.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from torchloom.runtime.shm.arena import ALIGNMENT
 from torchloom.runtime.shm.link import Link
 from torchloom.runtime.shm.ring import Ring, Work
 from torchloom.runtime.shm.slots import Part, plan_parts, row, typed
-from torchloom.runtime.summing import sum_into
+from torchloom.runtime.summing import scales_exactly, sum_into, sum_scaled_into
 
 _BLOCK = 64 << 10
 """Elements that are summed at a time, so that a second pass over them finds them in the cache."""
@@ -88,6 +90,10 @@ class SharedMemoryCollectives:
         room = self._room(size - 1)
         numels = [shard.numel() for shard in shards]
         what = _named("reduction", fulls)
+        early = [
+            full.dtype == shard.dtype and scales_exactly(scale, full.dtype)
+            for full, shard in zip(fulls, shards, strict=True)
+        ]
 
         def piece(part: Part, owner: int) -> Tensor:
             return row(fulls[part.index], owner, numels[part.index])[part.start : part.stop]
@@ -102,7 +108,8 @@ class SharedMemoryCollectives:
                 for part in parts:
                     for peer in self.link.others:
                         source = piece(part, peer)
-                        view(slot, part, rank, peer, source.numel()).copy_(source)
+                        place = view(slot, part, rank, peer, source.numel())
+                        _send(source, place, scale if early[part.index] else None)
 
             def drain(slots: Sequence[Tensor]) -> None:
                 for part in parts:
@@ -111,7 +118,12 @@ class SharedMemoryCollectives:
                         own if peer == rank else view(slots[peer], part, peer, rank, own.numel())
                         for peer in range(size)
                     ]
-                    _sum_blocks(shards[part.index][part.start : part.stop], addends, scale)
+                    out = shards[part.index][part.start : part.stop]
+                    add = partial(sum_into, scale=scale)
+                    if early[part.index]:
+                        add = partial(sum_scaled_into, own=rank, scale=scale)
+                    # A scaled sum of two is one pass, and needs no cache.
+                    _in_blocks(out, addends, add, size == 2 and early[part.index])
 
             return Work(fill, drain, what)
 
@@ -144,7 +156,7 @@ class SharedMemoryCollectives:
                         own if peer == rank else view(slots[peer], part) for peer in range(size)
                     ]
                     total = torch.empty_like(own, dtype=_sum_dtype(own.dtype))
-                    _sum_blocks(total, addends, 1.0)
+                    _in_blocks(total, addends, partial(sum_into, scale=1.0))
                     own.copy_(total).mul_(scale)
 
             return Work(fill, drain, what)
@@ -222,7 +234,17 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def _sum_blocks(out: Tensor, parts: Sequence[Tensor], scale: float) -> None:
-    for start in range(0, out.numel(), _BLOCK):
-        stop = start + _BLOCK
-        sum_into(out[start:stop], [part[start:stop] for part in parts], scale)
+def _send(source: Tensor, place: Tensor, scale: float | None) -> None:
+    if scale is None:
+        place.copy_(source)
+    else:
+        torch.mul(source, scale, out=place)
+
+
+def _in_blocks(
+    out: Tensor, parts: Sequence[Tensor], add: Callable[..., None], at_once: bool = False
+) -> None:
+    block = max(1, out.numel()) if at_once else _BLOCK
+    for start in range(0, out.numel(), block):
+        stop = start + block
+        add(out[start:stop], [part[start:stop] for part in parts])
