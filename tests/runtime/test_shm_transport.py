@@ -72,6 +72,22 @@ def test_same_bits_as_gloo(world_size: int, slot_bytes: int) -> None:
     assert run_ranks(world_size, fn) == [[]] * world_size
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_same_bits_as_gloo_where_sums_are_subnormal(world_size: int) -> None:
+    def fn(rank):
+        group = GroupRef(dist.group.WORLD)
+        fulls = [values(rank, numel, torch.float32) * 2.0**-138 for numel in NUMELS]
+        results = []
+        for transport in (shm.connect(group, SMALL_SLOT), GlooCollectives(group)):
+            shards = [torch.empty(math.ceil(numel / world_size)) for numel in NUMELS]
+            transport.reduce_scatter(fulls, shards, 1 / world_size).finish()
+            results.append(torch.cat(shards))
+        ours, theirs = results
+        return same_bits(ours, theirs), bool(ours.any()), ours.abs().max().item() < 2.0**-120
+
+    assert run_ranks(world_size, fn) == [(True, True, True)] * world_size
+
+
 @pytest.mark.parametrize("numel", [5, 300_001])  # one phase, two phases
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_reduce_adds_in_rank_order_and_is_equal_on_all_ranks(numel, dtype) -> None:

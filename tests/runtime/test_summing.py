@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from torchloom.runtime.summing import scales_exactly, sum_into, sum_scaled_into
+from torchloom.runtime.summing import scales_early, sum_into, sum_scaled_into
 
 
 def addends(num: int, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -29,7 +29,8 @@ def both(parts, own, scale, out_numel):
 @pytest.mark.parametrize("num, scale", [(2, 0.5), (2, 1.0), (4, 0.25), (5, 2.0), (8, 0.125)])
 @pytest.mark.parametrize("numel, padding", [(1, 0), (16, 3), (1_003, 1), (0, 2)])
 def test_the_bits_of_a_scaled_sum(dtype, num, scale, numel, padding) -> None:
-    assert scales_exactly(scale, dtype)
+    one = torch.ones(1, dtype=dtype)
+    assert scales_early(one, one, scale)
     for own in range(num):
         got, want = both(addends(num, numel, dtype), own, scale, numel + padding)
         assert torch.equal(got, want)
@@ -55,7 +56,8 @@ def test_only_subnormal_sums_may_differ_and_by_one_bit() -> None:
 
 
 def test_other_scales_and_types_are_scaled_as_sums() -> None:
-    assert not scales_exactly(1 / 3, torch.float32)
-    assert not scales_exactly(0.0, torch.float32)
-    assert not scales_exactly(0.5, torch.float16)
-    assert not scales_exactly(0.5, torch.bfloat16)
+    one = torch.ones(1)
+    assert not scales_early(one, one, 1 / 3)
+    assert not scales_early(one, one, 0.0)
+    assert not scales_early(one.half(), one.half(), 0.5)
+    assert not scales_early(one.bfloat16(), one, 0.5)

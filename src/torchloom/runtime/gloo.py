@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.packing import pack, split_by_size, split_sizes, unpack
-from torchloom.runtime.summing import sum_into
+from torchloom.runtime.summing import scales_early, sum_into, sum_scaled_into
 
 _TAG = 1 << 20
 """Keeps these messages apart from a user's own sends; those of one pair arrive in order."""
@@ -99,7 +99,7 @@ class GlooCollectives:
         def finish() -> None:
             _wait_all(works)
             for inbox, target in zip(inboxes, targets, strict=True):
-                sum_into(target, inbox, scale)
+                _sum(target, inbox, rank, scale)
             if split.packed:
                 unpack(targets[-1], small)
             rows.clear()
@@ -173,6 +173,17 @@ def _wait_all(works: list[dist.Work]) -> None:
     for work in works:
         work.wait()
     works.clear()
+
+
+def _sum(target: Tensor, inbox: Sequence[Tensor], rank: int, scale: float) -> None:
+    """Sum what arrived and this rank's own row; with the arithmetic of shared memory."""
+    if len(inbox) == 1 or not scales_early(inbox[rank], target, scale):
+        sum_into(target, inbox, scale)
+        return
+    for peer, part in enumerate(inbox):
+        if peer != rank:
+            part.mul_(scale)
+    sum_scaled_into(target, inbox, rank, scale)
 
 
 def _row(full: Tensor, rank: int, numel: int) -> Tensor:

@@ -29,14 +29,15 @@ def sum_into(out: Tensor, parts: Sequence[Tensor], scale: float) -> None:
     out[valid.numel() :].zero_()
 
 
-def scales_exactly(scale: float, dtype: torch.dtype) -> bool:
-    """Say whether addends may be scaled instead of their sum.
+def scales_early(full: Tensor, shard: Tensor, scale: float) -> bool:
+    """Say whether the addends of a shard are scaled instead of their sum, by every transport.
 
-    A power of two changes no significand, so the rounded sums are the same; only sums so small that
-    they are subnormal (below 1.2e-38 in fp32) may differ in their last bit. fp16 has too few
-    exponents for that.
+    A power of two changes no significand, so the rounded sums are the same; only those so small that
+    they are subnormal (below 1.2e-38 in fp32) may differ in their last bit from a scaled sum. fp16
+    has too few exponents for that.
     """
-    return dtype in (torch.float32, torch.float64) and math.frexp(scale)[0] == 0.5
+    wide = full.dtype in (torch.float32, torch.float64)
+    return wide and full.dtype == shard.dtype and math.frexp(scale)[0] == 0.5
 
 
 def sum_scaled_into(out: Tensor, parts: Sequence[Tensor], own: int, scale: float) -> None:
@@ -47,7 +48,7 @@ def sum_scaled_into(out: Tensor, parts: Sequence[Tensor], own: int, scale: float
         parts: one flat tensor per rank, at least two, of the dtype of `out` and as long or shorter
             by its padding, which becomes zero.
         own: which part is not scaled yet.
-        scale: factor on it, for which `scales_exactly` holds.
+        scale: factor on it, for which `scales_early` holds.
     """
     valid = out[: parts[0].numel()]
     first, second = (1, 0) if own == 0 else (0, 1)

@@ -2,8 +2,8 @@
 
 * gather = every rank copies its shards into its slot, and the others' out of theirs;
 * reduce = every rank copies the slices that others own into its slot, and sums its own slice of all
-  slots, in rank order: the result of `runtime.gloo` bit for bit. Where that cannot change a bit,
-  slices are scaled on their way into the slots, which saves a pass over the sum;
+  slots, in rank order: with the arithmetic of `runtime.gloo`, bit for bit the same result. Where
+  the scale is a power of two, slices are scaled on their way, which saves a pass over the sum;
 * all-reduce = the same for whole tensors; large ones of more than two ranks as reduce and gather.
 """
 
@@ -21,7 +21,7 @@ from torchloom.runtime.shm.arena import ALIGNMENT
 from torchloom.runtime.shm.link import Link
 from torchloom.runtime.shm.ring import Ring, Work
 from torchloom.runtime.shm.slots import Part, plan_parts, row, typed
-from torchloom.runtime.summing import scales_exactly, sum_into, sum_scaled_into
+from torchloom.runtime.summing import scales_early, sum_into, sum_scaled_into
 
 _BLOCK = 64 << 10
 """Elements that are summed at a time, so that a second pass over them finds them in the cache."""
@@ -91,8 +91,7 @@ class SharedMemoryCollectives:
         numels = [shard.numel() for shard in shards]
         what = _named("reduction", fulls)
         early = [
-            full.dtype == shard.dtype and scales_exactly(scale, full.dtype)
-            for full, shard in zip(fulls, shards, strict=True)
+            scales_early(full, shard, scale) for full, shard in zip(fulls, shards, strict=True)
         ]
 
         def piece(part: Part, owner: int) -> Tensor:
