@@ -12,7 +12,14 @@ from typer.testing import CliRunner
 from torchloom.cli.calibrate import calibrate
 from torchloom.cli.calibrate.collectives import measure_collectives
 from torchloom.errors import PlanError
-from torchloom.plan.costs import CostTable, collective_us, load_table, save_table, table_path
+from torchloom.plan.costs import (
+    NETWORKS,
+    CostTable,
+    collective_us,
+    load_table,
+    save_table,
+    table_path,
+)
 
 app = typer.Typer()
 app.command()(calibrate)
@@ -86,15 +93,16 @@ def test_collectives_are_timed_on_all_ranks(run_ranks, world_size: int) -> None:
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
     for found in results:
         assert sorted(found) == sorted(
-            f"{prefix}{kind}/{world_size}" for kind in kinds for prefix in ("", "c10d_")
+            f"{prefix}{kind}/{world_size}" for kind in kinds for prefix in ("", "c10d_", "shm_")
         )
-        table = CostTable(collectives=found)
-        for kind in kinds:
-            (small, small_us), (large, large_us) = found[f"{kind}/{world_size}"]
-            assert 1024 <= small < 1100
-            assert 65536 <= large < 66000
-            assert min(small_us, large_us) > 1
-            assert collective_us(kind, small, world_size, table) == small_us
+        for network in (NETWORKS["gloo"], NETWORKS["shared-memory"]):
+            table = CostTable(network=network, collectives=found)
+            for kind in kinds:
+                (small, small_us), (large, large_us) = found[f"{network.prefix}{kind}/{world_size}"]
+                assert 1024 <= small < 1100
+                assert 65536 <= large < 66000
+                assert min(small_us, large_us) > 1
+                assert collective_us(kind, small, world_size, table) == small_us
 
 
 def test_ranks_write_one_table(monkeypatch, tmp_path, capfd) -> None:

@@ -18,6 +18,7 @@ from support.ranks import run_ranks
 from support.runs import make_engine, settings, train
 from support.shm import mapped_bytes, proportional_bytes
 from torchloom.errors import ShardError
+from torchloom.plan.memory import measure_peak
 from torchloom.runtime.shm import arena
 from torchloom.shard import gathered, layout_of
 
@@ -61,6 +62,34 @@ def test_no_gather_is_left_and_the_bytes_are_counted(backend: str) -> None:
         assert shared[f"{kind} torchloom.symmetric_done_"] == 1
         assert f"{kind} torchloom.gather_start" not in shared
     assert shared_bytes == plain_bytes
+
+
+@pytest.mark.parametrize(
+    "backend, precision", [("aot_eager", {}), ("inductor", {"bf16": {"enabled": True}})]
+)
+def test_the_plan_knows_that_weights_take_no_room(backend: str, precision) -> None:
+    budget = {"memory_budget": "1GB", "replan_step": 0}
+
+    def fn(rank):
+        plain, _ = compiled({**PLAIN, **budget}, backend, **precision)
+        engine, _ = compiled({**SHARED, **budget}, backend, **precision)
+        train(engine, rank, 2)
+        x, kept = tokens(2, rank), []
+
+        def micro():
+            kept.append(engine(x))
+            engine.backward(kept[0])
+
+        measured = measure_peak(micro).peak_bytes
+        (graph,) = engine.plan().graphs
+        own = sum(spec.shard_numel for spec in layout_of(engine.module).sharded)
+        more = engine.plan().base_bytes - plain.plan().base_bytes
+        return measured, graph.peak_bytes, more, own
+
+    for measured, predicted, more, own in run_ranks(2, fn):
+        # The loss and its gradient are not the graphs'.
+        assert predicted <= measured <= predicted + 16
+        assert more == (2 * own if precision else 0)  # the slice in 16 bits that the others read
 
 
 def test_one_host_holds_each_weight_once() -> None:

@@ -27,7 +27,7 @@ from torchloom.engine.planning import (
     make_planner,
     plan_again,
 )
-from torchloom.engine.standing import Standing, standing_of
+from torchloom.engine.standing import MayWait, Standing, standing_of
 from torchloom.engine.symmetric import share_weights
 from torchloom.engine.weave import build_session, extra_passes, start_compiled
 from torchloom.errors import ConfigError, EngineError
@@ -167,7 +167,7 @@ def start(
         compile_kwargs=compile_kwargs,
         budget_bytes=budget_bytes,
     )
-    _acquaint(session, engine, timetable)
+    copy_bytes = _acquaint(session, engine, timetable)
     engine.offloads.follow([each.name for each in entry.passes])
     always = timetable.names_throughout
     standing = standing_of(
@@ -176,9 +176,12 @@ def start(
         agreement,
         budget_bytes=budget_bytes,
         accumulates=config.batch.accumulation_steps > 1,
-        streams=STATES in always,
-        piece_bytes=piece_bytes(layout_of(model)) if PIECES in always else None,
-        num_slots=2 if config.offload.double_buffer else 1,
+        may_wait=MayWait(
+            states=STATES in always,
+            piece_bytes=piece_bytes(layout_of(model)) if PIECES in always else None,
+            num_slots=2 if config.offload.double_buffer else 1,
+        ),
+        copy_bytes=copy_bytes,
     )
     pinned = load_pinned(config.compile.plan, world.comm.world_size)
     session.planner = make_planner(
@@ -228,16 +231,22 @@ def _timetable(
     return Timetable((Entry(0, resolver.passes(passes)),))
 
 
-def _acquaint(session: CompileSession, engine: Compilable, timetable: Timetable) -> None:
-    """Tell a session what its passes may know of the engine. All ranks must call."""
+def _acquaint(session: CompileSession, engine: Compilable, timetable: Timetable) -> int:
+    """Tell a session what its passes may know of the engine. All ranks must call.
+
+    Returns:
+        Bytes of this rank's weights that now exist a second time.
+    """
     model, world, book = engine.module, engine.world, session.book
     book.layout, book.parameters = layout_of(model), owners_of(model)
     book.optimizer, book.residency = engine.optimizer, world.comm.residents
     book.table = costs_of(world.device, _network(world))
     shared = share_weights(model, world.comm, timetable.all_passes)
-    if shared is not None:
-        session.context = replace(session.context, shared_weights=shared.facts)
-        session.keeps = shared.store
+    if shared is None:
+        return 0
+    session.context = replace(session.context, shared_weights=shared.facts)
+    session.keeps = shared.store
+    return shared.copy_bytes
 
 
 def refuse_second(asks: bool, is_configured: bool) -> None:
@@ -255,4 +264,6 @@ def refuse_second(asks: bool, is_configured: bool) -> None:
 
 
 def _network(world: World) -> Network:
+    if world.comm.shares_memory:
+        return NETWORKS["shared-memory"]
     return NETWORKS["nvlink" if world.device.type == "cuda" else "gloo"]

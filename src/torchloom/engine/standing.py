@@ -24,6 +24,18 @@ _RESERVE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MayWait:
+    """What the config lets wait on the host while the device does not need it."""
+
+    states: bool
+    """Optimizer states, streamed through the step."""
+    piece_bytes: int | None
+    """Of this rank's pieces of parameters that may; None where none may."""
+    num_slots: int
+    """Chunks of states that may be on the device at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
     """Device memory of a step that no graph shows, and what of it may wait on the host.
 
@@ -54,9 +66,8 @@ def standing_of(
     *,
     budget_bytes: int | None,
     accumulates: bool,
-    streams: bool,
-    piece_bytes: int | None,
-    num_slots: int,
+    may_wait: MayWait,
+    copy_bytes: int = 0,
 ) -> Standing:
     """Return what stands beside the graphs of a sharded model. All ranks must call.
 
@@ -66,28 +77,28 @@ def standing_of(
         agreement: of the ranks.
         budget_bytes: what the user gave for everything.
         accumulates: whether gradients wait from one micro-step for the next.
-        streams: whether optimizer states may wait on the host.
-        piece_bytes: of the pieces of parameters that may; None where none may.
-        num_slots: chunks of states that may be on the device at a time.
+        may_wait: on the host, by the config.
+        copy_bytes: of this rank's weights, where ranks share them in another dtype.
     """
     base = agreement.most(
         "bytes that live on",
-        _base_bytes(model, optimizer, keeps_gradients=accumulates, keeps_states=not streams),
+        copy_bytes
+        + _base_bytes(
+            model, optimizer, keeps_gradients=accumulates, keeps_states=not may_wait.states
+        ),
     )
     gradients, update = 0 if accumulates else _trained_bytes(model), 0
     if budget_bytes is None:
         return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
-    if not streams:
+    if not may_wait.states:
         update = agreement.most("bytes of the optimizer's step", _optimizer_bytes(optimizer))
     states = None
-    if optimizer is not None and (streams or piece_bytes is not None):
+    if optimizer is not None and (may_wait.states or may_wait.piece_bytes is not None):
         states = _host_states(
             optimizer,
             agreement,
             step_bytes=budget_bytes - base - gradients,
-            num_slots=num_slots,
-            with_states=streams,
-            piece_bytes=piece_bytes or 0,
+            may_wait=may_wait,
         )
     return Standing(
         budget_bytes=budget_bytes,
@@ -136,9 +147,7 @@ def _host_states(
     agreement: Agreement,
     *,
     step_bytes: int,
-    num_slots: int,
-    with_states: bool,
-    piece_bytes: int,
+    may_wait: MayWait,
 ) -> HostStates:
     """Return what may wait on the host and then streams through the step. All ranks must call.
 
@@ -146,20 +155,18 @@ def _host_states(
         optimizer: over this rank's leaves; its states count although the first step makes them.
         agreement: of the ranks, which plan alike.
         step_bytes: device memory that is free in a step which keeps no states.
-        num_slots: chunks of states that may be on the device at a time.
-        with_states: whether states may wait, not pieces of parameters alone.
-        piece_bytes: of the pieces that may wait.
+        may_wait: states, pieces of parameters, or both.
     """
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
-    num_states = _num_states(optimizer) if with_states else 0
+    num_states = _num_states(optimizer) if may_wait.states else 0
     sizes = [num_states * leaf.numel() * leaf.element_size() for leaf in leaves]
     return HostStates(
         total_bytes=agreement.most("bytes of optimizer states", sum(sizes)),
         largest_bytes=agreement.most("bytes of one parameter's states", max(sizes, default=0)),
         num_params=agreement.most("trained elements", sum(leaf.numel() for leaf in leaves)),
         step_bytes=agreement.least("bytes free in the optimizer's step", step_bytes),
-        num_slots=num_slots,
-        piece_bytes=agreement.most("bytes of pieces", piece_bytes),
+        num_slots=may_wait.num_slots,
+        piece_bytes=agreement.most("bytes of pieces", may_wait.piece_bytes or 0),
     )
 
 

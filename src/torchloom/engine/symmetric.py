@@ -24,6 +24,8 @@ class Shared:
 
     store: WeightStore
     facts: SharedWeights
+    copy_bytes: int
+    """Of this rank's slices that exist beside its pieces, in the dtype that compute reads."""
 
 
 def share_weights(
@@ -57,16 +59,18 @@ def share_weights(
                 error,
             )
         return None
-    params = owners_of(model)
+    params, copy_bytes = owners_of(model), 0
     for spec, region in zip(specs, store.regions, strict=True):
         if spec.compute_dtype == spec.dtype:
             _move(params[spec.name], region.own)
+        else:
+            copy_bytes += region.own.nbytes
     facts = SharedWeights(
         name=store.name,
         handle=comm.handle,
         params=tuple((spec.name, spec.compute_dtype) for spec in specs),
     )
-    return Shared(store, facts)
+    return Shared(store, facts, copy_bytes)
 
 
 def _move(param: nn.Parameter, place: Tensor) -> None:

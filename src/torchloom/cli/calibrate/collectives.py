@@ -1,7 +1,8 @@
 """How long collectives take between the ranks that are here, by size.
 
-Two transports are timed: torchloom's own (`all_gather`), which compiled steps use, and the process
-group's (`c10d_all_gather`), to compare with.
+Up to three transports are timed: torchloom's own over messages (`all_gather`) and, where the ranks can
+share memory, through that (`shm_all_gather`), which compiled steps use; and the process group's
+(`c10d_all_gather`), to compare with.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def measure_collectives(
     group = dist.group.WORLD
     assert group is not None, "there are ranks"
     found: dict[str, list[tuple[int, float]]] = {}
-    for kind, collective in _collectives(get_communicator(group)).items():
+    for kind, collective in _collectives(group, device).items():
         points = []
         for size in _QUICK_SIZES if quick else SIZES:
             numel = -(-size // 4 // world_size) * world_size  # every rank has an equal part
@@ -59,8 +60,22 @@ def measure_collectives(
     return found
 
 
-def _collectives(comm: Communicator) -> dict[str, Collective]:
+def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, Collective]:
     """Return collectives of a whole tensor and this rank's part of it, by kind."""
+    found = {
+        **_of_torchloom(get_communicator(group)),
+        "c10d_all_gather": dist.all_gather_into_tensor,
+        "c10d_reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
+        "c10d_all_reduce": lambda whole, part: dist.all_reduce(whole),
+    }
+    if device.type == "cpu":
+        shared = get_communicator(group, symmetric_memory=True)
+        if shared.shares_memory:
+            found |= {f"shm_{kind}": call for kind, call in _of_torchloom(shared).items()}
+    return found
+
+
+def _of_torchloom(comm: Communicator) -> dict[str, Collective]:
     f32 = torch.float32
 
     def all_gather(whole: Tensor, part: Tensor) -> None:
@@ -72,14 +87,7 @@ def _collectives(comm: Communicator) -> dict[str, Collective]:
     def all_reduce(whole: Tensor, part: Tensor) -> None:
         comm.wait(comm.begin_sync([whole], f32, f32))
 
-    return {
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
-        "all_reduce": all_reduce,
-        "c10d_all_gather": dist.all_gather_into_tensor,
-        "c10d_reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
-        "c10d_all_reduce": lambda whole, part: dist.all_reduce(whole),
-    }
+    return {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
 
 
 def _median_us(collective: Collective, whole: Tensor, part: Tensor) -> float:

@@ -15,7 +15,8 @@ import torch
 from torchloom.errors import PlanError
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
-"""As torchloom's own transport runs them; `c10d_` in front means the process group's own ones."""
+"""As torchloom's own transport runs them over messages; `shm_` in front: through shared memory;
+`c10d_`: the process group's own ones."""
 LinkKind = Literal["h2d", "d2h"]
 
 
@@ -77,6 +78,8 @@ class Network:
     """Part of a collective's time that compute beside it loses: cores, memory, multiprocessors."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """Measured time over modelled time, by kind of collective."""
+    prefix: str = ""
+    """What stands in front of the kinds of its measured collectives; see `CollectiveKind`."""
 
     def collective_us(self, kind: CollectiveKind, num_bytes: int, world_size: int) -> float:
         """Return the time of one collective by the ring model.
@@ -164,6 +167,16 @@ NETWORKS: dict[str, Network] = {
             bytes_per_s=1.2e9,
             load=0.5,  # estimated: its threads run on the cores that compute
             factors={"reduce_scatter": 2.2, "all_reduce": 0.8},
+        ),
+        # Measured beside gloo: small messages take half as long, a gather with its copy as long, a
+        # reduction a third. The thread that computes does it all: nothing runs beside compute.
+        Network(
+            name="shared-memory",
+            alpha_us=60.0,
+            bytes_per_s=1.3e9,
+            load=1.0,
+            factors={"reduce_scatter": 0.85, "all_reduce": 0.9},
+            prefix="shm_",
         ),
         Network(name="nvlink", alpha_us=6.0, bytes_per_s=3.6e11, load=0.1),
         Network(name="infiniband-400", alpha_us=12.0, bytes_per_s=4.5e10, load=0.1),

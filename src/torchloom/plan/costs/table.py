@@ -113,11 +113,12 @@ def collective_us(kind: CollectiveKind, num_bytes: int, world_size: int, table: 
     if world_size <= 1:
         return 0.0
     modelled = table.network.collective_us(kind, num_bytes, world_size)
-    known = [int(key.partition("/")[2]) for key in table.collectives if key.startswith(f"{kind}/")]
+    entry = f"{table.network.prefix}{kind}/"
+    known = [int(key.removeprefix(entry)) for key in table.collectives if key.startswith(entry)]
     if not known:
         return modelled
     nearest = min(known, key=lambda ranks: (abs(ranks - world_size), ranks))
-    measured = _interpolated(table.collectives[f"{kind}/{nearest}"], num_bytes)
+    measured = _interpolated(table.collectives[f"{entry}{nearest}"], num_bytes)
     if nearest == world_size:
         return measured
     return modelled * measured / table.network.collective_us(kind, num_bytes, nearest)

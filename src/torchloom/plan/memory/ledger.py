@@ -17,7 +17,7 @@ from torchloom.graph import tensors_in
 from torchloom.plan.memory.program import Transit
 from torchloom.plan.memory.workspace import Call, WorkspaceTable, signature_of_call
 
-_COUNTED_ELSEWHERE = (ops.offload, ops.offload_start, ops.resident)
+_COUNTED_ELSEWHERE = (ops.offload, ops.offload_start, ops.resident, ops.symmetric_start)
 """Their results are host memory, or weights that live on between runs and are counted beside them."""
 
 

@@ -7,6 +7,7 @@ generation (`x = None` behind the last use), torch's calling convention for boxe
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,10 +130,16 @@ def program_of(
 def _storages(
     node: fx.Node, found: Probed | None, parts: Mapping[fx.Node, dict[Storage, int]]
 ) -> dict[Storage, int]:
-    seen = viewed(node) if is_view_op(node.target) else None
+    seen = viewed(node) if is_view_op(_origin(node).target) else None
     if seen is not None and seen in parts:
         return parts[seen]  # what was recorded may stem from before a pass replaced it
     return storages_of(node, () if found is None else found.result_bytes)
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """Return the call that made a value: of what picks one of several results, their maker."""
+    picks = node.target is operator.getitem and node.all_input_nodes
+    return node.all_input_nodes[0] if picks else node
 
 
 def _under_way(order: Sequence[fx.Node], transit: Transit) -> Iterator[tuple[int, int, int]]:

@@ -122,7 +122,8 @@ class SharedMemoryCollectives:
                     if early[part.index]:
                         add = partial(sum_scaled_into, own=rank, scale=scale)
                     # A scaled sum of two is one pass, and needs no cache.
-                    _in_blocks(out, addends, add, size == 2 and early[part.index])
+                    in_one_pass = size == 2 and early[part.index]
+                    _in_blocks(out, addends, add, out.numel() if in_one_pass else _BLOCK)
 
             return Work(fill, drain, what)
 
@@ -155,7 +156,7 @@ class SharedMemoryCollectives:
                         own if peer == rank else view(slots[peer], part) for peer in range(size)
                     ]
                     total = torch.empty_like(own, dtype=_sum_dtype(own.dtype))
-                    _in_blocks(total, addends, partial(sum_into, scale=1.0))
+                    _in_blocks(total, addends, partial(sum_into, scale=1.0), _BLOCK)
                     own.copy_(total).mul_(scale)
 
             return Work(fill, drain, what)
@@ -241,9 +242,8 @@ def _send(source: Tensor, place: Tensor, scale: float | None) -> None:
 
 
 def _in_blocks(
-    out: Tensor, parts: Sequence[Tensor], add: Callable[..., None], at_once: bool = False
+    out: Tensor, parts: Sequence[Tensor], add: Callable[..., None], block_numel: int
 ) -> None:
-    block = max(1, out.numel()) if at_once else _BLOCK
-    for start in range(0, out.numel(), block):
-        stop = start + block
+    for start in range(0, out.numel(), max(1, block_numel)):
+        stop = start + block_numel
         add(out[start:stop], [part[start:stop] for part in parts])
