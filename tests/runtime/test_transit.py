@@ -9,7 +9,7 @@ import torch.distributed as dist
 from support.ranks import run_ranks
 from torchloom import ops
 from torchloom.plan.memory import measure_peak
-from torchloom.runtime import get_communicator, transit_bytes
+from torchloom.runtime import get_communicator, refresh_bytes, transit_bytes
 
 SMALL, LARGE = 3_000, 80_000
 NUMELS = ((LARGE,), (SMALL,), (SMALL, LARGE, 2 * SMALL, 0, LARGE))
@@ -56,3 +56,35 @@ def test_what_graphs_do_not_show(world_size: int) -> None:
             # Sums of another dtype than the wire's are taken in two temporary tensors at the end.
             room = 64 + (2 * 4 * sum(numels) if wire is BF16 else 0)  # and a few scalars
             assert predicted <= measured <= predicted + room, (start, numels, wire)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100_000, 16 << 20])
+def test_what_gathering_resident_weights_anew_holds(bucket_bytes: int) -> None:
+    def fn(rank):
+        comm = get_communicator(dist.group.WORLD)
+        comm.residents.bucket_bytes = bucket_bytes
+        rows = []
+        for numels in ((SMALL,), (SMALL, 2 * SMALL, SMALL // 3), (SMALL, LARGE, SMALL, 77)):
+            for dtype in (F32, BF16):
+                comm.residents.clear()
+                pieces = [torch.randn(n) for n in numels]
+                names = [f"w{i}" for i in range(len(pieces))]
+
+                def read(pieces=pieces, names=names, dtype=dtype):
+                    return [
+                        measure_peak(lambda p=p, n=n: comm.residents.get(p, dtype, n)).peak_bytes
+                        for p, n in zip(pieces, names, strict=True)
+                    ]
+
+                read()
+                comm.residents.invalidate()
+                predicted = refresh_bytes([(p, dtype, comm.handle, False) for p in pieces])
+                dist.barrier()
+                rows.append((numels, dtype, predicted, read(), sum(predicted)))
+        return rows
+
+    for rows in run_ranks(2, fn):
+        assert any(total for *_, total in rows)
+        for numels, dtype, predicted, measured, _ in rows:
+            for want, got in zip(predicted, measured, strict=True):
+                assert want <= got <= want + 64, (numels, dtype, predicted, measured)

@@ -12,7 +12,8 @@ from torchloom.errors import PlanError
 from torchloom.log import get_logger
 from torchloom.plan import Plan, Planner
 from torchloom.plan.costs import CostTable, Network, load_table, save_table, shared_table
-from torchloom.runtime import transit_bytes
+from torchloom.plan.memory import Transit
+from torchloom.runtime import refresh_bytes, transit_bytes
 
 logger = get_logger(__name__)
 
@@ -56,7 +57,7 @@ def make_planner(
         pinned=pinned,
         is_estimate=is_estimate,
         micro_steps=micro_steps,
-        transit=transit_bytes,
+        transit=Transit(transit_bytes, refresh_bytes),
         states=standing.states,
         base_bytes=standing.base_bytes,
     )

@@ -74,6 +74,7 @@ class PlannedSplit:
         self._planner, self._context, self._lower = planner, context, lower
         self._report, self._passes = report, passes
         self._interface: Interface | None = None
+        self._fetched: frozenset[str] = frozenset()
 
     def __call__(
         self,
@@ -93,6 +94,7 @@ class PlannedSplit:
         trials.forget()
         if plan.offload:
             trials.move(joint, plan.offload, plan.again)
+        self._fetched = frozenset(_pieces(joint)) - frozenset(plan.pieces)
         _keep_pieces(joint, plan.pieces)
         forward, backward = trials.split(joint, plan.recompute, is_final=True)
         self._interface = interface_of(forward.graph, backward.graph)
@@ -108,7 +110,10 @@ class PlannedSplit:
             return None
         forward, backward = sources["forward"], sources["backward"]
         planner = self._planner
-        return replay_peak(forward, backward, self._interface, planner.workspaces, planner.transit)
+        return replay_peak(
+            *(forward, backward, self._interface, planner.workspaces, planner.transit),
+            fetched=self._fetched,
+        )
 
 
 class _Trials:

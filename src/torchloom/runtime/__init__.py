@@ -11,7 +11,7 @@ from torchloom.runtime import bodies as _bodies  # binds the operators
 from torchloom.runtime import kernels as _kernels
 from torchloom.runtime.communicator import CommStats, Communicator, get_communicator, lookup
 from torchloom.runtime.host import Mover, MoveStats, move_stats, mover_of
-from torchloom.runtime.transit import transit_bytes
+from torchloom.runtime.transit import refresh_bytes, transit_bytes
 from torchloom.runtime.weights import WeightStore, make_store
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "make_store",
     "move_stats",
     "mover_of",
+    "refresh_bytes",
     "transit_bytes",
 ]
 

@@ -12,7 +12,7 @@ all ranks gather at the same points.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,21 +83,15 @@ class Residents:
     def _refresh(self, first: _Kept) -> None:
         """Gather a weight, and those after it that are out of date, up to the bucket size."""
         order = list(self._kept.values())
-        start = order.index(first)
-        pieces: list[Tensor] = []
-        bucket: list[_Kept] = []
-        used_bytes = 0
-        for kept in order[start:]:
+        stale: list[tuple[_Kept, Tensor]] = []
+        for kept in order[order.index(first) :]:
             piece = kept.piece()
             if piece is None or kept.full.dtype != first.full.dtype:
                 continue
-            if kept.version is not None and kept.version == _writes(piece):
-                continue
-            used_bytes += kept.full.numel() * kept.full.element_size()
-            if bucket and used_bytes > self.bucket_bytes:
-                break
-            bucket.append(kept)
-            pieces.append(piece)
+            if kept.version is None or kept.version != _writes(piece):
+                stale.append((kept, piece))
+        size = first_bucket([kept.full.nbytes for kept, _ in stale], self.bucket_bytes)
+        bucket, pieces = zip(*stale[:size], strict=True)
         loaded = [_loaded(piece.detach()) for piece in pieces]
         sources = [piece.to(first.full.dtype).contiguous() for piece in loaded]
         self._gather_into(sources, [kept.full for kept in bucket])
@@ -107,6 +101,16 @@ class Residents:
     def _drop_dead(self) -> None:
         """Let go of weights whose pieces are gone, e.g. with their model."""
         self._kept = {key: each for key, each in self._kept.items() if not each.storage.expired()}
+
+
+def first_bucket(sizes: Sequence[int], bucket_bytes: int) -> int:
+    """Return how many weights of so many bytes are gathered together: at least one, in order."""
+    held = 0
+    for index, size in enumerate(sizes):
+        held += size
+        if index and held > bucket_bytes:
+            return index
+    return len(sizes)
 
 
 def _loaded(piece: Tensor) -> Tensor:

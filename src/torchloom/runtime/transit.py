@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchloom import _torch, ops
 from torchloom.runtime.communicator import lookup
+from torchloom.runtime.residents import first_bucket
 from torchloom.shard.pieces import piece_numel
 
 
@@ -49,6 +50,31 @@ def transit_bytes(target: Any, args: Sequence[Any]) -> int:
         held = _cast(grads, wire) + _bytes(pieces, dtype)
         return held + comm.shard.reduce_transit(pieces, dtype, wire)
     return 0
+
+
+def refresh_bytes(uses: Sequence[tuple[Tensor, torch.dtype, str, bool]]) -> list[int]:
+    """Return what gathering weights anew that stay gathered holds besides them, at each first use.
+
+    Args:
+        uses: in order; for each the piece, the dtype of the whole, the communicator's handle, and
+            whether the piece waits on the host. A use gathers a bucket: what follows is part of it.
+    """
+    found, left = [0] * len(uses), list(range(len(uses)))
+    while left:
+        _, dtype, handle, _ = uses[left[0]]
+        comm = lookup(handle)
+        alike = [index for index in left if uses[index][1:3] == (dtype, handle)]
+        sizes = [_numel(uses[index][0]) * comm.world_size * dtype.itemsize for index in alike]
+        bucket = alike[: first_bucket(sizes, comm.residents.bucket_bytes)]
+        pieces = [uses[index][0] for index in bucket]
+        on_host = [uses[index][0] for index in bucket if uses[index][3]]
+        found[left[0]] = (
+            sum(_numel(piece) * piece.element_size() for piece in on_host)
+            + _cast(pieces, dtype)
+            + comm.shard.gather_transit([_numel(piece) for piece in pieces], dtype)
+        )
+        left = [index for index in left if index not in bucket]
+    return found
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> int:

@@ -6,7 +6,7 @@ nothing refers to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchloom import _torch, ops
 from torchloom.graph import tensors_in
-from torchloom.plan.memory.program import Transit
+from torchloom.plan.memory.transit import Transit, Use
 from torchloom.plan.memory.workspace import Call, WorkspaceTable, signature_of_call
 
 _COUNTED_ELSEWHERE = (ops.offload, ops.offload_start, ops.resident, ops.symmetric_start)
@@ -22,13 +22,30 @@ _COUNTED_ELSEWHERE = (ops.offload, ops.offload_start, ops.resident, ops.symmetri
 
 
 class Ledger(_torch.DispatchMode):
-    """Adds up the storages that operators make and that are still referred to."""
+    """Adds up the storages that operators make and that are still referred to.
 
-    def __init__(self, workspaces: WorkspaceTable, transit: Transit | None) -> None:
+    Args:
+        workspaces: what operators allocate for themselves; what is not known is noted in `calls`.
+        transit: what the transport holds besides results.
+        fetched: parameters whose pieces wait on the host.
+        refreshes: what gathering anew holds, by the parameter whose first use begins it.
+    """
+
+    def __init__(
+        self,
+        workspaces: WorkspaceTable,
+        transit: Transit | None = None,
+        *,
+        fetched: Collection[str] = (),
+        refreshes: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__()
         self.peak_bytes = 0
         self.calls: list[Call] = []
+        self.uses: dict[str, Use] = {}
+        """The first of each weight that stays gathered, in order."""
         self._workspaces, self._transit = workspaces, transit
+        self._fetched, self._refreshes = fetched, refreshes or {}
         self._under_way: dict[int, int] = {}
         """Bytes that a collective holds, by the storage of its first result."""
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -37,6 +54,8 @@ class Ledger(_torch.DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = Call(func, tuple(args), dict(kwargs or {}))
         workspace, sizes = self._probed(call)
+        if func is ops.resident:
+            workspace += self._refreshed(*args)
         result = func(*args, **(kwargs or {}))
         self.settle()
         if func in _COUNTED_ELSEWHERE:
@@ -76,10 +95,17 @@ class Ledger(_torch.DispatchMode):
         if call.target is ops.wait_:
             self._sum -= self._under_way.pop(next(storages_in([call.args[0]]))._cdata, 0)
         elif self._transit is not None:
-            held_bytes = self._transit(call.target, call.args)
+            held_bytes = self._transit.started(call.target, call.args)
             if held_bytes:
                 self._under_way[next(storages_in([result]))._cdata] = held_bytes
                 self._sum += held_bytes
+
+    def _refreshed(self, piece: Any, dtype: Any, world_size: int, handle: str, param: str) -> int:
+        """Return what gathering a weight anew holds: at the first use in a step, nothing later."""
+        if param in self.uses:
+            return 0
+        self.uses[param] = Use(piece, dtype, handle, param in self._fetched)
+        return self._refreshes.get(param, 0)
 
     def _probed(self, call: Call) -> tuple[int, tuple[int, ...]]:
         signature = signature_of_call(call)

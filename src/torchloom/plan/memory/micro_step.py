@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from torchloom.graph import value_of
-from torchloom.plan.memory.program import Probe, Program, Transit, program_of
+from torchloom.plan.memory.program import Probe, Program, program_of
 from torchloom.plan.memory.storages import Storage, storages_of
+from torchloom.plan.memory.transit import Transit, refreshed_at
 
 
 @dataclass(slots=True)
@@ -54,12 +55,19 @@ def micro_step(
         forward: the graph whose outputs are mutated inputs, results and saved values.
         backward: the graph whose inputs are saved values and gradients of results.
         probe: what operators allocate besides what the graphs show; see `WorkspaceTable`.
-        transit: what collectives hold until they are waited for.
+        transit: what the transport holds besides results.
     """
     inputs = _storages(forward.find_nodes(op="placeholder"))
     outputs = forward.output_node()
+    nodes = itertools.chain(forward.nodes, backward.nodes)
+    scratch = {} if transit is None else refreshed_at(nodes, transit)
     program = program_of(
-        forward.nodes, outputs.all_input_nodes, held=inputs, probe=probe, transit=transit
+        forward.nodes,
+        outputs.all_input_nodes,
+        held=inputs,
+        probe=probe,
+        transit=transit,
+        scratch=scratch,
     )
     placeholders = list(backward.find_nodes(op="placeholder"))
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
@@ -80,6 +88,7 @@ def micro_step(
         sizes=kept,
         probe=probe,
         transit=transit,
+        scratch=scratch,
     )
     return MicroStep(
         forward=program,

@@ -36,7 +36,7 @@ def optimizer_peak(optimizer: Optimizer, workspaces: WorkspaceTable | None = Non
     """
     workspaces = workspaces or WorkspaceTable()
     for _ in range(2):  # the second time with the workspaces of operators met in the first
-        ledger = Ledger(workspaces, None)
+        ledger = Ledger(workspaces)
         try:
             _step_twice(optimizer, ledger)
         except (RuntimeError, TypeError, ValueError, AttributeError, KeyError):

@@ -17,11 +17,10 @@ from torch import fx
 from torchloom import ops
 from torchloom.graph import args_of, is_view_op, value_of, viewed
 from torchloom.plan.memory.storages import Storage, storages_of
+from torchloom.plan.memory.transit import Transit
 from torchloom.plan.memory.workspace import Probed
 
-Transit = Callable[[Any, Sequence[Any]], int]
-"""Bytes that a collective holds from its start to its wait, besides its results: by its operator and
-its arguments, fake tensors among them."""
+Held = Callable[[Any, Sequence[Any]], int]
 Probe = Callable[[fx.Node], Probed | None]
 """What an operator was found to allocate; see `WorkspaceTable`."""
 
@@ -72,6 +71,7 @@ def program_of(
     sizes: Mapping[Storage, int] | None = None,
     probe: Probe | None = None,
     transit: Transit | None = None,
+    scratch: Mapping[fx.Node, int] | None = None,
 ) -> Program:
     """Return the memory events of nodes that run in this order.
 
@@ -82,12 +82,13 @@ def program_of(
         sizes: bytes of inputs' storages, where they are not what their fake tensors say.
         probe: what operators allocate besides what the graph shows.
         transit: what collectives hold until they are waited for.
+        scratch: what nodes hold while they run, besides what the probe says.
 
     Returns:
         The program. Inputs that nobody holds are live at the start and are freed after their last
         use; their bytes are not allocated here.
     """
-    order = [node for node in nodes if node.op != "output"]
+    order, beside = [node for node in nodes if node.op != "output"], scratch or {}
     probed = [None if probe is None else probe(node) for node in order]
     owned: dict[Storage, int] = {}
     known: set[Storage] = set(held)
@@ -108,7 +109,7 @@ def program_of(
         for used in node.all_input_nodes:
             last_use.update(dict.fromkeys(parts[used], index))
     if transit is not None:
-        for start, end, num_bytes in _under_way(order, transit):
+        for start, end, num_bytes in _under_way(order, transit.started):
             fresh[start] += num_bytes
             dying[end] += num_bytes
     kept = {s: owned[s] for node in outputs for s in parts[node] if s in owned}
@@ -120,7 +121,7 @@ def program_of(
             node=node,
             allocated_bytes=fresh[index],
             freed_bytes=dying[index],
-            workspace_bytes=getattr(probed[index], "workspace_bytes", 0),
+            workspace_bytes=getattr(probed[index], "workspace_bytes", 0) + beside.get(node, 0),
         )
         for index, node in enumerate(order)
     ]
@@ -142,13 +143,13 @@ def _origin(node: fx.Node) -> fx.Node:
     return node.all_input_nodes[0] if picks else node
 
 
-def _under_way(order: Sequence[fx.Node], transit: Transit) -> Iterator[tuple[int, int, int]]:
+def _under_way(order: Sequence[fx.Node], held: Held) -> Iterator[tuple[int, int, int]]:
     """Yield for each collective the places of its start and its wait, and what it holds between."""
     where = {node: index for index, node in enumerate(order)}
     for index, node in enumerate(order):
         if node.target is ops.wait_:
             start: fx.Node = args_of(node)[0][0].all_input_nodes[0]
             args: Any = fx.node.map_arg(start.args, value_of)
-            num_bytes = transit(start.target, args)
+            num_bytes = held(start.target, args)
             if num_bytes:
                 yield where[start], index, num_bytes

@@ -8,7 +8,7 @@ Python's reference counts free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torchloom._torch.wrapper import load_wrapper
 from torchloom.graph import value_of
 from torchloom.plan.memory.ledger import Ledger
 from torchloom.plan.memory.micro_step import RESULTS
-from torchloom.plan.memory.program import Transit
+from torchloom.plan.memory.transit import Transit
 from torchloom.plan.memory.workspace import WorkspaceTable
 
 _TANGENT = "tangents"
@@ -68,6 +68,7 @@ def replay_peak(
     interface: Interface,
     workspaces: WorkspaceTable,
     transit: Transit | None = None,
+    fetched: Collection[str] = (),
 ) -> int | None:
     """Return the highest sum of bytes that a step allocates above what was live before it.
 
@@ -76,16 +77,21 @@ def replay_peak(
         backward: likewise.
         interface: of the graphs that they were made of.
         workspaces: what operators allocate for themselves; unknown ones are probed.
-        transit: what collectives hold until they are waited for.
+        transit: what the transport holds besides results.
+        fetched: parameters whose pieces wait on the host.
 
     Returns:
         None where a wrapper is of a form that cannot be replayed.
     """
-    for _ in range(2):  # the second time with the workspaces of operators met in the first
-        ledger = Ledger(workspaces, transit)
+    refreshes: dict[str, int] = {}
+    for _ in range(2):  # the second time with what the first has met: operators, weights to gather
+        ledger = Ledger(workspaces, transit, fetched=fetched, refreshes=refreshes)
         if not _replay(forward, backward, interface, ledger):
             return None
-        if not workspaces.probe_calls(ledger.calls):
+        if transit is not None:
+            found = transit.refreshed(list(ledger.uses.values()))
+            refreshes = dict(zip(ledger.uses, found, strict=True))
+        if not workspaces.probe_calls(ledger.calls) and not any(refreshes.values()):
             break
     return ledger.peak_bytes
 
