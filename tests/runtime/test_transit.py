@@ -9,7 +9,7 @@ import torch.distributed as dist
 from support.ranks import run_ranks
 from torchloom import ops
 from torchloom.plan.memory import measure_peak
-from torchloom.runtime import get_communicator, refresh_bytes, transit_bytes
+from torchloom.runtime import get_communicator, mover_of, refresh_bytes, transit_bytes
 
 SMALL, LARGE = 3_000, 80_000
 NUMELS = ((LARGE,), (SMALL,), (SMALL, LARGE, 2 * SMALL, 0, LARGE))
@@ -58,16 +58,20 @@ def test_what_graphs_do_not_show(world_size: int) -> None:
             assert predicted <= measured <= predicted + room, (start, numels, wire)
 
 
+@pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize("bucket_bytes", [1, 100_000, 16 << 20])
-def test_what_gathering_resident_weights_anew_holds(bucket_bytes: int) -> None:
+def test_what_gathering_resident_weights_anew_holds(bucket_bytes: int, on_host: bool) -> None:
     def fn(rank):
-        comm = get_communicator(dist.group.WORLD)
+        comm, mover = get_communicator(dist.group.WORLD), mover_of(torch.device("cpu"))
         comm.residents.bucket_bytes = bucket_bytes
         rows = []
         for numels in ((SMALL,), (SMALL, 2 * SMALL, SMALL // 3), (SMALL, LARGE, SMALL, 77)):
             for dtype in (F32, BF16):
                 comm.residents.clear()
                 pieces = [torch.randn(n) for n in numels]
+                if on_host:
+                    pieces = mover.begin_offload(pieces)
+                    mover.wait(pieces)
                 names = [f"w{i}" for i in range(len(pieces))]
 
                 def read(pieces=pieces, names=names, dtype=dtype):
@@ -78,7 +82,7 @@ def test_what_gathering_resident_weights_anew_holds(bucket_bytes: int) -> None:
 
                 read()
                 comm.residents.invalidate()
-                predicted = refresh_bytes([(p, dtype, comm.handle, False) for p in pieces])
+                predicted = refresh_bytes([(p, dtype, comm.handle, on_host) for p in pieces])
                 dist.barrier()
                 rows.append((numels, dtype, predicted, read(), sum(predicted)))
         return rows
