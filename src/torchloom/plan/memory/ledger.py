@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchloom import _torch, ops
 from torchloom.graph import tensors_in
-from torchloom.plan.memory.transit import Transit, Use
+from torchloom.plan.memory.transit import Transit, Use, Weight
 from torchloom.plan.memory.workspace import Call, WorkspaceTable, signature_of_call
 
 _COUNTED_ELSEWHERE = (ops.offload, ops.offload_start, ops.resident, ops.symmetric_start)
@@ -28,7 +28,7 @@ class Ledger(_torch.DispatchMode):
         workspaces: what operators allocate for themselves; what is not known is noted in `calls`.
         transit: what the transport holds besides results.
         fetched: parameters whose pieces wait on the host.
-        refreshes: what gathering anew holds, by the parameter whose first use begins it.
+        refreshes: what gathering anew holds, by the weight whose first use begins it.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Ledger(_torch.DispatchMode):
         transit: Transit | None = None,
         *,
         fetched: Collection[str] = (),
-        refreshes: Mapping[str, int] | None = None,
+        refreshes: Mapping[Weight, int] | None = None,
     ) -> None:
         super().__init__()
         self.peak_bytes = 0
         self.calls: list[Call] = []
-        self.uses: dict[str, Use] = {}
+        self.uses: dict[Weight, Use] = {}
         """The first of each weight that stays gathered, in order."""
         self._workspaces, self._transit = workspaces, transit
         self._fetched, self._refreshes = fetched, refreshes or {}
@@ -102,10 +102,11 @@ class Ledger(_torch.DispatchMode):
 
     def _refreshed(self, piece: Any, dtype: Any, world_size: int, handle: str, param: str) -> int:
         """Return what gathering a weight anew holds: at the first use in a step, nothing later."""
-        if param in self.uses:
+        weight = param, dtype
+        if weight in self.uses:
             return 0
-        self.uses[param] = Use(piece, dtype, handle, param in self._fetched)
-        return self._refreshes.get(param, 0)
+        self.uses[weight] = Use(piece, dtype, handle, param in self._fetched)
+        return self._refreshes.get(weight, 0)
 
     def _probed(self, call: Call) -> tuple[int, tuple[int, ...]]:
         signature = signature_of_call(call)

@@ -20,7 +20,6 @@ from torchloom.plan.memory.storages import Storage, storages_of
 from torchloom.plan.memory.transit import Transit
 from torchloom.plan.memory.workspace import Probed
 
-Held = Callable[[Any, Sequence[Any]], int]
 Probe = Callable[[fx.Node], Probed | None]
 """What an operator was found to allocate; see `WorkspaceTable`."""
 
@@ -109,7 +108,7 @@ def program_of(
         for used in node.all_input_nodes:
             last_use.update(dict.fromkeys(parts[used], index))
     if transit is not None:
-        for start, end, num_bytes in _under_way(order, transit.started):
+        for start, end, num_bytes in _under_way(order, transit):
             fresh[start] += num_bytes
             dying[end] += num_bytes
     kept = {s: owned[s] for node in outputs for s in parts[node] if s in owned}
@@ -143,13 +142,13 @@ def _origin(node: fx.Node) -> fx.Node:
     return node.all_input_nodes[0] if picks else node
 
 
-def _under_way(order: Sequence[fx.Node], held: Held) -> Iterator[tuple[int, int, int]]:
+def _under_way(order: Sequence[fx.Node], transit: Transit) -> Iterator[tuple[int, int, int]]:
     """Yield for each collective the places of its start and its wait, and what it holds between."""
     where = {node: index for index, node in enumerate(order)}
     for index, node in enumerate(order):
         if node.target is ops.wait_:
             start: fx.Node = args_of(node)[0][0].all_input_nodes[0]
             args: Any = fx.node.map_arg(start.args, value_of)
-            num_bytes = held(start.target, args)
+            num_bytes = transit.started(start.target, args)
             if num_bytes:
                 yield where[start], index, num_bytes

@@ -20,7 +20,7 @@ from torchloom._torch.wrapper import load_wrapper
 from torchloom.graph import value_of
 from torchloom.plan.memory.ledger import Ledger
 from torchloom.plan.memory.micro_step import RESULTS
-from torchloom.plan.memory.transit import Transit
+from torchloom.plan.memory.transit import Transit, Weight
 from torchloom.plan.memory.workspace import WorkspaceTable
 
 _TANGENT = "tangents"
@@ -83,7 +83,7 @@ def replay_peak(
     Returns:
         None where a wrapper is of a form that cannot be replayed.
     """
-    refreshes: dict[str, int] = {}
+    refreshes: dict[Weight, int] = {}
     for _ in range(2):  # the second time with what the first has met: operators, weights to gather
         ledger = Ledger(workspaces, transit, fetched=fetched, refreshes=refreshes)
         if not _replay(forward, backward, interface, ledger):

@@ -11,6 +11,9 @@ from torch import fx
 from torchloom import ops
 from torchloom.graph import args_of, is_fetched, value_of
 
+Weight = tuple[str, Any]
+"""A weight that stays gathered: the parameter's name, and the dtype of the whole."""
+
 
 class Use(NamedTuple):
     """A graph reads a weight that stays gathered from step to step."""
@@ -32,7 +35,8 @@ class Transit:
     among them."""
     refreshed: Callable[[Sequence[Use]], list[int]]
     """Bytes while weights are gathered anew that stay gathered, each at its first use in a step: by
-    these uses in order. A use may gather what follows as well."""
+    these uses in order. A use may gather what follows as well: of one graph, so where a model has
+    several, the first may hold up to a bucket more."""
 
 
 def refreshed_at(nodes: Iterable[fx.Node], transit: Transit) -> dict[fx.Node, int]:
@@ -42,10 +46,11 @@ def refreshed_at(nodes: Iterable[fx.Node], transit: Transit) -> dict[fx.Node, in
         nodes: forward's and then backward's, in order.
         transit: of the transport.
     """
-    first: dict[str, fx.Node] = {}
+    first: dict[Weight, fx.Node] = {}
     for node in nodes:
         if node.target is ops.resident:
-            first.setdefault(args_of(node)[4], node)
+            _, dtype, _, _, param = args_of(node)
+            first.setdefault((param, dtype), node)
     uses = []
     for node in first.values():
         piece, dtype, _, handle, _ = args_of(node)
