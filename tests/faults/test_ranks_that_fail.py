@@ -72,3 +72,23 @@ def test_agreement_counts_separately_per_engine() -> None:
         return one.rank + two.rank
 
     assert run_ranks(2, fn) == [0, 2]
+
+
+def test_ranks_tell_each_other_texts() -> None:
+    def fn(rank):
+        agreement = new_agreement(rank, 3, timeout_s=10.0)
+        return agreement.texts("names", f"rank {rank}\0 with any character")
+
+    assert run_ranks(3, fn) == [[f"rank {r}\0 with any character" for r in range(3)]] * 3
+
+
+def test_ranks_that_ask_for_different_texts_are_told() -> None:
+    def fn(rank):
+        agreement = new_agreement(rank, 2, timeout_s=10.0)
+        try:
+            agreement.texts("sizes" if rank else "names", "1")
+        except AgreementError as error:
+            return str(error)
+        return "none"
+
+    assert all("sizes" in text and "names" in text for text in run_ranks(2, fn))

@@ -59,14 +59,26 @@ class Agreement:
         """Return the largest value that any rank holds; otherwise as `least`."""
         return max(self._all(what, value))
 
-    def _all(self, what: str, value: int) -> list[int]:
+    def texts(self, what: str, text: str) -> list[str]:
+        """Return the text of every rank, by rank; all ranks must call in the same order.
+
+        Args:
+            what: what the ranks tell each other, for the message.
+            text: this rank's own; of any length, though all ranks read all of them.
+
+        Raises:
+            AgreementError: ranks have come to something else, or not within the timeout.
+        """
         if self.world_size == 1:
-            return [value]
-        held = self._exchange(what, f"{what}\0{value}")
-        parts = [text.partition("\0") for text in held]
-        if any(name != what for name, _, _ in parts):
+            return [text]
+        held = self._exchange(what, f"{what}\0{text}")
+        if any(each.partition("\0")[0] != what for each in held):
             self._differ(what, held)
-        return [int(number) for _, _, number in parts]
+        told = {rank: each.partition("\0")[2] for each, ranks in held.items() for rank in ranks}
+        return [told[rank] for rank in range(self.world_size)]
+
+    def _all(self, what: str, value: int) -> list[int]:
+        return [int(text) for text in self.texts(what, str(value))]
 
     def _differ(self, what: str, held: dict[str, list[int]]) -> None:
         sides = "; ".join(
