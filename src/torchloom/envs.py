@@ -49,6 +49,12 @@ def is_launched() -> bool:
     return any(name in os.environ for name in _RANK_NAMES["world_size"])
 
 
+def is_one_host() -> bool:
+    """Say whether the launcher started all ranks on this host, as far as it tells."""
+    local = _first_int(("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+    return local is not None and local == launch().world_size
+
+
 def get_str(name: str, default: str) -> str:
     """Return the variable `name`, or `default` when it is unset or empty."""
     return os.environ.get(name) or default

@@ -91,7 +91,7 @@ def optimizer_state(engine) -> dict[str, torch.Tensor]:
         for key, value in engine.optimizer.state[each.leaf].items():
             if value.dim() and each.is_divided:
                 full = value.new_empty(value.numel() * comm.world_size)
-                comm.gather_into([value], [full])
+                comm.gather_into([value], [full], ["w"])
                 value = full[: each.spec.numel]
             found[f"{each.spec.name}.{key}"] = value.flatten().clone()
     return found

@@ -22,9 +22,9 @@ def calls(handle: str) -> list[tuple[object, tuple[object, ...]]]:
         (ops.replicate, (grad.t(), BF16, F32, handle, "p")),
         (ops.sync, (grad.to(BF16), F32, F32, False, handle, "p")),
         (ops.sync, (grad, F32, F32, True, handle, "p")),
-        (ops.gather_start, ([shard, shard[:4].clone()], F32, 2, handle)),
-        (ops.reduce_start, ([grad, grad.t()], [11, 11], F32, F32, handle)),
-        (ops.sync_start, ([grad, grad[0]], F32, F32, False, handle)),
+        (ops.gather_start, ([shard, shard[:4].clone()], ["a", "b"], F32, 2, handle)),
+        (ops.reduce_start, ([grad, grad.t()], ["a", "b"], [11, 11], F32, F32, handle)),
+        (ops.sync_start, ([grad, grad[0]], ["a", "b"], F32, F32, False, handle)),
     ]
 
 

@@ -30,7 +30,7 @@ def graph_of(num_products: int, size: int = 512, ahead: bool = True) -> fx.Graph
         x.meta["val"] = torch.empty(16, size)
         square = graph.placeholder("square")
         square.meta["val"] = torch.empty(size, size)
-    start = call(graph, ops.gather_start, ([shard], torch.float32, WORLD, "group"))
+    start = call(graph, ops.gather_start, ([shard], ["w"], torch.float32, WORLD, "group"))
     pick = call(graph, operator.getitem, (start, 0))
 
     def wait() -> None:

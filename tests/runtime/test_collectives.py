@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from support.ranks import run_ranks
+from support.traffic import W, channel
 from torchloom.errors import ShardError
 from torchloom.runtime import get_communicator, lookup, shm
 from torchloom.runtime.base import GroupRef
@@ -38,7 +39,7 @@ def test_all_gather(implementation, world_size: int) -> None:
             shards.append(cut(source, rank, per_rank))
             fulls.append(torch.full((per_rank * world_size,), math.nan))
             expected.append(source)
-        implementation(GroupRef(dist.group.WORLD)).all_gather(shards, fulls).finish()
+        implementation(GroupRef(dist.group.WORLD), channel()).all_gather(shards, fulls, W).finish()
         return [
             torch.equal(full[: len(want)], want) for full, want in zip(fulls, expected, strict=True)
         ]
@@ -52,8 +53,8 @@ def test_reduce_scatter(implementation, world_size: int) -> None:
     def fn(rank):
         fulls = [whole(rank, numel) for numel in NUMELS]
         shards = [torch.full((math.ceil(n / world_size),), math.nan) for n in NUMELS]
-        implementation(GroupRef(dist.group.WORLD)).reduce_scatter(
-            fulls, shards, 1 / world_size
+        implementation(GroupRef(dist.group.WORLD), channel()).reduce_scatter(
+            fulls, shards, 1 / world_size, W
         ).finish()
         errors = []
         for numel, shard in zip(NUMELS, shards, strict=True):
@@ -69,7 +70,7 @@ def test_reduce_scatter(implementation, world_size: int) -> None:
 def test_all_reduce(implementation) -> None:
     def fn(rank):
         tensors = [whole(rank, numel).view(-1) for numel in NUMELS]
-        implementation(GroupRef(dist.group.WORLD)).all_reduce(tensors, 0.5).finish()
+        implementation(GroupRef(dist.group.WORLD), channel()).all_reduce(tensors, 0.5, W).finish()
         want = [(whole(0, numel) + whole(1, numel)) / 2 for numel in NUMELS]
         return all(torch.equal(a, b) for a, b in zip(tensors, want, strict=True))
 
@@ -80,7 +81,7 @@ def test_bf16_on_the_wire_adds_up_in_fp32() -> None:
     def fn(rank):
         comm = get_communicator(dist.group.WORLD)
         grad = torch.full((64,), 1.0 if rank == 0 else 2.0**-9)
-        shards = comm.begin_reduce([grad], [16], torch.float32, torch.bfloat16)
+        shards = comm.begin_reduce([grad], [16], torch.float32, torch.bfloat16, ["w"])
         comm.wait(shards)
         return shards[0][0].item()
 
@@ -91,7 +92,7 @@ def test_bf16_on_the_wire_adds_up_in_fp32() -> None:
 def test_waiting_twice_is_an_error() -> None:
     def fn(rank):
         comm = get_communicator(dist.group.WORLD)
-        fulls = comm.begin_gather([torch.ones(8)], torch.float32)
+        fulls = comm.begin_gather([torch.ones(8)], torch.float32, ["w"])
         comm.wait(fulls)
         try:
             comm.wait(fulls)

@@ -85,7 +85,7 @@ def test_a_new_default_group_gets_a_new_communicator() -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
         new = get_communicator(dist.group.WORLD)
         full = torch.zeros(2)
-        new.gather_into([torch.ones(1) + rank], [full])
+        new.gather_into([torch.ones(1) + rank], [full], ["w"])
         return old is new, old.handle == new.handle, full.tolist()
 
     assert run_ranks(2, fn) == [(False, False, [1.0, 2.0])] * 2

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from support.ranks import run_ranks
 from support.shm import files_left, mapped_bytes, open_descriptors
+from support.traffic import channel
 from torchloom.errors import PeerLostError, ShardError
 from torchloom.runtime import get_communicator, shm
 from torchloom.runtime.base import GroupRef
@@ -23,7 +24,9 @@ from torchloom.runtime.shm import arena, peers
 
 
 def sum_of_ranks(comm) -> float:
-    means = comm.begin_sync([torch.full((3,), comm.rank + 1.0)], torch.float32, torch.float32)
+    means = comm.begin_sync(
+        [torch.full((3,), comm.rank + 1.0)], torch.float32, torch.float32, ("w",)
+    )
     comm.wait(means)
     return means[0][0].item() * comm.world_size
 
@@ -114,7 +117,7 @@ def test_a_mark_that_does_not_match_is_not_mapped() -> None:
                 owner, {**made, "mark": "0" * 64}, *rest, **kw
             )
         try:
-            shm.connect(GroupRef(dist.group.WORLD))
+            shm.connect(GroupRef(dist.group.WORLD), channel())
         except shm.UnavailableError as error:
             return str(error)
         return ""
@@ -140,7 +143,7 @@ def test_a_killed_rank_is_noticed_by_the_others_and_leaves_nothing() -> None:
 
     results = run_ranks(3, fn)
     for text, took, descriptors, mapped, files in (results[0], results[2]):
-        assert "rank 1 (process" in text
+        assert "rank 1 has ended" in text
         assert "has ended" in text
         assert took < 10
         assert (descriptors, mapped, files) == ([], 0, [])

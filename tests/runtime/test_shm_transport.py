@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from support.ranks import run_ranks
+from support.traffic import W, channel
 from torchloom.runtime import shm
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.gloo import GlooCollectives
@@ -35,7 +36,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def test_same_bits_as_gloo(world_size: int, slot_bytes: int) -> None:
     def fn(rank):
         group = GroupRef(dist.group.WORLD)
-        ours, theirs = shm.connect(group, slot_bytes), GlooCollectives(group)
+        ours, theirs = (
+            shm.connect(group, channel("ours"), slot_bytes),
+            GlooCollectives(group, channel("theirs")),
+        )
         wrong = []
         for dtype in DTYPES:
             fulls = [values(rank, numel, dtype) for numel in NUMELS]
@@ -44,8 +48,8 @@ def test_same_bits_as_gloo(world_size: int, slot_bytes: int) -> None:
                     [torch.full((math.ceil(n / world_size),), math.nan, dtype=out) for n in NUMELS]
                     for _ in range(2)
                 )
-                ours.reduce_scatter(fulls, got, 1 / world_size).finish()
-                theirs.reduce_scatter(fulls, want, 1 / world_size).finish()
+                ours.reduce_scatter(fulls, got, 1 / world_size, W).finish()
+                theirs.reduce_scatter(fulls, want, 1 / world_size, W).finish()
                 wrong += [
                     ("reduce", dtype, out)
                     for a, b in zip(got, want, strict=True)
@@ -55,18 +59,15 @@ def test_same_bits_as_gloo(world_size: int, slot_bytes: int) -> None:
             got, want = (
                 [torch.empty(s.numel() * world_size, dtype=dtype) for s in shards] for _ in "ab"
             )
-            ours.all_gather(shards, got).finish()
-            theirs.all_gather(shards, want).finish()
+            ours.all_gather(shards, got, W).finish()
+            theirs.all_gather(shards, want, W).finish()
             wrong += [
                 ("gather", dtype) for a, b in zip(got, want, strict=True) if not same_bits(a, b)
             ]
-            if world_size <= 2:  # gloo adds more ranks in another order
-                got, want = ([f.clone() for f in fulls] for _ in "ab")
-                ours.all_reduce(got, 1 / 3).finish()
-                theirs.all_reduce(want, 1 / 3).finish()
-                wrong += [
-                    ("all", dtype) for a, b in zip(got, want, strict=True) if not same_bits(a, b)
-                ]
+            got, want = ([f.clone() for f in fulls] for _ in "ab")
+            ours.all_reduce(got, 1 / 3, W).finish()
+            theirs.all_reduce(want, 1 / 3, W).finish()
+            wrong += [("all", dtype) for a, b in zip(got, want, strict=True) if not same_bits(a, b)]
         return wrong
 
     assert run_ranks(world_size, fn) == [[]] * world_size
@@ -78,9 +79,12 @@ def test_same_bits_as_gloo_where_sums_are_subnormal(world_size: int) -> None:
         group = GroupRef(dist.group.WORLD)
         fulls = [values(rank, numel, torch.float32) * 2.0**-138 for numel in NUMELS]
         results = []
-        for transport in (shm.connect(group, SMALL_SLOT), GlooCollectives(group)):
+        for transport in (
+            shm.connect(group, channel(), SMALL_SLOT),
+            GlooCollectives(group, channel()),
+        ):
             shards = [torch.empty(math.ceil(numel / world_size)) for numel in NUMELS]
-            transport.reduce_scatter(fulls, shards, 1 / world_size).finish()
+            transport.reduce_scatter(fulls, shards, 1 / world_size, W).finish()
             results.append(torch.cat(shards))
         ours, theirs = results
         return same_bits(ours, theirs), bool(ours.any()), ours.abs().max().item() < 2.0**-120
@@ -93,7 +97,9 @@ def test_same_bits_as_gloo_where_sums_are_subnormal(world_size: int) -> None:
 def test_all_reduce_adds_in_rank_order_and_is_equal_on_all_ranks(numel, dtype) -> None:
     def fn(rank):
         tensors = [values(rank, n, dtype) for n in (numel, 3)]
-        shm.connect(GroupRef(dist.group.WORLD), SMALL_SLOT).all_reduce(tensors, 1 / 3).finish()
+        shm.connect(GroupRef(dist.group.WORLD), channel(), SMALL_SLOT).all_reduce(
+            tensors, 1 / 3, W
+        ).finish()
         return tensors
 
     first, *rest = run_ranks(3, fn)
@@ -108,15 +114,15 @@ def test_all_reduce_adds_in_rank_order_and_is_equal_on_all_ranks(numel, dtype) -
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_more_in_flight_than_there_are_slots(world_size: int) -> None:
     def fn(rank):
-        ours = shm.connect(GroupRef(dist.group.WORLD), SMALL_SLOT)
+        ours = shm.connect(GroupRef(dist.group.WORLD), channel(), SMALL_SLOT)
         started = []
         for turn in range(7):
             shard = torch.full((50 + 900 * turn,), float(10 * turn + rank))
             full = torch.empty(len(shard) * world_size)
-            started.append((ours.all_gather([shard], [full]), full))
+            started.append((ours.all_gather([shard], [full], W), full))
         grad = torch.full((world_size * 3_000,), float(rank + 1))
         mine = torch.empty(3_000)
-        started.append((ours.reduce_scatter([grad], [mine], 1.0), mine))
+        started.append((ours.reduce_scatter([grad], [mine], 1.0, W), mine))
         # The last first: what was begun before it is completed with it.
         started[-1][0].finish()
         for pending, _ in started[:-1]:
@@ -133,7 +139,7 @@ def test_a_rank_that_is_ahead_waits_for_nobody_while_slots_last() -> None:
     """What both have filled is read at the next beginning; only the last wait meets."""
 
     def fn(rank):
-        ours = shm.connect(GroupRef(dist.group.WORLD), SMALL_SLOT)
+        ours = shm.connect(GroupRef(dist.group.WORLD), channel(), SMALL_SLOT)
         store = dist.distributed_c10d._get_default_store()
         mine = [torch.empty(500) for _ in range(8)]
         grads = [torch.full((1_000,), float(10 * turn + rank)) for turn in range(8)]
@@ -141,7 +147,7 @@ def test_a_rank_that_is_ahead_waits_for_nobody_while_slots_last() -> None:
             store.wait(["ahead"])  # set when the other rank has begun four
         started = []
         for turn in range(8):
-            started.append(ours.reduce_scatter([grads[turn]], [mine[turn]], 1.0))
+            started.append(ours.reduce_scatter([grads[turn]], [mine[turn]], 1.0, W))
             if rank == 0 and turn == 3:
                 store.set("ahead", "yes")
                 store.wait(["caught up"])
@@ -159,14 +165,14 @@ def test_a_rank_that_is_ahead_waits_for_nobody_while_slots_last() -> None:
 
 def test_many_rounds_with_ranks_that_take_turns_to_be_late() -> None:
     def fn(rank):
-        ours = shm.connect(GroupRef(dist.group.WORLD), SMALL_SLOT)
+        ours = shm.connect(GroupRef(dist.group.WORLD), channel(), SMALL_SLOT)
         burn = torch.randn(64, 64)
         for turn in range(300):
             for _ in range(40 if turn % 3 == rank else 0):
                 burn = (burn @ burn).tanh()
             grads = torch.arange(3 * 501, dtype=torch.float32) * (rank + 1) + turn
             mine = torch.empty(501)
-            ours.reduce_scatter([grads], [mine], 1.0).finish()
+            ours.reduce_scatter([grads], [mine], 1.0, W).finish()
             want = (torch.arange(3 * 501.0) * 6 + 3 * turn).view(3, -1)[rank]
             if not torch.equal(mine, want):
                 return turn

@@ -38,11 +38,12 @@ def test_what_graphs_do_not_show(world_size: int) -> None:
             for dtype, wire in ((F32, F32), (BF16, F32), (F32, BF16)):
                 shards = [torch.randn(n, dtype=wire) for n in numels]
                 full = [torch.randn(n * world_size, dtype=dtype) for n in numels]
+                names = [f"w{i}" for i in range(len(numels))]
                 calls = [
-                    (ops.gather_start, (shards, dtype, world_size, handle)),
-                    (ops.reduce_start, (full, list(numels), F32, wire, handle)),
-                    (ops.sync_start, (full, F32, wire, False, handle)),
-                    (ops.sync_start, (full, F32, wire, True, handle)),
+                    (ops.gather_start, (shards, names, dtype, world_size, handle)),
+                    (ops.reduce_start, (full, names, list(numels), F32, wire, handle)),
+                    (ops.sync_start, (full, names, F32, wire, False, handle)),
+                    (ops.sync_start, (full, names, F32, wire, True, handle)),
                 ]
                 for start, args in calls:
                     predicted = transit_bytes(start, args)

@@ -287,6 +287,18 @@ def default_store() -> Any:
     return _get_default_store()
 
 
+def own_store() -> Any:
+    """Return the default group's store through a connection of its own, where it can have one.
+
+    A call that blocks holds a connection, so that a thread needs another one (2.11-2.13).
+    """
+    store = default_store()
+    try:
+        return store.clone()
+    except (NotImplementedError, RuntimeError):  # stores without a server have no connection
+        return store
+
+
 @functools.cache
 def ops_made_in_place() -> frozenset[Any]:
     """Return the operators that Inductor may turn into ones that write their input (2.11-2.13)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.runtime import Communicator
@@ -22,9 +21,7 @@ def global_norm(sharded: Sequence[Tensor], whole: Sequence[Tensor], comm: Commun
     square = _square(sharded)
     if comm.rank == 0:
         square = square + _square(whole)
-    if comm.world_size > 1:
-        dist.all_reduce(square, group=comm.shard_group())
-    return square.sqrt()
+    return comm.sum_(square, "sum for the gradient norm").sqrt()
 
 
 def clip_(grads: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:

@@ -90,7 +90,9 @@ class LocalParams:
         )
         if self._leaves:
             used = used.to(self._leaves[0].param.device)
-        total = self._comm.begin_sync([used.float()], torch.float32, torch.float32)
+        total = self._comm.begin_sync(
+            [used.float()], torch.float32, torch.float32, ("which parameters have a gradient",)
+        )
         self._comm.wait(total)
         chosen = [e for e, share in zip(self._leaves, total[0].tolist(), strict=True) if share > 0]
         for each in chosen:
@@ -110,12 +112,12 @@ class LocalParams:
             self._finish(*previous)
 
     def _begin(self, bucket: list[Leaf]) -> list[Tensor]:
-        spec = bucket[0].spec
+        spec, names = bucket[0].spec, [each.spec.name for each in bucket]
         grads = [_gradient(each) for each in bucket]
         if not spec.is_sliced:
-            return self._comm.begin_sync(grads, spec.dtype, spec.wire_dtype)
+            return self._comm.begin_sync(grads, spec.dtype, spec.wire_dtype, names)
         numels = [each.leaf.numel() for each in bucket]
-        return self._comm.begin_reduce(grads, numels, spec.dtype, spec.wire_dtype)
+        return self._comm.begin_reduce(grads, numels, spec.dtype, spec.wire_dtype, names)
 
     def _finish(self, bucket: list[Leaf], results: list[Tensor]) -> None:
         self._comm.wait(results)
@@ -125,14 +127,11 @@ class LocalParams:
 
     def publish(self) -> None:
         """After a step, give all ranks the slices that each rank has stepped (stage 1)."""
-        shards = [each.leaf.detach() for each in self._leaves if each.spec.is_sliced]
-        fulls = [
-            padded_flat(each.param.data, self._layout.world_size)
-            for each in self._leaves
-            if each.spec.is_sliced
-        ]
+        sliced = [each for each in self._leaves if each.spec.is_sliced]
+        shards = [each.leaf.detach() for each in sliced]
+        fulls = [padded_flat(each.param.data, self._layout.world_size) for each in sliced]
         if shards:
-            self._comm.gather_into(shards, fulls)
+            self._comm.gather_into(shards, fulls, [each.spec.name for each in sliced])
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of divided and of whole leaves."""

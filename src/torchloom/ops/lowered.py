@@ -8,7 +8,8 @@
 
 `wait_` is declared to write `results`: a compiler that respects mutation can then neither read a
 result too early nor drop the wait. It takes the `inputs` of the start as well, so that their
-memory stays untouched while it is on the wire.
+memory stays untouched while it is on the wire. `params` are the names of the parameters: what ranks do
+together is compared by them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ from torchloom.ops.library import define
 
 
 def _fake_gather_start(
-    shards: Sequence[Tensor], dtype: torch.dtype, world_size: int, handle: str
+    shards: Sequence[Tensor],
+    params: Sequence[str],
+    dtype: torch.dtype,
+    world_size: int,
+    handle: str,
 ) -> list[Tensor]:
     return [s.new_empty((s.numel() * world_size,), dtype=dtype) for s in shards]
 
 
 def _fake_reduce_start(
     grads: Sequence[Tensor],
+    params: Sequence[str],
     shard_numels: Sequence[int],
     dtype: torch.dtype,
     wire_dtype: torch.dtype,
@@ -39,6 +45,7 @@ def _fake_reduce_start(
 
 def _fake_sync_start(
     grads: Sequence[Tensor],
+    params: Sequence[str],
     dtype: torch.dtype,
     wire_dtype: torch.dtype,
     own_slice: bool,
@@ -58,21 +65,22 @@ def _fake_resident(
 
 
 gather_start = define(
-    "gather_start(Tensor[] shards, ScalarType dtype, int world_size, str handle) -> Tensor[]",
+    "gather_start(Tensor[] shards, str[] params, ScalarType dtype, int world_size, str handle) "
+    "-> Tensor[]",
     _fake_gather_start,
 )
 """Begin to all-gather flat shards; each result is flat with `world_size` times as many elements."""
 
 reduce_start = define(
-    "reduce_start(Tensor[] grads, int[] shard_numels, ScalarType dtype, ScalarType wire_dtype, "
-    "str handle) -> Tensor[]",
+    "reduce_start(Tensor[] grads, str[] params, int[] shard_numels, ScalarType dtype, "
+    "ScalarType wire_dtype, str handle) -> Tensor[]",
     _fake_reduce_start,
 )
 """Begin to average full gradients, keeping this rank's flat shard of each."""
 
 sync_start = define(
-    "sync_start(Tensor[] grads, ScalarType dtype, ScalarType wire_dtype, bool own_slice, "
-    "str handle) -> Tensor[]",
+    "sync_start(Tensor[] grads, str[] params, ScalarType dtype, ScalarType wire_dtype, "
+    "bool own_slice, str handle) -> Tensor[]",
     _fake_sync_start,
 )
 """Begin to average whole gradients over the ranks."""

@@ -34,6 +34,10 @@ _WEIGHT_VIEWS = frozenset(
 )
 
 
+_PER_TENSOR: dict[object, int] = {gather_start: 2, reduce_start: 3, sync_start: 2}
+"""How many of a start's first arguments are lists of one value per tensor; else one."""
+
+
 class Transfer(NamedTuple):
     """One start, the nodes that pick its results, and its wait."""
 
@@ -59,7 +63,7 @@ class Transfer(NamedTuple):
     @property
     def family(self) -> tuple[object, ...]:
         """Transfers of one family can share a start."""
-        per_tensor = {reduce_start: 2}.get(self.start.target, 1)
+        per_tensor = _PER_TENSOR.get(self.start.target, 1)
         return (self.start.target, *args_of(self.start)[per_tensor:])
 
 
@@ -111,8 +115,8 @@ def merge(graph: fx.Graph, group: Sequence[Transfer], before: fx.Node) -> Transf
     head = group[0].start
     inputs = [node for transfer in group for node in transfer.inputs]
     rest: list[object] = list(args_of(head)[1:])
-    if head.target is reduce_start:
-        rest[0] = [numel for transfer in group for numel in args_of(transfer.start)[1]]
+    for place in range(1, _PER_TENSOR.get(head.target, 1)):
+        rest[place - 1] = [each for transfer in group for each in args_of(transfer.start)[place]]
     picks = [pick for transfer in group for pick in transfer.results]
     with graph.inserting_before(before):
         start = call(graph, head.target, (inputs, *rest))

@@ -41,13 +41,13 @@ def place(gm: fx.GraphModule, ctx: PassContext) -> int:
         _place_gather(graph, node, ctx.world_size)
         num_placed += 1
     for node in find(graph, ops.reduce):
-        grad, shard_numel, dtype, wire_dtype, handle, _param = args_of(node)
-        args = ([grad], [shard_numel], dtype, wire_dtype, handle)
+        grad, shard_numel, dtype, wire_dtype, handle, param = args_of(node)
+        args = ([grad], [param], [shard_numel], dtype, wire_dtype, handle)
         _place_reduction(graph, node, ops.reduce_start, args)
         num_placed += 1
     for node in find(graph, ops.sync):
-        grad, dtype, wire_dtype, own_slice, handle, _param = args_of(node)
-        args = ([grad], dtype, wire_dtype, own_slice, handle)
+        grad, dtype, wire_dtype, own_slice, handle, param = args_of(node)
+        args = ([grad], [param], dtype, wire_dtype, own_slice, handle)
         _keep_strides(grad)
         _place_reduction(graph, node, ops.sync_start, args)
         num_placed += 1
@@ -67,7 +67,7 @@ def place(gm: fx.GraphModule, ctx: PassContext) -> int:
 def _place_gather(graph: fx.Graph, node: fx.Node, world_size: int) -> None:
     shard, shape, dtype, _wire_dtype, handle, param = args_of(node)
     with graph.inserting_before(node):
-        args = ([shard], dtype, world_size, handle)
+        args = ([shard], [param], dtype, world_size, handle)
         flat = _start_and_wait(graph, ops.gather_start, args, param)
         numel = value_of(node).numel()
         if value_of(flat).numel() != numel:

@@ -40,7 +40,7 @@ def selective_gather(gm: fx.GraphModule, ctx: PassContext) -> int:
 def _replace_members(
     graph: fx.Graph, transfer: Transfer, ctx: PassContext, chosen: frozenset[str]
 ) -> int:
-    shards, dtype, world_size, handle = args_of(transfer.start)
+    shards, params, dtype, world_size, handle = args_of(transfer.start)
     pieces = [_piece_of(shard) for shard in shards]
     names = [ctx.params.get(piece.name, "") for piece in pieces]
     stays = [
@@ -62,7 +62,9 @@ def _replace_members(
         rest = [shard for stay, shard in zip(stays, shards, strict=True) if stay]
         kept = [pick for stay, pick in zip(stays, transfer.results, strict=True) if stay]
         if rest:
-            start = call(graph, transfer.start.target, (rest, *args_of(transfer.start)[1:]))
+            left = [param for stay, param in zip(stays, params, strict=True) if stay]
+            args = (rest, left, dtype, world_size, handle)
+            start = call(graph, transfer.start.target, args)
             for index, pick in enumerate(kept):
                 pick.args = (start, index)
                 pick.meta["val"] = value_of(start)[index]

@@ -1,6 +1,6 @@
 """What a collective implementation must do: one class per transport.
 
-All methods only *begin* communication; they return a `Pending` whose `finish()` blocks until every
+Each collective has a label; ranks whose labels differ get an error, never each other's bytes. All methods only *begin* communication; they return a `Pending` whose `finish()` blocks until every
 result holds its value. Results are allocated by the caller. Arguments are contiguous. All ranks
 call the same methods in the same order with equally sized tensors.
 """
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.errors import ShardError
+from torchloom.runtime.channel import Label
 
 
 class GroupRef:
@@ -67,12 +68,12 @@ class Collectives(Protocol):
         """Whether transfers run beside compute, instead of taking the same cores."""
         ...
 
-    def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> Pending:
+    def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label) -> Pending:
         """Begin to fill `fulls[i]` (world size times `shards[i]`) with all ranks' `shards[i]`."""
         ...
 
     def reduce_scatter(
-        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float
+        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float, what: Label
     ) -> Pending:
         """Begin to fill `shards[i]` with this rank's slice of the sum of all `fulls[i]`.
 
@@ -82,8 +83,12 @@ class Collectives(Protocol):
         """
         ...
 
-    def all_reduce(self, tensors: Sequence[Tensor], scale: float) -> Pending:
+    def all_reduce(self, tensors: Sequence[Tensor], scale: float, what: Label) -> Pending:
         """Begin to replace each tensor by `scale` times its sum over the ranks, in place."""
+        ...
+
+    def meet(self, what: Label) -> None:
+        """Return when all ranks of the group have come here, before something without a label."""
         ...
 
     def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:

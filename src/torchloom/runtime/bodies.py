@@ -44,7 +44,7 @@ def _gather(
     comm = lookup(handle)
     # Outside of woven graphs nobody has reloaded a piece that waits on the host.
     piece = _reload(shard, shard.device) if is_on_host(shard) else shard
-    fulls = comm.begin_gather([piece], dtype)
+    fulls = comm.begin_gather([piece], dtype, (param,))
     comm.wait(fulls)
     weight = fulls[0][: math.prod(shape)].view(list(shape))
     LIVE.note(weight, GatherCall(shard, tuple(shape), dtype, wire_dtype, handle, param))
@@ -60,7 +60,7 @@ def _reduce(
     param: str,
 ) -> Tensor:
     comm = lookup(handle)
-    shards = comm.begin_reduce([grad], [shard_numel], dtype, wire_dtype)
+    shards = comm.begin_reduce([grad], [shard_numel], dtype, wire_dtype, (param,))
     comm.wait(shards)
     return shards[0]
 
@@ -80,35 +80,41 @@ def _sync(
     param: str,
 ) -> Tensor:
     comm = lookup(handle)
-    means = comm.begin_sync([grad], dtype, wire_dtype, own_slice=own_slice)
+    means = comm.begin_sync([grad], dtype, wire_dtype, (param,), own_slice=own_slice)
     comm.wait(means)
     return means[0]
 
 
 def _gather_start(
-    shards: Sequence[Tensor], dtype: torch.dtype, world_size: int, handle: str
+    shards: Sequence[Tensor],
+    params: Sequence[str],
+    dtype: torch.dtype,
+    world_size: int,
+    handle: str,
 ) -> list[Tensor]:
-    return lookup(handle).begin_gather(shards, dtype)
+    return lookup(handle).begin_gather(shards, dtype, params)
 
 
 def _reduce_start(
     grads: Sequence[Tensor],
+    params: Sequence[str],
     shard_numels: Sequence[int],
     dtype: torch.dtype,
     wire_dtype: torch.dtype,
     handle: str,
 ) -> list[Tensor]:
-    return lookup(handle).begin_reduce(grads, shard_numels, dtype, wire_dtype)
+    return lookup(handle).begin_reduce(grads, shard_numels, dtype, wire_dtype, params)
 
 
 def _sync_start(
     grads: Sequence[Tensor],
+    params: Sequence[str],
     dtype: torch.dtype,
     wire_dtype: torch.dtype,
     own_slice: bool,
     handle: str,
 ) -> list[Tensor]:
-    return lookup(handle).begin_sync(grads, dtype, wire_dtype, own_slice=own_slice)
+    return lookup(handle).begin_sync(grads, dtype, wire_dtype, params, own_slice=own_slice)
 
 
 def _wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.runtime.base import GroupRef, Pending
+from torchloom.runtime.channel import Channel, Label
 from torchloom.runtime.packing import pack, unpack
 
 
@@ -25,10 +26,12 @@ class C10dCollectives:
     """The group's own all-gather, reduce-scatter and all-reduce."""
 
     group: GroupRef
+    channel: Channel
     overlaps_compute: bool = True
 
-    def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> Pending:
+    def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label) -> Pending:
         """Begin an all-gather; see `Collectives.all_gather`."""
+        self.channel.begin(what)
         with _quiet():
             works = [
                 dist.all_gather_into_tensor(full, shard, group=self.group(), async_op=True)
@@ -44,9 +47,10 @@ class C10dCollectives:
         return Pending(finish)
 
     def reduce_scatter(
-        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float
+        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float, what: Label
     ) -> Pending:
         """Begin a reduce-scatter; see `Collectives.reduce_scatter`."""
+        self.channel.begin(what)
         size = self.group.size
         total = sum(shard.numel() for shard in shards)
         bucket = fulls[0].new_zeros(size, total)
@@ -68,8 +72,9 @@ class C10dCollectives:
 
         return Pending(finish)
 
-    def all_reduce(self, tensors: Sequence[Tensor], scale: float) -> Pending:
+    def all_reduce(self, tensors: Sequence[Tensor], scale: float, what: Label) -> Pending:
         """Begin an all-reduce; see `Collectives.all_reduce`."""
+        self.channel.begin(what)
         flat = pack(tensors)
         work = dist.all_reduce(flat, group=self.group(), async_op=True)
 
@@ -78,6 +83,10 @@ class C10dCollectives:
             unpack(flat.mul_(scale), tensors)
 
         return Pending(finish)
+
+    def meet(self, what: Label) -> None:
+        """Note that this rank has come here; see `Collectives.meet`."""
+        self.channel.begin(what)
 
     def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
         """Nothing: results are written in place."""

@@ -18,10 +18,13 @@ from torch import Tensor
 from torchloom import events
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
+from torchloom.position import POSITION
 from torchloom.runtime import shm
 from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.c10d import C10dCollectives
-from torchloom.runtime.gloo import GlooCollectives
+from torchloom.runtime.channel import Channel, Label, label
+from torchloom.runtime.gloo import GlooCollectives, break_group
+from torchloom.runtime.lines import open_lines
 from torchloom.runtime.residents import Residents
 from torchloom.shard.pieces import piece_numel
 
@@ -99,17 +102,28 @@ class Communicator:
         """Return the running totals of this rank."""
         return CommStats(self._num_collectives, self._num_bytes)
 
-    def begin_gather(self, shards: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        """Begin to gather flat shards, cast to `dtype`; `wait` makes the results valid."""
+    def begin_gather(
+        self, shards: Sequence[Tensor], dtype: torch.dtype, names: Sequence[str]
+    ) -> list[Tensor]:
+        """Begin to gather flat shards, cast to `dtype`; `wait` makes the results valid.
+
+        Args:
+            shards: this rank's.
+            dtype: in which they travel.
+            names: of the parameters; ranks whose names differ get an error.
+        """
         sources = [shard.detach().to(dtype).contiguous() for shard in shards]
         fulls = [source.new_empty(source.numel() * self.world_size) for source in sources]
-        self.begin("gather", fulls, self.shard.all_gather(sources, fulls))
+        what = _label("gather", names, fulls)
+        self.begin("gather", fulls, self.shard.all_gather(sources, fulls, what))
         return fulls
 
-    def gather_into(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> None:
+    def gather_into(
+        self, shards: Sequence[Tensor], fulls: Sequence[Tensor], names: Sequence[str]
+    ) -> None:
         """Gather flat shards into flat tensors that the caller owns, and wait."""
         self._count(fulls)
-        self.shard.all_gather(shards, fulls).finish()
+        self.shard.all_gather(shards, fulls, _label("gather", names, fulls)).finish()
 
     def begin_reduce(
         self,
@@ -117,6 +131,7 @@ class Communicator:
         shard_numels: Sequence[int],
         dtype: torch.dtype,
         wire_dtype: torch.dtype,
+        names: Sequence[str],
     ) -> list[Tensor]:
         """Begin to average full gradients into flat shards; `wait` makes the results valid."""
         sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
@@ -124,8 +139,9 @@ class Communicator:
             source.new_empty(numel, dtype=dtype)
             for source, numel in zip(sources, shard_numels, strict=True)
         ]
-        pending = self.shard.reduce_scatter(sources, shards, self._mean)
-        self.begin("reduce", shards, self._then_replicate(pending, shards), payload=sources)
+        what = _label("reduction", names, sources)
+        pending = self.shard.reduce_scatter(sources, shards, self._mean, what)
+        self.begin("reduce", shards, self._then_replicate(pending, shards, what), payload=sources)
         return shards
 
     def begin_sync(
@@ -133,6 +149,7 @@ class Communicator:
         grads: Sequence[Tensor],
         dtype: torch.dtype,
         wire_dtype: torch.dtype,
+        names: Sequence[str],
         *,
         own_slice: bool = False,
     ) -> list[Tensor]:
@@ -141,19 +158,24 @@ class Communicator:
         With `own_slice` only this rank's slice of each flat gradient is averaged.
         """
         if own_slice:
-            return self._begin_sync_slices(grads, dtype, wire_dtype)
+            return self._begin_sync_slices(grads, dtype, wire_dtype, names)
         wires = [grad.detach().to(wire_dtype, copy=True).contiguous() for grad in grads]
         results = (
             wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
         )
-        pending = self._then_replicate(self.shard.all_reduce(wires, self._mean), wires)
+        what = _label("mean", names, wires)
+        pending = self._then_replicate(self.shard.all_reduce(wires, self._mean, what), wires, what)
         if results is not wires:
             pending = _then_copy(pending, wires, results)
         self.begin("sync", results, pending, payload=wires)
         return results
 
     def _begin_sync_slices(
-        self, grads: Sequence[Tensor], dtype: torch.dtype, wire_dtype: torch.dtype
+        self,
+        grads: Sequence[Tensor],
+        dtype: torch.dtype,
+        wire_dtype: torch.dtype,
+        names: Sequence[str],
     ) -> list[Tensor]:
         sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
         results = [source.to(dtype, copy=True) for source in sources]
@@ -161,8 +183,9 @@ class Communicator:
         shards = [
             source.new_empty(n, dtype=dtype) for source, n in zip(sources, numels, strict=True)
         ]
+        what = _label("mean of slices", names, sources)
         reduced = self._then_replicate(
-            self.shard.reduce_scatter(sources, shards, self._mean), shards
+            self.shard.reduce_scatter(sources, shards, self._mean, what), shards, what
         )
 
         def finish() -> None:
@@ -192,14 +215,29 @@ class Communicator:
             )
         pending.finish()
 
+    def meet(self, op: str, names: Sequence[str] = ()) -> None:
+        """Return when all ranks have come to the same; before collectives that have no label."""
+        for collectives in (self.shard, self.replicate):
+            if collectives is not None:
+                collectives.meet(label(op, names))
+
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by those of the first rank of all groups, in place."""
+        sizes = [f"a tensor of {tensor.numel()} {tensor.dtype}" for tensor in tensors]
+        self.meet("weights from the first rank", sizes)
         for group in (self.shard_group, self.replicate_group):
             if group is None or group.size == 1:
                 continue
             for tensor in tensors:
                 if tensor.numel():
                     dist.broadcast(tensor, group=group(), group_src=0)
+
+    def sum_(self, tensor: Tensor, what: str) -> Tensor:
+        """Replace a small tensor by its sum over the ranks that share one copy, and wait."""
+        if self.world_size > 1:
+            labelled = _label(what, (), [tensor])
+            self.shard.all_reduce([tensor.view(-1)], 1.0, labelled).finish()
+        return tensor
 
     def begin(
         self,
@@ -229,7 +267,7 @@ class Communicator:
         self._num_collectives += 1
         self._num_bytes += sum(t.numel() * t.element_size() for t in payload)
 
-    def _then_replicate(self, pending: Pending, tensors: Sequence[Tensor]) -> Pending:
+    def _then_replicate(self, pending: Pending, tensors: Sequence[Tensor], what: Label) -> Pending:
         """Sum over the replicate group once the shard group has delivered."""
         replicate = self.replicate
         if replicate is None:
@@ -237,9 +275,14 @@ class Communicator:
 
         def finish() -> None:
             pending.finish()
-            replicate.all_reduce(list(tensors), 1.0).finish()
+            replicate.all_reduce(list(tensors), 1.0, what).finish()
 
         return Pending(finish)
+
+
+def _label(op: str, names: Sequence[str], tensors: Sequence[Tensor]) -> Label:
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return label(op, names, tensors[0].dtype if tensors else "", num_bytes)
 
 
 def _told(op: str, payload: Sequence[Tensor], pending: Pending) -> Pending:
@@ -306,6 +349,7 @@ def get_communicator(
         ):
             return known
     num_replicas = 1 if replicate_group is None else replicate_group.size()
+    open_lines()
     handle = f"{shard_group.size()}x{num_replicas}#{len(_COMMUNICATORS)}"
     shard = GroupRef(shard_group)
     replicate = None if replicate_group is None else GroupRef(replicate_group)
@@ -313,8 +357,10 @@ def get_communicator(
         handle,
         shard,
         replicate,
-        _implementation(shard, symmetric_memory),
-        None if replicate is None else _implementation(replicate, symmetric_memory),
+        _implementation(shard, symmetric_memory, f"{handle} shard"),
+        None
+        if replicate is None
+        else _implementation(replicate, symmetric_memory, f"{handle} replicate"),
         symmetric_memory,
     )
     return communicator
@@ -335,14 +381,15 @@ def lookup(handle: str) -> Communicator:
         ) from None
 
 
-def _implementation(group: GroupRef, symmetric_memory: bool) -> Collectives:
+def _implementation(group: GroupRef, symmetric_memory: bool, name: str) -> Collectives:
+    channel = _channel(group, name)
     backend = str(dist.get_backend(group()))
     is_gloo = "gloo" in backend
     if symmetric_memory and group.size > 1:
         reason = f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
         if is_gloo:
             try:
-                return shm.connect(group)
+                return shm.connect(group, channel)
             except shm.UnavailableError as error:
                 reason = str(error)
         if dist.get_rank() == 0:
@@ -353,4 +400,12 @@ def _implementation(group: GroupRef, symmetric_memory: bool) -> Collectives:
                 group.size,
                 backend,
             )
-    return GlooCollectives(group) if is_gloo else C10dCollectives(group)
+    if is_gloo:
+        POSITION.on_verdict.append(lambda: break_group(group))
+        return GlooCollectives(group, channel)
+    return C10dCollectives(group, channel)
+
+
+def _channel(group: GroupRef, name: str) -> Channel:
+    ranks = tuple(dist.get_process_group_ranks(group()))
+    return Channel(f"{name} {'-'.join(map(str, ranks))}", ranks)

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchloom.runtime.host import is_on_host, mover_of
 
-GatherInto = Callable[[list[Tensor], list[Tensor]], None]
+GatherInto = Callable[[list[Tensor], list[Tensor], list[str]], None]
 
 
 @dataclass(eq=False)
@@ -94,7 +94,8 @@ class Residents:
         bucket, pieces = zip(*stale[:size], strict=True)
         loaded = [_loaded(piece.detach()) for piece in pieces]
         sources = [piece.to(first.full.dtype).contiguous() for piece in loaded]
-        self._gather_into(sources, [kept.full for kept in bucket])
+        names = [kept.param for kept in bucket]
+        self._gather_into(sources, [kept.full for kept in bucket], names)
         for kept, piece in zip(bucket, pieces, strict=True):
             kept.version = _writes(piece)
 

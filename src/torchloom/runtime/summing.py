@@ -56,3 +56,8 @@ def sum_scaled_into(out: Tensor, parts: Sequence[Tensor], own: int, scale: float
     for rank, part in enumerate(parts[2:], start=2):
         valid.add_(part, alpha=scale if rank == own else 1)
     out[valid.numel() :].zero_()
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which whole tensors are summed: 16 bits in fp32, rounded once."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -30,17 +30,17 @@ def transit_bytes(target: Any, args: Sequence[Any]) -> int:
         args: its arguments, fake tensors among them.
     """
     if target is ops.gather_start:
-        shards, dtype, _, handle = args[:4]
+        shards, _, dtype, _, handle = args[:5]
         comm = lookup(handle)
         numels = [_numel(shard) for shard in shards]
         cast = _bytes([n for n, s in zip(numels, shards, strict=True) if s.dtype != dtype], dtype)
         return cast + comm.shard.gather_transit(numels, dtype)
     if target is ops.reduce_start:
-        grads, numels, dtype, wire, handle = args[:5]
+        grads, _, numels, dtype, wire, handle = args[:6]
         comm = lookup(handle)
         return _cast(grads, wire) + comm.shard.reduce_transit(list(numels), dtype, wire)
     if target is ops.sync_start:
-        grads, dtype, wire, own_slice, handle = args[:5]
+        grads, _, dtype, wire, own_slice, handle = args[:6]
         comm = lookup(handle)
         full = [_numel(grad) for grad in grads]
         if not own_slice:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchloom.errors import ShardError
 from torchloom.runtime.base import Pending
+from torchloom.runtime.channel import label
 from torchloom.runtime.communicator import Communicator
 from torchloom.runtime.shm.arena import ALIGNMENT, make_arena
 from torchloom.runtime.shm.collectives import SharedMemoryCollectives
@@ -62,19 +63,20 @@ class WeightStore:
             elif shard.data_ptr() != region.own.data_ptr():
                 elsewhere.append(index)
         self._gather([shards[i] for i in elsewhere], elsewhere, wholes)
-        what = f"the start of reading {len(params)} weights"
-        self._link.arrive(what)
-        self._comm.begin("gather", wholes, Pending(lambda: self._link.meet(what)))
+        numbers = [f"weight {index}" for index in params]
+        self._link.arrive(label("begin to read shared memory", numbers))
+        self._comm.begin("gather", wholes, Pending(self._link.meet))
         return wholes
 
     def done(self) -> None:
         """Return when all ranks have finished reading."""
-        self._link.barrier("the end of reading weights")
+        self._link.barrier(label("end of reading shared memory"))
 
     def _gather(self, shards: list[Tensor], places: list[int], wholes: list[Tensor]) -> None:
         """Gather what is not in the store the ordinary way."""
         if shards:
-            fulls = self._comm.begin_gather(shards, shards[0].dtype)
+            names = [f"weight {place}" for place in places]
+            fulls = self._comm.begin_gather(shards, shards[0].dtype, names)
             self._comm.wait(fulls)
             for place, full in zip(places, fulls, strict=True):
                 wholes[place] = full

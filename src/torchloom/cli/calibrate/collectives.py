@@ -79,13 +79,13 @@ def _of_torchloom(comm: Communicator) -> dict[str, Collective]:
     f32 = torch.float32
 
     def all_gather(whole: Tensor, part: Tensor) -> None:
-        comm.wait(comm.begin_gather([part], f32))
+        comm.wait(comm.begin_gather([part], f32, ("probe",)))
 
     def reduce_scatter(whole: Tensor, part: Tensor) -> None:
-        comm.wait(comm.begin_reduce([whole], [part.numel()], f32, f32))
+        comm.wait(comm.begin_reduce([whole], [part.numel()], f32, f32, ("probe",)))
 
     def all_reduce(whole: Tensor, part: Tensor) -> None:
-        comm.wait(comm.begin_sync([whole], f32, f32))
+        comm.wait(comm.begin_sync([whole], f32, f32, ("probe",)))
 
     return {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
 

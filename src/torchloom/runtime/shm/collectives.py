@@ -17,11 +17,12 @@ from torch import Tensor
 
 from torchloom.errors import ShardError
 from torchloom.runtime.base import GroupRef, Pending
+from torchloom.runtime.channel import Entry, Label
 from torchloom.runtime.shm.arena import ALIGNMENT
 from torchloom.runtime.shm.link import Link
 from torchloom.runtime.shm.ring import Ring, Work
 from torchloom.runtime.shm.slots import Part, plan_parts, row, typed
-from torchloom.runtime.summing import scales_early, sum_into, sum_scaled_into
+from torchloom.runtime.summing import scales_early, sum_dtype, sum_into, sum_scaled_into
 
 _BLOCK = 64 << 10
 """Elements that are summed at a time, so that a second pass over them finds them in the cache."""
@@ -37,6 +38,7 @@ class SharedMemoryCollectives:
     def __init__(self, group: GroupRef, link: Link, slots: Sequence[Sequence[Tensor]]) -> None:
         self.group = group
         self.link = link
+        self.channel = link.channel
         self._ring: Ring | None = Ring(link, slots)
         self._slot_bytes = slots[0][0].numel()
 
@@ -45,11 +47,15 @@ class SharedMemoryCollectives:
         self._ring = None
         self.link.close()
 
-    def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor]) -> Pending:
+    def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label) -> Pending:
         """Begin an all-gather; see `Collectives.all_gather`."""
+        return self._all_gather(shards, fulls, self.channel.begin(what))
+
+    def _all_gather(
+        self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: Entry
+    ) -> Pending:
         rank = self.group.rank
         numels = [shard.numel() for shard in shards]
-        what = _named("gather", shards)
 
         def view(slot: Tensor, part: Part, numel: int) -> Tensor:
             return typed(slot, part.offset_bytes, numel, shards[part.index].dtype)
@@ -67,7 +73,7 @@ class SharedMemoryCollectives:
                         place = place[part.start : part.stop]
                         place.copy_(view(slots[peer], part, place.numel()))
 
-            return Work(fill, drain, what)
+            return Work(fill, drain, entry)
 
         for shard, full in zip(shards, fulls, strict=True):
             own = row(full, rank, shard.numel())
@@ -77,9 +83,14 @@ class SharedMemoryCollectives:
         return self._begin([work(parts) for parts in plan_parts(numels, item_bytes, self._room(1))])
 
     def reduce_scatter(
-        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float
+        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float, what: Label
     ) -> Pending:
         """Begin a reduce-scatter; see `Collectives.reduce_scatter`."""
+        return self._reduce_scatter(fulls, shards, scale, self.channel.begin(what))
+
+    def _reduce_scatter(
+        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float, entry: Entry
+    ) -> Pending:
         size, rank = self.group.size, self.group.rank
         if size == 1:
             return _alone(
@@ -89,7 +100,6 @@ class SharedMemoryCollectives:
             )
         room = self._room(size - 1)
         numels = [shard.numel() for shard in shards]
-        what = _named("reduction", fulls)
         early = [
             scales_early(full, shard, scale) for full, shard in zip(fulls, shards, strict=True)
         ]
@@ -125,21 +135,21 @@ class SharedMemoryCollectives:
                     in_one_pass = size == 2 and early[part.index]
                     _in_blocks(out, addends, add, out.numel() if in_one_pass else _BLOCK)
 
-            return Work(fill, drain, what)
+            return Work(fill, drain, entry)
 
         item_bytes = [full.element_size() for full in fulls]
         return self._begin([work(parts) for parts in plan_parts(numels, item_bytes, room)])
 
-    def all_reduce(self, tensors: Sequence[Tensor], scale: float) -> Pending:
+    def all_reduce(self, tensors: Sequence[Tensor], scale: float, what: Label) -> Pending:
         """Begin an all-reduce; see `Collectives.all_reduce`."""
         size, rank = self.group.size, self.group.rank
+        entry = self.channel.begin(what)
         if size == 1:
             return _alone(lambda: [tensor.mul_(scale) for tensor in tensors])
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if size > 2 and num_bytes >= _TWO_PHASES_BYTES:
-            return self._all_reduce_in_two(tensors, scale)
+            return self._all_reduce_in_two(tensors, scale, entry)
         flats = [tensor.view(-1) for tensor in tensors]
-        what = _named("all-reduce", tensors)
 
         def view(slot: Tensor, part: Part) -> Tensor:
             return typed(slot, part.offset_bytes, part.stop - part.start, flats[part.index].dtype)
@@ -155,32 +165,37 @@ class SharedMemoryCollectives:
                     addends = [
                         own if peer == rank else view(slots[peer], part) for peer in range(size)
                     ]
-                    total = torch.empty_like(own, dtype=_sum_dtype(own.dtype))
+                    total = torch.empty_like(own, dtype=sum_dtype(own.dtype))
                     _in_blocks(total, addends, partial(sum_into, scale=1.0), _BLOCK)
                     own.copy_(total).mul_(scale)
 
-            return Work(fill, drain, what)
+            return Work(fill, drain, entry)
 
         numels = [flat.numel() for flat in flats]
         item_bytes = [flat.element_size() for flat in flats]
         return self._begin([work(parts) for parts in plan_parts(numels, item_bytes, self._room(1))])
 
-    def _all_reduce_in_two(self, tensors: Sequence[Tensor], scale: float) -> Pending:
+    def _all_reduce_in_two(self, tensors: Sequence[Tensor], scale: float, entry: Entry) -> Pending:
         size = self.group.size
         flats = [tensor.view(-1) for tensor in tensors if tensor.numel()]
         totals = [
-            flat.new_empty(-(-flat.numel() // size), dtype=_sum_dtype(flat.dtype)) for flat in flats
+            flat.new_empty(-(-flat.numel() // size), dtype=sum_dtype(flat.dtype)) for flat in flats
         ]
-        reduced = self.reduce_scatter(flats, totals, 1.0)
+        reduced = self._reduce_scatter(flats, totals, 1.0, entry)
 
         def finish() -> None:
             reduced.finish()
             own = [
                 total.to(flat.dtype).mul_(scale) for flat, total in zip(flats, totals, strict=True)
             ]
-            self.all_gather(own, flats).finish()
+            self._all_gather(own, flats, entry).finish()
 
         return Pending(finish)
+
+    def meet(self, what: Label) -> None:
+        """Return when all ranks of the group have come here; see `Collectives.meet`."""
+        self._alive()
+        self.link.barrier(what)
 
     def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
         """Nothing of a rank's own: tensors pass through the shared slots."""
@@ -197,7 +212,7 @@ class SharedMemoryCollectives:
         size = self.group.size
         if size <= 2 or sum(numels) * dtype.itemsize < _TWO_PHASES_BYTES:
             return 0
-        return sum(-(-numel // size) for numel in numels) * _sum_dtype(dtype).itemsize
+        return sum(-(-numel // size) for numel in numels) * sum_dtype(dtype).itemsize
 
     def _begin(self, work: list[Work]) -> Pending:
         ring = self._alive()
@@ -215,11 +230,6 @@ class SharedMemoryCollectives:
         return self._slot_bytes // num_lanes // ALIGNMENT * ALIGNMENT
 
 
-def _named(op: str, tensors: Sequence[Tensor]) -> str:
-    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return f"a {op} of {len(tensors)} tensors of {num_bytes} bytes"
-
-
 def _alone(run: Callable[[], object]) -> Pending:
     """A group of one rank moves nothing."""
 
@@ -227,11 +237,6 @@ def _alone(run: Callable[[], object]) -> Pending:
         run()
 
     return Pending(finish)
-
-
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """16-bit sums are taken in fp32 and rounded once."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def _send(source: Tensor, place: Tensor, scale: float | None) -> None:

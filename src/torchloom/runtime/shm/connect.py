@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torchloom import _torch
 from torchloom.errors import PeerLostError
 from torchloom.runtime.base import GroupRef
+from torchloom.runtime.channel import Channel
 from torchloom.runtime.shm.arena import Exchange, UnavailableError, make_arena
 from torchloom.runtime.shm.collectives import SharedMemoryCollectives
 from torchloom.runtime.shm.link import Link
@@ -29,11 +30,14 @@ SLOT_BYTES = 8 << 20
 """Bytes of one slot: what one of two ranks sends of a reduction of 16 MiB, the default bucket."""
 
 
-def connect(group: GroupRef, slot_bytes: int = SLOT_BYTES) -> SharedMemoryCollectives:
+def connect(
+    group: GroupRef, channel: Channel, slot_bytes: int = SLOT_BYTES
+) -> SharedMemoryCollectives:
     """Return collectives over shared memory; all ranks of the group must call, in one order.
 
     Args:
         group: ranks that may share a host.
+        channel: names what they do together.
         slot_bytes: bytes of each slot of a rank.
 
     Raises:
@@ -47,8 +51,7 @@ def connect(group: GroupRef, slot_bytes: int = SLOT_BYTES) -> SharedMemoryCollec
     size = group.size
     control = Link.control_bytes(size, NUM_SLOTS)
     arena = make_arena(peers, group.rank, exchange, control + size * NUM_SLOTS * slot_bytes)
-    timeout_s = _torch.group_timeout(group()).total_seconds()
-    link = Link(arena, peers, group.rank, timeout_s, NUM_SLOTS)
+    link = Link(arena, peers, group.rank, channel, NUM_SLOTS)
     if group.rank == 0:
         link.init()
     exchange("ready", "")

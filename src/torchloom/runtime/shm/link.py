@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import enum
 import time
-import zlib
+from collections import deque
 from collections.abc import Sequence
 
 import torch
 
-from torchloom.errors import AgreementError, PeerLostError, ShardError
+from torchloom.errors import ShardError, TorchloomError
+from torchloom.position import POSITION, Verdict, Wait
+from torchloom.runtime.channel import Channel, Entry, Label, error_of
+from torchloom.runtime.lines import explained
 from torchloom.runtime.shm.arena import ALIGNMENT, Arena
 from torchloom.runtime.shm.peers import Peer
 from torchloom.runtime.shm.semaphore import NBYTES, Semaphores
@@ -35,6 +38,8 @@ class Signal(enum.IntEnum):
     """I am here."""
 
 
+_LONGEST_S = 3600.0
+"""Where nobody judges (there is no line to rank 0), a wait ends in any case."""
 _MARKS = 16
 """Barriers that a rank may have arrived at before another has looked."""
 
@@ -47,11 +52,12 @@ class Link:
     """
 
     def __init__(
-        self, arena: Arena, peers: Sequence[Peer], rank: int, timeout_s: float, num_slots: int
+        self, arena: Arena, peers: Sequence[Peer], rank: int, channel: Channel, num_slots: int
     ) -> None:
         size = len(peers)
         num_semaphores = len(Signal) * size * size
-        self.peers, self.rank, self.timeout_s = peers, rank, timeout_s
+        self.peers, self.rank, self.channel = peers, rank, channel
+        self.timeout_s = _LONGEST_S
         self.others = tuple((rank + step) % size for step in range(1, size))
         """The other ranks, nearest first, so that not all wait for the same one."""
         self._columns = num_slots + _MARKS
@@ -60,8 +66,8 @@ class Link:
             arena.tensor(0, num_semaphores * NBYTES, torch.uint8)
         )
         self._marks: memoryview | None = arena.words(num_semaphores * NBYTES, size * self._columns)
-        self._num_arrived = self._num_met = 0
-        self._broken = ""
+        self._arrived: deque[tuple[int, Entry]] = deque()
+        self._num_arrived = 0
 
     @staticmethod
     def control_bytes(size: int, num_slots: int) -> int:
@@ -89,25 +95,31 @@ class Link:
         """Take a signal of a rank if it has come."""
         return self._open().take(self._index(signal, source, self.rank))
 
-    def await_(self, signal: Signal, source: int) -> None:
+    def await_(self, signal: Signal, source: int, entry: Entry) -> None:
         """Take a signal of a rank, waiting for it.
+
+        Args:
+            signal: which one.
+            source: the rank.
+            entry: what this rank cannot complete without it.
 
         Raises:
             PeerLostError: the rank has ended, or did not come within the timeout.
+            AgreementError: it has come to something else, and waits for this rank there.
         """
         index = self._index(signal, source, self.rank)
         take = self._open().take
         for _ in range(_SPINS):
             if take(index):
                 return
-        self._sleep(index, source)
+        self._sleep(index, source, entry)
 
     def mark(self, column: int, mark: int) -> None:
         """Leave a mark for the others, before the signal that tells them to look."""
         assert self._marks is not None
         self._marks[self.rank * self._columns + column] = mark
 
-    def check(self, column: int, mark: int, source: int, what: str) -> None:
+    def check(self, column: int, mark: int, source: int, entry: Entry) -> None:
         """Compare a rank's mark with this rank's own, after its signal.
 
         Raises:
@@ -115,70 +127,87 @@ class Link:
         """
         assert self._marks is not None
         if self._marks[source * self._columns + column] != mark:
-            self._broken = (
-                f"rank {source} has come to another collective than rank {self.rank}, which is at "
-                f"{what}: the ranks run different programs. Look for an error that one of them "
-                "caught, or for a branch that only some take"
+            ranks = self.channel.ranks
+            raise self._fail(
+                Verdict(
+                    "differ",
+                    f"rank {ranks[source]} has come to another collective than rank "
+                    f"{ranks[self.rank]}, which is at {entry.text()}: the ranks run different "
+                    "programs. Look for an error that one of them caught, or for a branch that "
+                    "only some take",
+                ),
+                entry,
             )
-            raise AgreementError(self._broken)
 
-    def barrier(self, what: str) -> None:
+    def barrier(self, what: Label) -> None:
         """Return when all ranks have called this as often as this rank has."""
         self.arrive(what)
-        self.meet(what)
+        self.meet()
 
-    def arrive(self, what: str) -> None:
+    def arrive(self, what: Label) -> None:
         """The first half of a barrier: tell the others; never blocks."""
-        self.mark(*self._barrier_mark(self._num_arrived, what))
+        number, entry = self._num_arrived, self.channel.begin(what)
+        self.mark(self._num_slots + number % _MARKS, mark_of(entry, number))
         self._num_arrived += 1
+        self._arrived.append((number, entry))
         for peer in self.others:
             self.send(Signal.BARRIER, peer)
 
-    def meet(self, what: str) -> None:
-        """The second half: return when all ranks have told."""
-        column, mark = self._barrier_mark(self._num_met, what)
-        self._num_met += 1
+    def meet(self) -> None:
+        """The second half: return when all ranks have told; in the order of the first halves."""
+        number, entry = self._arrived.popleft()
         for peer in self.others:
-            self.await_(Signal.BARRIER, peer)
-            self.check(column, mark, peer, what)
+            self.await_(Signal.BARRIER, peer, entry)
+            self.check(self._num_slots + number % _MARKS, mark_of(entry, number), peer, entry)
 
-    def _barrier_mark(self, number: int, what: str) -> tuple[int, int]:
-        return self._num_slots + number % _MARKS, mark_of(what, number)
+    def _fail(self, verdict: Verdict, entry: Entry) -> TorchloomError:
+        """Return the error of a run that cannot go on; from now on it is that of all attempts."""
+        error = explained(entry, verdict)
+        if POSITION.verdict is None:
+            POSITION.verdict = verdict
+        return error
 
     def _open(self) -> Semaphores:
         if self._semaphores is None:
             raise ShardError("the shared memory of a destroyed process group was used")
         return self._semaphores
 
-    def _sleep(self, index: int, source: int) -> None:
-        if self._broken:
-            raise PeerLostError(self._broken)
-        deadline = time.monotonic() + self.timeout_s
+    def _sleep(self, index: int, source: int, entry: Entry) -> None:
+        before, now = POSITION.waiting, time.monotonic()
+        POSITION.waiting = Wait(entry, now)
+        deadline = now + self.timeout_s
         semaphores = self._open()
-        while not semaphores.take_within(index, _SLICE_S):
-            is_alive = self.peers[source].is_alive()
-            if semaphores.take(index):  # its last word, before it ended
-                return
-            who = f"rank {source} (process {self.peers[source].pid}) of this host's group"
-            if not is_alive:
-                self._broken = (
-                    f"{who} has ended while rank {self.rank} was waiting for it: look at the "
-                    "output of that rank for the cause; this run cannot go on without it"
-                )
-            elif time.monotonic() > deadline:
-                self._broken = (
-                    f"{who} did not arrive within {self.timeout_s:.0f} s: it is stuck, much "
-                    "slower, or takes a branch without this collective; look at its output, or "
-                    "raise the timeout of torch.distributed.init_process_group"
-                )
-            if self._broken:
-                raise PeerLostError(self._broken)
+        try:
+            while not semaphores.take_within(index, _SLICE_S):
+                if POSITION.verdict is not None:
+                    raise error_of(POSITION.verdict)
+                is_alive = self.peers[source].is_alive()
+                if semaphores.take(index):  # its last word, before it ended
+                    return
+                if not is_alive or time.monotonic() > deadline:
+                    raise self._fail(self._lost(source, is_alive), entry)
+        finally:
+            POSITION.waiting = before
+
+    def _lost(self, source: int, is_alive: bool) -> Verdict:
+        who = f"rank {self.channel.ranks[source]} (process {self.peers[source].pid})"
+        if is_alive:
+            return Verdict(
+                "late",
+                f"{who} did not arrive within {self.timeout_s:.0f} s: it is stuck, much slower, or "
+                "takes a branch without this collective; look at its output",
+            )
+        return Verdict(
+            "lost",
+            f"{who} has ended while rank {self.channel.ranks[self.rank]} was waiting for it: look "
+            "at the output of that rank for the cause; this run cannot go on without it",
+        )
 
     def _index(self, signal: Signal, source: int, target: int) -> int:
         size = len(self.peers)
         return (signal * size + source) * size + target
 
 
-def mark_of(what: str, number: int) -> int:
-    """Return a number that differs where text or number differ."""
-    return zlib.crc32(what.encode()) << 32 | number & 0xFFFFFFFF
+def mark_of(entry: Entry, number: int) -> int:
+    """Return a number that differs where the entry or the number of a signal differ."""
+    return entry.key << 32 | number & 0xFFFFFFFF

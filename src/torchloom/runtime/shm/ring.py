@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from torchloom.runtime.channel import Entry
 from torchloom.runtime.shm.link import Link, Signal, mark_of
 
 
@@ -27,8 +28,8 @@ class Work(NamedTuple):
     """Writes this rank's contribution into its slot."""
     drain: Callable[[Sequence[Tensor]], None]
     """Reads the slots of all ranks, this one's included."""
-    what: str
-    """What this is a part of, equal on all ranks."""
+    entry: Entry
+    """What this is a part of."""
 
 
 class Ring:
@@ -77,7 +78,7 @@ class Ring:
             if peer in self._freed_by:
                 continue
             if blocking:
-                self._link.await_(Signal.FREE, peer)
+                self._link.await_(Signal.FREE, peer, self._waiting[0].entry)
             elif not self._link.has(Signal.FREE, peer):
                 return False
             self._freed_by.add(peer)
@@ -85,7 +86,7 @@ class Ring:
         work = self._waiting.popleft()
         turn = self._num_issued % self._num_slots
         work.fill(self._slots[self._link.rank][turn])
-        self._link.mark(turn, mark_of(work.what, self._num_issued))
+        self._link.mark(turn, mark_of(work.entry, self._num_issued))
         self._num_issued += 1
         self._issued.append(work)
         for peer in self._link.others:
@@ -100,11 +101,11 @@ class Ring:
 
     def _drain(self) -> None:
         work, turn = self._issued[0], self._num_drained % self._num_slots
-        mark = mark_of(work.what, self._num_drained)
+        mark = mark_of(work.entry, self._num_drained)
         for peer in self._link.others:
             if peer not in self._filled_by:
-                self._link.await_(Signal.FULL, peer)
-            self._link.check(turn, mark, peer, work.what)
+                self._link.await_(Signal.FULL, peer, work.entry)
+            self._link.check(turn, mark, peer, work.entry)
         self._filled_by.clear()
         work.drain([slots[turn] for slots in self._slots])
         self._issued.popleft()

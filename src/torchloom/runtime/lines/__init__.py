@@ -1,0 +1,218 @@
+"""Lines between the ranks of a run, for the case that it cannot go on.
+
+Every rank has a connection to rank 0 beside the process group. A rank that waits for more than a
+second says what it waits for; rank 0 asks all where they are and, where the wait cannot end, tells all
+the same sentence. A connection also shows at once that a process or a host is gone.
+
+    open_lines    once per process group, by whoever first communicates
+    wait_for      waits for messages, and turns what breaks them into that sentence
+    explained     the error to raise where something between ranks has failed
+
+Source of the idea that a run's end must name ranks and tensors: the flight recorder of NCCL, which
+shows sequence numbers (pytorch/pytorch, torch/distributed/flight_recorder).
+"""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from torchloom import _torch, envs
+from torchloom.errors import TorchloomError
+from torchloom.log import get_logger
+from torchloom.position import POSITION, Event, Verdict, Wait
+from torchloom.runtime.base import GroupRef
+from torchloom.runtime.channel import error_of
+from torchloom.runtime.lines.hub import Hub
+from torchloom.runtime.lines.line import Line
+from torchloom.runtime.lines.report import Limits
+
+__all__ = ["Limits", "explained", "open_lines", "set_limits", "tell_step", "wait_for"]
+
+logger = get_logger(__name__)
+
+_VERDICT_S = 6.0
+"""How long an error waits for the sentence that explains it: rank 0 takes 1 to 3 s."""
+
+
+class _Lines:
+    """The lines of this process."""
+
+    def __init__(self) -> None:
+        self.group: GroupRef | None = None
+        self.hub: Hub | None = None
+        self.line: Line | None = None
+        self.limits = Limits()
+        self.num_opened = 0
+
+    def close(self, how: str) -> None:
+        """End them, saying how this rank ends."""
+        line, hub = self.line, self.hub
+        self.line = self.hub = None
+        if line is not None:
+            line.close(how)
+        if hub is not None:
+            hub.close(how)
+
+
+_LINES = _Lines()
+
+
+def open_lines() -> None:
+    """Open this rank's line, unless it is open for the default process group already."""
+    group = dist.group.WORLD
+    if group is None or group.size() == 1:
+        return
+    if _LINES.group is not None and _LINES.group.refers_to(group):
+        return
+    _LINES.close("has left the process group")
+    POSITION.verdict = None
+    if not _LINES.num_opened:
+        _tell_how_it_ends()
+    prefix = f"torchloom/lines/{_LINES.num_opened}"
+    _LINES.num_opened += 1
+    _LINES.group = GroupRef(group)
+    store = dist.PrefixStore(prefix, _torch.own_store())
+    if group.rank() == 0:
+        _LINES.hub = _open_hub(store)
+    _LINES.line = Line(group.rank(), lambda: _look_up(store), _LINES.limits)
+
+
+def set_limits(limits: Limits) -> None:
+    """Choose how long this rank waits for others."""
+    _LINES.limits = limits
+    if _LINES.line is not None:
+        _LINES.line.limits = limits
+
+
+def tell_step(step: int, digests: dict[str, int]) -> None:
+    """Send checksums of what this rank has begun, by group; nothing waits for an answer."""
+    for channel, digest in digests.items():
+        if _LINES.line is not None:
+            _LINES.line.tell_digest(channel, step, digest)
+
+
+def wait_for(event: Event, works: list[dist.Work]) -> None:
+    """Wait until messages have come and gone.
+
+    Raises:
+        AgreementError: the ranks run different programs.
+        PeerLostError: a rank has ended or did not come in time.
+    """
+    if not works:
+        return
+    POSITION.waiting = Wait(event, time.monotonic())
+    try:
+        for work in works:
+            work.wait(_longest())
+    except RuntimeError as error:
+        raise explained(event, _broken(event, error)) from None
+    finally:
+        POSITION.waiting = None
+    works.clear()
+
+
+def explained(event: Event, seen: Verdict) -> TorchloomError:
+    """Return the error to raise where this rank cannot complete something with others.
+
+    Args:
+        event: what it was.
+        seen: what is known here, for the case that nobody knows more.
+    """
+    before = POSITION.waiting
+    POSITION.waiting = before or Wait(event, time.monotonic())
+    try:
+        line = _LINES.line
+        verdict = POSITION.verdict
+        if verdict is None and line is not None:
+            verdict = line.verdict_within(_VERDICT_S)
+    finally:
+        POSITION.waiting = before
+    return error_of(verdict or seen)
+
+
+def _broken(event: Event, error: RuntimeError) -> Verdict:
+    symptom = str(error).splitlines()[0].rpartition("] ")[2]
+    return Verdict(
+        "lost",
+        f"this rank cannot complete {event.text()}: {symptom}. Look at the output of the other "
+        "ranks",
+    )
+
+
+def _longest() -> timedelta:
+    """The judge ends a wait; where there is none, the longest limit does."""
+    limits = _LINES.limits
+    return timedelta(seconds=max(limits.step_s, limits.compile_s, limits.agree_s) + 60.0)
+
+
+def _open_hub(store: Any) -> Hub | None:
+    host, token = _own_address(), secrets.token_hex(16)
+    try:
+        listener = socket.create_server((host, 0), family=_family(host), backlog=1024)
+    except OSError as error:
+        logger.warning("ranks cannot tell each other where they are: %s: %s", host, error)
+        store.set("address", "")
+        return None
+    port = listener.getsockname()[1]
+    store.set("address", f"{host} {port} {token}")
+    return Hub(listener, token)
+
+
+def _look_up(store: Any) -> tuple[str, int, str] | None:
+    if not store.check(["address"]):
+        return None
+    text = store.get("address").decode()
+    if not text:
+        raise OSError("rank 0 does not listen")
+    host, port, token = text.split()
+    return host, int(port), token
+
+
+def _own_address() -> str:
+    """Return the address under which the other ranks reach this host; loopback on one host."""
+    if envs.is_one_host():
+        return "127.0.0.1"
+    master = envs.get_str("MASTER_ADDR", "") or socket.gethostname()
+    for family, kind, protocol, _, address in _resolved(master):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(address)  # of a datagram socket: sends nothing, chooses a route
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _resolved(host: str) -> list[Any]:
+    try:
+        return socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return []
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _tell_how_it_ends() -> None:
+    """Say goodbye when the interpreter ends, and what ended it where that is an exception."""
+    how = ["has ended its program"]
+    before: Callable[..., Any] = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        text = str(error).strip().splitlines()
+        how[0] = f"has failed with {kind.__name__}" + (f": {text[0]}" if text else "")
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    atexit.register(lambda: _LINES.close(f"{how[0]}, in step {POSITION.step}"))

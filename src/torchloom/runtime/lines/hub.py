@@ -1,0 +1,200 @@
+"""Rank 0's end of all lines: asks where the ranks are when one of them waits, and judges.
+
+    a rank waits for more than a second   ->  everybody is asked for a report
+    the reports come                      ->  `judge`; what it finds twice in a row is told to all
+    a line ends without a word            ->  that rank has ended; who waits for it is told
+
+Nothing is asked, and nothing sent, while no rank waits for long.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from typing import Any
+
+from torchloom.log import get_logger
+from torchloom.position import Verdict
+from torchloom.runtime.lines.judge import judge, lost
+from torchloom.runtime.lines.report import Report, silent_report
+from torchloom.runtime.lines.wire import Wire
+
+logger = get_logger(__name__)
+
+_TICK_S = 0.2
+_LATEST_ROUND_S = 5.0
+"""Rounds of questions become rarer while a wait lasts, up to this."""
+_SILENT_S = 10.0
+"""A rank that has not answered for so long is taken for one that does not come."""
+_CONFIRM_S, _CONFIRM_OTHERS_S = 0.5, 3.0
+"""How long ranks must stand as they are before they are said to differ: in collectives of ours, and
+where some of torch's are among them, whose partners are not known."""
+
+
+class Hub:
+    """Listens to the ranks, in a thread of its own."""
+
+    def __init__(self, listener: socket.socket, token: str) -> None:
+        self._listener, self._token = listener, token
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._wires: dict[int, Wire] = {}
+        self._unknown: list[Wire] = []
+        self._reports: dict[int, Report] = {}
+        self._answered: set[int] = set()
+        self._gone: dict[int, str] = {}
+        self._digests: dict[tuple[str, int], tuple[int, int]] = {}
+        self._verdict: Verdict | None = None
+        self._suspected: tuple[Verdict, float] | None = None
+        self._next_round_s, self._pause_s = 0.0, _TICK_S
+        self._asked_s = time.monotonic()
+        self._is_asking = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="torchloom-hub", daemon=True)
+        self._thread.start()
+
+    def close(self, how: str) -> None:
+        """Tell the ranks how rank 0 ends, and end."""
+        for wire in list(self._wires.values()):
+            wire.send(kind="bye", how=how)
+        self._closing.set()
+        self._thread.join(2.0)
+        self._listener.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            for key, _ in self._selector.select(_TICK_S):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.fileobj, Wire):
+                    self._hear(key.fileobj)
+            self._look()
+
+    def _accept(self) -> None:
+        try:
+            wire = Wire(self._listener.accept()[0])
+        except OSError:
+            return
+        self._unknown.append(wire)
+        self._selector.register(wire, selectors.EVENT_READ)
+
+    def _hear(self, wire: Wire) -> None:
+        messages = wire.receive()
+        rank = next((rank for rank, each in self._wires.items() if each is wire), None)
+        if messages is None:
+            self._selector.unregister(wire)
+            wire.close()
+            if rank is not None:
+                del self._wires[rank]
+                self._reports.pop(rank, None)
+                self._gone.setdefault(rank, "has ended without a word (killed, or out of memory)")
+            return
+        for message in messages:
+            if rank is None:
+                rank = self._greet(wire, message)
+            else:
+                self._take(rank, message)
+
+    def _greet(self, wire: Wire, message: dict[str, Any]) -> int | None:
+        if message.get("token") != self._token or wire not in self._unknown:
+            self._selector.unregister(wire)
+            wire.close()
+            return None
+        rank = int(message["rank"])
+        self._unknown.remove(wire)
+        self._wires[rank] = wire
+        if self._verdict is not None:
+            wire.send(kind="verdict", verdict=list(self._verdict))
+        return rank
+
+    def _take(self, rank: int, message: dict[str, Any]) -> None:
+        kind = message.get("kind")
+        if kind == "bye":
+            self._gone[rank] = str(message["how"])
+            self._reports.pop(rank, None)
+        elif kind in ("stuck", "report"):
+            self._reports[rank] = Report.from_plain(message["report"])
+            if kind == "report":
+                self._answered.add(rank)
+            elif not self._is_asking:
+                self._is_asking, self._pause_s, self._next_round_s = True, _TICK_S, 0.0
+                self._asked_s = time.monotonic()
+                self._answered.clear()
+        elif kind == "digest":
+            self._compare(rank, message)
+
+    def _look(self) -> None:
+        if self._verdict is not None or not self._is_asking:
+            return
+        now = time.monotonic()
+        if self._answered >= self._wires.keys() or now - self._asked_s > _SILENT_S:
+            self._judge()
+        elif self._gone:
+            self._judge_lost()
+        if now >= self._next_round_s and self._verdict is None:
+            self._ask()
+
+    def _ask(self) -> None:
+        waits = [each.waiting for each in self._reports.values() if each.waiting is not None]
+        silent = self._wires.keys() - self._answered
+        if not waits and not silent:
+            self._is_asking = False  # whoever waited goes on
+            self._suspected = None
+            return
+        asked = sorted({wait.event for wait in waits})
+        if not silent:
+            self._answered.clear()
+            self._asked_s = time.monotonic()
+        for wire in list(self._wires.values()):
+            wire.send(kind="where", asked=asked)
+        self._next_round_s = time.monotonic() + self._pause_s
+        self._pause_s = min(_LATEST_ROUND_S, self._pause_s * 1.3)
+
+    def _judge(self) -> None:
+        for rank in self._wires.keys() - self._answered:
+            self._reports[rank] = silent_report(rank, self._reports.values())
+        found = judge(self._reports, self._gone)
+        now = time.monotonic()
+        if found is None:
+            self._suspected = None
+            return
+        if found.kind == "differ":
+            if self._suspected is None or self._suspected[0] != found:
+                self._suspected, self._pause_s = (found, now), _TICK_S
+            others = any(each.blocked_in for each in self._reports.values())
+            if now - self._suspected[1] < (_CONFIRM_OTHERS_S if others else _CONFIRM_S):
+                return
+        self._tell(found)
+
+    def _judge_lost(self) -> None:
+        found = lost(self._reports, self._gone)
+        if found is not None:
+            self._tell(found)
+
+    def _tell(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        lines = [f"rank {rank} {how}" for rank, how in sorted(self._gone.items())]
+        lines += [f"rank {rank} {each.text()}" for rank, each in sorted(self._reports.items())]
+        logger.error("the run cannot go on; where its ranks are:\n  %s", "\n  ".join(lines))
+        for wire in list(self._wires.values()):
+            wire.send(kind="verdict", verdict=list(verdict))
+
+    def _compare(self, rank: int, message: dict[str, Any]) -> None:
+        """Compare what ranks did up to a step, where messages cannot carry keys."""
+        place = (str(message["channel"]), int(message["step"]))
+        mine = int(message["digest"])
+        first = self._digests.setdefault(place, (rank, mine))
+        if first[1] != mine and self._verdict is None:
+            self._tell(
+                Verdict(
+                    "differ",
+                    f"rank {first[0]} and rank {rank} did not begin the same collectives up to "
+                    f"step {place[1]}: rank {rank} came to {message['last']}. Weights may be "
+                    "wrong since; go back to the last checkpoint and look for a branch that only "
+                    "some ranks take",
+                )
+            )
+        for old in [each for each in self._digests if each[1] < place[1] - 2]:
+            del self._digests[old]

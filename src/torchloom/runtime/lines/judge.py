@@ -1,0 +1,118 @@
+"""Whether a run can go on, from what its ranks report: a function of data alone.
+
+    a rank waits for one that has ended             it never comes
+    ranks wait for each other, each for something
+    that the other has not begun                    they run different programs
+    all ranks stand in collectives                  likewise, where torch's own are among them
+    a rank waits longer than its limit              the other one is late
+
+A rank that computes, compiles or loads data is waited for: it may still come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchloom.position import Verdict
+from torchloom.runtime.lines.report import Report, Waiting
+
+_ADVICE = (
+    "The ranks run different programs: look for a branch that only some of them take, a call "
+    "that only some make (an evaluation, state_dict(), save_checkpoint()), or an error that one "
+    "of them caught"
+)
+_SHOWN = 8
+"""Ranks whose positions a sentence lists."""
+
+
+def judge(reports: Mapping[int, Report], gone: Mapping[int, str]) -> Verdict | None:
+    """Return why the run cannot go on, None where it may.
+
+    Args:
+        reports: the latest report of each rank that runs, by global rank.
+        gone: of ranks that have ended, how, e.g. "was killed".
+    """
+    found = lost(reports, gone)
+    if found is not None:
+        return found
+    blocked = {rank: _missing(each, reports) for rank, each in reports.items()}
+    cycle = _cycle(blocked)
+    if cycle:
+        return Verdict("differ", f"{_positions(cycle, reports)}. {_ADVICE}")
+    if len(reports) > 1 and all(each.waiting or each.blocked_in for each in reports.values()):
+        ours = [rank for rank, missing in blocked.items() if missing]
+        if ours:
+            return Verdict("differ", f"{_positions(sorted(reports), reports)}. {_ADVICE}")
+    return _late(reports, blocked)
+
+
+def lost(reports: Mapping[int, Report], gone: Mapping[int, str]) -> Verdict | None:
+    """Return the verdict where a rank waits for one that has ended."""
+    for rank, each in sorted(reports.items()):
+        waiting = each.waiting
+        ended = [] if waiting is None else [other for other in waiting.ranks if other in gone]
+        if waiting is not None and ended:
+            return Verdict(
+                "lost",
+                f"rank {ended[0]} {gone[ended[0]]}; rank {rank} waits for it at {waiting.what}. "
+                f"Look at the output of rank {ended[0]} for the cause",
+            )
+    return None
+
+
+def _missing(each: Report, reports: Mapping[int, Report]) -> list[int]:
+    """Return the ranks that have not begun what a rank waits for."""
+    waiting = each.waiting
+    if waiting is None:
+        return []
+    others = [reports[rank] for rank in waiting.ranks if rank != each.rank and rank in reports]
+    return [other.rank for other in others if other.begun.get(waiting.event) is False]
+
+
+def _cycle(blocked: Mapping[int, list[int]]) -> list[int]:
+    """Return ranks each of which waits for the next, and the last for the first; or none."""
+    for start in sorted(blocked):
+        path = [start]
+        seen = {start}
+        while True:
+            onward = [rank for rank in blocked.get(path[-1], []) if blocked.get(rank)]
+            if start in onward:
+                return path
+            fresh = [rank for rank in onward if rank not in seen]
+            if not fresh:
+                break
+            seen.add(fresh[0])
+            path.append(fresh[0])
+    return []
+
+
+def _late(reports: Mapping[int, Report], blocked: Mapping[int, list[int]]) -> Verdict | None:
+    for rank, missing in sorted(blocked.items()):
+        waiting = reports[rank].waiting
+        for late in missing:
+            if waiting is None or late not in reports:
+                continue
+            limit_s, key = _limit(reports[rank], reports[late], waiting)
+            if waiting.for_s > limit_s:
+                return Verdict(
+                    "late",
+                    f"rank {late} did not come within {limit_s:g} s to what rank {rank} waits for "
+                    f"({waiting.what}): it {reports[late].text()}. Look at its output, or raise "
+                    f"{key}",
+                )
+    return None
+
+
+def _limit(waits: Report, late: Report, waiting: Waiting) -> tuple[float, str]:
+    limits = waits.limits
+    if late.phase:
+        return limits.compile_s, "timeouts.compile_s"
+    if waiting.is_agreement:
+        return limits.agree_s, "timeouts.agree_s"
+    return limits.step_s, "timeouts.step_s"
+
+
+def _positions(ranks: list[int], reports: Mapping[int, Report]) -> str:
+    shown = [f"rank {rank} {reports[rank].text()}" for rank in ranks[:_SHOWN]]
+    more = len(ranks) - _SHOWN
+    return "; ".join([*shown, f"and {more} more"] if more > 0 else shown)

@@ -1,0 +1,145 @@
+"""A rank's line to rank 0: a thread that speaks when this rank waits for long, and listens.
+
+The thread finds rank 0 by itself, so that no rank waits for another one to open its line.
+
+While nobody waits it does nothing but look, four times a second. When a verdict comes it ends the
+wait of the main thread, which then raises the verdict as its error.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from torchloom.log import get_logger
+from torchloom.position import POSITION, Verdict
+from torchloom.runtime.lines.report import Limits, report_of
+from torchloom.runtime.lines.wire import Wire
+
+logger = get_logger(__name__)
+
+LookUp = Callable[[], "tuple[str, int, str] | None"]
+
+_TICK_S = 0.25
+PATIENCE_S = 1.0
+"""A wait that lasts longer is looked into; a step in which ranks differ by less costs nothing."""
+_REPEAT_S = 2.0
+
+
+class Line:
+    """One rank's connection, in a thread of its own.
+
+    Args:
+        rank: this process's.
+        look_up: where rank 0 listens and the token of the run, None while it does not yet.
+        limits: how long this rank waits for others.
+    """
+
+    def __init__(self, rank: int, look_up: LookUp, limits: Limits) -> None:
+        self.rank, self.limits = rank, limits
+        self._look_up = look_up
+        self._wire: Wire | None = None
+        self._hub_gone = ""
+        self._spoke_s, self._spoke_of = 0.0, 0.0
+        self._closing = threading.Event()
+        self._judged = threading.Event()
+        self._asked: list[str] = []
+        self._thread = threading.Thread(target=self._run, name="torchloom-line", daemon=True)
+        self._thread.start()
+
+    def verdict_within(self, timeout_s: float) -> Verdict | None:
+        """Have the ranks' positions judged now, and return the verdict if there is one in time."""
+        if not self._judged.is_set():
+            self._speak()
+        deadline = time.monotonic() + timeout_s
+        while not self._judged.wait(0.05) and time.monotonic() < deadline:
+            if not self._thread.is_alive():
+                break
+        return POSITION.verdict
+
+    def close(self, how: str) -> None:
+        """Tell rank 0 how this rank ends, and end."""
+        self._closing.set()
+        if self._wire is not None:
+            self._wire.send(kind="bye", how=how)
+        self._thread.join(2.0)
+        if self._wire is not None:
+            self._wire.close()
+
+    def tell_digest(self, channel: str, step: int, digest: int) -> None:
+        """Send a checksum of what this rank has begun in a group up to a step."""
+        last = "" if POSITION.last is None else POSITION.last.text()
+        if self._wire is not None:
+            self._wire.send(kind="digest", channel=channel, step=step, digest=digest, last=last)
+
+    def _run(self) -> None:
+        wire = self._wire = self._connect()
+        while wire is not None and not self._closing.is_set():
+            if self._hub_gone:
+                self._closing.wait(_TICK_S)
+            elif select.select([wire], [], [], _TICK_S)[0]:
+                self._listen(wire)
+            self._tick()
+
+    def _connect(self) -> Wire | None:
+        while not self._closing.is_set():
+            try:
+                found = self._look_up()
+                if found is not None:
+                    wire = Wire(socket.create_connection(found[:2], timeout=5.0))
+                    wire.send(kind="hello", rank=self.rank, token=found[2])
+                    return wire
+            except (OSError, RuntimeError) as error:  # c10d's stores raise RuntimeError
+                logger.debug("no line to rank 0: %s", error)
+                return None
+            self._closing.wait(_TICK_S)
+        return None
+
+    def _listen(self, wire: Wire) -> None:
+        messages = wire.receive()
+        if messages is None:
+            self._hub_gone = "rank 0 has ended without a word (killed, or out of memory)"
+            return
+        for message in messages:
+            if message.get("kind") == "where":
+                self._asked = [str(event) for event in message["asked"]]
+                self._send("report")
+            elif message.get("kind") == "verdict":
+                self._settle(Verdict(*message["verdict"]))
+            elif message.get("kind") == "bye":
+                self._hub_gone = f"rank 0 {message['how']}"
+
+    def _tick(self) -> None:
+        wait, now = POSITION.waiting, time.monotonic()
+        if wait is None or now - wait.since_s < PATIENCE_S or POSITION.verdict is not None:
+            return
+        if self._hub_gone:
+            if 0 in wait.event.ranks:
+                self._settle(
+                    Verdict(
+                        "lost",
+                        f"{self._hub_gone}; rank {self.rank} waits for it at {wait.event.text()}. "
+                        "Look at the output of rank 0 for the cause",
+                    )
+                )
+        elif self._spoke_of != wait.since_s or now - self._spoke_s > _REPEAT_S:
+            self._speak()
+
+    def _speak(self) -> None:
+        wait = POSITION.waiting
+        self._spoke_s, self._spoke_of = time.monotonic(), 0.0 if wait is None else wait.since_s
+        self._send("stuck")
+
+    def _send(self, kind: str) -> None:
+        if self._wire is not None:
+            report = report_of(self.rank, self._asked, self.limits)
+            self._wire.send(kind=kind, report=report.to_plain())
+
+    def _settle(self, verdict: Verdict) -> None:
+        POSITION.verdict = verdict
+        self._judged.set()
+        for end_wait in list(POSITION.on_verdict):
+            end_wait()

@@ -1,0 +1,133 @@
+"""What one rank tells of its position, as plain data for the line to rank 0."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torchloom.position import POSITION
+from torchloom.runtime.channel import CHANNELS
+
+_INSIDE = ("/torch/distributed/", "/torchloom/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long a rank may wait for another one, in seconds."""
+
+    step_s: float = 600.0
+    """In the course of a step."""
+    compile_s: float = 1800.0
+    """While the other one compiles, loads or saves."""
+    agree_s: float = 120.0
+    """To agree on something that all ranks come to at about the same time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """What a rank waits for."""
+
+    event: str
+    """Channel and key."""
+    what: str
+    ranks: list[int]
+    for_s: float
+    is_agreement: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One rank at one moment."""
+
+    rank: int
+    step: int = 0
+    phase: str = ""
+    waiting: Waiting | None = None
+    begun: dict[str, bool] = field(default_factory=dict)
+    """Whether this rank has begun each of the events that were asked about."""
+    last: str = ""
+    """What it began last."""
+    blocked_in: str = ""
+    """The call of torch.distributed that its main thread stands in, if any."""
+    notes: list[str] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the report as JSON-able data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_plain(plain: dict[str, Any]) -> Report:
+        """Read what `to_plain` wrote."""
+        waiting, limits = plain["waiting"], Limits(**plain["limits"])
+        found = None if waiting is None else Waiting(**waiting)
+        return Report(**{**plain, "waiting": found, "limits": limits})
+
+    def text(self) -> str:
+        """Say in words where the rank is."""
+        place = f"is in step {self.step}"
+        if self.waiting is not None:
+            place = f"waits for {self.waiting.what}"
+        elif self.phase:
+            place = f"is {self.phase}, in step {self.step}"
+        elif self.blocked_in:
+            place = f"is in {self.blocked_in}, in step {self.step}"
+        elif self.last:
+            place = f"is outside of torchloom; the last that it began was {self.last}"
+        return "; ".join([place, *self.notes])
+
+
+def report_of(rank: int, asked: Iterable[str], limits: Limits) -> Report:
+    """Return where this process is, and which events it has begun."""
+    wait, now = POSITION.waiting, time.monotonic()
+    waiting = None
+    if wait is not None:
+        event = wait.event
+        waiting = Waiting(
+            event=f"{event.channel}:{event.key}",
+            what=event.text(),
+            ranks=list(event.ranks),
+            for_s=now - wait.since_s,
+            is_agreement=event.channel.startswith("agreement"),
+        )
+    return Report(
+        rank=rank,
+        step=POSITION.step,
+        phase=POSITION.phase,
+        waiting=waiting,
+        begun={event: _has_begun(event) for event in asked},
+        last="" if POSITION.last is None else POSITION.last.text(),
+        blocked_in="" if wait is not None else _blocked_in(),
+        notes=list(POSITION.notes.values()),
+        limits=limits,
+    )
+
+
+def _has_begun(event: str) -> bool:
+    name, _, key = event.rpartition(":")
+    channel = CHANNELS.get(name)
+    return channel is not None and int(key) in channel.begun
+
+
+def _blocked_in() -> str:
+    """Return the call of torch.distributed that the main thread stands in, with the user's line."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None or _INSIDE[0] not in frame.f_code.co_filename:
+        return ""
+    name = frame.f_code.co_name
+    while frame is not None and any(part in frame.f_code.co_filename for part in _INSIDE):
+        name = frame.f_code.co_name if "wrapper" not in frame.f_code.co_name else name
+        frame = frame.f_back
+    where = "" if frame is None else f" ({frame.f_code.co_filename}:{frame.f_lineno})"
+    return f"torch.distributed.{name}{where}"
+
+
+def silent_report(rank: int, others: Iterable[Report]) -> Report:
+    """Return the report of a rank whose thread does not answer: it has begun nothing."""
+    asked = {each.waiting.event for each in others if each.waiting is not None}
+    note = "does not answer (it was stopped, or something holds its interpreter)"
+    return Report(rank=rank, begun=dict.fromkeys(asked, False), notes=[note])
