@@ -1,22 +1,29 @@
 """Ranks agree before they run: differing programs become an error, not a hang.
 
 The ranks compare short texts through the process group's key-value store. Nothing is exchanged by a
-collective, which would hang in just the case that this is for. Costs 0.3-2 ms for two ranks.
+collective, which would hang in just the case that this is for. Costs 0.3-2 ms for two ranks. A rank
+that waits here is seen by the others as waiting for what it compares (`runtime.lines`), so a rank that
+has come to something else, or has ended, is an error within seconds.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch.distributed as dist
 
 from torchloom import _torch
 from torchloom.errors import AgreementError
+from torchloom.position import POSITION, Verdict, Wait
+from torchloom.runtime.channel import Channel, error_of, label
+from torchloom.runtime.lines import explained, longest_s, open_lines
 
-TIMEOUT_S = 120.0
-"""How long a rank may lag behind, e.g. because it compiles while others hit a cache."""
+_POLL_S, _MOST_POLL_S = 0.0005, 0.05
+"""How often a rank looks for what others say; rarer while it waits."""
 
 
 @dataclass
@@ -25,9 +32,16 @@ class Agreement:
 
     rank: int
     world_size: int
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float | None = None
+    """How long a rank may lag behind; None leaves it to `timeouts.agree_s`."""
     _ordinal: itertools.count[int] = field(default_factory=itertools.count)
     _serial: int = 0
+    _channel: Channel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._channel = Channel(f"agreement {self._serial}", tuple(range(self.world_size)))
+        if self.world_size > 1:
+            open_lines()
 
     def check(self, what: str, text: str) -> None:
         """Raise on every rank unless all ranks hold the same text.
@@ -95,22 +109,48 @@ class Agreement:
         store = dist.PrefixStore(
             f"torchloom/agree/{self._serial}/{ordinal}", _torch.default_store()
         )
-        store.set(str(self.rank), text)
-        texts, missing = _torch.texts_of(store, range(self.world_size), self.timeout_s)
-        if missing:
-            raise AgreementError(
-                f"ranks {missing} did not reach {what!r} within {self.timeout_s:.0f} s: look at "
-                "their output for an error, or for a branch that only some ranks take"
-            )
-        held: dict[str, list[int]] = defaultdict(list)
-        for rank, each in texts.items():
-            held[each].append(rank)
+        entry = self._channel.begin(label(f"agreement on {what}"))
+        POSITION.waiting = Wait(entry, time.monotonic())
+        try:
+            store.set(str(self.rank), text)
+            self._await(store, what)
+            held: dict[str, list[int]] = defaultdict(list)
+            for rank in range(self.world_size):
+                held[store.get(str(rank)).decode()].append(rank)
+        except dist.DistError as error:
+            raise explained(entry, _store_lost(what, error)) from None
+        finally:
+            POSITION.waiting = None
         return dict(held)
+
+    def _await(self, store: Any, what: str) -> None:
+        """Return when all ranks have spoken."""
+        missing, pause_s = list(range(self.world_size)), _POLL_S
+        deadline = time.monotonic() + (self.timeout_s or longest_s())
+        while missing := [rank for rank in missing if not store.check([str(rank)])]:
+            if POSITION.verdict is not None:
+                raise error_of(POSITION.verdict)
+            if time.monotonic() > deadline:
+                raise AgreementError(
+                    f"ranks {missing} did not reach {what!r} in time: look at their output for an "
+                    "error, or for a branch that only some ranks take"
+                )
+            time.sleep(pause_s)
+            pause_s = min(_MOST_POLL_S, pause_s * 1.5)
+
+
+def _store_lost(what: str, error: Exception) -> Verdict:
+    return Verdict(
+        "lost",
+        f"the key-value store of the run cannot be reached ({str(error).splitlines()[0]}) while "
+        f"ranks agree on {what}: the process that hosts it has ended, or its host cannot be "
+        "reached; look at the output of rank 0 and of the launcher",
+    )
 
 
 _SERIALS = itertools.count()
 
 
-def new_agreement(rank: int, world_size: int, timeout_s: float = TIMEOUT_S) -> Agreement:
+def new_agreement(rank: int, world_size: int, timeout_s: float | None = None) -> Agreement:
     """Return an agreement of its own; all ranks must make theirs in the same order."""
     return Agreement(rank, world_size, timeout_s, _serial=next(_SERIALS))

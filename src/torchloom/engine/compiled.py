@@ -193,7 +193,6 @@ def start(
     )
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check("what engine.compile() weaves", session.key)
-    session.agree = agreement.check
     start_compiled(model, session, **kwargs)
     return Compiled(
         model=model,

@@ -10,6 +10,7 @@ caller's, sharded in place.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -43,8 +44,11 @@ from torchloom.pipeline import (
     Schedule,
 )
 from torchloom.plan import Plan
-from torchloom.runtime import CommStats, MoveStats, mover_of
+from torchloom.position import POSITION
+from torchloom.runtime import CommStats, MoveStats, mover_of, tell_step
 from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
+
+_SERIALS = itertools.count(1)
 
 
 class Engine:
@@ -74,6 +78,7 @@ class Engine:
         self.scaler = LossScaler(
             config.precision.loss_scale if config.precision.dtype == "fp16" else None
         )
+        self._serial = next(_SERIALS)
         self._compiled: compiled.Compiled | None = None
         self._passes = PassRegistry(REGISTRY)
         self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
@@ -88,6 +93,7 @@ class Engine:
         dtype = dtype_of(self.config.precision.dtype)
         if dtype is not torch.float32:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
+        self._take_place()
         with self.timers.measure("forward"), unwrapped():
             return self.module(*args, **kwargs)
 
@@ -111,10 +117,11 @@ class Engine:
             EngineError: the loss is not a scalar, or does not depend on the model's parameters.
         """
         check_loss(loss)
+        self._take_place()
         if scale_wrt_gas:
             loss = loss / self.gradient_accumulation_steps()
         scaled = loss * self.scaler.scale if self.scaler.scale != 1.0 else loss
-        with self.timers.measure("backward"):
+        with self.timers.measure("backward"), unwrapped():
             scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
         self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
@@ -131,6 +138,7 @@ class Engine:
             EngineError: no backward pass since the last step, or there is no optimizer.
         """
         optimizer = check_step(self._num_backwards, self.optimizer)
+        self._take_place()
         is_boundary = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
         self._step_applied = False
@@ -146,8 +154,14 @@ class Engine:
                 )
             self.global_steps += 1
             self.timers.step = self.global_steps
+            self._take_place()
+            tell_step(self.global_steps)
             compiled.advance(self._compiled, self.global_steps)
             print_progress(self)
+
+    def _take_place(self) -> None:
+        """Let what follows be done by this engine in its present step, as all ranks compare it."""
+        POSITION.actor, POSITION.step = self._serial, self.global_steps
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave the gradients of micro-steps inside unsynchronised; they add up locally.
@@ -394,6 +408,7 @@ class Engine:
             optimizer_states=load_optimizer_states,
             scheduler_states=load_lr_scheduler_states,
         )
+        self._take_place()
         self.world.comm.residents.invalidate()
         compiled.advance(self._compiled, self.global_steps)
         return loaded

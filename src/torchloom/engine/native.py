@@ -13,6 +13,7 @@ from torchloom.config import load_config
 from torchloom.engine.agreement import new_agreement
 from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.groups import ensure_process_group, make_world
+from torchloom.engine.own_loops import count_steps_of
 from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import ShardError
 from torchloom.pipeline import CompileSession, PassItem, resolve_passes
@@ -75,9 +76,9 @@ def shard_model(
         precision=precision,
     )
     new_agreement(world.rank, world.world_size).check("the model's parameters", layout.digest())
-    return shard_module(
-        model, layout, broadcast=world.comm.broadcast, init=init, device=world.device
-    )
+    shard_module(model, layout, broadcast=world.comm.broadcast, init=init, device=world.device)
+    count_steps_of(model.parameters())
+    return model
 
 
 def compile_model(
@@ -116,7 +117,6 @@ def compile_model(
     session.book.layout, session.book.parameters = layout, owners_of(model)
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
     agreement.check("what torchloom.compile weaves", session.key)
-    session.agree = agreement.check
     start_compiled(model, session, **kwargs)
     return session
 

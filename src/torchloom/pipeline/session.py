@@ -29,6 +29,7 @@ from torchloom.pipeline.site import Book
 from torchloom.pipeline.weaving import Weaving, key_of
 from torchloom.plan import GraphPlan, Planner
 from torchloom.plan.memory import distinct_bytes
+from torchloom.position import POSITION
 from torchloom.shard.regather import LIVE
 
 logger = get_logger(__name__)
@@ -63,8 +64,6 @@ class CompileSession:
     """Whether this rank says in the log that a graph fell back."""
     debug_log: bool = False
     """Log each pass, not only when debugging."""
-    agree: Callable[[str, str], None] | None = None
-    """Compares a text between all ranks and raises where they differ, before a graph runs."""
     planner: Planner | None = None
     """Chooses what backward computes again; None leaves it to torch's partitioner."""
     choose_kernels: ChooseKernels | None = None
@@ -91,8 +90,12 @@ class CompileSession:
         report.graph_id = self.book.page(report.digest).graph_id
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
-        if self.agree is not None:
-            self.agree(f"the captured {name}", report.digest)
+        with POSITION.doing(f"compiling {name}"):
+            return self._compile_graph(gm, example_inputs, report)
+
+    def _compile_graph(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
+    ) -> Callable[..., Any]:
         context = self._context_of(gm, example_inputs)
         started = time.perf_counter()
         unwoven = copy_graph_module(gm)  # compilers may rewrite the original
@@ -107,7 +110,7 @@ class CompileSession:
         report.duration_s += time.perf_counter() - started
         events.emit(
             events.CompileFinished(
-                graph=name, duration_s=report.duration_s, from_cache=report.from_cache
+                graph=report.name, duration_s=report.duration_s, from_cache=report.from_cache
             )
         )
         return compiled
@@ -225,6 +228,8 @@ class CompileSession:
         cause = own_error(error) or error
         report.fallback = f"{type(cause).__name__}: {cause}"
         first_line = str(cause).splitlines()[0]
+        # Should the other ranks run this graph woven, the error that ends the run says why.
+        POSITION.notes[report.name] = f"it runs {report.name} eagerly, as {first_line}"
         if self.announce and len(self.report.fallbacks) == 1:
             logger.warning(
                 "weaving failed, the model runs eagerly sharded (correct, slower): %s. "

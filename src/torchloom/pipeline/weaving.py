@@ -20,7 +20,7 @@ import torchloom.plan
 from torchloom import _torch
 from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
-from torchloom.graph import Choices, GraphPass, PassContext, graph_digest
+from torchloom.graph import Choices, GraphPass, PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.device import default_budget_bytes
@@ -47,7 +47,6 @@ class Setup(Protocol):
     dump_dir: Path | None
     debug_log: bool
     strict: bool
-    agree: Callable[[str, str], None] | None
     planner: Planner | None
     book: Book
 
@@ -163,12 +162,6 @@ class Weaving:
         spot.leave(gm, context)
         if stage == "lowered" and (setup.strict or copies_in(gm.graph)):
             check_races(gm, f"{report.name}.{kind}", [each.name for each in passes])
-        if stage == "lowered" and setup.agree is not None and _see_beyond(setup.passes):
-            # Nothing but their own care makes such passes do the same on all ranks.
-            residents = ", ".join(sorted(setup.book.residents))
-            setup.agree(
-                f"{report.name}.{kind} as woven", f"{graph_digest(gm.graph)}, resident: {residents}"
-            )
         self._woven_here.add(kind)
         if setup.backend == "inductor":
             own = {k: n for k, n in report.collectives.items() if k.startswith(f"{kind} ")}
@@ -243,11 +236,6 @@ def _bound(each: GraphPass, spot: Spot) -> GraphPass:
     """Let a pass of another form know where it runs."""
     adapted = adapted_of(each)
     return each if adapted is None else dataclasses.replace(each, fn=adapted.at(spot))
-
-
-def _see_beyond(passes: Sequence[GraphPass]) -> bool:
-    adapted = (adapted_of(each) for each in passes)
-    return any(each is not None and each.sees_beyond_its_graph for each in adapted)
 
 
 def _is_built_in(each: GraphPass) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from torchloom.runtime import bodies as _bodies  # binds the operators
 from torchloom.runtime import kernels as _kernels
 from torchloom.runtime.communicator import CommStats, Communicator, get_communicator, lookup
+from torchloom.runtime.digests import tell_step
 from torchloom.runtime.host import Mover, MoveStats, move_stats, mover_of
 from torchloom.runtime.transit import refresh_bytes, transit_bytes
 from torchloom.runtime.weights import WeightStore, make_store
@@ -26,6 +27,7 @@ __all__ = [
     "move_stats",
     "mover_of",
     "refresh_bytes",
+    "tell_step",
     "transit_bytes",
 ]
 

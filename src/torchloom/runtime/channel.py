@@ -88,6 +88,8 @@ class Channel:
     """Equal on all ranks of the group, different for any other group."""
     ranks: tuple[int, ...]
     """Global ranks, by their rank in the group."""
+    has_tags: bool = True
+    """Whether messages carry keys; else ranks compare checksums once a step."""
     begun: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Keys of what this rank has begun."""
     num_begun: int = 0

@@ -18,13 +18,12 @@ from torch import Tensor
 from torchloom import events
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
-from torchloom.position import POSITION
 from torchloom.runtime import shm
 from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.c10d import C10dCollectives
 from torchloom.runtime.channel import Channel, Label, label
-from torchloom.runtime.gloo import GlooCollectives, break_group
-from torchloom.runtime.lines import open_lines
+from torchloom.runtime.gloo import GlooCollectives
+from torchloom.runtime.lines import end_waits_with_verdict, open_lines
 from torchloom.runtime.residents import Residents
 from torchloom.shard.pieces import piece_numel
 
@@ -382,14 +381,13 @@ def lookup(handle: str) -> Communicator:
 
 
 def _implementation(group: GroupRef, symmetric_memory: bool, name: str) -> Collectives:
-    channel = _channel(group, name)
     backend = str(dist.get_backend(group()))
     is_gloo = "gloo" in backend
     if symmetric_memory and group.size > 1:
         reason = f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
         if is_gloo:
             try:
-                return shm.connect(group, channel)
+                return shm.connect(group, _channel(group, name))
             except shm.UnavailableError as error:
                 reason = str(error)
         if dist.get_rank() == 0:
@@ -401,11 +399,11 @@ def _implementation(group: GroupRef, symmetric_memory: bool, name: str) -> Colle
                 backend,
             )
     if is_gloo:
-        POSITION.on_verdict.append(lambda: break_group(group))
-        return GlooCollectives(group, channel)
-    return C10dCollectives(group, channel)
+        end_waits_with_verdict(group)
+        return GlooCollectives(group, _channel(group, name))
+    return C10dCollectives(group, _channel(group, name, has_tags=False))
 
 
-def _channel(group: GroupRef, name: str) -> Channel:
+def _channel(group: GroupRef, name: str, *, has_tags: bool = True) -> Channel:
     ranks = tuple(dist.get_process_group_ranks(group()))
-    return Channel(f"{name} {'-'.join(map(str, ranks))}", ranks)
+    return Channel(f"{name} {'-'.join(map(str, ranks))}", ranks, has_tags)

@@ -17,25 +17,19 @@ different programs wait, which `runtime.lines` ends, and never read what was mea
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchloom.errors import ShardError
-from torchloom.position import POSITION
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Entry, Label
 from torchloom.runtime.lines import wait_for
 from torchloom.runtime.packing import pack, split_by_size, split_sizes, unpack
 from torchloom.runtime.summing import scales_early, sum_dtype, sum_into, sum_scaled_into
 
-_NEVER_SENT = (1 << 29) + 7
-"""A tag that no message has: those of collectives have bit 30."""
 _TWO_PHASES_BYTES = 256 << 10
 """From here, an all-reduce is cheaper as reduce and gather: it sums, and holds, a part of the bytes."""
 
@@ -247,23 +241,6 @@ class GlooCollectives:
             outbox = [tensor for tensor in send(target) if tensor.numel()]
             works += [group.send([tensor], target, tag) for tensor in outbox]
         return works
-
-
-def break_group(ref: GroupRef) -> None:
-    """End all waits of a group, on this rank and on its peers: the run cannot go on.
-
-    gloo takes no call back, but a receive that times out puts every connection of its group into an
-    error state (gloo's UnboundBuffer::waitRecv), and whoever waits in one then raises.
-    """
-    try:
-        group = ref()
-    except ShardError:
-        return
-    if ref.size == 1 or POSITION.waiting is None:
-        return
-    never = group.recv([torch.empty(1)], (ref.rank + 1) % ref.size, _NEVER_SENT)
-    with contextlib.suppress(RuntimeError):
-        never.wait(timedelta(milliseconds=1))
 
 
 def _fits_one_message(flats: Sequence[Tensor]) -> bool:

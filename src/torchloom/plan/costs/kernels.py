@@ -2,7 +2,7 @@
 
     captured graph  ->  its products  ->  measured where the table lacks them  ->  choices
 
-All of this happens before any pass runs, on rank 0 alone: the pass `choose_kernels` only obeys.
+All of this happens before any pass runs, on the rank that comes first: the pass `choose_kernels` only obeys.
 What the search for products misses keeps torch's own product.
 """
 
@@ -26,7 +26,7 @@ from torchloom.log import get_logger
 from torchloom.ops.compute import DEFAULT_KERNEL, KERNELS, Product
 from torchloom.ops.library import load_bodies
 from torchloom.plan.costs.products import find_products
-from torchloom.plan.costs.share import share_text
+from torchloom.plan.costs.share import share_once
 from torchloom.plan.costs.signature import value_text
 from torchloom.plan.costs.store import cache_dir, load_table, save_table
 from torchloom.plan.costs.table import CostTable
@@ -52,7 +52,7 @@ class KernelChooser:
     """
 
     shared: bool = True
-    """Whether rank 0 chooses for all ranks; each chooses for itself otherwise."""
+    """Whether one rank chooses for all that run a graph; each chooses for itself otherwise."""
     budget_s: float = 0.4
     """Seconds to spend on measuring one product, about."""
     announce: bool = field(default=True)
@@ -62,13 +62,16 @@ class KernelChooser:
         """Return the choices for one graph, equal on all ranks.
 
         Raises:
-            AgreementError: rank 0 did not come, or failed.
+            AgreementError: the rank that chooses failed.
         """
 
         def make() -> str:
             return json.dumps(self._choose(gm, example_inputs))
 
-        text = share_text("the choice of kernels", make) if self.shared else make()
+        if not self.shared:
+            text = make()
+        else:  # by content: ranks may capture different graphs, or the same at different times
+            text = share_once(_digest(gm, example_inputs), "the choice of kernels", make)
         return tuple((str(key), str(kernel)) for key, kernel in json.loads(text))
 
     def _choose(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Choice:

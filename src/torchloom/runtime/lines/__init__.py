@@ -32,11 +32,20 @@ from torchloom.log import get_logger
 from torchloom.position import POSITION, Event, Verdict, Wait
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import error_of
+from torchloom.runtime.lines.breaking import end_waits_with_verdict
 from torchloom.runtime.lines.hub import Hub
 from torchloom.runtime.lines.line import Line
 from torchloom.runtime.lines.report import Limits
 
-__all__ = ["Limits", "explained", "open_lines", "set_limits", "tell_step", "wait_for"]
+__all__ = [
+    "Limits",
+    "explained",
+    "longest_s",
+    "open_lines",
+    "set_limits",
+    "tell_digests",
+    "wait_for",
+]
 
 logger = get_logger(__name__)
 
@@ -81,6 +90,8 @@ def open_lines() -> None:
     prefix = f"torchloom/lines/{_LINES.num_opened}"
     _LINES.num_opened += 1
     _LINES.group = GroupRef(group)
+    if "gloo" in str(dist.get_backend(group)):
+        end_waits_with_verdict(_LINES.group)  # for the program's own collectives
     store = dist.PrefixStore(prefix, _torch.own_store())
     if group.rank() == 0:
         _LINES.hub = _open_hub(store)
@@ -94,7 +105,7 @@ def set_limits(limits: Limits) -> None:
         _LINES.line.limits = limits
 
 
-def tell_step(step: int, digests: dict[str, int]) -> None:
+def tell_digests(step: int, digests: dict[str, int]) -> None:
     """Send checksums of what this rank has begun, by group; nothing waits for an answer."""
     for channel, digest in digests.items():
         if _LINES.line is not None:
@@ -110,10 +121,11 @@ def wait_for(event: Event, works: list[dist.Work]) -> None:
     """
     if not works:
         return
+    limit = timedelta(seconds=longest_s())
     POSITION.waiting = Wait(event, time.monotonic())
     try:
         for work in works:
-            work.wait(_longest())
+            work.wait(limit)
     except RuntimeError as error:
         raise explained(event, _broken(event, error)) from None
     finally:
@@ -149,10 +161,10 @@ def _broken(event: Event, error: RuntimeError) -> Verdict:
     )
 
 
-def _longest() -> timedelta:
-    """The judge ends a wait; where there is none, the longest limit does."""
+def longest_s() -> float:
+    """Return the seconds after which a wait ends in any case, also where nobody judges."""
     limits = _LINES.limits
-    return timedelta(seconds=max(limits.step_s, limits.compile_s, limits.agree_s) + 60.0)
+    return max(limits.step_s, limits.compile_s, limits.agree_s) + 60.0
 
 
 def _open_hub(store: Any) -> Hub | None:

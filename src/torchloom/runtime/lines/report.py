@@ -101,7 +101,7 @@ def report_of(rank: int, asked: Iterable[str], limits: Limits) -> Report:
         waiting=waiting,
         begun={event: _has_begun(event) for event in asked},
         last="" if POSITION.last is None else POSITION.last.text(),
-        blocked_in="" if wait is not None else _blocked_in(),
+        blocked_in="" if wait is not None else blocked_in(),
         notes=list(POSITION.notes.values()),
         limits=limits,
     )
@@ -113,7 +113,7 @@ def _has_begun(event: str) -> bool:
     return channel is not None and int(key) in channel.begun
 
 
-def _blocked_in() -> str:
+def blocked_in() -> str:
     """Return the call of torch.distributed that the main thread stands in, with the user's line."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None or _INSIDE[0] not in frame.f_code.co_filename:

@@ -1,0 +1,179 @@
+"""Ranks that run different programs: an error on all of them, in words, and never a wrong number.
+
+Everything here has tensors of equal sizes, so that nothing but the names tells the messages apart.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from support.ranks import run_ranks
+from torchloom.errors import AgreementError, PeerLostError
+from torchloom.position import POSITION
+
+WIDTH = 16
+
+
+class Branches(nn.Module):
+    """Equal layers, of which the caller says which run, in which order."""
+
+    def __init__(self, num_layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(num_layers))
+
+    def forward(self, x: torch.Tensor, order: tuple[int, ...] = (0, 1, 2, 3)) -> torch.Tensor:
+        for index in order:
+            x = torch.tanh(self.layers[index](x))
+        return x.square().mean()
+
+
+def make(stage: int, backend: str, shared: bool, **rest):
+    torch.manual_seed(0)
+    model = Branches()
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "compile": {"symmetric_memory": shared},
+        "steps_per_print": float("inf"),
+        **rest,
+    }
+    engine, *_ = torchloom.initialize(model=model, config=config)
+    if backend:
+        engine.compile(backend=backend)
+    return engine, model
+
+
+def batch(rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(2, WIDTH, generator=generator)
+
+
+def step(engine, rank: int, order=(0, 1, 2, 3)) -> None:
+    engine.backward(engine(batch(rank), order))
+    engine.step()
+
+
+def evaluates_at_another_step(engine, model, rank):
+    for index in range(6):
+        if index == 2 + 2 * rank:
+            with torch.no_grad():
+                engine(batch(rank))
+        step(engine, rank)
+
+
+def evaluates_alone(engine, model, rank):
+    for index in range(6):
+        if index == 2 and rank == 1:
+            with torch.no_grad():
+                engine(batch(rank))
+        step(engine, rank)
+
+
+def takes_the_state_alone(engine, model, rank):
+    for index in range(6):
+        if index == 2 and rank == 0:
+            model.state_dict()
+        step(engine, rank)
+
+
+def gathers_alone(engine, model, rank):
+    step(engine, rank)
+    if rank == 0:
+        with torchloom.shard.gathered(model, ["layers.1.weight"]):
+            pass
+    step(engine, rank)
+
+
+def saves_alone(engine, model, rank):
+    step(engine, rank)
+    if rank == 0:
+        engine.save_checkpoint("/nonexistent/folder")
+    step(engine, rank)
+
+
+def another_order(engine, model, rank):
+    for index in range(4):
+        step(engine, rank, (1, 0, 2, 3) if rank and index == 2 else (0, 1, 2, 3))
+
+
+def another_layer(engine, model, rank):
+    for index in range(4):
+        step(engine, rank, (0, 1, 2 + (rank if index == 2 else 0)))
+
+
+def one_micro_step_more(engine, model, rank):
+    for index in range(4):
+        if index == 2 and rank == 0:
+            engine.backward(engine(batch(rank)))
+        step(engine, rank)
+
+
+def leaves_a_step_out(engine, model, rank):
+    for index in range(4):
+        engine.backward(engine(batch(rank)))
+        if index == 2 and rank == 0:
+            engine.zero_grad()
+            continue
+        engine.step()
+
+
+PROGRAMS = (
+    evaluates_at_another_step,
+    evaluates_alone,
+    takes_the_state_alone,
+    gathers_alone,
+    saves_alone,
+    another_order,
+    another_layer,
+    one_micro_step_more,
+    leaves_a_step_out,
+)
+
+
+def run(world_size: int, program, stage: int, backend: str, shared: bool) -> list:
+    def fn(rank):
+        engine, model = make(stage, backend, shared)
+        started = time.monotonic()
+        try:
+            program(engine, model, rank)
+            if POSITION.verdict is None:
+                time.sleep(8)  # a peer that fails takes its time to say so
+            text = "" if POSITION.verdict is None else POSITION.verdict.text
+        except (AgreementError, PeerLostError) as error:
+            text = str(error)
+        return text, time.monotonic() - started
+
+    return run_ranks(world_size, fn)
+
+
+def check(results: list, words: tuple[str, ...] = ("rank 0", "rank 1", "in step")) -> None:
+    for text, took in results:
+        assert all(word in text for word in words), results
+        assert took < 20, results
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shm"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_eager(program, shared: bool) -> None:
+    check(run(2, program, 3, "", shared))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shm"])
+@pytest.mark.parametrize("program", [another_layer, another_order, evaluates_at_another_step])
+def test_compiled(program, shared: bool) -> None:
+    check(run(2, program, 3, "aot_eager", shared))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_stages(stage: int) -> None:
+    check(run(2, another_layer, stage, "aot_eager", shared=False))
+
+
+def test_three_ranks_of_which_one_differs() -> None:
+    check(run(3, lambda e, m, rank: another_layer(e, m, int(rank == 1)), 3, "", shared=False))
