@@ -39,6 +39,7 @@ from torchloom.runtime.lines.report import Limits
 
 __all__ = [
     "Limits",
+    "end_waits_with_verdict",
     "explained",
     "longest_s",
     "open_lines",

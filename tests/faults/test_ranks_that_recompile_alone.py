@@ -1,0 +1,60 @@
+"""Lengths that differ between ranks: each recompiles when it must, and all train alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.models import tokens
+from support.ranks import run_ranks
+from support.runs import make_engine, weights
+
+LENGTHS = {0: (7, 7, 9, 7, 12, 5), 1: (7, 8, 7, 7, 7, 7)}
+"""Rank 0 recompiles at steps 2 and 4, rank 1 at step 1."""
+
+
+def train(rank: int, stage: int, backend: str, lengths, **rest) -> tuple[list[float], dict]:
+    engine, model = make_engine(stage, gradient_clipping=1.0, **rest)
+    if backend:
+        engine.compile(backend=backend)
+    losses = []
+    for step, length in enumerate(lengths[rank]):
+        loss = engine(tokens(step, rank, length=length))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses, weights(model)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shm"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_lengths_differ_between_ranks(stage: int, shared: bool) -> None:
+    def fn(rank):
+        rest = {"compile": {"symmetric_memory": shared}}
+        compiled = train(rank, stage, "aot_eager", LENGTHS, **rest)
+        eager = train(rank, stage, "", LENGTHS, **rest)
+        return compiled, eager
+
+    for (losses, state), (want_losses, want_state) in run_ranks(2, fn):
+        assert losses == pytest.approx(want_losses, abs=1e-5)
+        for name, value in want_state.items():
+            torch.testing.assert_close(state[name], value, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_one_rank_alone_recompiles() -> None:
+    alone = {0: (7,) * 6, 1: (7, 7, 8, 9, 7, 10)}
+
+    def fn(rank):
+        return train(rank, 3, "aot_eager", alone)[0], train(rank, 3, "", alone)[0]
+
+    for losses, want in run_ranks(2, fn):
+        assert losses == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_inductor() -> None:
+    def fn(rank):
+        return train(rank, 3, "inductor", LENGTHS)[0], train(rank, 3, "", LENGTHS)[0]
+
+    for losses, want in run_ranks(2, fn):
+        assert losses == pytest.approx(want, abs=1e-5)
