@@ -93,7 +93,8 @@ def test_the_names_of_all_fields():
     }
     assert names == {
         "Config": "batch zero precision gradient_clipping optimizer scheduler compile offload "
-        "steps_per_print wall_clock_breakdown dataloader_drop_last seed notes hints source",
+        "timeouts steps_per_print wall_clock_breakdown dataloader_drop_last seed notes hints source",
+        "TimeoutsConfig": "step_s compile_s agree_s process_group_s",
         "BatchConfig": "train_batch_size micro_batch_size accumulation_steps",
         "ZeroConfig": "stage param_persistence_threshold gather_bucket_bytes reduce_bucket_bytes "
         "prefetch_bytes shard_size gather_16bit_weights_on_model_save",

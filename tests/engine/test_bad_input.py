@@ -163,7 +163,7 @@ def test_ranks_with_different_models() -> None:
     expect(both(fn), AgreementError, "the model's parameters")
 
 
-def test_ranks_that_capture_different_graphs() -> None:
+def test_graphs_that_differ_between_ranks_run_where_their_collectives_agree() -> None:
     class Forked(nn.Module):
         def __init__(self, rank: int) -> None:
             super().__init__()
@@ -176,13 +176,12 @@ def test_ranks_that_capture_different_graphs() -> None:
     def fn(rank):
         engine, *_ = torchloom.initialize(model=Forked(rank), config=settings())
         engine.compile(backend="aot_eager")
-        try:
-            engine(torch.ones(2, 8))
-        except Exception as error:  # noqa: BLE001  Dynamo wraps what a backend raises
-            return "AgreementError" if "do not agree" in str(error) else repr(error), str(error)
-        return "none", ""
+        loss = engine(torch.ones(2, 8))
+        engine.backward(loss)
+        engine.step()
+        return loss.item()
 
-    expect(both(fn), AgreementError, "captured graph0")
+    assert run_ranks(2, fn) == [128.0, 144.0]
 
 
 def test_no_checkpoint(tmp_path) -> None:
@@ -210,3 +209,43 @@ def test_no_sync_where_gradients_are_sharded() -> None:
         return error_of(engine.no_sync().__enter__)
 
     expect(both(fn), EngineError, "no_sync()", "gradient_accumulation_steps")
+
+
+def test_ranks_with_different_optimizers() -> None:
+    def fn(rank, made):
+        def run():
+            model = tricky()
+            torchloom.initialize(
+                model=model,
+                optimizer=made(rank, model),
+                config={**settings(), "optimizer": None},
+            )
+
+        return error_of(run)
+
+    def kinds(rank, model):
+        return (torch.optim.SGD if rank else torch.optim.Adam)(model.parameters(), lr=0.1)
+
+    def rates(rank, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1 * (rank + 1))
+
+    def groups(rank, model):
+        params = list(model.parameters())
+        return torch.optim.SGD(
+            [{"params": params[: 2 + rank]}, {"params": params[2 + rank :]}], lr=0.1
+        )
+
+    for made, words in ((kinds, "kind"), (rates, "group 0 lr"), (groups, "group 0 parameters")):
+        expect(both(fn, made), AgreementError, "the optimizer", words, "ranks [0]", "ranks [1]")
+
+
+def test_ranks_with_different_schedules() -> None:
+    def fn(rank):
+        def schedule(optimizer):
+            return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3 + rank)
+
+        return error_of(
+            lambda: torchloom.initialize(model=tricky(), lr_scheduler=schedule, config=settings())
+        )
+
+    expect(both(fn), AgreementError, "the schedule", "step_size", "3", "4")

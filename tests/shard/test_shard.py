@@ -44,9 +44,9 @@ def test_layout_facts() -> None:
     assert layout["up.weight"].shard_numel == 102
 
 
-def test_ranks_agree_on_the_digest_whatever_their_rank() -> None:
-    assert plan(tricky(), rank=0).digest() == plan(tricky(), rank=1).digest()
-    assert plan(tricky()).digest() != plan(tricky(), stage=2).digest()
+def test_ranks_agree_on_the_facts_whatever_their_rank() -> None:
+    assert plan(tricky(), rank=0).facts() == plan(tricky(), rank=1).facts()
+    assert plan(tricky()).facts() != plan(tricky(), stage=2).facts()
 
 
 def test_unknown_stage() -> None:

@@ -25,6 +25,7 @@ from torchloom.config.optimizer import resolve_optimizer
 from torchloom.config.precision import resolve_precision
 from torchloom.config.scheduler import resolve_scheduler
 from torchloom.config.schema import ConfigSchema
+from torchloom.config.timeouts import resolve_timeouts
 from torchloom.config.validate import validated
 from torchloom.config.zero import resolve_zero
 from torchloom.errors import ConfigError
@@ -129,6 +130,7 @@ def _resolve(
         scheduler=resolve_scheduler(schema.scheduler, optimizer, findings),
         offload=resolve_offload(schema, world_size, findings),
         compile=resolve_compile(schema.compile, schema.zero_optimization.stage, written, findings),
+        timeouts=resolve_timeouts(schema.timeouts),
         steps_per_print=schema.steps_per_print,
         wall_clock_breakdown=schema.wall_clock_breakdown,
         dataloader_drop_last=schema.dataloader_drop_last,

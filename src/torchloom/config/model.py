@@ -166,6 +166,20 @@ class CompileOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TimeoutsConfig:
+    """How long a rank waits for others, in seconds."""
+
+    step_s: float = 600.0
+    """In the course of a step."""
+    compile_s: float = 1800.0
+    """For a rank that compiles, loads or saves."""
+    agree_s: float = 120.0
+    """For ranks to agree on configuration and model."""
+    process_group_s: float = 1860.0
+    """For collectives that are not torchloom's, in a process group that torchloom makes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """Every setting of one run, validated; made by `load_config`."""
 
@@ -180,6 +194,7 @@ class Config:
     """None: the caller brings the schedule, or there is none."""
     compile: CompileOptions = field(default_factory=CompileOptions)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     steps_per_print: float = 10.0
     """Steps between progress lines; infinity prints none."""
     wall_clock_breakdown: bool = False
@@ -209,14 +224,10 @@ class Config:
             f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in skipped
         }
 
-    def digest(self) -> str:
-        """Return a short hash of all that must agree between ranks.
+    def shared_values(self) -> dict[str, object]:
+        """Return what must agree between ranks, as plain dicts, lists and numbers.
 
-        What a rank prints, dumps or times may differ, so it does not enter the hash.
-
-        Example:
-            >>> Config().digest() == Config(steps_per_print=100.0).digest()
-            True
+        What a rank prints, dumps or times may differ.
         """
         values = self.to_dict()
         for name in ("steps_per_print", "wall_clock_breakdown"):
@@ -227,7 +238,16 @@ class Config:
             for name, value in options.items()
             if name not in ("dump_graphs", "debug_log")
         }
-        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return values
+
+    def digest(self) -> str:
+        """Return a short hash of `shared_values`.
+
+        Example:
+            >>> Config().digest() == Config(steps_per_print=100.0).digest()
+            True
+        """
+        text = json.dumps(self.shared_values(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -17,11 +17,13 @@ from torchloom.config.schema_types import (
     Items,
     MaybeCount,
     MaybeFlag,
+    MaybeSeconds,
     Name,
     Positive,
     PrintEvery,
     Scale,
     ScalePower,
+    Seconds,
     Seed,
 )
 from torchloom.config.schema_zero import ZeroSection
@@ -83,6 +85,19 @@ class SchedulerSection(Section):
     params: Items = free_form("keyword arguments; see the table of schedules")
 
 
+class TimeoutsSection(Section):
+    """How long a rank waits for others; torchloom's own keys."""
+
+    step_s: Seconds = used(600.0, "seconds to wait for a rank in the course of a step")
+    compile_s: Seconds = used(1800.0, "seconds to wait for a rank that compiles, loads or saves")
+    agree_s: Seconds = used(120.0, "seconds to wait for ranks to agree on configuration and model")
+    process_group_s: MaybeSeconds = used(
+        None,
+        "timeout of the process group that `initialize` makes; not given: a minute more than the "
+        "longest of the others",
+    )
+
+
 class ConfigSchema(OtherKeys):
     """The keys of the outermost object."""
 
@@ -114,6 +129,7 @@ class ConfigSchema(OtherKeys):
         None, "the schedule that the engine builds; not given: the caller brings one, or none"
     )
     compile: CompileSection = section(CompileSection, "what `engine.compile()` does")
+    timeouts: TimeoutsSection = section(TimeoutsSection, "how long a rank waits for others")
     steps_per_print: PrintEvery = used(10.0, "steps between progress lines; `Infinity` prints none")
     wall_clock_breakdown: Flag = used(False, "time forward, backward and step")
     dataloader_drop_last: Flag = used(False, "the engine's data loader drops an incomplete batch")

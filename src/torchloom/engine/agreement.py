@@ -8,9 +8,12 @@ has come to something else, or has ended, is an error within seconds.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +63,26 @@ class Agreement:
         held = self._exchange(what, f"{what}\0{text}")
         if len(held) > 1:
             self._differ(what, held)
+
+    def check_facts(self, what: str, facts: Mapping[str, object]) -> None:
+        """Raise on every rank unless all ranks hold the same facts; the error names the first difference.
+
+        Args:
+            what: what is compared, for the message.
+            facts: plain data by name.
+
+        Raises:
+            AgreementError: ranks differ, or some did not come within the timeout.
+        """
+        text = json.dumps(facts, default=str)
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        if len(set(self.texts(what, digest))) == 1:
+            return
+        held = [json.loads(each) for each in self.texts(f"{what}, in full", text)]
+        names = dict.fromkeys(name for each in held for name in each)
+        differing = [name for name in names if len(_sides(held, name)) > 1]
+        more = f" (and on {len(differing) - 1} more)" if len(differing) > 1 else ""
+        self._differ(f"{what}: {differing[0]}{more}", _sides(held, differing[0]))
 
     def least(self, what: str, value: int) -> int:
         """Return the smallest value that any rank holds; all ranks must call in the same order.
@@ -146,6 +169,14 @@ def _store_lost(what: str, error: Exception) -> Verdict:
         f"ranks agree on {what}: the process that hosts it has ended, or its host cannot be "
         "reached; look at the output of rank 0 and of the launcher",
     )
+
+
+def _sides(held: Sequence[Mapping[str, object]], name: str) -> dict[str, list[int]]:
+    """Return each value of one fact with the ranks that hold it."""
+    sides: dict[str, list[int]] = defaultdict(list)
+    for rank, each in enumerate(held):
+        sides[json.dumps(each[name]) if name in each else "not there"].append(rank)
+    return dict(sides)
 
 
 _SERIALS = itertools.count()

@@ -17,6 +17,7 @@ from torchloom import envs
 from torchloom.config import Config, load_config
 from torchloom.engine.agreement import Agreement, new_agreement
 from torchloom.engine.engine import Engine
+from torchloom.engine.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.engine.groups import World, ensure_process_group, make_world
 from torchloom.engine.loader import make_loader
 from torchloom.engine.local import LocalParams
@@ -24,12 +25,10 @@ from torchloom.engine.optim import make_lr_scheduler, make_optimizer
 from torchloom.engine.precision import shard_precision
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
+from torchloom.runtime.lines import Limits, set_limits
 from torchloom.shard import is_sharded, plan_layout, shard_module
 
 logger = get_logger(__name__)
-
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""How long a collective may take; DeepSpeed's default since 2026-08."""
 
 ConfigSource = Mapping[str, Any] | str | Path
 
@@ -101,7 +100,9 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
             "dist_init_required=False, but there is no process group: call "
             "torch.distributed.init_process_group first, or drop the argument"
         )
-    ensure_process_group(distributed_port, timeout=COLLECTIVE_TIMEOUT)
+    limits = early.timeouts
+    ensure_process_group(distributed_port, timeout=timedelta(seconds=limits.process_group_s))
+    set_limits(Limits(step_s=limits.step_s, compile_s=limits.compile_s, agree_s=limits.agree_s))
     world = make_world(mesh, early.zero.shard_size, symmetric_memory=early.compile.symmetric_memory)
     settings = load_config(source, world_size=world.world_size)
     if world.rank == 0:
@@ -109,6 +110,8 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     local, agreement = _shard(model, settings, world, init)
     made = make_optimizer(settings.optimizer, optimizer, model_parameters, local)
     schedule = make_lr_scheduler(settings, lr_scheduler, made)
+    agreement.check_facts("the optimizer", optimizer_facts(made, local))
+    agreement.check_facts("the schedule", schedule_facts(schedule))
     engine = Engine(model, settings, world, local, made, schedule, agreement)
     engine.training_dataloader = make_loader(training_data, settings, world, collate_fn)
     if settings.compile.enabled:
@@ -135,8 +138,8 @@ def _shard(
         sync_in_backward=False,
     )
     agreement = new_agreement(world.rank, world.world_size)
-    agreement.check("the config", config.digest())
-    agreement.check("the model's parameters", layout.digest())
+    agreement.check_facts("the config", config_facts(config))
+    agreement.check_facts("the model's parameters", layout.facts())
     if not any(tensor.is_meta for tensor in model.parameters()):
         model.to(world.device)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)

@@ -75,7 +75,8 @@ def shard_model(
         persistence_threshold=persistence_threshold,
         precision=precision,
     )
-    new_agreement(world.rank, world.world_size).check("the model's parameters", layout.digest())
+    agreement = new_agreement(world.rank, world.world_size)
+    agreement.check_facts("the model's parameters", layout.facts())
     shard_module(model, layout, broadcast=world.comm.broadcast, init=init, device=world.device)
     count_steps_of(model.parameters())
     return model

@@ -6,7 +6,6 @@ it can be printed, hashed and compared between ranks.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -108,10 +107,17 @@ class Layout:
         """Elements that this rank holds at rest, padding included."""
         return sum(s.shard_numel if s.mode == "sharded" else s.numel for s in self.params)
 
-    def digest(self) -> str:
-        """Return a short hash that is equal on ranks that agree on everything but their rank."""
-        text = repr((self.stage, self.world_size, self.num_replicas, self.handle, self.params))
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    def facts(self) -> dict[str, object]:
+        """Return what is equal on ranks that agree on everything but their rank, as plain data."""
+        own = {
+            "ZeRO stage": self.stage,
+            "ranks that share weights": self.world_size,
+            "copies of the weights": self.num_replicas,
+            "communicator": self.handle,
+            "number of parameters": len(self.params),
+        }
+        named = {f"parameter {index}": repr(spec) for index, spec in enumerate(self.params)}
+        return {**own, **named}
 
 
 def plan_layout(  # noqa: PLR0913  one record of facts, built in one place

@@ -1,0 +1,20 @@
+"""From the keys of `timeouts` to one `TimeoutsConfig`."""
+
+from __future__ import annotations
+
+from torchloom.config.model import TimeoutsConfig
+from torchloom.config.schema import TimeoutsSection
+
+_MARGIN_S = 60.0
+"""The process group outlasts torchloom's own limits, whose errors say more."""
+
+
+def resolve_timeouts(section: TimeoutsSection) -> TimeoutsConfig:
+    """Return how long a rank waits for others."""
+    longest = max(section.step_s, section.compile_s, section.agree_s)
+    return TimeoutsConfig(
+        step_s=section.step_s,
+        compile_s=section.compile_s,
+        agree_s=section.agree_s,
+        process_group_s=section.process_group_s or longest + _MARGIN_S,
+    )
