@@ -26,7 +26,7 @@ from torch import Tensor
 
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Entry, Label
-from torchloom.runtime.lines import wait_for
+from torchloom.runtime.lines import broken, explained, wait_for
 from torchloom.runtime.packing import pack, split_by_size, split_sizes, unpack
 from torchloom.runtime.summing import scales_early, sum_dtype, sum_into, sum_scaled_into
 
@@ -231,15 +231,18 @@ class GlooCollectives:
         """Exchange lists of tensors with every peer. Empty tensors are skipped by both ends."""
         size, rank = self.group.size, self.group.rank
         group, works, tag = self.group(), list[dist.Work](), entry.tag
-        for distance in range(1, size):
-            source = (rank - distance) % size
-            inbox = [tensor for tensor in receive(source) if tensor.numel()]
-            works += [group.recv([tensor], source, tag) for tensor in inbox]
-        # Peers in the order of their distance: no rank is everybody's first partner.
-        for distance in range(1, size):
-            target = (rank + distance) % size
-            outbox = [tensor for tensor in send(target) if tensor.numel()]
-            works += [group.send([tensor], target, tag) for tensor in outbox]
+        try:
+            for distance in range(1, size):
+                source = (rank - distance) % size
+                inbox = [tensor for tensor in receive(source) if tensor.numel()]
+                works += [group.recv([tensor], source, tag) for tensor in inbox]
+            # Peers in the order of their distance: no rank is everybody's first partner.
+            for distance in range(1, size):
+                target = (rank + distance) % size
+                outbox = [tensor for tensor in send(target) if tensor.numel()]
+                works += [group.send([tensor], target, tag) for tensor in outbox]
+        except RuntimeError as error:  # a connection has ended
+            raise explained(entry, broken(entry, error)) from None
         return works
 
 

@@ -14,14 +14,10 @@ shows sequence numbers (pytorch/pytorch, torch/distributed/flight_recorder).
 
 from __future__ import annotations
 
-import atexit
 import secrets
 import socket
-import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -34,11 +30,13 @@ from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import error_of
 from torchloom.runtime.lines.breaking import end_waits_with_verdict
 from torchloom.runtime.lines.hub import Hub
+from torchloom.runtime.lines.last_words import tell_at_the_end
 from torchloom.runtime.lines.line import Line
 from torchloom.runtime.lines.report import Limits
 
 __all__ = [
     "Limits",
+    "broken",
     "end_waits_with_verdict",
     "explained",
     "longest_s",
@@ -87,7 +85,7 @@ def open_lines() -> None:
     _LINES.close("has left the process group")
     POSITION.verdict = None
     if not _LINES.num_opened:
-        _tell_how_it_ends()
+        tell_at_the_end(_LINES.close)
     prefix = f"torchloom/lines/{_LINES.num_opened}"
     _LINES.num_opened += 1
     _LINES.group = GroupRef(group)
@@ -128,7 +126,7 @@ def wait_for(event: Event, works: list[dist.Work]) -> None:
         for work in works:
             work.wait(limit)
     except RuntimeError as error:
-        raise explained(event, _broken(event, error)) from None
+        raise explained(event, broken(event, error)) from None
     finally:
         POSITION.waiting = None
     works.clear()
@@ -153,7 +151,8 @@ def explained(event: Event, seen: Verdict) -> TorchloomError:
     return error_of(verdict or seen)
 
 
-def _broken(event: Event, error: RuntimeError) -> Verdict:
+def broken(event: Event, error: RuntimeError) -> Verdict:
+    """Return what is known here where gloo says that a connection has ended."""
     symptom = str(error).splitlines()[0].rpartition("] ")[2]
     return Verdict(
         "lost",
@@ -215,17 +214,3 @@ def _resolved(host: str) -> list[Any]:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _tell_how_it_ends() -> None:
-    """Say goodbye when the interpreter ends, and what ended it where that is an exception."""
-    how = ["has ended its program"]
-    before: Callable[..., Any] = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        text = str(error).strip().splitlines()
-        how[0] = f"has failed with {kind.__name__}" + (f": {text[0]}" if text else "")
-        before(kind, error, trace)
-
-    sys.excepthook = hook
-    atexit.register(lambda: _LINES.close(f"{how[0]}, in step {POSITION.step}"))

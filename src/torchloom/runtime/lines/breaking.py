@@ -32,6 +32,6 @@ def _break(ref: GroupRef) -> None:
         return
     if POSITION.waiting is None and not blocked_in():
         return  # the main thread meets the verdict when it next communicates
-    never = group.recv([torch.empty(1)], (ref.rank + 1) % ref.size, _NEVER_SENT)
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError):  # the time-out, or a connection that is broken already
+        never = group.recv([torch.empty(1)], (ref.rank + 1) % ref.size, _NEVER_SENT)
         never.wait(timedelta(milliseconds=1))

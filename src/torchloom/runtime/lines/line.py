@@ -1,6 +1,7 @@
 """A rank's line to rank 0: a thread that speaks when this rank waits for long, and listens.
 
-The thread finds rank 0 by itself, so that no rank waits for another one to open its line.
+Ranks open their lines at the same point of the program. One that comes long before rank 0 goes on, and
+its thread finds rank 0 when it is there.
 
 While nobody waits it does nothing but look, four times a second. When a verdict comes it ends the
 wait of the main thread, which then raises the verdict as its error.
@@ -24,6 +25,8 @@ logger = get_logger(__name__)
 LookUp = Callable[[], "tuple[str, int, str] | None"]
 
 _TICK_S = 0.25
+_OPEN_S, _OPEN_TICK_S = 3.0, 0.02
+"""How long a rank waits for rank 0 to listen before it goes on, and how often it looks."""
 PATIENCE_S = 1.0
 """A wait that lasts longer is looked into; a step in which ranks differ by less costs nothing."""
 _REPEAT_S = 2.0
@@ -47,6 +50,7 @@ class Line:
         self._closing = threading.Event()
         self._judged = threading.Event()
         self._asked: list[str] = []
+        self._wire = self._connect(_OPEN_S)
         self._thread = threading.Thread(target=self._run, name="torchloom-line", daemon=True)
         self._thread.start()
 
@@ -76,7 +80,7 @@ class Line:
             self._wire.send(kind="digest", channel=channel, step=step, digest=digest, last=last)
 
     def _run(self) -> None:
-        wire = self._wire = self._connect()
+        wire = self._wire = self._wire or self._connect(float("inf"))
         while wire is not None and not self._closing.is_set():
             if self._hub_gone:
                 self._closing.wait(_TICK_S)
@@ -84,8 +88,9 @@ class Line:
                 self._listen(wire)
             self._tick()
 
-    def _connect(self) -> Wire | None:
-        while not self._closing.is_set():
+    def _connect(self, within_s: float) -> Wire | None:
+        deadline = time.monotonic() + within_s
+        while not self._closing.is_set() and time.monotonic() < deadline:
             try:
                 found = self._look_up()
                 if found is not None:
@@ -95,7 +100,7 @@ class Line:
             except (OSError, RuntimeError) as error:  # c10d's stores raise RuntimeError
                 logger.debug("no line to rank 0: %s", error)
                 return None
-            self._closing.wait(_TICK_S)
+            self._closing.wait(_OPEN_TICK_S)
         return None
 
     def _listen(self, wire: Wire) -> None:
