@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.errors import DataError
+from torchloom.runtime import get_communicator
 
 
 def pad_tensors(
@@ -46,7 +47,9 @@ def pad_tensors(
         [tensor.shape[dim] for tensor, dim, _ in wanted], device=wanted[0][0].device
     )
     if dist.is_initialized() and dist.get_world_size(group) > 1:
-        dist.all_reduce(lengths, dist.ReduceOp.MAX, group=group)
+        world = group or dist.group.WORLD
+        assert world is not None
+        lengths = get_communicator(world).gather_small(lengths, "lengths to pad to").amax(dim=0)
     return [
         _padded(tensor, dim, value, length)
         for (tensor, dim, value), length in zip(wanted, lengths.tolist(), strict=True)

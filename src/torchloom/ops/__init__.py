@@ -22,12 +22,20 @@ from __future__ import annotations
 from torchloom.ops.compute import matmul
 from torchloom.ops.copies import HOST, offload, offload_start, reload, reload_start
 from torchloom.ops.lifetime import free_
-from torchloom.ops.lowered import gather_start, reduce_start, resident, sync_start, wait_
+from torchloom.ops.lowered import (
+    broadcast_,
+    gather_start,
+    reduce_start,
+    resident,
+    sync_start,
+    wait_,
+)
 from torchloom.ops.symmetric import symmetric_done_, symmetric_start
 from torchloom.ops.traced import gather, reduce, replicate, sync
 
 __all__ = [
     "HOST",
+    "broadcast_",
     "free_",
     "gather",
     "gather_start",

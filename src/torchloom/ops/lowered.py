@@ -58,6 +58,10 @@ def _fake_wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str)
     return None
 
 
+def _fake_broadcast(whole: Tensor, source: int, handle: str, param: str) -> None:
+    return None
+
+
 def _fake_resident(
     shard: Tensor, dtype: torch.dtype, world_size: int, handle: str, param: str
 ) -> Tensor:
@@ -87,6 +91,11 @@ sync_start = define(
 
 wait_ = define("wait_(Tensor(a!)[] results, Tensor[] inputs, str handle) -> ()", _fake_wait)
 """Block until the results of a start have arrived; `inputs` may be freed afterwards."""
+
+broadcast_ = define(
+    "broadcast_(Tensor(a!) whole, int source, str handle, str param) -> ()", _fake_broadcast
+)
+"""Replace a whole weight by that of one rank, on all ranks."""
 
 resident = define(
     "resident(Tensor(a) shard, ScalarType dtype, int world_size, str handle, str param) "

@@ -27,6 +27,7 @@ def bind() -> None:
     for body in (*between_ranks, _offload, _reload, _offload_start, _reload_start):
         LIBRARY.impl(body.__name__[1:], body, "CompositeExplicitAutograd")
     LIBRARY.impl("free_", _free, "CompositeExplicitAutograd")
+    LIBRARY.impl("broadcast_", _broadcast, "CompositeExplicitAutograd")
     LIBRARY.impl("wait_", _wait, "CompositeExplicitAutograd")
     LIBRARY.impl("resident", _resident, "CompositeExplicitAutograd")
     LIBRARY.impl("symmetric_start", _symmetric_start, "CompositeExplicitAutograd")
@@ -122,6 +123,10 @@ def _wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> N
         _mover([*results, *inputs]).wait(results)
     else:
         lookup(handle).wait(results)
+
+
+def _broadcast(whole: Tensor, source: int, handle: str, param: str) -> None:
+    lookup(handle).broadcast_from(whole, source, param)
 
 
 def _offload(x: Tensor, pin: bool = True) -> Tensor:

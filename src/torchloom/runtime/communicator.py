@@ -231,6 +231,18 @@ class Communicator:
                 if tensor.numel():
                     dist.broadcast(tensor, group=group(), group_src=0)
 
+    def gather_small(self, tensor: Tensor, what: str) -> Tensor:
+        """Return the flat tensors of all ranks that share one copy, one a row."""
+        rows = tensor.new_empty(self.world_size, tensor.numel())
+        flat = rows.view(-1)
+        self.shard.all_gather([tensor], [flat], _label(what, (), [flat])).finish()
+        return rows
+
+    def broadcast_from(self, whole: Tensor, source: int, name: str) -> None:
+        """Replace a whole weight by that of one global rank, on all ranks."""
+        self.meet(f"weight from rank {source}", (name,))
+        dist.broadcast(whole, src=source)
+
     def sum_(self, tensor: Tensor, what: str) -> Tensor:
         """Replace a small tensor by its sum over the ranks that share one copy, and wait."""
         if self.world_size > 1:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.shard.apply import layout_of, root_of
 from torchloom.shard.layout import Layout, ParamSpec
@@ -114,7 +115,7 @@ def _write_back(
         )
     whole = whole.to(spec.dtype).contiguous()
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.broadcast(whole, src=modifier_rank)
+        ops.broadcast_(whole, modifier_rank, layout.handle, spec.name)
     with torch.no_grad():
         if spec.mode == "sharded":
             # Through detach(), not .data: torch counts the write, by which gathered copies of the
