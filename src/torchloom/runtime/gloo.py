@@ -17,19 +17,23 @@ different programs wait, which `runtime.lines` ends, and never read what was mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchloom.errors import TorchloomError
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Entry, Label
 from torchloom.runtime.lines import broken, explained, wait_for
 from torchloom.runtime.packing import pack, split_by_size, split_sizes, unpack
-from torchloom.runtime.summing import scales_early, sum_dtype, sum_into, sum_scaled_into
+from torchloom.runtime.summing import scale_all, scales_early, sum_dtype, sum_into, sum_scaled_into
 
+_CHUNK_BYTES = 1 << 20
+"""Of a part that is summed at a time: it stays in the cache, and the next one is on the wire."""
 _TWO_PHASES_BYTES = 256 << 10
 """From here, an all-reduce is cheaper as reduce and gather: it sums, and holds, a part of the bytes."""
 
@@ -131,21 +135,19 @@ class GlooCollectives:
         split = split_by_size(tensors)
         small = [tensors[i] for i in split.packed]
         flats = [tensors[i].view(-1) for i in split.direct] + ([pack(small)] if small else [])
-        summed = Pending(lambda: None)
+        summed = Pending(lambda: scale_all(flats, scale))
         if flats and self.group.size > 1:
-            together = self._sum_whole if _fits_one_message(flats) else self._sum_in_two
-            summed = together(flats, entry)
+            together = self._sum_whole if _fits_one_message(flats) else self._sum_in_chunks
+            summed = together(flats, scale, entry)
 
         def finish() -> None:
             summed.finish()
-            for flat in flats:
-                flat.mul_(scale)
             if small:
                 unpack(flats[-1], small)
 
         return Pending(finish)
 
-    def _sum_whole(self, flats: list[Tensor], entry: Entry) -> Pending:
+    def _sum_whole(self, flats: list[Tensor], scale: float, entry: Entry) -> Pending:
         """Begin to sum one small tensor: all of it goes to every peer."""
         (flat,), rank = flats, self.group.rank
         inbox = [flat if r == rank else torch.empty_like(flat) for r in range(self.group.size)]
@@ -155,31 +157,46 @@ class GlooCollectives:
 
         def finish() -> None:
             wait_for(entry, works)
-            total = torch.empty_like(flat, dtype=sum_dtype(flat.dtype))
-            sum_into(total, inbox, 1.0)
-            flat.copy_(total)
+            _sum_in_place(flat, inbox, scale)
             inbox.clear()
 
         return Pending(finish)
 
-    def _sum_in_two(self, flats: list[Tensor], entry: Entry) -> Pending:
-        """Begin to sum large tensors: each rank a part, which it then sends to every peer."""
-        size, rank = self.group.size, self.group.rank
-        totals = [
-            flat.new_empty(-(-flat.numel() // size), dtype=sum_dtype(flat.dtype)) for flat in flats
-        ]
-        numels = [total.numel() for total in totals]
-        reduced = self._reduce_scatter(flats, totals, 1.0, entry)
+    def _sum_in_chunks(self, flats: list[Tensor], scale: float, entry: Entry) -> Pending:
+        """Begin to sum large tensors: each rank a part, chunk by chunk, which it sends to all peers.
 
-        def rows(peer: int) -> list[Tensor]:
-            return [_row(flat, peer, n) for flat, n in zip(flats, numels, strict=True)]
+        One chunk is summed while others are on the wire. What a peer sends of its part arrives where
+        this rank's addend lies, which the peer has read by then.
+        """
+        rank, peers = self.group.rank, self._peers()
+        chunks = [rows for flat in flats for rows in _chunks(flat, self.group.size)]
+        inboxes = [
+            [row if r == rank else torch.empty_like(rows[rank]) for r, row in enumerate(rows)]
+            for rows in chunks
+        ]
+        arrivals = [[] for _ in chunks]
+        with _posting(entry):
+            for source in reversed(peers):
+                for works, inbox in zip(arrivals, inboxes, strict=True):
+                    works += self._receive(inbox[source], source, entry)
+            sent = [w for to in peers for rows in chunks for w in self._send(rows[to], to, entry)]
+            sums = [
+                work
+                for source in reversed(peers)
+                for rows in chunks
+                for work in self._receive(rows[source], source, entry)
+            ]
 
         def finish() -> None:
-            reduced.finish()
-            for own, total in zip(rows(rank), totals, strict=True):
-                own.copy_(total[: own.numel()])
-            totals.clear()
-            wait_for(entry, self._swap(send=lambda peer: rows(rank), receive=rows, entry=entry))
+            for rows, inbox, works in zip(chunks, inboxes, arrivals, strict=True):
+                wait_for(entry, works)
+                _sum_in_place(rows[rank], inbox, scale)
+                with _posting(entry):
+                    for to in peers:
+                        sent.extend(self._send(rows[rank], to, entry))
+            wait_for(entry, sums)
+            wait_for(entry, sent)
+            inboxes.clear()
 
         return Pending(finish)
 
@@ -209,18 +226,18 @@ class GlooCollectives:
 
     def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
         """Small tensors are packed; peers send them whole, or this rank's part of large ones."""
-        size, total = self.group.size, sum_dtype(dtype)
-        split = split_sizes([numel * dtype.itemsize for numel in numels])
+        size, item_bytes = self.group.size, dtype.itemsize
+        split = split_sizes([numel * item_bytes for numel in numels])
         packed = sum(numels[i] for i in split.packed)
         flats = [numels[i] for i in split.direct] + ([packed] if packed else [])
-        held = packed * dtype.itemsize
+        held = packed * item_bytes
         if size == 1 or not flats:
             return held
-        if _is_one_message([flat * dtype.itemsize for flat in flats]):
-            casts = 2 * total.itemsize if total != dtype else 0  # the first two addends
-            return held + flats[0] * ((size - 1) * dtype.itemsize + total.itemsize + casts)
+        if _is_one_message([flat * item_bytes for flat in flats]):
+            return held + flats[0] * ((size - 1) * item_bytes + _sum_bytes(dtype, size))
         parts = [-(-flat // size) for flat in flats]
-        return held + sum(parts) * total.itemsize + self.reduce_transit(parts, total, dtype)
+        chunk = min(max(parts), _CHUNK_BYTES // item_bytes)
+        return held + (size - 1) * sum(parts) * item_bytes + chunk * _sum_bytes(dtype, size)
 
     def _swap(
         self,
@@ -229,21 +246,62 @@ class GlooCollectives:
         entry: Entry,
     ) -> list[dist.Work]:
         """Exchange lists of tensors with every peer. Empty tensors are skipped by both ends."""
-        size, rank = self.group.size, self.group.rank
-        group, works, tag = self.group(), list[dist.Work](), entry.tag
-        try:
-            for distance in range(1, size):
-                source = (rank - distance) % size
-                inbox = [tensor for tensor in receive(source) if tensor.numel()]
-                works += [group.recv([tensor], source, tag) for tensor in inbox]
-            # Peers in the order of their distance: no rank is everybody's first partner.
-            for distance in range(1, size):
-                target = (rank + distance) % size
-                outbox = [tensor for tensor in send(target) if tensor.numel()]
-                works += [group.send([tensor], target, tag) for tensor in outbox]
-        except RuntimeError as error:  # a connection has ended
-            raise explained(entry, broken(entry, error)) from None
+        works, peers = list[dist.Work](), self._peers()
+        with _posting(entry):
+            for source in reversed(peers):
+                works += [w for t in receive(source) for w in self._receive(t, source, entry)]
+            for target in peers:
+                works += [w for t in send(target) for w in self._send(t, target, entry)]
         return works
+
+    def _peers(self) -> list[int]:
+        """Return the other ranks by their distance: no rank is everybody's first partner."""
+        size, rank = self.group.size, self.group.rank
+        return [(rank + distance) % size for distance in range(1, size)]
+
+    def _receive(self, into: Tensor, source: int, entry: Entry) -> list[dist.Work]:
+        return [self.group().recv([into], source, entry.tag)] if into.numel() else []
+
+    def _send(self, tensor: Tensor, target: int, entry: Entry) -> list[dist.Work]:
+        return [self.group().send([tensor], target, entry.tag)] if tensor.numel() else []
+
+
+@contextmanager
+def _posting(entry: Entry) -> Iterator[None]:
+    """Turn what gloo says of an ended connection into the sentence that explains it."""
+    try:
+        yield
+    except TorchloomError:
+        raise
+    except RuntimeError as error:
+        raise explained(entry, broken(entry, error)) from None
+
+
+def _chunks(flat: Tensor, size: int) -> list[list[Tensor]]:
+    """Cut a tensor into parts of the ranks, and these alike: of each chunk, the rows of all ranks."""
+    part = -(-flat.numel() // size)
+    step = max(1, _CHUNK_BYTES // flat.element_size())
+    rows = [_row(flat, rank, part) for rank in range(size)]
+    return [[row[start : start + step] for row in rows] for start in range(0, part, step)]
+
+
+def _sum_bytes(dtype: torch.dtype, size: int) -> int:
+    """Return what `_sum_in_place` holds for one element."""
+    total = sum_dtype(dtype)
+    if total != dtype:
+        return 3 * total.itemsize  # the sum, and its first two addends
+    return 0 if size == 2 else total.itemsize
+
+
+def _sum_in_place(own: Tensor, inbox: Sequence[Tensor], scale: float) -> None:
+    """Replace one of the addends by the scaled sum, taken in rank order."""
+    if sum_dtype(own.dtype) == own.dtype and len(inbox) == 2:
+        torch.add(inbox[0], inbox[1], out=own)
+    else:
+        total = torch.empty_like(own, dtype=sum_dtype(own.dtype))
+        sum_into(total, inbox, 1.0)
+        own.copy_(total)
+    own.mul_(scale)
 
 
 def _fits_one_message(flats: Sequence[Tensor]) -> bool:

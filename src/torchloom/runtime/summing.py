@@ -61,3 +61,9 @@ def sum_scaled_into(out: Tensor, parts: Sequence[Tensor], own: int, scale: float
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which whole tensors are summed: 16 bits in fp32, rounded once."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def scale_all(tensors: Sequence[Tensor], scale: float) -> None:
+    """Multiply tensors in place."""
+    for tensor in tensors:
+        tensor.mul_(scale)
