@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchloom.position import POSITION
+from torchloom.runtime import tell_step
 
 _SHARDED: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 """Parameters of models that `shard_model` sharded, by their id."""
@@ -32,6 +33,7 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     firsts = (group["params"][0] for group in optimizer.param_groups if group["params"])
     if any(_SHARDED.get(id(param)) is param for param in firsts):
         POSITION.step += 1
+        tell_step(POSITION.step)
 
 
 _IS_HOOKED: list[bool] = []
