@@ -130,6 +130,11 @@ def set_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
+def set_value(name: str, value: str) -> None:
+    """Set `name` for this process and its children."""
+    os.environ[name] = value
+
+
 def _first_set(names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in os.environ), None)
 

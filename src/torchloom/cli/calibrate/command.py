@@ -55,7 +55,7 @@ def calibrate(
         flags = [*(["--json"] if as_json else []), *(["--quick"] if quick else [])]
         where = [] if out is None else ["--out", str(out)]
         argv = ["calibrate", "--device", device, *where, *flags]
-        raise typer.Exit(launch(argv, nproc, _STOPPING))
+        raise typer.Exit(launch(argv, nproc, _STOPPING, on_hangup=None))
 
 
 def _show(device: str, path: Path | None, as_json: bool) -> None:

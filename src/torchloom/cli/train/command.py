@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from torchloom import envs
 from torchloom.cli.train.options import TrainOptions, to_argv
+from torchloom.cli.train.parent import end_with_launcher
 
 _DEFAULT = TrainOptions()
 
@@ -53,6 +55,13 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
     eval_every: Annotated[
         int, typer.Option(min=1, help="Steps between held-out evaluations.")
     ] = _DEFAULT.eval_every,
+    save_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps between checkpoints.", show_default="at the end"),
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option(min=1, help="Checkpoints that stay.", show_default="all")
+    ] = None,
     log_every: Annotated[
         int, typer.Option(min=1, help="Steps between printed lines without a terminal.")
     ] = _DEFAULT.log_every,
@@ -65,7 +74,8 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
 ) -> None:
     """Train a decoder on text: starts workers on this host, or is one under torchrun or Slurm.
 
-    Ctrl-C saves a checkpoint and exits with 0; --resume continues from it.
+    Ctrl-C saves a checkpoint and exits with 0; --resume continues from it. SIGHUP saves and goes on,
+    or ends the run like Ctrl-C when its terminal was closed.
     """
     options = TrainOptions(
         model=model,
@@ -80,6 +90,8 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         seq_len=seq_len,
         micro_batch=micro_batch,
         eval_every=eval_every,
+        save_every=save_every,
+        keep_last=keep_last,
         log_every=log_every,
         report=report,
         tensorboard=tensorboard,
@@ -92,14 +104,21 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
 
 def _become_worker(options: TrainOptions) -> None:
     """Run this rank. Until the loop listens, a signal ends the process at once and quietly."""
+    end_with_launcher()
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _nothing_to_save)
     from torchloom.cli.train.preflight import check_options
 
     check_options(options, envs.launch().world_size)
     from torchloom.cli.train.worker import run_worker  # imports torch
 
     run_worker(options)
+
+
+def _nothing_to_save(number: int, frame: FrameType | None) -> None:
+    """Stand in until the loop listens."""
 
 
 def _start_workers(options: TrainOptions) -> int:
