@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from torchloom import envs
 from torchloom.cli.train.options import TrainOptions, to_argv
-from torchloom.cli.train.parent import end_with_launcher
+from torchloom.cli.train.parent import begin_worker
 
 _DEFAULT = TrainOptions()
 
@@ -104,21 +102,13 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
 
 def _become_worker(options: TrainOptions) -> None:
     """Run this rank. Until the loop listens, a signal ends the process at once and quietly."""
-    end_with_launcher()
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(sig, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _nothing_to_save)
+    begin_worker()
     from torchloom.cli.train.preflight import check_options
 
     check_options(options, envs.launch().world_size)
     from torchloom.cli.train.worker import run_worker  # imports torch
 
     run_worker(options)
-
-
-def _nothing_to_save(number: int, frame: FrameType | None) -> None:
-    """Stand in until the loop listens."""
 
 
 def _start_workers(options: TrainOptions) -> int:

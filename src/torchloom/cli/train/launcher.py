@@ -21,8 +21,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -30,6 +31,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from torchloom import envs
+from torchloom.cli.train.parent import held_back
 from torchloom.cli.train.stop import exit_code
 from torchloom.cli.train.terminal import has_terminal, say
 
@@ -72,7 +74,7 @@ def launch(
     return _exit_code(result, relay, worker_argv[0])
 
 
-def _agent(worker_argv: Sequence[str], nproc: int) -> LocalElasticAgent:
+def _agent(worker_argv: Sequence[str], nproc: int) -> _QuietAgent:
     """Return an agent for one host: a free port, no restarts, output straight to ours."""
     rendezvous = RendezvousParameters(
         backend="c10d",
@@ -94,13 +96,25 @@ def _agent(worker_argv: Sequence[str], nproc: int) -> LocalElasticAgent:
     )
     # The agent would keep files for errors in a temporary folder, and leave it when it is killed.
     logs = DefaultLogsSpecs(log_dir=os.devnull)
-    return LocalElasticAgent(spec=spec, logs_specs=logs, start_method="spawn")
+    return _QuietAgent(spec=spec, logs_specs=logs, start_method="spawn")
+
+
+class _QuietAgent(LocalElasticAgent):
+    """Starts workers that answer signals once they have settled how, and knows them at once."""
+
+    pids: tuple[int, ...] = ()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        with held_back():
+            started = super()._start_workers(worker_group)
+            self.pids = tuple(started.values())
+        return started
 
 
 class _Relay:
     """Pass the first signal to each worker; a second one kills them."""
 
-    def __init__(self, agent: LocalElasticAgent, on_signal: str, on_hangup: str | None) -> None:
+    def __init__(self, agent: _QuietAgent, on_signal: str, on_hangup: str | None) -> None:
         self._agent = agent
         self._on_signal_words, self._on_hangup_words = on_signal, on_hangup
         self._had_terminal = has_terminal()
@@ -126,10 +140,10 @@ class _Relay:
                 self._on_signal(number, frame)
             return
         say(f"\nSIGHUP: {self._on_hangup_words}")
-        _signal_all(self._pids(), signal.SIGHUP)
+        _signal_all(self._agent.pids, signal.SIGHUP)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        first, pids = self.received is None, self._pids()
+        first, pids = self.received is None, self._agent.pids
         if first:
             self.received = signal.Signals(number)
         if not pids:
@@ -140,9 +154,6 @@ class _Relay:
             _signal_all(pids, signal.SIGTERM if number == signal.SIGHUP else number)
         else:
             _signal_all(pids, signal.SIGKILL)
-
-    def _pids(self) -> list[int]:
-        return [w.id for w in self._agent.get_worker_group().workers if isinstance(w.id, int)]
 
 
 def _signal_all(pids: Sequence[int], sig: int) -> None:
