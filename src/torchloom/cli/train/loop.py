@@ -154,7 +154,8 @@ class Loop:
         """Write a checkpoint that `--resume` continues from exactly."""
         state = {"stream": self._stream.state_dict(), "tokens": self._tokens}
         folder = self._plan.checkpoint_dir
-        path = self._engine.save_checkpoint(str(folder), client_state=state)
+        with failing_in(f"while saving after step {self._engine.global_steps}"):
+            path = self._engine.save_checkpoint(str(folder), client_state=state)
         if self._plan.keep_last is not None and self._engine.rank == 0:
             drop_older(folder, self._plan.keep_last)
         return str(path)
