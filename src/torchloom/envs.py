@@ -41,25 +41,25 @@ def launch() -> Launch:
     Raises:
         ConfigError: a variable is set but is not a number, or the numbers contradict each other.
     """
-    found = {key: _first_int(names) for key, names in _RANK_NAMES.items()}
+    found = {key: _first_int(_names(key)) for key in _RANK_NAMES}
     for key, value in found.items():
         if value is not None and value < (least := 1 if key == "world_size" else 0):
-            name = _first_set(_RANK_NAMES[key])
+            name = _first_set(_names(key))
             raise ConfigError(
                 f"environment variable {name}={value} is out of range: it starts at {least}"
             )
     world_size = 1 if found["world_size"] is None else found["world_size"]
     if found["rank"] is None and world_size > 1:
-        name = _first_set(_RANK_NAMES["world_size"])
+        name = _first_set(_names("world_size"))
         raise ConfigError(
             f"{name} says that there are {world_size} ranks, but RANK is not set: start the "
             f"processes with torchrun, or set RANK to 0 ... {world_size - 1}, another one for each"
         )
     rank = found["rank"] or 0
     if rank >= world_size:
-        told = _first_set(_RANK_NAMES["world_size"]) or "WORLD_SIZE (not set)"
+        told = _first_set(_names("world_size")) or "WORLD_SIZE (not set)"
         raise ConfigError(
-            f"environment variable {_first_set(_RANK_NAMES['rank'])}={rank} is out of range for "
+            f"environment variable {_first_set(_names('rank'))}={rank} is out of range for "
             f"{told}={world_size}: ranks are 0 ... {world_size - 1}"
         )
     return Launch(rank=rank, local_rank=found["local_rank"] or 0, world_size=world_size)
@@ -112,7 +112,7 @@ def launcher_pid() -> int | None:
 
 def is_launched() -> bool:
     """Say whether a launcher told this process its rank."""
-    return any(name in os.environ for name in _RANK_NAMES["world_size"])
+    return _first_set(_names("world_size")) is not None
 
 
 def get_str(name: str, default: str) -> str:
@@ -133,6 +133,17 @@ def set_default(name: str, value: str) -> None:
 def set_value(name: str, value: str) -> None:
     """Set `name` for this process and its children."""
     os.environ[name] = value
+
+
+def _names(key: str) -> tuple[str, ...]:
+    """Return the variables that may hold this, those of Slurm only inside of a task.
+
+    `salloc` sets SLURM_NTASKS in a shell that is none.
+    """
+    names = _RANK_NAMES[key]
+    if _first_set(_RANK_NAMES["rank"]) is None:
+        return tuple(name for name in names if name != "SLURM_NTASKS")
+    return names
 
 
 def _first_set(names: tuple[str, ...]) -> str | None:

@@ -167,6 +167,14 @@ def test_slurm_and_mpi_are_checked_by_their_own_names(monkeypatch) -> None:
         envs.launch()
 
 
+def test_a_shell_of_salloc_is_no_task(monkeypatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    assert not envs.is_launched()
+    assert envs.launch() == (0, 0, 1)
+
+
 def refusal(call, *args, **kwargs) -> str:
     with pytest.raises(ConfigError) as caught:
         call(*args, **kwargs)

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -70,17 +71,21 @@ def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S
 def _resolve(place: envs.Meeting, limit_s: float) -> None:
     """Wait until the address has a meaning."""
     deadline = time.monotonic() + limit_s
+
+    def resolve() -> bool:
+        socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        return True
+
     while True:
-        try:
-            socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        found = _within(max(0.1, deadline - time.monotonic()), resolve)
+        if found is True:
             return
-        except (OSError, UnicodeError) as error:
-            if time.monotonic() >= deadline:
-                reason = getattr(error, "strerror", None) or error
-                raise ConfigError(
-                    f"MASTER_ADDR={place.host!r} is no address that this host knows ({reason}): "
-                    "set it to the host of rank 0, for ranks of one host to 127.0.0.1"
-                ) from None
+        if time.monotonic() >= deadline:
+            reason = getattr(found, "strerror", None) or found or "no answer"
+            raise ConfigError(
+                f"MASTER_ADDR={place.host!r} is no address that this host knows ({reason}): "
+                "set it to the host of rank 0, for ranks of one host to 127.0.0.1"
+            )
         time.sleep(0.5)
 
 
@@ -90,43 +95,48 @@ def _open(launch: envs.Launch, place: envs.Meeting, deadline: float, *, is_first
         _await_listener(launch, place, deadline)
     elif is_first:  # later, the port may be held by a store of this very process
         _check_port_is_free(place.port)
-    opened = _opened(launch, place, is_host, max(1.0, deadline - time.monotonic()))
-    if isinstance(opened, dist.TCPStore):
-        return opened
+    limit_s = max(1.0, deadline - time.monotonic())
+
+    def open_store() -> Any:
+        return dist.TCPStore(
+            place.host,
+            place.port,
+            launch.world_size,
+            is_master=is_host,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+            multi_tenant=is_host,
+        )
+
+    store = _within(limit_s, open_store)
+    if isinstance(store, dist.TCPStore):
+        return store
     reason = "cannot be opened on this host" if is_host else "is not that of rank 0"
+    why = f"no answer within {limit_s:.0f} s" if store is None else _first_line(store)
     raise ConfigError(
-        f"the store at {_at(place)} {reason} ({opened}): set MASTER_ADDR to the host of rank 0 and "
+        f"the store at {_at(place)} {reason} ({why}): set MASTER_ADDR to the host of rank 0 and "
         "MASTER_PORT to a port that is free there, equal on every rank"
     )
 
 
-def _opened(launch: envs.Launch, place: envs.Meeting, is_host: bool, limit_s: float) -> Any:
-    """Return the store, or why there is none.
+def _within(limit_s: float, call: Callable[[], Any]) -> Any:
+    """Return what a call returns or raises; None when it takes longer.
 
-    A thread opens it: torch waits without a limit for a program that listens and never answers.
+    It runs in a thread: name services have limits of their own, and torch waits without one for a
+    program that listens at the port and never answers.
     """
     found: list[Any] = []
 
     def run() -> None:
         try:
-            store = dist.TCPStore(
-                place.host,
-                place.port,
-                launch.world_size,
-                is_master=is_host,
-                timeout=timedelta(seconds=limit_s),
-                wait_for_workers=False,
-                multi_tenant=is_host,
-            )
-        except (RuntimeError, ValueError) as error:
-            found.append(_first_line(error))
-        else:
-            found.append(store)
+            found.append(call())
+        except (RuntimeError, ValueError, OSError) as error:  # UnicodeError is a ValueError
+            found.append(error)
 
     thread = threading.Thread(target=run, name="torchloom-rendezvous", daemon=True)
     thread.start()
     thread.join(limit_s)
-    return found.pop() if found else f"it does not answer within {limit_s:.0f} s"
+    return found.pop() if found else None
 
 
 def _check_port_is_free(port: int) -> None:
