@@ -12,6 +12,11 @@ from typing import NamedTuple
 
 from torchloom.errors import ConfigError
 
+LAUNCHER_PID = "TORCHLOOM_LAUNCHER_PID"
+"""Set by `torchloom train` for its workers, which end with it."""
+TRACEBACK = "TORCHLOOM_TRACEBACK"
+"""Switch: show Python's traceback as well as the one sentence that commands end with."""
+
 _RANK_NAMES = {
     "rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
     "local_rank": ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -34,19 +39,80 @@ def launch() -> Launch:
         `Launch(0, 0, 1)` when no launcher started this process.
 
     Raises:
-        ConfigError: a variable is set but is not a number.
+        ConfigError: a variable is set but is not a number, or the numbers contradict each other.
     """
-    found = {key: _first_int(names) for key, names in _RANK_NAMES.items()}
-    return Launch(
-        rank=found["rank"] or 0,
-        local_rank=found["local_rank"] or 0,
-        world_size=found["world_size"] or 1,
-    )
+    found = {key: _first_int(_names(key)) for key in _RANK_NAMES}
+    for key, value in found.items():
+        if value is not None and value < (least := 1 if key == "world_size" else 0):
+            name = _first_set(_names(key))
+            raise ConfigError(
+                f"environment variable {name}={value} is out of range: it starts at {least}"
+            )
+    world_size = 1 if found["world_size"] is None else found["world_size"]
+    if found["rank"] is None and world_size > 1:
+        name = _first_set(_names("world_size"))
+        raise ConfigError(
+            f"{name} says that there are {world_size} ranks, but RANK is not set: start the "
+            f"processes with torchrun, or set RANK to 0 ... {world_size - 1}, another one for each"
+        )
+    rank = found["rank"] or 0
+    if rank >= world_size:
+        told = _first_set(_names("world_size")) or "WORLD_SIZE (not set)"
+        raise ConfigError(
+            f"environment variable {_first_set(_names('rank'))}={rank} is out of range for "
+            f"{told}={world_size}: ranks are 0 ... {world_size - 1}"
+        )
+    return Launch(rank=rank, local_rank=found["local_rank"] or 0, world_size=world_size)
+
+
+class Meeting(NamedTuple):
+    """Where the ranks of a run meet."""
+
+    host: str
+    port: int
+    is_hosted: bool
+    """Whether the launcher keeps the store there; else rank 0 does."""
+    attempt: int
+    """How often the launcher has started these ranks anew."""
+
+
+def meeting(default_port: int) -> Meeting | None:
+    """Read where the ranks meet: MASTER_ADDR and MASTER_PORT; None without an address.
+
+    Args:
+        default_port: where MASTER_PORT is not set.
+
+    Raises:
+        ConfigError: the port is no port.
+    """
+    host = get_str("MASTER_ADDR", "").strip()
+    if not host:
+        return None
+    named = _first_int(("MASTER_PORT",))
+    port = default_port if named is None else named
+    if not 1 <= port < 1 << 16:
+        raise ConfigError(
+            f"the ranks cannot meet at port {port} (MASTER_PORT): ports are 1 ... 65535"
+        )
+    is_hosted = get_str("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+    attempt = _first_int(("TORCHELASTIC_RESTART_COUNT",)) or 0
+    return Meeting(host, port, is_hosted, attempt)
+
+
+def launcher_pid() -> int | None:
+    """Return the process without which this one has nothing to do, as far as it is known.
+
+    It is set for workers of `torchloom train`. Workers of torchrun are its children.
+    """
+    found = _first_int((LAUNCHER_PID,))
+    if found is None and get_str("TORCHELASTIC_RUN_ID", ""):
+        return os.getppid()
+    return found
 
 
 def is_launched() -> bool:
     """Say whether a launcher told this process its rank."""
-    return any(name in os.environ for name in _RANK_NAMES["world_size"])
+    return _first_set(_names("world_size")) is not None
 
 
 def is_one_host() -> bool:
@@ -70,19 +136,37 @@ def set_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
+def set_value(name: str, value: str) -> None:
+    """Set `name` for this process and its children."""
+    os.environ[name] = value
+
+
+def _names(key: str) -> tuple[str, ...]:
+    """Return the variables that may hold this, those of Slurm only inside of a task.
+
+    `salloc` sets SLURM_NTASKS in a shell that is none.
+    """
+    names = _RANK_NAMES[key]
+    if _first_set(_RANK_NAMES["rank"]) is None:
+        return tuple(name for name in names if name != "SLURM_NTASKS")
+    return names
+
+
+def _first_set(names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if name in os.environ), None)
+
+
 def _first_int(names: tuple[str, ...]) -> int | None:
-    for name in names:
-        text = os.environ.get(name)
-        if text is None:
-            continue
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(
-                f"environment variable {name}={text!r} is not a number: "
-                "the launcher that started this process set it; start it again or unset it"
-            ) from None
-    return None
+    name = _first_set(names)
+    if name is None:
+        return None
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise ConfigError(
+            f"environment variable {name}={os.environ[name]!r} is not a number: the launcher that "
+            "started this process set it; start it again, correct it or unset it"
+        ) from None
 
 
 def is_on(name: str) -> bool:

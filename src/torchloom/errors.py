@@ -24,6 +24,7 @@
     - ArtifactError      what was stored cannot be used: it says why
   + EngineError          the engine was called in an order that has no meaning
   + AgreementError       the ranks are about to run different programs
+  + NoMemoryError        memory ran out, on the host or on a device
   + PeerLostError        a rank that others wait for has ended or does not come
   + CheckpointError      a checkpoint does not fit the model, or is damaged
   + DataError            the training data is missing or too small
@@ -136,6 +137,10 @@ class EngineError(TorchloomError, RuntimeError):
 
 class AgreementError(TorchloomError, RuntimeError):
     """The ranks hold different plans or programs."""
+
+
+class NoMemoryError(TorchloomError, MemoryError):
+    """Memory ran out, on the host or on a device."""
 
 
 class PeerLostError(TorchloomError, RuntimeError):

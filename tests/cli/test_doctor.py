@@ -74,3 +74,9 @@ def test_the_probe_compiles() -> None:
     result = CliRunner().invoke(app, ["--probe", "--json"])
     assert result.exit_code == 0, result.output
     assert any(each["about"] == "Inductor" for each in json.loads(result.output))
+
+
+def test_wrong_variables_of_a_launcher() -> None:
+    (found,) = findings(exit_code=1, env={"WORLD_SIZE": "2", "RANK": "7"})["launcher"]
+    assert found["state"] == "FAIL"
+    assert "RANK=7 is out of range" in found["what"]

@@ -108,6 +108,19 @@ def test_a_rank_that_does_not_answer_is_late_but_never_at_odds() -> None:
     assert "does not answer" in found.text
 
 
+def test_groups_without_names_are_compared_one_by_one() -> None:
+    def each(rank: int, *rows) -> Report:
+        return Report(rank=rank, order={"g": list(rows)})
+
+    one = each(0, (4, 11, "gather of a"), (5, 12, "gather of b"))
+    behind = each(1, (3, 10, "gather of z"), (4, 11, "gather of a"))
+    assert judge(of(one, behind), {}) is None
+    other = each(1, (4, 11, "gather of a"), (5, 99, "reduction of c"))
+    found = judge(of(one, other), {})
+    assert found is not None
+    assert "rank 0 began gather of b, where rank 1 began reduction of c" in found.text
+
+
 def test_reports_travel_as_plain_data() -> None:
     one = waits(0, A, "gather of a", notes=["it runs graph0 eagerly"])
     assert Report.from_plain(one.to_plain()) == one

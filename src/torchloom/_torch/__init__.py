@@ -24,6 +24,12 @@ from torch._ops import OpOverload as OpOverload  # 2.11-2.13
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchloom._torch.coalesced import all_gather_coalesced as all_gather_coalesced
+from torchloom._torch.coalesced import all_gather_single as all_gather_single
+from torchloom._torch.coalesced import all_reduce_coalesced as all_reduce_coalesced
+from torchloom._torch.coalesced import reduce_scatter_coalesced as reduce_scatter_coalesced
+from torchloom._torch.coalesced import reduce_scatter_single as reduce_scatter_single
+from torchloom._torch.coalesced import supports_coalescing as supports_coalescing
 from torchloom._torch.exchange import texts_of as texts_of
 
 DispatchMode = TorchDispatchMode

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from importlib import import_module
 
 import typer
 
 from torchloom import envs
-from torchloom.errors import TorchloomError
+from torchloom.cli import failures
+from torchloom.errors import ConfigError, own_error
 
 _LAST_WORDS_S = 3.0
 
@@ -32,17 +34,35 @@ _COMMANDS = {
 
 
 def main() -> None:
-    """Run the command line; an error of the user's making is one message, not a traceback."""
+    """Run the command line; an error is one message, not a traceback."""
     asked = next((arg for arg in sys.argv[1:] if not arg.startswith("-")), None)
     try:
         make_app(asked)()
-    except TorchloomError as err:
-        rank = f"[rank {envs.launch().rank}] " if envs.is_launched() else ""
-        print(f"{rank}{type(err).__name__}: {err}", file=sys.stderr, flush=True)
-        if envs.is_launched() and envs.launch().world_size > 1:
-            # Launchers kill all ranks when the first one ends: let the others say theirs before.
-            time.sleep(_LAST_WORDS_S)
+    except Exception as error:  # noqa: BLE001  whatever ends a command is told in one sentence
+        _tell(asked, error)
         sys.exit(1)
+
+
+def _tell(asked: str | None, error: Exception) -> None:
+    """Print what ended a command; Python's traceback only where it is asked for."""
+    try:
+        launch = envs.launch() if envs.is_launched() else None
+        with_traceback = envs.is_on(envs.TRACEBACK)
+    except ConfigError:  # wrong variables are perhaps the very error
+        launch, with_traceback = None, False
+    rank = "" if launch is None else f"[rank {launch.rank}] "
+    own = own_error(error)
+    if with_traceback:
+        traceback.print_exception(error)
+    if own is not None:
+        print(f"{rank}{type(own).__name__}: {own}", file=sys.stderr, flush=True)
+    else:
+        more = f"Set {envs.TRACEBACK}=1 to see the whole traceback."
+        words = failures.told(f"torchloom {asked}", error, more=more)
+        print(f"{rank}{words}", file=sys.stderr, flush=True)
+    if launch is not None and launch.world_size > 1:
+        # Launchers kill all ranks when the first one ends: let the others say theirs before.
+        time.sleep(_LAST_WORDS_S)
 
 
 def make_app(asked: str | None) -> typer.Typer:

@@ -32,6 +32,7 @@ import torchloom
 from torchloom import _torch, envs
 from torchloom.backends.describe import cpp_compiler
 from torchloom.compiler.support import why_unsupported
+from torchloom.errors import ConfigError
 
 TORCH_RANGE = ">=2.11,<2.14"
 _SWITCHES = {
@@ -182,9 +183,13 @@ def _process_groups() -> Iterator[Finding]:
         yield Finding(
             "ok" if there else "FAIL", "NCCL", "built in" if there else "not in this torch"
         )
-    launch = envs.launch()
-    if envs.is_launched():
-        yield Finding("ok", "launcher", f"rank {launch.rank} of {launch.world_size}")
+    try:
+        launch = envs.launch()
+    except ConfigError as error:
+        yield Finding("FAIL", "launcher", str(error), "correct or unset the variable")
+    else:
+        if envs.is_launched():
+            yield Finding("ok", "launcher", f"rank {launch.rank} of {launch.world_size}")
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free

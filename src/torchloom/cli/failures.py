@@ -19,13 +19,16 @@ _NOT_THE_USERS = (
 )
 
 
-def told(what: str, error: BaseException, *, kept_in: Path | None = None) -> str:
+def told(
+    what: str, error: BaseException, *, kept_in: Path | None = None, more: str | None = None
+) -> str:
     """Return what a user's code raised and the lines of that code that it came through.
 
     Args:
         what: the script or function that was run.
         error: what it raised.
         kept_in: the file that holds the whole traceback, if there is one.
+        more: how to see more, where there is no file.
     """
     lines = str(error).strip().splitlines()
     if len(lines) > _MAX_LINES:
@@ -34,7 +37,7 @@ def told(what: str, error: BaseException, *, kept_in: Path | None = None) -> str
     head = f"{what} raised {name}" + (f": {lines[0]}" if lines else "")
     where = [f"  {place}" for place in _places(error)]
     if kept_in is None:
-        advice = "Add --record FILE to keep the whole traceback."
+        advice = more or "Add --record FILE to keep the whole traceback."
     else:
         advice = f"The whole traceback is in {kept_in}."
     return "\n".join([head, *(f"  {line}" for line in lines[1:]), *where, advice])

@@ -164,7 +164,7 @@ def _one_source(
 
 
 def _launched_world_size(mesh: DeviceMesh | None) -> int:
-    if mesh is not None:
+    if isinstance(mesh, DeviceMesh):  # anything else is refused once there is a process group
         return mesh.size()
     return dist.get_world_size() if dist.is_initialized() else envs.launch().world_size
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import atexit
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torchloom import envs
-from torchloom.errors import ConfigError
+from torchloom.engine.rendezvous import RENDEZVOUS_S, meet
+from torchloom.errors import ConfigError, PeerLostError
 from torchloom.runtime import Communicator, get_communicator
 
 
@@ -25,40 +27,72 @@ class World:
     comm: Communicator
 
 
-def ensure_process_group(port: int = 29500, timeout: timedelta | None = None) -> bool:
+def ensure_process_group(
+    port: int = 29500, timeout: timedelta | None = None, *, rendezvous_s: float = RENDEZVOUS_S
+) -> bool:
     """Make the default process group unless there is one; return whether it was made here.
 
     NCCL when CUDA is there, else gloo. A process that no launcher started becomes a world of one.
 
     Args:
-        port: rendezvous port on this host, for a world of one.
+        port: rendezvous port, where MASTER_PORT is not set.
         timeout: how long a collective may take.
+        rendezvous_s: how long ranks may take to come.
 
     Raises:
-        ConfigError: the launcher's variables are incomplete.
+        ConfigError: the launcher's variables are incomplete or wrong.
+        PeerLostError: some ranks did not come within the limit.
     """
     if dist.is_initialized():
         return False
     launch = envs.launch()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(launch.local_rank)
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = _choose_backend(launch)
     if launch.world_size == 1 and not envs.is_launched():
-        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-        _destroy_at_exit(backend)
-        return True
-    if not envs.get_str("MASTER_ADDR", ""):
-        raise ConfigError(
-            f"this is rank {launch.rank} of {launch.world_size}, but MASTER_ADDR is not set: start "
-            "the processes with torchrun, or set MASTER_ADDR and MASTER_PORT on every rank"
+        store: Any = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    else:
+        place = envs.meeting(port)
+        if place is None:
+            raise ConfigError(
+                f"this is rank {launch.rank} of {launch.world_size}, but MASTER_ADDR is not set: "
+                "start the processes with torchrun, or set MASTER_ADDR and MASTER_PORT on every "
+                "rank"
+            )
+        envs.set_default("MASTER_PORT", str(place.port))
+        envs.set_default("RANK", str(launch.rank))
+        envs.set_default("WORLD_SIZE", str(launch.world_size))
+        store = meet(launch, place, rendezvous_s)
+        if timeout is not None:
+            store.set_timeout(timeout)
+    try:
+        dist.init_process_group(
+            backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timeout
         )
-    envs.set_default("MASTER_PORT", str(port))
-    envs.set_default("RANK", str(launch.rank))
-    envs.set_default("WORLD_SIZE", str(launch.world_size))
-    dist.init_process_group(backend, timeout=timeout)
+    except (
+        RuntimeError,
+        ValueError,
+    ) as error:  # what c10d and backends raise, by no type of their own
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise PeerLostError(
+            f"rank {launch.rank} of {launch.world_size} could not join the process group over "
+            f"{backend} ({first}): check that the hosts reach each other, and the network "
+            f"interface that {'NCCL' if backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME names"
+        ) from None
     _destroy_at_exit(backend)
     return True
+
+
+def _choose_backend(launch: envs.Launch) -> str:
+    """Return the backend's name; on CUDA, take the device of this place on the host."""
+    if not torch.cuda.is_available():
+        return "gloo"
+    num_devices = torch.cuda.device_count()
+    if launch.local_rank >= num_devices:
+        raise ConfigError(
+            f"rank {launch.rank} has LOCAL_RANK={launch.local_rank}, but this process sees "
+            f"{num_devices} CUDA devices: start no more ranks on a host than it has devices"
+        )
+    torch.cuda.set_device(launch.local_rank)
+    return "nccl"
 
 
 def _destroy_at_exit(backend: str) -> None:
@@ -81,11 +115,13 @@ def make_world(
         symmetric_memory: let ranks of one host communicate through shared memory.
 
     Raises:
-        ConfigError: the sizes do not divide, or the mesh has more than two axes.
+        ConfigError: the sizes do not divide, or the mesh does not fit the ranks.
     """
     world_size = dist.get_world_size()
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    if mesh is None:
+    if mesh is not None:
+        check_mesh(mesh, world_size, device_type, shard_size)
+    else:
         size = shard_size or world_size
         if world_size % size:
             raise ConfigError(
@@ -96,11 +132,6 @@ def make_world(
         if size != world_size:
             shape, names = (world_size // size, size), ("replicate", "shard")
         mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
-    if mesh.ndim > 2:
-        raise ConfigError(
-            f"the mesh has {mesh.ndim} axes: pass the one to shard over, or two, the first to "
-            "replicate over and the second to shard over"
-        )
     shard_group = mesh.get_group(mesh.ndim - 1)
     replicate_group = mesh.get_group(0) if mesh.ndim == 2 else None
     device = torch.device("cpu")
@@ -112,6 +143,52 @@ def make_world(
         device=device,
         comm=get_communicator(shard_group, replicate_group, symmetric_memory=symmetric_memory),
     )
+
+
+def check_mesh(mesh: Any, world_size: int, device_type: str, shard_size: int | None = None) -> None:
+    """Refuse a mesh of the caller that does not fit.
+
+    Args:
+        mesh: what was passed.
+        world_size: ranks of the process group.
+        device_type: of the devices that train.
+        shard_size: what the config asks for.
+
+    Raises:
+        ConfigError: it is no mesh, is of another kind of device, has other axes than one or two, or
+            does not hold each rank once; or its last axis is not `shard_size` long.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise ConfigError(
+            f"mesh= takes a torch.distributed.DeviceMesh, not {type(mesh).__name__}: make one with "
+            "torch.distributed.init_device_mesh"
+        )
+    if not 1 <= mesh.ndim <= 2:
+        raise ConfigError(
+            f"the mesh has {mesh.ndim} axes: pass the one to shard over, or two, the first to "
+            "replicate over and the second to shard over"
+        )
+    if mesh.device_type != device_type:
+        raise ConfigError(
+            f"the mesh is one of {mesh.device_type!r} devices, but this process trains on "
+            f"{device_type!r}: make it with init_device_mesh({device_type!r}, ...)"
+        )
+    ranks = mesh.mesh.flatten().tolist()
+    if sorted(ranks) != list(range(world_size)):
+        raise ConfigError(
+            f"the mesh holds the ranks {_some(ranks)}, but the process group has {world_size}: a "
+            "model is sharded over all of them, so each must be in the mesh, once"
+        )
+    if shard_size not in (None, mesh.size(mesh.ndim - 1)):
+        raise ConfigError(
+            f"zero_optimization.shard_size={shard_size} contradicts the mesh, whose last axis has "
+            f"{mesh.size(mesh.ndim - 1)} ranks: drop one of the two"
+        )
+
+
+def _some(ranks: list[int]) -> str:
+    """Show ranks, the first of many."""
+    return str(ranks) if len(ranks) <= 16 else f"{str(ranks[:16])[:-1]}, ...] ({len(ranks)} in all)"
 
 
 def _divisors(number: int) -> list[int]:

@@ -96,7 +96,11 @@ class Collectives(Protocol):
         ...
 
     def reduce_transit(
-        self, numels: Sequence[int], dtype: torch.dtype, wire_dtype: torch.dtype
+        self,
+        numels: Sequence[int],
+        dtype: torch.dtype,
+        wire_dtype: torch.dtype,
+        full_numels: Sequence[int] | None = None,
     ) -> int:
         """Return the bytes that a reduce-scatter into such shards holds until it is finished.
 
@@ -104,6 +108,7 @@ class Collectives(Protocol):
             numels: elements of each shard.
             dtype: of the shards.
             wire_dtype: of the full tensors.
+            full_numels: elements of each full tensor; default: no padding.
         """
         ...
 

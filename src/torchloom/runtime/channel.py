@@ -12,6 +12,7 @@ dictionary).
 from __future__ import annotations
 
 import struct
+import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from torchloom.position import POSITION, Verdict
 
 _REMEMBERED = 4096
 """Entries of a group that are known to have begun: more than any rank can be ahead of another."""
+_COMPARED = 64
+"""Entries of a group without tags that ranks compare one by one where the run stands still."""
 _NUMBERS = struct.Struct("<QQQ")
 
 
@@ -90,6 +93,10 @@ class Channel:
     """Global ranks, by their rank in the group."""
     has_tags: bool = True
     """Whether messages carry keys; else ranks compare checksums once a step."""
+    recent: deque[Entry] = field(default_factory=lambda: deque(maxlen=_COMPARED))
+    """Without tags: what has begun last, for a comparison in words."""
+    begun_s: float = 0.0
+    """Without tags: when something last began."""
     begun: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Keys of what this rank has begun."""
     num_begun: int = 0
@@ -117,6 +124,9 @@ class Channel:
         self.num_begun += 1
         self.rolling = zlib.crc32(key.to_bytes(4, "little"), self.rolling)
         POSITION.last = entry = Entry(what, number, step, key, self.name, self.ranks)
+        if not self.has_tags:
+            self.recent.append(entry)
+            self.begun_s = time.monotonic()
         return entry
 
 

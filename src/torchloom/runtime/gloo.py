@@ -215,7 +215,11 @@ class GlooCollectives:
         return (1 + self.group.size) * dtype.itemsize * sum(numels[i] for i in packed)
 
     def reduce_transit(
-        self, numels: Sequence[int], dtype: torch.dtype, wire_dtype: torch.dtype
+        self,
+        numels: Sequence[int],
+        dtype: torch.dtype,
+        wire_dtype: torch.dtype,
+        full_numels: Sequence[int] | None = None,
     ) -> int:
         """What peers send; small rows are packed for each of them, and so is their sum."""
         split = split_sizes([numel * dtype.itemsize for numel in numels])

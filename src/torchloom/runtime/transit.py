@@ -38,7 +38,8 @@ def transit_bytes(target: Any, args: Sequence[Any]) -> int:
     if target is ops.reduce_start:
         grads, _, numels, dtype, wire, handle = args[:6]
         comm = lookup(handle)
-        return _cast(grads, wire) + comm.shard.reduce_transit(list(numels), dtype, wire)
+        full = [_numel(grad) for grad in grads]
+        return _cast(grads, wire) + comm.shard.reduce_transit(list(numels), dtype, wire, full)
     if target is ops.sync_start:
         grads, _, dtype, wire, own_slice, handle = args[:6]
         comm = lookup(handle)
@@ -48,7 +49,7 @@ def transit_bytes(target: Any, args: Sequence[Any]) -> int:
             return copies + comm.shard.all_reduce_transit(full, wire)
         pieces = [piece_numel(numel, comm.world_size) for numel in full]
         held = _cast(grads, wire) + _bytes(pieces, dtype)
-        return held + comm.shard.reduce_transit(pieces, dtype, wire)
+        return held + comm.shard.reduce_transit(pieces, dtype, wire, full)
     return 0
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchloom import envs
+from torchloom import _torch, envs
 from torchloom.engine.groups import ensure_process_group
 from torchloom.runtime import Communicator, get_communicator
 
@@ -52,10 +51,7 @@ def measure_collectives(
             numel = -(-size // 4 // world_size) * world_size  # every rank has an equal part
             whole = torch.randn(numel, device=device)
             part = torch.randn(numel // world_size, device=device)
-            with warnings.catch_warnings():
-                # torch 2.13 has renamed its collectives; 2.11 knows the old names only.
-                warnings.simplefilter("ignore", FutureWarning)
-                points.append((4 * numel, _median_us(collective, whole, part)))
+            points.append((4 * numel, _median_us(collective, whole, part)))
         found[f"{kind}/{world_size}"] = points
     return found
 
@@ -64,8 +60,8 @@ def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, Co
     """Return collectives of a whole tensor and this rank's part of it, by kind."""
     found = {
         **_of_torchloom(get_communicator(group)),
-        "c10d_all_gather": dist.all_gather_into_tensor,
-        "c10d_reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
+        "c10d_all_gather": _torch.all_gather_single,
+        "c10d_reduce_scatter": lambda whole, part: _torch.reduce_scatter_single(part, whole),
         "c10d_all_reduce": lambda whole, part: dist.all_reduce(whole),
     }
     if device.type == "cpu":

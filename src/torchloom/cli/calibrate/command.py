@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from torchloom import envs
+from torchloom.cli.train.parent import begin_worker
 from torchloom.errors import PlanError
 
 _STOPPING = "stopping"
@@ -46,6 +47,8 @@ def calibrate(
     if show:
         _show(device, out, as_json)
     elif envs.is_launched() or nproc == 1:
+        if envs.is_launched():
+            begin_worker()
         _measure(device, out, as_json, quick)
     else:
         from torchloom.cli.train.launcher import launch  # imports torch's elastic agent
@@ -55,7 +58,7 @@ def calibrate(
         flags = [*(["--json"] if as_json else []), *(["--quick"] if quick else [])]
         where = [] if out is None else ["--out", str(out)]
         argv = ["calibrate", "--device", device, *where, *flags]
-        raise typer.Exit(launch(argv, nproc, _STOPPING))
+        raise typer.Exit(launch(argv, nproc, _STOPPING, on_hangup=None))
 
 
 def _show(device: str, path: Path | None, as_json: bool) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Annotated
 
 import typer
 
 from torchloom import envs
 from torchloom.cli.train.options import TrainOptions, to_argv
+from torchloom.cli.train.parent import begin_worker
 
 _DEFAULT = TrainOptions()
 
@@ -53,6 +53,13 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
     eval_every: Annotated[
         int, typer.Option(min=1, help="Steps between held-out evaluations.")
     ] = _DEFAULT.eval_every,
+    save_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps between checkpoints.", show_default="at the end"),
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option(min=1, help="Checkpoints that stay.", show_default="all")
+    ] = None,
     log_every: Annotated[
         int, typer.Option(min=1, help="Steps between printed lines without a terminal.")
     ] = _DEFAULT.log_every,
@@ -65,7 +72,8 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
 ) -> None:
     """Train a decoder on text: starts workers on this host, or is one under torchrun or Slurm.
 
-    Ctrl-C saves a checkpoint and exits with 0; --resume continues from it.
+    Ctrl-C saves a checkpoint and exits with 0; --resume continues from it. SIGHUP saves and goes on,
+    or ends the run like Ctrl-C when its terminal was closed.
     """
     options = TrainOptions(
         model=model,
@@ -80,6 +88,8 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         seq_len=seq_len,
         micro_batch=micro_batch,
         eval_every=eval_every,
+        save_every=save_every,
+        keep_last=keep_last,
         log_every=log_every,
         report=report,
         tensorboard=tensorboard,
@@ -92,8 +102,7 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
 
 def _become_worker(options: TrainOptions) -> None:
     """Run this rank. Until the loop listens, a signal ends the process at once and quietly."""
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(sig, signal.SIG_DFL)
+    begin_worker()
     from torchloom.cli.train.preflight import check_options
 
     check_options(options, envs.launch().world_size)

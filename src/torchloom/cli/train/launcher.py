@@ -4,8 +4,11 @@ The agent alone would answer Ctrl-C by signalling whole process groups, compiler
 report a failure even when every worker saved and left in order. So signals are taken here and
 passed to the workers alone; the agent just sees them finish.
 
-Exit codes: 0 finished, or stopped by a signal with everything saved; 1 a worker failed;
-130 stopped before there was anything to save, or stopped twice.
+SIGHUP has two meanings. While the terminal is there (`kill -HUP`), or where there never was one, the
+workers save and go on. When the terminal was closed they save and leave, as at SIGTERM.
+
+Exit codes: 0 finished, or stopped by a signal with everything saved; 1 a worker failed; 128 + the
+signal's number: stopped before there was anything to save, or stopped twice (130 by SIGINT).
 """
 
 from __future__ import annotations
@@ -18,46 +21,60 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from torchloom import envs
-from torchloom.cli.train.stop import EXIT_INTERRUPTED
-
-_TERMINATE = (signal.SIGINT, signal.SIGTERM)
-
+from torchloom.cli.train.parent import held_back
+from torchloom.cli.train.stop import exit_code
+from torchloom.cli.train.terminal import has_terminal, say
 
 SAVING = "saving after this step; once more to quit at once"
+SAVING_ON = "saving after this step, then going on"
 
 
-def launch(worker_argv: Sequence[str], nproc: int, on_signal: str = SAVING) -> int:
+def launch(
+    worker_argv: Sequence[str],
+    nproc: int,
+    on_signal: str = SAVING,
+    on_hangup: str | None = SAVING_ON,
+) -> int:
     """Run `python -m torchloom ARGV` in `nproc` processes; return the exit code of the run.
 
     Args:
         worker_argv: the arguments after `torchloom`.
         nproc: how many ranks to start on this host.
         on_signal: what the ranks do when they are signalled, for the terminal.
+        on_hangup: what they do at SIGHUP; None: the same.
     """
     num_cores = len(os.sched_getaffinity(0))
     envs.set_default("OMP_NUM_THREADS", str(max(1, num_cores // nproc)))
-    # SIGINT and SIGTERM are taken below; the agent keeps those that mean "the terminal is gone".
-    envs.set_default("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGHUP,SIGQUIT")
+    # The others are taken below.
+    envs.set_value("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGQUIT")
+    envs.set_value(envs.LAUNCHER_PID, str(os.getpid()))
+    # What C++ warns of, such as connections that others closed, is told in words by the ranks.
+    if not envs.is_on(envs.TRACEBACK):
+        envs.set_default("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     agent = _agent(worker_argv, nproc)
-    relay = _Relay(agent, on_signal)
+    relay = _Relay(agent, on_signal, on_hangup)
     try:
         with relay.listening():
             result = agent.run()
-    except SignalException:
-        return EXIT_INTERRUPTED
+    except SignalException as stopped:
+        return exit_code(stopped.sigval)
+    except KeyboardInterrupt:  # before there was a worker; raised below
+        return exit_code(relay.received or signal.SIGINT)
     return _exit_code(result, relay, worker_argv[0])
 
 
-def _agent(worker_argv: Sequence[str], nproc: int) -> LocalElasticAgent:
+def _agent(worker_argv: Sequence[str], nproc: int) -> _QuietAgent:
     """Return an agent for one host: a free port, no restarts, output straight to ours."""
     rendezvous = RendezvousParameters(
         backend="c10d",
@@ -77,40 +94,69 @@ def _agent(worker_argv: Sequence[str], nproc: int) -> LocalElasticAgent:
         monitor_interval=0.1,
         local_addr="localhost",
     )
-    return LocalElasticAgent(spec=spec, logs_specs=DefaultLogsSpecs(), start_method="spawn")
+    # The agent would keep files for errors in a temporary folder, and leave it when it is killed.
+    logs = DefaultLogsSpecs(log_dir=os.devnull)
+    return _QuietAgent(spec=spec, logs_specs=logs, start_method="spawn")
+
+
+class _QuietAgent(LocalElasticAgent):
+    """Starts workers that answer signals once they have settled how, and knows them at once."""
+
+    pids: tuple[int, ...] = ()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        with held_back():
+            started = super()._start_workers(worker_group)
+            self.pids = tuple(started.values())
+        return started
 
 
 class _Relay:
     """Pass the first signal to each worker; a second one kills them."""
 
-    def __init__(self, agent: LocalElasticAgent, on_signal: str) -> None:
+    def __init__(self, agent: _QuietAgent, on_signal: str, on_hangup: str | None) -> None:
         self._agent = agent
-        self._on_signal_words = on_signal
+        self._on_signal_words, self._on_hangup_words = on_signal, on_hangup
+        self._had_terminal = has_terminal()
         self.received: signal.Signals | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take signals inside a `with` block."""
-        before = {sig: signal.signal(sig, self._on_signal) for sig in _TERMINATE}
+        taken = {signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+            taken[signal.SIGHUP] = self._on_hangup
+        before = {sig: signal.signal(sig, handler) for sig, handler in taken.items()}
         try:
             yield
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
 
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        is_closed = self._had_terminal and not has_terminal()
+        if is_closed or self._on_hangup_words is None:
+            if self.received is None:
+                self._on_signal(number, frame)
+            return
+        say(f"\nSIGHUP: {self._on_hangup_words}")
+        _signal_all(self._agent.pids, signal.SIGHUP)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        pids = [w.id for w in self._agent.get_worker_group().workers if isinstance(w.id, int)]
+        first, pids = self.received is None, self._agent.pids
+        if first:
+            self.received = signal.Signals(number)
         if not pids:
             raise KeyboardInterrupt
-        if self.received is None:
-            self.received = signal.Signals(number)
-            print(f"\n{self.received.name}: {self._on_signal_words}")
-            _signal_all(pids, self.received)
+        if first:
+            say(f"\n{signal.Signals(number).name}: {self._on_signal_words}")
+            # Workers save and go on at SIGHUP; here the terminal is gone.
+            _signal_all(pids, signal.SIGTERM if number == signal.SIGHUP else number)
         else:
             _signal_all(pids, signal.SIGKILL)
 
 
-def _signal_all(pids: Sequence[int], sig: signal.Signals) -> None:
+def _signal_all(pids: Sequence[int], sig: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, sig)
@@ -122,13 +168,25 @@ def _exit_code(result: RunResult, relay: _Relay, command: str) -> int:
     if not result.is_failed():
         return 0
     if relay.received is not None:
-        print(f"stopped by {relay.received.name} with nothing saved since the last checkpoint")
-        return EXIT_INTERRUPTED
-    rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+        say(f"stopped by {relay.received.name} with nothing saved since the last checkpoint")
+        return exit_code(relay.received)
+    rank, failure = min(result.failures.items(), key=lambda item: _order(item[1]))
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
-        cause = f"was killed by {name}; SIGKILL often means that the host ran out of memory"
+        cause = f"was killed by {name}"
+        if name == "SIGKILL":
+            cause += (
+                "; often that means that the host ran out of memory: use fewer ranks (--nproc), a "
+                "smaller micro-batch or no offloading, and resume from the last checkpoint"
+            )
     else:
         cause = f"failed with exit code {failure.exitcode}; see its message above"
     print(f"torchloom {command}: rank {rank} {cause}", file=sys.stderr)
     return 1
+
+
+def _order(failure: ProcessFailure) -> tuple[int, int]:
+    """Sort causes before what they drag along: ranks without a peer, and those the agent ended."""
+    if failure.exitcode == -signal.SIGTERM:
+        return 2, failure.timestamp
+    return (0 if failure.exitcode < 0 else 1), failure.timestamp

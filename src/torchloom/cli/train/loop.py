@@ -1,12 +1,12 @@
 """The training loop: steps, agreement between ranks, evaluation, saving.
 
     evaluate once
-    until the last step:  micro-steps -> optimizer step -> ranks agree on loss and stop -> record
-                          every so often: evaluate, save
+    until the last step:  micro-steps -> optimizer step -> ranks agree on loss, stop, save -> record
+                          every so often, or when a signal asks: evaluate, save
     evaluate and save at the end, or save alone when a signal asked to stop
 
 The engine is an argument, so tests run the loop on a small stand-in. One small all-reduce per
-step carries the loss and the stop flag: all ranks leave after the same step.
+step carries the loss and what signals asked for: all ranks save and leave after the same step.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchloom.cli.train.failing import failing_in, is_lost_peer
 from torchloom.cli.train.metrics import EvalRow, Sink, StepRow, memory_gib
+from torchloom.cli.train.retention import drop_older
 from torchloom.cli.train.stop import StopRequest
 from torchloom.cli.train.stream import SampleStream
 from torchloom.cli.train.task import Task
-from torchloom.errors import EngineError
+from torchloom.errors import EngineError, PeerLostError, own_error
+from torchloom.log import get_logger
 
-# Gloo has no exception type of its own for this.
-_PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer")
+_LOGGER = get_logger(__name__)
 
 
 class TrainingEngine(Protocol):
@@ -60,6 +62,8 @@ class LoopPlan:
     eval_every: int
     accumulation_steps: int
     checkpoint_dir: Path
+    save_every: int | None = None
+    keep_last: int | None = None
     seed: int = 0
     peak_tflops: float | None = None
 
@@ -72,6 +76,13 @@ class Outcome:
     checkpoint: str
     stopped_by: str | None
     """The signal that ended it early."""
+
+
+class _Asked(NamedTuple):
+    """What signals have asked any rank for."""
+
+    stop: bool
+    save: bool
 
 
 class _Work(NamedTuple):
@@ -119,27 +130,34 @@ class Loop:
             EngineError: the loss is not finite, a signal broke off a step, or a rank was lost.
         """
         engine, plan = self._engine, self._plan
-        should_stop = False
+        asked = _Asked(stop=False, save=False)
         engine.train()
-        with StopRequest() as request:
+        with StopRequest() as request, _explaining_failures(request, engine):
             self._evaluate()
-            while engine.global_steps < plan.steps and not should_stop:
-                with _explaining_failures(request, engine.global_steps):
-                    should_stop = self._step(request)
-                is_last = engine.global_steps >= plan.steps
-                if not should_stop and (is_last or engine.global_steps % plan.eval_every == 0):
+            while engine.global_steps < plan.steps and not asked.stop:
+                asked = self._step(request)
+                step = engine.global_steps
+                is_last = step >= plan.steps
+                if not asked.stop and (is_last or step % plan.eval_every == 0):
                     self._evaluate()
+                is_due = plan.save_every is not None and step % plan.save_every == 0
+                if (is_due or asked.save) and not is_last and not asked.stop:
+                    _LOGGER.info("saved %s", self.save())
             checkpoint = self.save()
         return Outcome(
             step=engine.global_steps,
             checkpoint=checkpoint,
-            stopped_by=(request.signal_name or "another rank") if should_stop else None,
+            stopped_by=(request.signal_name or "another rank") if asked.stop else None,
         )
 
     def save(self) -> str:
         """Write a checkpoint that `--resume` continues from exactly."""
         state = {"stream": self._stream.state_dict(), "tokens": self._tokens}
-        path = self._engine.save_checkpoint(str(self._plan.checkpoint_dir), client_state=state)
+        folder = self._plan.checkpoint_dir
+        with failing_in(f"while saving after step {self._engine.global_steps}"):
+            path = self._engine.save_checkpoint(str(folder), client_state=state)
+        if self._plan.keep_last is not None and self._engine.rank == 0:
+            drop_older(folder, self._plan.keep_last)
         return str(path)
 
     def restore(self, client_state: dict[str, Any]) -> None:
@@ -147,15 +165,16 @@ class Loop:
         self._stream.load_state_dict(client_state["stream"])
         self._tokens = client_state["tokens"]
 
-    def _step(self, request: StopRequest) -> bool:
-        """Run one optimizer step and record it; return whether any rank was asked to stop."""
+    def _step(self, request: StopRequest) -> _Asked:
+        """Run one optimizer step and record it; return what any rank was asked for."""
         engine, plan = self._engine, self._plan
         # A seed per step and rank makes dropout the same after a resume, with no state to save.
         torch.manual_seed(((plan.seed << 32) + engine.global_steps) * 65_537 + engine.rank)
         lr, comm_before = engine.get_lr()[0], engine.comm_stats()
         started = time.perf_counter()
         work = self._micro_steps()
-        loss, should_stop = self._agree(work.loss, request.is_set)
+        own = _Asked(stop=request.is_set, save=request.take_save())
+        loss, asked = self._agree(work.loss, own)
         step_time_s = time.perf_counter() - started
         comm = engine.comm_stats()
         self._tokens += work.num_tokens
@@ -179,7 +198,7 @@ class Loop:
             collective_bytes=comm.num_bytes - comm_before.num_bytes,
         )
         self._record(row)
-        return should_stop
+        return asked
 
     def _micro_steps(self) -> _Work:
         engine = self._engine
@@ -196,16 +215,17 @@ class Loop:
             num_tokens += batch[:, 1:].numel() * engine.world_size
         return _Work(loss_sum / self._plan.accumulation_steps, data_time_s, num_tokens)
 
-    def _agree(self, loss: Tensor, stop: bool) -> tuple[float, bool]:
-        """Return the mean loss over ranks, and whether any of them wants to stop."""
-        both = torch.stack((loss.float(), torch.full_like(loss, float(stop), dtype=torch.float32)))
-        mean_loss, num_stops = _mean_over_ranks(both).tolist()
+    def _agree(self, loss: Tensor, own: _Asked) -> tuple[float, _Asked]:
+        """Return the mean loss over ranks, and what any of them was asked for."""
+        mine = torch.tensor([float(own.stop), float(own.save)], device=loss.device)
+        both = torch.cat((loss.float().reshape(1), mine))
+        mean_loss, stops, saves = _mean_over_ranks(both).tolist()
         if not math.isfinite(mean_loss):
             raise EngineError(
                 f"the loss is {mean_loss} at step {self._engine.global_steps}: training cannot go "
                 "on; lower the learning rate, or resume from an earlier checkpoint"
             )
-        return mean_loss, num_stops > 0
+        return mean_loss, _Asked(stop=stops > 0, save=saves > 0)
 
     def _evaluate(self) -> None:
         """Record the mean loss over the held-out batches of all ranks."""
@@ -232,19 +252,18 @@ def _eagerly() -> Iterator[None]:
 
 
 @contextmanager
-def _explaining_failures(request: StopRequest, step: int) -> Iterator[None]:
-    """Say in one line that a signal broke the step, or that another rank is gone."""
+def _explaining_failures(request: StopRequest, engine: TrainingEngine) -> Iterator[None]:
+    """Say in one line that a signal broke the step, that another rank is gone, or memory is full."""
     try:
-        yield
-    except RuntimeError as err:
-        if request.is_set:
+        with failing_in(lambda: f"in the step after step {engine.global_steps}"):
+            yield
+    except (RuntimeError, MemoryError) as err:
+        step, own = engine.global_steps, own_error(err)
+        is_lost = is_lost_peer(err) or (err.__cause__ is not None and is_lost_peer(err.__cause__))
+        if request.is_set and (own is None or is_lost or isinstance(own, PeerLostError)):
             raise EngineError(
                 f"{request.signal_name} broke off the step after step {step}, which is therefore "
                 f"not saved ({type(err).__name__}): resume from the last checkpoint, if there is one"
-            ) from err
-        if isinstance(err, dist.DistError) or any(text in str(err) for text in _PEER_IS_GONE):
-            raise EngineError(
-                f"another rank was lost in the step after step {step}: its own message says why"
             ) from err
         raise
 

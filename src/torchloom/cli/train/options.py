@@ -36,6 +36,10 @@ class TrainOptions:
     """Samples per rank and micro-step."""
     eval_every: int = 20
     """Steps between two evaluations of the held-out text."""
+    save_every: int | None = None
+    """Steps between two checkpoints; by default only the end is saved."""
+    keep_last: int | None = None
+    """How many checkpoints stay; all by default."""
     log_every: int = 10
     """Steps between two printed lines where there is no terminal for a progress bar."""
     tensorboard: bool = False

@@ -1,6 +1,9 @@
-"""Stop requests: a signal sets a flag, and the loop saves and leaves at the next step's end.
+"""What signals ask of a rank: a flag is set, and the loop obeys at the next step's end.
 
-A second signal leaves at once. Outside the block signals do what they did before.
+    SIGINT SIGTERM   save and leave; a second one leaves at once
+    SIGHUP           save and go on; ignored where it was ignored before (nohup)
+
+Outside the block signals do what they did before.
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ import signal
 from types import FrameType
 from typing import final
 
-EXIT_INTERRUPTED = 130
-"""Exit code of a run that was stopped before it could save; one that saved exits with 0."""
+
+def exit_code(number: int) -> int:
+    """Return the exit code of a run that a signal stopped before it could save."""
+    return 128 + number
 
 
 @final
 class StopRequest:
-    """Listen for SIGINT and SIGTERM inside a `with` block."""
+    """Listen for SIGINT, SIGTERM and SIGHUP inside a `with` block."""
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
+        self._wants_save = False
         self._before: dict[signal.Signals, object] = {}
 
     @property
@@ -27,9 +33,16 @@ class StopRequest:
         """Return whether this process was asked to stop."""
         return self.signal_name is not None
 
+    def take_save(self) -> bool:
+        """Return whether this process was asked to save since the last call."""
+        wants, self._wants_save = self._wants_save, False
+        return wants
+
     def __enter__(self) -> StopRequest:
         for sig in (signal.SIGINT, signal.SIGTERM):
             self._before[sig] = signal.signal(sig, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -38,5 +51,8 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_set:
-            os._exit(EXIT_INTERRUPTED)
+            os._exit(exit_code(number))
         self.signal_name = signal.Signals(number).name
+
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        self._wants_save = True

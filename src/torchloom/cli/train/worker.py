@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import torchloom
 from torchloom import envs, log
 from torchloom.cli.train.corpus import Corpus, load_corpus
 from torchloom.cli.train.defaults import default_config
+from torchloom.cli.train.failing import failing_in
 from torchloom.cli.train.flops import peak_tflops
 from torchloom.cli.train.loop import Loop, LoopPlan, Outcome
 from torchloom.cli.train.metrics import JsonlSink, Sink, TensorBoardSink, memory_gib, read_rows
@@ -23,6 +25,7 @@ from torchloom.cli.train.progress import make_progress
 from torchloom.cli.train.stream import SampleStream, heldout_batches
 from torchloom.cli.train.summary import print_summary, summarize, write_charts, write_summary
 from torchloom.cli.train.task import Task, build_task
+from torchloom.cli.train.terminal import LastingOutput
 from torchloom.cli.train.watching import WatchSink
 from torchloom.errors import ConfigError, TorchloomError
 
@@ -49,19 +52,24 @@ def run_worker(options: TrainOptions) -> None:
         TorchloomError: the input is wrong or the run cannot go on; the same on every rank.
     """
     log.setup(envs.launch().rank)
-    console = Console()
-    corpus = load_corpus(options.data, seq_len=options.seq_len)
-    task = build_task(options)
+    console = Console(file=cast("TextIO", LastingOutput(sys.stdout)))
+    with failing_in("while reading the data"):
+        corpus = load_corpus(options.data, seq_len=options.seq_len)
+    with failing_in("while building the model"):
+        task = build_task(options)
     config = options.config or default_config(steps=options.steps, micro_batch=options.micro_batch)
-    engine, _, _, _ = torchloom.initialize(model=task.module, config=config)
+    with failing_in("while sharding the model"):
+        engine, _, _, _ = torchloom.initialize(model=task.module, config=config)
     try:
-        run = _prepare(options, corpus, task, engine, console)
+        with failing_in("while preparing the run"):
+            run = _prepare(options, corpus, task, engine, console)
         try:
             outcome = run.loop.run()
         finally:
             for sink in run.sinks:
                 sink.close()
-        _report(run, outcome)
+        with failing_in("while writing the summary"):
+            _report(run, outcome)
     finally:
         engine.destroy()
     if dist.is_initialized():
@@ -87,6 +95,8 @@ def _prepare(
         plan=LoopPlan(
             steps=options.steps,
             eval_every=options.eval_every,
+            save_every=options.save_every,
+            keep_last=options.keep_last,
             accumulation_steps=engine.config.batch.accumulation_steps,
             checkpoint_dir=checkpoint_dir(out),
             seed=options.seed,

@@ -111,8 +111,13 @@ def tell_digests(step: int, digests: dict[str, int]) -> None:
             _LINES.line.tell_digest(channel, step, digest)
 
 
-def wait_for(event: Event, works: list[dist.Work]) -> None:
+def wait_for(event: Event, works: list[dist.Work], *, on_stream: bool = False) -> None:
     """Wait until messages have come and gone.
+
+    Args:
+        event: what they are.
+        works: what carries them.
+        on_stream: let the device wait, where it can; with a time limit NCCL blocks this thread.
 
     Raises:
         AgreementError: the ranks run different programs.
@@ -124,7 +129,7 @@ def wait_for(event: Event, works: list[dist.Work]) -> None:
     POSITION.waiting = Wait(event, time.monotonic())
     try:
         for work in works:
-            work.wait(limit)
+            work.wait() if on_stream else work.wait(limit)
     except RuntimeError as error:
         raise explained(event, broken(event, error)) from None
     finally:

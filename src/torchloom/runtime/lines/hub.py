@@ -24,6 +24,8 @@ from torchloom.runtime.lines.wire import Wire
 logger = get_logger(__name__)
 
 _TICK_S = 0.2
+_REMEMBERED = 256
+"""Reports of checksums of which the first is kept: more than one rank is ahead of another."""
 _LATEST_ROUND_S = 5.0
 """Rounds of questions become rarer while a wait lasts, up to this."""
 _SILENT_S = 10.0
@@ -46,6 +48,7 @@ class Hub:
         self._answered: set[int] = set()
         self._gone: dict[int, str] = {}
         self._digests: dict[tuple[str, int], tuple[int, int]] = {}
+        self._num_digests: dict[tuple[int, str], int] = {}
         self._verdict: Verdict | None = None
         self._suspected: tuple[Verdict, float] | None = None
         self._next_round_s, self._pause_s = 0.0, _TICK_S
@@ -182,19 +185,19 @@ class Hub:
             wire.send(kind="verdict", verdict=list(verdict))
 
     def _compare(self, rank: int, message: dict[str, Any]) -> None:
-        """Compare what ranks did up to a step, where messages cannot carry keys."""
-        place = (str(message["channel"]), int(message["step"]))
-        mine = int(message["digest"])
+        """Compare what ranks had done at their n-th report, where messages cannot carry keys."""
+        channel, mine = str(message["channel"]), int(message["digest"])
+        number = self._num_digests[rank, channel] = self._num_digests.get((rank, channel), 0) + 1
+        place = (channel, number)
         first = self._digests.setdefault(place, (rank, mine))
         if first[1] != mine and self._verdict is None:
             self._tell(
                 Verdict(
                     "differ",
                     f"rank {first[0]} and rank {rank} did not begin the same collectives up to "
-                    f"step {place[1]}: rank {rank} came to {message['last']}. Weights may be "
+                    f"step {message['step']}: rank {rank} came to {message['last']}. Weights may be "
                     "wrong since; go back to the last checkpoint and look for a branch that only "
                     "some ranks take",
                 )
             )
-        for old in [each for each in self._digests if each[1] < place[1] - 2]:
-            del self._digests[old]
+        self._digests.pop((channel, number - _REMEMBERED), None)

@@ -36,6 +36,9 @@ def judge(reports: Mapping[int, Report], gone: Mapping[int, str]) -> Verdict | N
     if found is not None:
         return found
     blocked = {rank: _missing(each, reports) for rank, each in reports.items()}
+    parted = _parted(reports)
+    if parted is not None:
+        return parted
     cycle = _cycle(blocked)
     if cycle:
         return Verdict("differ", f"{_positions(cycle, reports)}. {_ADVICE}")
@@ -84,6 +87,22 @@ def _cycle(blocked: Mapping[int, list[int]]) -> list[int]:
             seen.add(fresh[0])
             path.append(fresh[0])
     return []
+
+
+def _parted(reports: Mapping[int, Report]) -> Verdict | None:
+    """Return where the order of two ranks parts in a group whose messages carry no names."""
+    for first in sorted(reports):
+        for other in sorted(rank for rank in reports if rank > first):
+            for name, rows in reports[first].order.items():
+                theirs = {place: row for place, *row in reports[other].order.get(name, [])}
+                for place, key, what in rows:
+                    if place in theirs and theirs[place][0] != key:
+                        return Verdict(
+                            "differ",
+                            f"rank {first} began {what}, where rank {other} began "
+                            f"{theirs[place][1]}. {_ADVICE}",
+                        )
+    return None
 
 
 def _late(reports: Mapping[int, Report], blocked: Mapping[int, list[int]]) -> Verdict | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from torchloom.log import get_logger
 from torchloom.position import POSITION, Verdict
-from torchloom.runtime.lines.report import Limits, report_of
+from torchloom.runtime.lines.report import Limits, idle_without_tags, report_of
 from torchloom.runtime.lines.wire import Wire
 
 logger = get_logger(__name__)
@@ -119,7 +119,13 @@ class Line:
 
     def _tick(self) -> None:
         wait, now = POSITION.waiting, time.monotonic()
-        if wait is None or now - wait.since_s < PATIENCE_S or POSITION.verdict is not None:
+        if POSITION.verdict is not None:
+            return
+        if wait is None:
+            if now - self._spoke_s > _REPEAT_S and idle_without_tags(PATIENCE_S):
+                self._speak()
+            return
+        if now - wait.since_s < PATIENCE_S:
             return
         if self._hub_gone:
             if 0 in wait.event.ranks:

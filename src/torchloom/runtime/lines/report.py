@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchloom.position import POSITION
-from torchloom.runtime.channel import CHANNELS
+from torchloom.runtime.channel import CHANNELS, Channel
 
 _INSIDE = ("/torch/distributed/", "/torchloom/")
 
@@ -53,6 +53,8 @@ class Report:
     """What it began last."""
     blocked_in: str = ""
     """The call of torch.distributed that its main thread stands in, if any."""
+    order: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
+    """Of groups whose messages carry no names: place, key and words of what has begun last."""
     notes: list[str] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
 
@@ -65,7 +67,8 @@ class Report:
         """Read what `to_plain` wrote."""
         waiting, limits = plain["waiting"], Limits(**plain["limits"])
         found = None if waiting is None else Waiting(**waiting)
-        return Report(**{**plain, "waiting": found, "limits": limits})
+        order = {name: [tuple(each) for each in rows] for name, rows in plain["order"].items()}
+        return Report(**{**plain, "waiting": found, "limits": limits, "order": order})
 
     def text(self) -> str:
         """Say in words where the rank is."""
@@ -102,9 +105,26 @@ def report_of(rank: int, asked: Iterable[str], limits: Limits) -> Report:
         begun={event: _has_begun(event) for event in asked},
         last="" if POSITION.last is None else POSITION.last.text(),
         blocked_in="" if wait is not None else blocked_in(),
+        order={name: _order(each) for name, each in CHANNELS.items() if not each.has_tags},
         notes=list(POSITION.notes.values()),
         limits=limits,
     )
+
+
+def idle_without_tags(patience_s: float) -> bool:
+    """Say whether a group whose messages carry no names has begun nothing for a while."""
+    now = time.monotonic()
+    return any(
+        each.recent and now - each.begun_s > patience_s
+        for each in list(CHANNELS.values())
+        if not each.has_tags
+    )
+
+
+def _order(channel: Channel) -> list[tuple[int, int, str]]:
+    entries = list(channel.recent)
+    first = channel.num_begun - len(entries)
+    return [(first + index, each.key, each.text()) for index, each in enumerate(entries)]
 
 
 def _has_begun(event: str) -> bool:

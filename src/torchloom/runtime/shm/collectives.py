@@ -202,7 +202,11 @@ class SharedMemoryCollectives:
         return 0
 
     def reduce_transit(
-        self, numels: Sequence[int], dtype: torch.dtype, wire_dtype: torch.dtype
+        self,
+        numels: Sequence[int],
+        dtype: torch.dtype,
+        wire_dtype: torch.dtype,
+        full_numels: Sequence[int] | None = None,
     ) -> int:
         """Nothing: sums are taken from the shared slots."""
         return 0

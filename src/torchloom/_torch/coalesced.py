@@ -1,0 +1,82 @@
+"""Collectives on single tensors, and on several at once where the process group can do that.
+
+torch 2.13 gives them new names and warns about the old ones, which are all that 2.11 and 2.12 have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import (  # 2.11-2.13
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    ReduceScatterOptions,
+)
+
+
+def _newest(owner: Any, name: str, old: str) -> Callable[..., Any]:
+    return getattr(owner, name, None) or getattr(owner, old)
+
+
+def _newest_name(name: str, old: str) -> str:
+    return name if hasattr(dist.ProcessGroup, name) else old
+
+
+all_gather_single = _newest(dist, "all_gather_single", "all_gather_into_tensor")
+"""`dist.all_gather_single` (2.13), `dist.all_gather_into_tensor` (2.11, 2.12)."""
+
+reduce_scatter_single = _newest(dist, "reduce_scatter_single", "reduce_scatter_tensor")
+"""`dist.reduce_scatter_single` (2.13), `dist.reduce_scatter_tensor` (2.11, 2.12)."""
+
+# Names, not functions: a process group written in Python overrides methods.
+ALL_GATHER_COALESCED = _newest_name(
+    "all_gather_single_coalesced", "allgather_into_tensor_coalesced"
+)
+REDUCE_SCATTER_COALESCED = _newest_name(
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"
+)
+
+
+def supports_coalescing(group: dist.ProcessGroup) -> bool:
+    """Say whether a group sends several tensors by one collective without copies (2.11-2.13).
+
+    Gloo has the calls too, but packs gathers itself and sends reductions one by one, so it says no.
+    The backend of the accelerator counts, where a group has one for it and one for the CPU.
+    """
+    try:
+        devices = group._device_types
+        device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+        return bool(group._get_backend(device).supports_coalescing)
+    except RuntimeError:  # a process group written in Python has no backend
+        return False
+
+
+def all_gather_coalesced(
+    group: dist.ProcessGroup, fulls: Sequence[Tensor], shards: Sequence[Tensor]
+) -> Any:
+    """Begin to gather several shards by one collective; return its work (2.11-2.13)."""
+    options = AllgatherOptions()
+    options.asyncOp = True
+    return getattr(group, ALL_GATHER_COALESCED)(list(fulls), list(shards), options)
+
+
+def reduce_scatter_coalesced(
+    group: dist.ProcessGroup, shards: Sequence[Tensor], fulls: Sequence[Tensor]
+) -> Any:
+    """Begin to sum several tensors into shards by one collective; return its work (2.11-2.13)."""
+    options = ReduceScatterOptions()
+    options.reduceOp = dist.ReduceOp.SUM
+    options.asyncOp = True
+    return getattr(group, REDUCE_SCATTER_COALESCED)(list(shards), list(fulls), options)
+
+
+def all_reduce_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> Any:
+    """Begin to sum several tensors in place by one collective; return its work (2.11-2.13)."""
+    options = AllreduceCoalescedOptions()
+    options.reduceOp = dist.ReduceOp.SUM
+    options.asyncOp = True
+    return group.allreduce_coalesced(list(tensors), options)

@@ -1,0 +1,239 @@
+"""The ranks find each other: within a limit, or an error that says who did not come and why.
+
+    resolve the address -> rank 0 opens a store there, others reach it -> each rank says that it is
+    here -> all are here, or the missing ones are named
+
+`torch.distributed`'s own rendezvous waits as long as a collective may take, and does not say for
+whom.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from torchloom import envs
+from torchloom.errors import ConfigError, PeerLostError
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
+
+RENDEZVOUS_S = 120.0
+"""How long ranks wait for each other to come; as long as they may lag behind later (agreement).
+
+DeepSpeed and torch take the limit of collectives for this too (10 minutes).
+"""
+_RESOLVE_S = 8.0
+"""How long a name may take to appear: name services of clusters lag behind their hosts."""
+_QUIET_S = 10.0
+"""How long to wait before saying for whom."""
+
+_MEETINGS = itertools.count()
+
+
+def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S) -> Any:
+    """Return a key-value store that all ranks have come to.
+
+    Args:
+        launch: who this process is.
+        place: where to meet.
+        limit_s: how long ranks may take to come.
+
+    Raises:
+        ConfigError: the address or the port cannot be used, or ranks hold the same number.
+        PeerLostError: some ranks did not come within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    serial = next(_MEETINGS)
+    _resolve(place, min(_RESOLVE_S, limit_s))
+    store = _open(launch, place, deadline, is_first=serial == 0)
+    # A store of the launcher outlives the ranks, and one process may meet several times.
+    store = dist.PrefixStore(f"torchloom/world/{place.attempt}/{serial}", store)
+    try:
+        _claim(store, launch, place, deadline)
+        _await_all(store, launch, place, limit_s, deadline)
+    except dist.DistError as error:
+        raise PeerLostError(
+            f"rank {launch.rank} lost the store at {_at(place)} while the ranks were meeting "
+            f"({_first_line(error)}): look at the output of rank 0"
+        ) from None
+    return dist.PrefixStore("group", store)
+
+
+def _resolve(place: envs.Meeting, limit_s: float) -> None:
+    """Wait until the address has a meaning."""
+    deadline = time.monotonic() + limit_s
+
+    def resolve() -> bool:
+        socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        return True
+
+    while True:
+        found = _within(max(0.1, deadline - time.monotonic()), resolve)
+        if found is True:
+            return
+        if time.monotonic() >= deadline:
+            reason = getattr(found, "strerror", None) or found or "no answer"
+            raise ConfigError(
+                f"MASTER_ADDR={place.host!r} is no address that this host knows ({reason}): "
+                "set it to the host of rank 0, for ranks of one host to 127.0.0.1"
+            )
+        time.sleep(0.5)
+
+
+def _open(launch: envs.Launch, place: envs.Meeting, deadline: float, *, is_first: bool) -> Any:
+    is_host = launch.rank == 0 and not place.is_hosted
+    if not is_host:
+        _await_listener(launch, place, deadline)
+    elif is_first:  # later, the port may be held by a store of this very process
+        _check_port_is_free(place.port)
+    limit_s = max(1.0, deadline - time.monotonic())
+
+    def open_store() -> Any:
+        return dist.TCPStore(
+            place.host,
+            place.port,
+            launch.world_size,
+            is_master=is_host,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+            multi_tenant=is_host,
+        )
+
+    store = _within(limit_s, open_store)
+    if isinstance(store, dist.TCPStore):
+        return store
+    reason = "cannot be opened on this host" if is_host else "is not that of rank 0"
+    why = f"no answer within {limit_s:.0f} s" if store is None else _first_line(store)
+    raise ConfigError(
+        f"the store at {_at(place)} {reason} ({why}): set MASTER_ADDR to the host of rank 0 and "
+        "MASTER_PORT to a port that is free there, equal on every rank"
+    )
+
+
+def _within(limit_s: float, call: Callable[[], Any]) -> Any:
+    """Return what a call returns or raises; None when it takes longer.
+
+    It runs in a thread: name services have limits of their own, and torch waits without one for a
+    program that listens at the port and never answers.
+    """
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except (RuntimeError, ValueError, OSError) as error:  # UnicodeError is a ValueError
+            found.append(error)
+
+    thread = threading.Thread(target=run, name="torchloom-rendezvous", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return found.pop() if found else None
+
+
+def _check_port_is_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ConfigError(
+                f"rank 0 cannot open port {port} on this host ({error.strerror}): another program, "
+                "perhaps an earlier run, holds it; end that, or set MASTER_PORT to a free port, "
+                "equal on every rank"
+            ) from None
+
+
+def _await_listener(launch: envs.Launch, place: envs.Meeting, deadline: float) -> None:
+    """Wait until something answers at the address."""
+    started, told = time.monotonic(), False
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            socket.create_connection((place.host, place.port), max(0.1, min(5.0, left))).close()
+            return
+        except OSError as error:
+            if left <= 0:
+                whose = "the launcher" if place.is_hosted else "rank 0"
+                raise PeerLostError(
+                    f"rank {launch.rank} of {launch.world_size} could not reach {whose} at "
+                    f"{_at(place)} within {time.monotonic() - started:.0f} s ({error}): look at "
+                    "its output for an error, and check MASTER_ADDR and MASTER_PORT"
+                ) from None
+        if not told and time.monotonic() - started > _QUIET_S:
+            told = True
+            logger.warning("rank %d still tries to reach rank 0 at %s", launch.rank, _at(place))
+        time.sleep(0.1)
+
+
+def _claim(store: Any, launch: envs.Launch, place: envs.Meeting, deadline: float) -> None:
+    """Say that this rank is here, and that no other process is."""
+    if launch.rank == 0:
+        store.set("world_size", str(launch.world_size))
+    else:
+        _check_world_size(store, launch, place, deadline)
+    own = f"process {os.getpid()} on {socket.gethostname()}"
+    held = store.compare_set(f"is/{launch.rank}", "", own).decode()
+    if held != own:
+        raise ConfigError(
+            f"two processes are rank {launch.rank} of the run at {_at(place)}: {held} and {own}; "
+            "give each process a RANK of its own, and each run a MASTER_PORT of its own"
+        )
+    store.set(str(launch.rank), "here")
+
+
+def _check_world_size(
+    store: Any, launch: envs.Launch, place: envs.Meeting, deadline: float
+) -> None:
+    try:
+        store.wait(["world_size"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
+    except dist.DistStoreError:
+        return  # rank 0 is among those that did not come
+    held = store.get("world_size").decode()
+    if held != str(launch.world_size):
+        raise ConfigError(
+            f"rank {launch.rank} was told that there are {launch.world_size} ranks, rank 0 that "
+            f"there are {held}: set WORLD_SIZE to the same number on every rank"
+        )
+
+
+def _await_all(
+    store: Any, launch: envs.Launch, place: envs.Meeting, limit_s: float, deadline: float
+) -> None:
+    """Wait until all are here; by turns, so that it is known who is not."""
+    missing = [*range(launch.world_size)]
+    told_at = time.monotonic() + _QUIET_S
+    try:
+        while missing and (left := deadline - time.monotonic()) > 0:
+            try:
+                store.wait([str(rank) for rank in missing], timedelta(seconds=min(1.0, left)))
+                return
+            except dist.DistStoreError:
+                missing = [rank for rank in missing if not store.check([str(rank)])]
+            if launch.rank == 0 and time.monotonic() > told_at:
+                logger.warning("still waiting for ranks %s of %d", missing, launch.world_size)
+                told_at = deadline
+        reason = f"did not come to {_at(place)} within {limit_s:.0f} s"
+    except dist.DistError:
+        reason = f"had not come to {_at(place)} when the store there went, with its host"
+    if missing:
+        raise PeerLostError(
+            f"ranks {missing} of {launch.world_size} {reason}: start them, look at their output "
+            "for an error, or correct WORLD_SIZE"
+        )
+
+
+def _at(place: envs.Meeting) -> str:
+    return f"{place.host}:{place.port}"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,240 @@
+"""Saves on the way, checkpoints that go, and failures that become one sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+
+import pytest
+import torch
+
+from cli.test_train_loop import Rows, make_loop
+from torchloom import cli, envs
+from torchloom.cli.train.failing import failing_in, full_memory
+from torchloom.cli.train.retention import drop_older
+from torchloom.cli.train.stop import StopRequest
+from torchloom.cli.train.terminal import LastingOutput
+from torchloom.errors import ConfigError, EngineError, NoMemoryError, PlanError
+
+FULL = [
+    (MemoryError(), "host"),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp:113] DefaultCPUAllocator: can't allocate memory: "
+                  "you tried to allocate 400 bytes. Error code 12"), "host"),
+    (RuntimeError("std::bad_alloc"), "host"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "host"),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "device"),
+    (RuntimeError("CUDA error: out of memory"), "device"),
+]  # fmt: skip
+
+
+def raised_from(path: str, error: Exception) -> None:
+    """Raise an error that has passed through a file of this name."""
+    code = compile("def run(error): raise error", path, "exec")
+    names: dict = {}
+    exec(code, names)
+    names["run"](error)
+
+
+@pytest.mark.parametrize(("error", "memory"), FULL)
+def test_full_memory_is_known_by_any_of_its_names(monkeypatch, error, memory: str) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with (
+        pytest.raises(NoMemoryError, match=f"rank 3 ran out of {memory} memory in step 2"),
+        failing_in("in step 2"),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("path", "phase"),
+    [
+        ("/x/torchloom/plan/search.py", "while planning"),
+        ("/x/torch/_inductor/compile_fx.py", "while compiling"),
+        ("/x/torchloom/pipeline/session.py", "while compiling"),
+        ("/x/torchloom/engine/checkpoint.py", "while saving or loading a checkpoint"),
+        ("/x/torch/distributed/checkpoint/writer.py", "while saving or loading a checkpoint"),
+        ("/x/model.py", "in step 2"),
+    ],
+)
+def test_the_phase_is_where_memory_ran_out(path: str, phase: str) -> None:
+    with pytest.raises(NoMemoryError, match=phase), failing_in("in step 2"):
+        try:
+            raised_from(path, MemoryError())
+        except MemoryError as error:  # compilers wrap what they raise
+            raise RuntimeError("backend='x' raised: MemoryError") from error
+
+
+def test_other_errors_stay_themselves() -> None:
+    for error in (PlanError("no plan fits"), ValueError("a"), RuntimeError("b"), OSError(2, "c")):
+        assert full_memory(error) is None
+        with pytest.raises(type(error)) as caught, failing_in("in step 2"):
+            raise error
+        assert caught.value is error
+
+
+def test_saves_on_the_way(tmp_path) -> None:
+    loop, engine = make_loop(tmp_path, steps=12, save_every=5)
+    steps = []
+    save, engine.save_checkpoint = engine.save_checkpoint, lambda *args, **kwargs: (
+        steps.append(engine.global_steps) or save(*args, **kwargs)
+    )  # fmt: skip
+    loop.run()
+    assert steps == [5, 10, 12]
+
+
+def test_the_last_step_is_saved_once(tmp_path) -> None:
+    loop, engine = make_loop(tmp_path, steps=10, save_every=5)
+    loop.run()
+    assert len(engine.saved) == 2
+
+
+def test_hangup_saves_after_the_step_and_goes_on(tmp_path) -> None:
+    def on_step(row):
+        if row.step == 4:
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    loop, engine = make_loop(tmp_path, steps=8, sinks=[Rows(on_step)])
+    before = signal.getsignal(signal.SIGHUP)
+    outcome = loop.run()
+    assert outcome.step == 8
+    assert outcome.stopped_by is None
+    assert len(engine.saved) == 2
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_hangup_stays_ignored_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as request:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not request.take_save()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_full_memory_in_a_step_and_in_a_save(tmp_path) -> None:
+    loop, engine = make_loop(tmp_path, steps=3)
+    backward = engine.backward
+
+    def full(loss):
+        if engine.global_steps == 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        backward(loss)
+
+    engine.backward = full
+    with pytest.raises(NoMemoryError, match="in the step after step 1: use a smaller"):
+        loop.run()
+
+    def no_room(*args, **kwargs):
+        raise MemoryError
+
+    loop, engine = make_loop(tmp_path, steps=3)
+    engine.save_checkpoint = no_room
+    with pytest.raises(NoMemoryError, match="while saving after step 3"):
+        loop.run()
+
+
+def test_a_rank_lost_in_an_evaluation_is_told_too(tmp_path) -> None:
+    loop, _ = make_loop(tmp_path, steps=3)
+
+    def lost(*args):
+        raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4242")
+
+    loop._task = type(loop._task)(**{**vars(loop._task), "loss": lost})
+    with pytest.raises(EngineError, match="another rank was lost"):
+        loop.run()
+
+
+def checkpoints(folder, *steps: int) -> None:
+    for at, step in enumerate(steps):
+        path = folder / f"global_step{step}"
+        path.mkdir(parents=True)
+        (path / "engine.json").write_text("{}")
+        os.utime(path / "engine.json", (1000 + at, 1000 + at))
+    (folder / "latest").write_text(f"global_step{steps[-1]}")
+
+
+def names(folder) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"latest"}
+
+
+def test_old_checkpoints_go_and_nothing_else(tmp_path) -> None:
+    checkpoints(tmp_path, 5, 10, 9, 100)
+    for name in ("best", "global_step7.partial", "global_step8", "global_stepX"):
+        (tmp_path / name).mkdir()  # another's, unfinished, without engine.json, no number
+    (tmp_path / "best" / "engine.json").write_text("{}")
+    drop_older(tmp_path, 2)
+    assert names(tmp_path) == {
+        "global_step9", "global_step100", "best", "global_step7.partial", "global_step8",
+        "global_stepX",
+    }  # fmt: skip
+    drop_older(tmp_path, 0)
+    assert "global_step100" in names(tmp_path)
+
+
+def test_a_run_that_went_back_keeps_what_it_wrote_last(tmp_path) -> None:
+    checkpoints(tmp_path, 10, 20, 12)
+    drop_older(tmp_path, 1)
+    assert names(tmp_path) == {"global_step12"}
+
+
+def test_what_latest_names_stays(tmp_path) -> None:
+    checkpoints(tmp_path, 10, 20)
+    (tmp_path / "latest").write_text("global_step10")
+    drop_older(tmp_path, 1)
+    assert names(tmp_path) == {"global_step10", "global_step20"}
+
+
+def test_a_disk_that_refuses_to_delete_does_not_end_the_run(tmp_path, monkeypatch, caplog) -> None:
+    checkpoints(tmp_path, 10, 20)
+
+    def refuse(path):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    drop_older(tmp_path, 1)
+    assert names(tmp_path) == {"global_step10.partial", "global_step20"}
+    assert "could not be deleted" in caplog.text
+
+
+def test_output_that_nobody_reads_is_dropped() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    stream = os.fdopen(write_end, "w", buffering=1)
+    lasting = LastingOutput(stream)
+    assert lasting.write("step 1\n") == 7
+    lasting.flush()
+    assert not lasting.isatty()
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConfigError("stage 7 is not one"), "ConfigError: stage 7 is not one"),
+        (KeyError("embed"), "torchloom train raised KeyError: 'embed'"),
+    ],
+)
+def test_a_traceback_is_shown_where_it_is_asked_for(
+    monkeypatch, capsys, error, words: str, switch: str
+) -> None:
+    def fail(asked):
+        return lambda: raised_from("/home/someone/model.py", error)
+
+    for name in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cli, "make_app", fail)
+    monkeypatch.setattr(sys, "argv", ["torchloom", "train"])
+    monkeypatch.setenv(envs.TRACEBACK, switch)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert words in said
+    assert ("Traceback" in said) == (switch == "1")
+    assert ("/home/someone/model.py" in said) == (switch == "1" or isinstance(error, KeyError))

@@ -1,0 +1,240 @@
+"""Over torch's own collectives a bucket is one call, whatever it holds, in equal order on all ranks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+import torchloom
+from support.models import tricky
+from support.ranks import run_ranks
+from support.recording import recording_group
+from support.runs import settings, train
+from support.traffic import W, channel
+from torchloom import ops
+from torchloom.plan.memory import measure_peak
+from torchloom.runtime import get_communicator, transit_bytes
+from torchloom.runtime.base import GroupRef
+from torchloom.runtime.c10d import C10dCollectives
+from torchloom.shard.pieces import cut, piece_numel
+
+F32, BF16 = torch.float32, torch.bfloat16
+NUMELS = [1, 7, 0, 33, 4096, 20_003, 64]
+GATHER = {True: "all_gather_single_coalesced", False: "all_gather_single"}
+REDUCE = {True: "reduce_scatter_single_coalesced", False: "reduce_scatter_single"}
+SUM = {True: "allreduce_coalesced", False: "allreduce"}
+
+if not hasattr(torch.distributed, "all_gather_single"):  # torch 2.11 and 2.12
+    GATHER = {True: "allgather_into_tensor_coalesced", False: "_allgather_base"}
+    REDUCE = {True: "reduce_scatter_tensor_coalesced", False: "_reduce_scatter_base"}
+
+both = pytest.mark.parametrize("coalesces", [False, True])
+
+
+def whole(rank: int, numel: int, dtype=F32) -> torch.Tensor:
+    """Return small integers, so that sums are exact in every dtype and order."""
+    return ((torch.arange(numel) * 7 + rank) % 16).to(dtype)
+
+
+def collectives(coalesces: bool):
+    group = recording_group(coalesces=coalesces)
+    return group, C10dCollectives(GroupRef(group), channel())
+
+
+def equal_on_all(results):
+    """Return what all ranks recorded."""
+    assert all(each == results[0] for each in results), results
+    return results[0]
+
+
+@both
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_bucket_of_gathers_is_one_collective(world_size: int, dtype, coalesces: bool) -> None:
+    def fn(rank):
+        group, transport = collectives(coalesces)
+        shards = [cut(whole(9, n, dtype), rank, piece_numel(n, world_size)) for n in NUMELS]
+        fulls = [torch.full((len(s) * world_size,), math.nan, dtype=dtype) for s in shards]
+        transport.all_gather(shards, fulls, W).finish()
+        for numel, full in zip(NUMELS, fulls, strict=True):
+            assert torch.equal(full[:numel], whole(9, numel, dtype))
+            assert not full[numel:].any()
+        return group.asked
+
+    assert equal_on_all(run_ranks(world_size, fn)) == [GATHER[coalesces]]
+
+
+@both
+@pytest.mark.parametrize(("wire", "dtype"), [(F32, F32), (BF16, F32), (F32, BF16), (BF16, BF16)])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_bucket_of_reductions_is_one_collective(
+    world_size: int, wire, dtype, coalesces: bool
+) -> None:
+    def fn(rank):
+        group, transport = collectives(coalesces)
+        fulls = [whole(rank, n, wire) for n in NUMELS]
+        shards = [torch.full((piece_numel(n, world_size),), math.nan, dtype=dtype) for n in NUMELS]
+        transport.reduce_scatter(fulls, shards, 0.5, W).finish()
+        for numel, shard, full in zip(NUMELS, shards, fulls, strict=True):
+            total = sum(whole(peer, numel) for peer in range(world_size)) * 0.5
+            assert torch.equal(shard.float(), cut(total, rank, len(shard)))  # padding is zero
+            assert torch.equal(full, whole(rank, numel, wire))  # what was handed in stays
+        return group.calls
+
+    (call,) = equal_on_all(run_ranks(world_size, fn))
+    assert call.name == REDUCE[coalesces]
+    pieces = [piece_numel(n, world_size) for n in NUMELS if n]
+    assert call.numels == (tuple(pieces) if coalesces else (sum(pieces),))
+
+
+@both
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_bucket_of_all_reduces_is_one_collective(world_size: int, dtype, coalesces: bool) -> None:
+    def fn(rank):
+        group, transport = collectives(coalesces)
+        tensors = [whole(rank, n, dtype) for n in NUMELS]
+        transport.all_reduce(tensors, 0.25, W).finish()
+        for numel, tensor in zip(NUMELS, tensors, strict=True):
+            total = sum(whole(peer, numel) for peer in range(world_size)) * 0.25
+            assert torch.equal(tensor.float(), total)
+        return group.asked
+
+    assert equal_on_all(run_ranks(world_size, fn)) == [SUM[coalesces]]
+
+
+@both
+def test_one_collective_for_each_dtype(coalesces: bool) -> None:
+    def fn(rank):
+        group, transport = collectives(coalesces)
+        shards = [whole(rank, 5), whole(rank, 6, BF16), whole(rank, 7), whole(rank, 8, BF16)]
+        fulls = [shard.new_empty(2 * len(shard)) for shard in shards]
+        transport.all_gather(shards, fulls, W).finish()
+        for shard, full in zip(shards, fulls, strict=True):
+            pieces = [whole(peer, len(shard), shard.dtype) for peer in range(2)]
+            assert torch.equal(full, torch.cat(pieces))
+        sums = [torch.full((3,), math.nan), torch.full((3,), math.nan)]
+        transport.reduce_scatter([whole(rank, 5), whole(rank, 6, BF16)], sums, 1.0, W).finish()
+        for numel, one in zip((5, 6), sums, strict=True):
+            assert torch.equal(one, cut(whole(0, numel) + whole(1, numel), rank, 3))
+        return [(call.name, call.dtypes[0]) for call in group.calls]
+
+    names = [name for name, _ in equal_on_all(run_ranks(2, fn))]
+    assert names[:2] == [GATHER[True], GATHER[True]] if coalesces else [GATHER[False]] * 2
+    assert len(names) == 4
+
+
+@both
+def test_one_tensor_and_none(coalesces: bool) -> None:
+    def fn(rank):
+        group, transport = collectives(coalesces)
+        empty, one = torch.empty(0), whole(rank, 6)
+        transport.all_gather([empty, empty], [empty, empty], W).finish()
+        transport.reduce_scatter([empty], [empty], 1.0, W).finish()
+        transport.all_reduce([empty, empty], 1.0, W).finish()
+        assert group.calls == []
+        transport.all_gather([empty, one], [empty, torch.empty(12)], W).finish()
+        shard = torch.empty(3)
+        transport.reduce_scatter([one, empty], [shard, empty], 1.0, W).finish()
+        assert torch.equal(shard, (whole(0, 6) + whole(1, 6))[3 * rank : 3 * rank + 3])
+        transport.all_reduce([one, empty], 1.0, W).finish()
+        return group.calls
+
+    calls = equal_on_all(run_ranks(2, fn))
+    assert [(call.name, call.numels) for call in calls] == [
+        (GATHER[False], (12,)),
+        (REDUCE[False], (3,)),
+        (SUM[False], (6,)),
+    ]
+
+
+@both
+def test_memory_under_way_is_what_the_planner_is_told(coalesces: bool) -> None:
+    def fn(rank):
+        size = 3
+        group = recording_group(coalesces=coalesces)
+        group.is_silent = True  # gloo's own copies on the CPU are not the transport's
+        handle = get_communicator(group).handle
+        rows = []
+        for numels in ([3000], [3000, 80_000, 0, 70], [60_000, 3001, 80_001]):
+            for dtype, wire in ((F32, F32), (BF16, F32), (F32, BF16)):
+                pieces = [piece_numel(n, size) for n in numels]
+                names = [f"w{n}" for n in numels]
+                shards = [torch.randn(n, dtype=wire) for n in pieces]
+                full = [torch.randn(n, dtype=dtype) for n in numels]
+                for start, args in (
+                    (ops.gather_start, (shards, names, dtype, size, handle)),
+                    (ops.reduce_start, (full, names, pieces, F32, wire, handle)),
+                    (ops.sync_start, (full, names, F32, wire, False, handle)),
+                    (ops.sync_start, (full, names, F32, wire, True, handle)),
+                ):
+                    found = []
+
+                    def run(start=start, args=args, found=found):
+                        results = start(*args)
+                        found.extend(t.untyped_storage().nbytes() for t in results)
+                        ops.wait_(list(results), [], handle)
+
+                    measured = measure_peak(run).peak_bytes - sum(found)
+                    rows.append((str(start), numels, wire, transit_bytes(start, args), measured))
+        return rows
+
+    for rows in run_ranks(3, fn):
+        for start, numels, wire, predicted, measured in rows:
+            assert predicted <= measured <= predicted + 64, (start, numels, wire)
+
+
+def test_no_warning_and_no_filter_is_touched() -> None:
+    def fn(rank):
+        _, transport = collectives(coalesces=False)
+        shards, fulls = [whole(rank, 4), whole(rank, 4)], [torch.empty(8), torch.empty(8)]
+        before = [*warnings.filters]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            held = [*warnings.filters]
+            pending = transport.all_gather(shards, fulls, W)
+            assert warnings.filters == held
+            pending.finish()
+            transport.reduce_scatter(fulls, shards, 1.0, W).finish()
+        return warnings.filters == before
+
+    assert all(run_ranks(2, fn))
+
+
+@both
+@pytest.mark.parametrize("stage", [1, 3])
+def test_buckets_of_a_compiled_model_save_collectives(stage: int, coalesces: bool) -> None:
+    def trained(group, passes):
+        engine, _ = engine_over(group, stage)
+        engine.compile(backend="aot_eager", passes=passes)
+        group.calls.clear()
+        losses = train(engine, group.rank(), steps=3)
+        return group.calls[:], losses
+
+    def fn(rank):
+        group = recording_group(coalesces=coalesces)
+        return [trained(group, [f"zero{stage}_compile", *more]) for more in ([], ["bucket"])]
+
+    (apart, losses), (together, same_losses) = equal_on_all_but_losses(run_ranks(2, fn))
+    assert losses == same_losses
+    assert len(together) < len(apart) - 6
+    merged = [call for call in together if call.name in (GATHER[True], REDUCE[True])]
+    assert bool(merged) == coalesces
+    assert sum(sum(call.numels) for call in together) == sum(sum(call.numels) for call in apart)
+
+
+def engine_over(group, stage: int):
+    mesh = DeviceMesh.from_group(group, "cpu")
+    model = tricky()
+    engine, *_ = torchloom.initialize(model=model, config=settings(stage), mesh=mesh)
+    return engine, model
+
+
+def equal_on_all_but_losses(results):
+    """Return rank 0's runs; calls are equal on all ranks."""
+    assert all([run[0] for run in each] == [run[0] for run in results[0]] for each in results)
+    return results[0]
