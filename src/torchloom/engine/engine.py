@@ -136,7 +136,7 @@ class Engine:
         self._step_applied = False
         self._num_backwards = 0
         if is_boundary:
-            owners_of(self.module)  # a parameter added since initialize would never be stepped
+            self.local.check(owners_of(self.module))
             with self.timers.measure("step"):
                 self._step_applied = self._update.apply(
                     optimizer,
