@@ -184,8 +184,8 @@ def test_refused_at_both_doors(door: str) -> None:
 
 def test_distributed_tensors_are_refused() -> None:
     def fn(rank):
-        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-        from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
 
         model = pair()
         mesh = init_device_mesh("cpu", (2,))

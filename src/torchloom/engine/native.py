@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,8 +14,9 @@ from torchloom.config import load_config
 from torchloom.engine.agreement import new_agreement
 from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.groups import ensure_process_group, make_world
+from torchloom.engine.nonfinite import find_non_finite
 from torchloom.engine.weave import build_session, start_compiled
-from torchloom.errors import ShardError
+from torchloom.errors import NonFiniteError, ShardError
 from torchloom.pipeline import CompileSession, PassItem, resolve_passes
 from torchloom.runtime import lookup
 from torchloom.shard import (
@@ -121,21 +123,42 @@ def compile_model(
     return session
 
 
-def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
+def clip_grad_norm_(
+    model: nn.Module, max_norm: float, *, error_if_nonfinite: bool = False
+) -> Tensor:
     """Clip the gradients of a sharded model by their global norm, with one collective.
 
     Args:
         model: a sharded model after backward; all ranks must call.
         max_norm: the largest norm.
+        error_if_nonfinite: raise on all ranks, before any gradient changes, when one is NaN or Inf
+            on any rank; reads the norm on the host. Otherwise such a norm spreads to all gradients,
+            as with torch's function of this name.
 
     Returns:
         The norm before clipping, equal on every rank.
+
+    Raises:
+        NonFiniteError: a gradient is not finite; names the rank and the first parameter.
+
+    Example:
+        >>> torchloom.clip_grad_norm_(model, 1.0, error_if_nonfinite=True)  # doctest: +SKIP
     """
     layout, params = layout_of(model), owners_of(model)
     divided = [s.name for s in layout if s.mode == "sharded"]
     grads = {name: p.grad for name, p in params.items() if p.grad is not None}
     sharded = [grads[name] for name in divided if name in grads]
     whole = [grad for name, grad in grads.items() if layout[name].mode != "sharded"]
-    norm = global_norm(sharded, whole, lookup(layout.handle))
+    comm = lookup(layout.handle)
+    norm = global_norm(sharded, whole, comm)
+    if error_if_nonfinite and not bool(torch.isfinite(norm)):
+        names = [spec.name for spec in layout if spec.requires_grad]
+        found = find_non_finite(names, [grads.get(name) for name in names], (), comm)
+        if found is not None:
+            raise NonFiniteError(
+                f"{found}. No gradient was changed: drop them (optimizer.zero_grad()) to leave this "
+                "step out, or pass error_if_nonfinite=False"
+            )
+        norm = global_norm(sharded, whole, comm, torch.float64)
     clip_(list(grads.values()), norm, max_norm)
     return norm
