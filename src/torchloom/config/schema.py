@@ -53,9 +53,7 @@ class Bf16Section(Section):
     """Mixed precision with bf16."""
 
     enabled: Flag = used(False, "compute in bf16", auto="derive")
-    check_grad_overflow: Flag = used(
-        True, "look at the gradients of each step; see `non_finite`"
-    )
+    check_grad_overflow: Flag = used(True, "look at the gradients of each step; see `non_finite`")
     immediate_grad_update: MaybeFlag = hint(
         "add gradients as they are made", "gradients are reduced as they are made"
     )

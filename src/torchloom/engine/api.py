@@ -107,7 +107,9 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     if world.rank == 0:
         _log_notes(settings)
     local, agreement = _shard(model, settings, world, init)
-    made = make_optimizer(settings.optimizer, optimizer, model_parameters, local)
+    made = make_optimizer(
+        settings.optimizer, optimizer, model_parameters, local, settings.zero.stage
+    )
     schedule = make_lr_scheduler(settings, lr_scheduler, made)
     engine = Engine(model, settings, world, local, made, schedule, agreement)
     engine.training_dataloader = make_loader(training_data, settings, world, collate_fn)

@@ -155,6 +155,10 @@ class LocalParams:
         whole = [e.leaf.grad for e in self._leaves if not e.is_divided and e.leaf.grad is not None]
         return divided, whole
 
+    def divided(self) -> dict[int, ParamSpec]:
+        """Return the facts about the leaves that are pieces, by the leaf's id."""
+        return {id(each.leaf): each.spec for each in self._leaves if each.is_divided}
+
     def named_gradients(self) -> tuple[list[str], list[Tensor | None]]:
         """Return the names of all leaves and their gradients, in the model's order."""
         return [e.spec.name for e in self._leaves], [e.leaf.grad for e in self._leaves]

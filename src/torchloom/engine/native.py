@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torchloom.config import load_config
 from torchloom.engine.agreement import new_agreement
 from torchloom.engine.clipping import clip_, global_norm
+from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.engine.nonfinite import find_non_finite
 from torchloom.engine.weave import build_session, start_compiled
@@ -39,7 +40,9 @@ def shard_model(
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
 
-    Weights of rank 0 are taken for all ranks. Gradients are averaged in the backward pass.
+    Weights of rank 0 are taken for all ranks. Gradients are averaged in the backward pass. The
+    optimizer must step each element on its own (torch's do, but for Adafactor, LBFGS and Muon): one
+    that does not raises EngineError at its first step over pieces, before it changes any.
 
     Args:
         model: a plain model, or one on the meta device.
@@ -64,6 +67,7 @@ def shard_model(
             "stage 1 shards the optimizer alone, which a plain torch optimizer cannot see: use "
             "stage 2 or 3 here, or torchloom.initialize for stage 1"
         )
+    watch_steps()
     ensure_process_group()
     world = make_world(mesh, None)
     layout = plan_layout(

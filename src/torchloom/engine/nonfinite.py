@@ -55,7 +55,10 @@ class NonFinite:
 
 
 def find_non_finite(
-    names: Sequence[str], grads: Sequence[Tensor | None], losses: Collection[Tensor], comm: Communicator
+    names: Sequence[str],
+    grads: Sequence[Tensor | None],
+    losses: Collection[Tensor],
+    comm: Communicator,
 ) -> NonFinite | None:
     """Return the first gradient that is not finite on any rank. All ranks must call.
 

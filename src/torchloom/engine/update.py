@@ -136,7 +136,11 @@ class Update:
             )
         )
         logger.warning(
-            "step %d skipped: %s (loss scale %g, %d skipped so far)", step, found, scale, num_skipped
+            "step %d skipped: %s (loss scale %g, %d skipped so far)",
+            step,
+            found,
+            scale,
+            num_skipped,
         )
         if policy == "stop":
             self.stop_reason = f"step {step} was dropped: {found}"

@@ -179,6 +179,17 @@ def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
+def pieces_by_id() -> tuple[dict[int, ParamSpec], int]:
+    """Return the facts about all parameters that hold a piece, by id, and the highest stage."""
+    found: dict[int, ParamSpec] = {}
+    stage = 0
+    for model in list(_ROOTS.keys()):
+        layout, params = layout_of(model), dict(model.named_parameters())
+        stage = max(stage, layout.stage)
+        found.update({id(params[s.name]): s for s in layout.sharded if s.name in params})
+    return found, stage
+
+
 def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
     """Choose where whole parameters of stages 0 and 1 average their gradients.
 
