@@ -215,7 +215,11 @@ def test_large_finite_gradients_are_stepped(clip: float) -> None:
     """Their squares overflow float32: that is no reason to skip, nor to clip them to zero."""
 
     def fn(rank):
-        engine, _ = make_engine(3, gradient_clipping=clip)
+        engine, _ = make_engine(
+            3,
+            gradient_clipping=clip,
+            optimizer={"type": "SGD", "params": {"lr": 1.0 if clip else 1e-26, "weight_decay": 0}},
+        )
         before = everything(engine)
         engine.backward(engine(tokens(0, rank)) * 1e25)
         engine.step()

@@ -211,7 +211,8 @@ def _twin(optimizer: Any, trials: Sequence[Trial], stand_ins: Sequence[nn.Parame
         id(trial.leaf): stand_in for trial, stand_in in zip(trials, stand_ins, strict=True)
     }
     memo[id(optimizer.state)] = defaultdict(dict)
-    twin = type(optimizer).__new__(type(optimizer))
+    kind: Any = type(optimizer)
+    twin = kind.__new__(kind)
     memo[id(optimizer)] = twin
     for name, value in vars(optimizer).items():
         if name == "step":

@@ -22,6 +22,9 @@ _WHOLES = frozenset(
 )  # only as frozen parameters: integers have no gradient
 
 
+_LAZY = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
+
+
 class _Named(NamedTuple):
     name: str
     tensor: Tensor
@@ -57,7 +60,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def _check_shape(name: str, tensor: Tensor) -> None:
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    if isinstance(tensor, _LAZY):
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         raise ShardError(
             f"{kind} {name!r} has no shape yet: a lazy module makes it in the first forward pass; "
@@ -186,8 +189,10 @@ def _has_memory(tensor: Tensor) -> bool:
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """Return the first byte of a tensor in its storage, and the one after its last."""
-    start = tensor.storage_offset()
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset())
+    last = sum(
+        int(size - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return start * tensor.itemsize, (start + last + 1) * tensor.itemsize
 
 
@@ -198,7 +203,7 @@ def _have_common(left: Tensor, right: Tensor) -> bool:
     """
     if left.dtype != right.dtype or (left.is_contiguous() and right.is_contiguous()):
         return True
-    low = min(left.storage_offset(), right.storage_offset())
+    low = int(min(left.storage_offset(), right.storage_offset()))
     high = max(_span(left)[1], _span(right)[1]) // left.itemsize
     marks = torch.zeros(high - low, dtype=torch.bool)
     _marked(marks, left, low).fill_(True)
@@ -221,7 +226,7 @@ def _overlaps_itself(tensor: Tensor) -> bool:
         reach += step * (size - 1)
     else:
         return False
-    start = tensor.storage_offset()
+    start = int(tensor.storage_offset())
     marks = torch.zeros(_span(tensor)[1] // tensor.itemsize - start, dtype=torch.bool)
     _marked(marks, tensor, start).fill_(True)
     return int(marks.sum()) != tensor.numel()
