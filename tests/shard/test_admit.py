@@ -7,10 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch._subclasses import FakeTensorMode
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import torchloom
 from support.ranks import run_ranks
+from torchloom.engine.native import check_devices
 from torchloom.errors import ShardError, TorchloomError
 from torchloom.shard import plan_layout
 from torchloom.shard.admit import check_model
@@ -298,6 +300,7 @@ RIGHT: dict[str, Callable[[], nn.Module]] = {
     "old weight norm": normed(torch.nn.utils.weight_norm),
     "spectral norm": normed(parametrizations.spectral_norm),
     "old spectral norm": normed(torch.nn.utils.spectral_norm),
+    "pruned": normed(lambda m: prune.l1_unstructured(m, "weight", amount=0.3)),
     "orthogonal": normed(parametrizations.orthogonal),
 }
 
@@ -383,3 +386,16 @@ def test_a_parameter_assigned_anew_in_forward() -> None:
         for text in run_ranks(2, fn, stage):
             assert "'0.weight'" in text, (stage, text)
             assert "assigned anew" in text
+
+
+def test_devices_of_own_loops() -> None:
+    check_devices(pair(), "gloo")
+    check_devices(pair(), "cpu:gloo,cuda:nccl")
+    check_devices(pair().to("meta"), "nccl")
+    with pytest.raises(ShardError, match=r"'0.weight' is on cpu.*model.cuda\(\)"):
+        check_devices(pair(), "nccl")
+    mixed = pair()
+    with FakeTensorMode():
+        mixed[1].bias = nn.Parameter(torch.ones(6, device="cuda:1"))
+    with pytest.raises(ShardError, match=r"'0\.weight' is on cpu and '1\.bias' on cuda:1"):
+        check_devices(mixed, "cpu:gloo,cuda:nccl")

@@ -70,6 +70,7 @@ def shard_model(
     watch_steps()
     ensure_process_group()
     world = make_world(mesh, None)
+    check_devices(model, dist.get_backend())
     layout = plan_layout(
         model,
         stage=stage,
@@ -84,6 +85,33 @@ def shard_model(
     return shard_module(
         model, layout, broadcast=world.comm.broadcast, init=init, device=world.device
     )
+
+
+def check_devices(model: nn.Module, backend: str) -> None:
+    """Refuse parameters and buffers that the process group's backend cannot reach.
+
+    Args:
+        model: about to be sharded where it is; `torchloom.initialize` moves models itself.
+        backend: of the process group; one that names several devices reaches all.
+
+    Raises:
+        ShardError: some are on the CPU while ranks communicate by NCCL alone, or on several GPUs.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    placed = {name: tensor.device for name, tensor in named if not tensor.is_meta}
+    far = next((name for name, d in placed.items() if backend == "nccl" and d.type != "cuda"), None)
+    if far is not None:
+        raise ShardError(
+            f"{far!r} is on {placed[far]}, where NCCL cannot make it equal on all ranks: call "
+            "model.cuda() before torchloom.shard_model"
+        )
+    for name, device in placed.items():
+        other, there = next(iter(placed.items()))
+        if device != there:
+            raise ShardError(
+                f"{other!r} is on {there} and {name!r} on {device}: a rank computes on one device; "
+                "move the model to it before torchloom.shard_model"
+            )
 
 
 def compile_model(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 
 from torchloom.errors import ShardError
@@ -129,18 +130,20 @@ def _check_embedding(path: str, module: nn.Module) -> None:
 
 def _check_attributes(path: str, module: nn.Module) -> None:
     """Refuse what was computed from parameters, as its graph leads to their memory of now."""
-    recomputed = {hook.name for hook in weight_norms(module)}
+    anew = recomputed(module)
     for attr, value in module.__dict__.items():
-        if isinstance(value, Tensor) and value.grad_fn is not None and attr not in recomputed:
+        if isinstance(value, Tensor) and value.grad_fn is not None and attr not in anew:
             raise ShardError(
                 f"attribute {attr!r} of module {path!r} was computed from parameters before they "
                 "are sharded, and would stay as it is: compute it in forward, or assign .detach()"
             )
 
 
-def weight_norms(module: nn.Module) -> list[WeightNorm]:
-    """Return the hooks of `torch.nn.utils.weight_norm`, which compute a weight in each forward."""
-    return [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]
+def recomputed(module: nn.Module) -> list[str]:
+    """Return the attributes that torch's weight norm and pruning compute anew in each forward."""
+    hooks = module._forward_pre_hooks.values()
+    norms = [hook.name for hook in hooks if isinstance(hook, WeightNorm)]
+    return norms + [hook._tensor_name for hook in hooks if isinstance(hook, BasePruningMethod)]
 
 
 def _check_apart(model: nn.Module) -> None:

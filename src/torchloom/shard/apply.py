@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.shard import meta
-from torchloom.shard.admit import weight_norms
+from torchloom.shard.admit import recomputed
 from torchloom.shard.classes import sharded_class
 from torchloom.shard.layout import Layout, Mode, ParamSpec
 from torchloom.shard.pieces import cut, join, pad_storage
@@ -251,8 +251,8 @@ def _forget_computed(model: nn.Module) -> None:
     Autograd would go on to expect gradients of the whole shape.
     """
     for module in model.modules():
-        for hook in weight_norms(module):
-            module.__dict__[hook.name] = module.__dict__[hook.name].detach()
+        for name in recomputed(module):
+            module.__dict__[name] = module.__dict__[name].detach()
 
 
 def _restore_classes(modules: dict[str, nn.Module]) -> None:
