@@ -292,6 +292,10 @@ def test_config() -> None:
     off = load_config({"bf16": {"enabled": True, "check_grad_overflow": False}})
     assert not off.non_finite.checks
     assert any("check_grad_overflow" in note.path for note in off.notes)
+    dynamic = load_config({"fp16": {"enabled": True}, "non_finite": "raise"})
+    assert any("dynamic loss scaling" in note.message for note in dynamic.notes)
+    constant = load_config({"fp16": {"enabled": True, "loss_scale": 8}, "non_finite": "raise"})
+    assert not any("dynamic" in note.message for note in constant.notes)
     unused = load_config({"bf16": {"enabled": False, "check_grad_overflow": False}})
     assert unused.non_finite.checks
 

@@ -57,7 +57,10 @@ class Trial:
 
 def needs_closure(optimizer: Any) -> bool:
     """Say whether `step` cannot be called without a function that evaluates the loss anew."""
-    parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    step = getattr(type(optimizer), "step", None)
+    if step is None:
+        return False  # not one of torch's: a stand-in that sets `step` on the object
+    parameters = list(inspect.signature(step).parameters.values())[1:]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(each.default is each.empty and each.kind in kinds for each in parameters)
 
