@@ -23,6 +23,7 @@
     - ProofError         a model does not hold for all sizes of its contract
     - ArtifactError      what was stored cannot be used: it says why
   + EngineError          the engine was called in an order that has no meaning
+    - NonFiniteError     gradients are not finite, and the run is to end by this
   + AgreementError       the ranks are about to run different programs
   + NoMemoryError        memory ran out, on the host or on a device
   + PeerLostError        a rank that others wait for has ended or does not come
@@ -133,6 +134,10 @@ class ArtifactError(ServeError):
 
 class EngineError(TorchloomError, RuntimeError):
     """An engine method was called at a point of the step where it has no meaning."""
+
+
+class NonFiniteError(EngineError):
+    """Gradients are not finite, and the settings end the run; weights are as before the step."""
 
 
 class AgreementError(TorchloomError, RuntimeError):

@@ -131,6 +131,14 @@ class StepSkipped(Event):
     step: int
     loss_scale: float
     num_skipped: int
+    param: str | None = None
+    """The first parameter, in the model's order, whose gradient was not finite."""
+    rank: int | None = None
+    """The first rank that holds such a gradient of it; after averaging often all do."""
+    value: str | None = None
+    """"nan" or "inf"."""
+    loss_rank: int | None = None
+    """The first rank whose own loss was not finite."""
 
 
 # One list per process: autograd runs backward passes on threads of its own.

@@ -92,15 +92,16 @@ def test_the_names_of_all_fields():
         for record in records(load_config(FULL))
     }
     assert names == {
-        "Config": "batch zero precision gradient_clipping optimizer scheduler compile offload "
+        "Config": "batch zero precision gradient_clipping non_finite optimizer scheduler compile offload "
         "timeouts steps_per_print wall_clock_breakdown dataloader_drop_last seed notes hints source",
         "TimeoutsConfig": "step_s compile_s agree_s process_group_s",
         "BatchConfig": "train_batch_size micro_batch_size accumulation_steps",
         "ZeroConfig": "stage param_persistence_threshold gather_bucket_bytes reduce_bucket_bytes "
         "prefetch_bytes shard_size gather_16bit_weights_on_model_save",
-        "PrecisionConfig": "dtype reduce_dtype check_grad_overflow loss_scale",
+        "PrecisionConfig": "dtype reduce_dtype loss_scale",
         "LossScaleConfig": "static_scale initial_scale_power window hysteresis min_scale "
-        "consecutive_hysteresis max_consecutive_skips",
+        "consecutive_hysteresis",
+        "NonFiniteConfig": "policy checks max_consecutive_skips",
         "OptimizerConfig": "name params",
         "SchedulerConfig": "name params",
         "OffloadConfig": "activations activation_min_bytes pin_memory opt_states parameters "

@@ -85,17 +85,6 @@ def test_parameter_added_after_initialize() -> None:
     expect(both(fn), ShardError, "added: late", "before torchloom.initialize")
 
 
-def test_empty_shards() -> None:
-    def fn(rank):
-        model = nn.Linear(3, 1)
-        config = settings(zero_optimization={"stage": 3, "stage3_param_persistence_threshold": 0})
-        return error_of(lambda: torchloom.initialize(model=model, config=config))
-
-    first, *rest = run_ranks(4, fn, timeout_s=60)
-    assert all(kind == first[0] for kind, _ in rest)
-    expect(first, ShardError, "'weight'", "empty shard", "stage3_param_persistence_threshold")
-
-
 def test_loss_is_no_scalar() -> None:
     def fn(rank):
         engine, _model = make_engine()

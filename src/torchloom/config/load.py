@@ -19,6 +19,7 @@ from torchloom.config.findings import Findings, Hint, Note, Problem, nearest
 from torchloom.config.frozen import frozen_map
 from torchloom.config.keys import Cleaner, Written, known_paths
 from torchloom.config.model import Config
+from torchloom.config.non_finite import resolve_non_finite
 from torchloom.config.notices import tell_treatments
 from torchloom.config.offload import resolve_offload
 from torchloom.config.optimizer import resolve_optimizer
@@ -126,6 +127,7 @@ def _resolve(
         zero=resolve_zero(schema.zero_optimization, precision, world_size, findings),
         precision=precision,
         gradient_clipping=_clipping(schema, written, findings),
+        non_finite=resolve_non_finite(schema, precision, findings),
         optimizer=optimizer,
         scheduler=resolve_scheduler(schema.scheduler, optimizer, findings),
         offload=resolve_offload(schema, world_size, findings),

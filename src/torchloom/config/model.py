@@ -57,7 +57,7 @@ class ZeroConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossScaleConfig:
-    """How an fp16 loss is scaled, and when skipped steps become an error."""
+    """How an fp16 loss is scaled."""
 
     static_scale: float = 0.0
     """The constant scale; 0 scales dynamically."""
@@ -71,8 +71,6 @@ class LossScaleConfig:
     """The scale never falls below this."""
     consecutive_hysteresis: bool = False
     """Whether a good step restores the forgiveness."""
-    max_consecutive_skips: int = 50
-    """Steps skipped in a row before training stops with an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +81,19 @@ class PrecisionConfig:
     """Compute type of parameters and activations; master shards stay fp32."""
     reduce_dtype: DType = "fp32"
     """Type in which gradients are reduced over ranks."""
-    check_grad_overflow: bool = True
-    """Whether a bf16 step with non-finite gradients is skipped (fp16 always checks)."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NonFiniteConfig:
+    """What a step does whose gradients hold NaN or Inf; the same on all ranks."""
+
+    policy: Literal["skip", "raise", "stop"] = "skip"
+    """skip drops the step, raise is an error at once, stop drops it and asks the loop to end."""
+    checks: bool = True
+    """Whether gradients are looked at; False only where bf16.check_grad_overflow says so."""
+    max_consecutive_skips: int = 50
+    """Steps skipped in a row before training ends with an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,6 +196,7 @@ class Config:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     gradient_clipping: float = 0.0
     """Largest global gradient norm; 0 is off."""
+    non_finite: NonFiniteConfig = field(default_factory=NonFiniteConfig)
     optimizer: OptimizerConfig | None = None
     """None: the caller brings the optimizer."""
     scheduler: SchedulerConfig | None = None

@@ -19,7 +19,6 @@ def resolve_precision(
     return PrecisionConfig(
         dtype=_dtype(schema, written, findings),
         reduce_dtype=cast("DType", schema.communication_data_type or "fp32"),
-        check_grad_overflow=schema.bf16.check_grad_overflow,
         loss_scale=_loss_scale(schema.fp16, findings),
     )
 
@@ -44,7 +43,6 @@ def _loss_scale(fp16: Fp16Section, findings: Findings) -> LossScaleConfig:
         hysteresis=fp16.hysteresis,
         min_scale=fp16.min_loss_scale,
         consecutive_hysteresis=fp16.consecutive_hysteresis,
-        max_consecutive_skips=fp16.max_consecutive_skips,
     )
     if not scale.static_scale and scale.min_scale > 2.0**scale.initial_scale_power:
         findings.error(

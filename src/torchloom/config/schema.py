@@ -19,6 +19,7 @@ from torchloom.config.schema_types import (
     MaybeFlag,
     MaybeSeconds,
     Name,
+    NonFinite,
     Positive,
     PrintEvery,
     Scale,
@@ -42,7 +43,7 @@ class Fp16Section(Section):
     consecutive_hysteresis: Flag = used(False, "whether a good step restores the forgiveness")
     min_loss_scale: Scale = used(1.0, "the dynamic scale never falls below this")
     max_consecutive_skips: Positive = used(
-        50, "torchloom's own: steps skipped in a row before training stops with an error"
+        50, "older place of the key of this name at the top level"
     )
     auto_cast: MaybeFlag = no_effect(
         False, "cast inputs to fp16", "cast floating inputs in the data loader or the model"
@@ -54,7 +55,7 @@ class Bf16Section(Section):
     """Mixed precision with bf16."""
 
     enabled: Flag = used(False, "compute in bf16", auto="derive")
-    check_grad_overflow: Flag = used(True, "skip a step whose gradients are not finite")
+    check_grad_overflow: Flag = used(True, "look at the gradients of each step; see `non_finite`")
     immediate_grad_update: MaybeFlag = hint(
         "add gradients as they are made", "gradients are reduced as they are made"
     )
@@ -114,6 +115,14 @@ class ConfigSchema(OtherKeys):
         0.0,
         'largest global gradient norm; 0 is off (DeepSpeed: 1.0 since 2026-06); "auto" is 1.0',
         auto="derive",
+    )
+    non_finite: NonFinite = used(
+        "skip",
+        "torchloom's own: what a step with NaN or Inf in its gradients does on all ranks: `skip` "
+        "drops it, `raise` is an error at once, `stop` drops it and sets `engine.should_stop`",
+    )
+    max_consecutive_skips: Positive = used(
+        50, "torchloom's own: steps skipped in a row before training ends with an error"
     )
     zero_optimization: ZeroSection = section(ZeroSection, "how training state is divided")
     bf16: Bf16Section = section(Bf16Section, "mixed precision with bf16", aliases=("bfloat16",))

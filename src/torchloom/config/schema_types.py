@@ -58,6 +58,9 @@ FlagOrText: TypeAlias = Annotated[bool | str, PlainValidator(kinds.flag_or_text)
 Items: TypeAlias = Annotated[Mapping[str, object], PlainValidator(kinds.mapping)]
 MaybeList: TypeAlias = Annotated[tuple[object, ...] | None, PlainValidator(kinds.sequence)]
 Stage: TypeAlias = Annotated[Literal[0, 1, 2, 3], PlainValidator(_stage)]
+NonFinite: TypeAlias = Annotated[
+    Literal["skip", "raise", "stop"], PlainValidator(kinds.word("skip", "raise", "stop"))
+]
 Device: TypeAlias = Annotated[str, PlainValidator(kinds.word("none", "cpu", "nvme"))]
 Budget: TypeAlias = Annotated[MemoryBudget | None, PlainValidator(parse_budget)]
 AnyValue: TypeAlias = Annotated[object, PlainValidator(lambda value: value)]

@@ -108,7 +108,9 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     if world.rank == 0:
         _log_notes(settings)
     local, agreement = _shard(model, settings, world, init)
-    made = make_optimizer(settings.optimizer, optimizer, model_parameters, local)
+    made = make_optimizer(
+        settings.optimizer, optimizer, model_parameters, local, settings.zero.stage
+    )
     schedule = make_lr_scheduler(settings, lr_scheduler, made)
     agreement.check_facts("the optimizer", optimizer_facts(made, local))
     agreement.check_facts("the schedule", schedule_facts(schedule))

@@ -1,27 +1,54 @@
-"""The global gradient norm over sharded and whole gradients: one collective of one number."""
+"""The global gradient norm over sharded and whole gradients: one collective of one number.
+
+The number is also the verdict on NaN and Inf: every rank adds what it will step with, so that a
+gradient that is not finite anywhere makes the norm so on all ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.runtime import Communicator
 
 
-def global_norm(sharded: Sequence[Tensor], whole: Sequence[Tensor], comm: Communicator) -> Tensor:
+def global_norm(
+    sharded: Sequence[Tensor],
+    whole: Sequence[Tensor],
+    comm: Communicator,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """Return the L2 norm over all gradients, equal on every rank.
 
     Args:
         sharded: gradients of which each rank of the shard group holds a different piece.
         whole: gradients that are equal on all ranks; counted once.
         comm: the communicator of the gradients.
+        dtype: of the norm; squares of finite gradients above 1e19 overflow float32.
     """
-    square = _square(sharded)
-    if comm.rank == 0:
-        square = square + _square(whole)
+    square = _square([*sharded, *whole] if comm.rank == 0 else sharded, comm, dtype)
+    if comm.rank != 0 and whole:
+        square = square + 0 * _square(whole, comm, dtype)  # counted by rank 0; NaN and Inf stay
+    if not _is_first_copy(comm):
+        square = 0 * square
     return comm.sum_(square, "sum for the gradient norm").sqrt()
+
+
+def first_of_ranks(keys: Tensor, comm: Communicator) -> Tensor:
+    """Return the least of all ranks' keys."""
+    return comm.least(keys, "search for a gradient that is not finite")
+
+
+def device_of(tensors: Sequence[Tensor], comm: Communicator) -> torch.device:
+    """Return where a rank's tensors are; a rank without any must not hand NCCL the CPU."""
+    if tensors:
+        return tensors[0].device
+    if comm.world_size > 1 and dist.get_backend(comm.shard_group()) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def clip_(grads: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
@@ -30,7 +57,7 @@ def clip_(grads: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
     The factor is that of `torch.nn.utils.clip_grad_norm_`: max_norm / (norm + 1e-6), at most 1.
     """
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    scale_(grads, factor)
+    scale_(grads, factor.to(torch.float32))
 
 
 def scale_(grads: Iterable[Tensor], factor: Tensor | float) -> None:
@@ -40,9 +67,15 @@ def scale_(grads: Iterable[Tensor], factor: Tensor | float) -> None:
         torch._foreach_mul_(present, factor)
 
 
-def _square(grads: Sequence[Tensor]) -> Tensor:
+def _square(grads: Sequence[Tensor], comm: Communicator, dtype: torch.dtype) -> Tensor:
     present = [grad for grad in grads if grad.numel()]
     if not present:
-        return torch.zeros((), dtype=torch.float32)
-    norms = torch.stack(torch._foreach_norm(present))
-    return norms.to(torch.float32).square().sum()
+        return torch.zeros((), dtype=dtype, device=device_of(grads, comm))
+    # A norm of 16-bit gradients is taken in 32 bits; float64 is never narrowed.
+    wide = torch.float64 if any(g.dtype == torch.float64 for g in present) else dtype
+    norms = torch.stack(torch._foreach_norm(present, 2, wide))
+    return norms.to(dtype).square().sum()
+
+
+def _is_first_copy(comm: Communicator) -> bool:
+    return comm.replicate_group is None or comm.replicate_group.rank == 0

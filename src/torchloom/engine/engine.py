@@ -76,7 +76,8 @@ class Engine:
         self.local = local
         self._agreement = agreement
         self.scaler = LossScaler(
-            config.precision.loss_scale if config.precision.dtype == "fp16" else None
+            config.precision.loss_scale if config.precision.dtype == "fp16" else None,
+            config.non_finite.max_consecutive_skips,
         )
         self._serial = next(_SERIALS)
         self._compiled: compiled.Compiled | None = None
@@ -124,6 +125,7 @@ class Engine:
         with self.timers.measure("backward"), unwrapped():
             scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
+        self._update.losses.append(loss.detach())
         self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
         return loss
 
@@ -131,11 +133,16 @@ class Engine:
         """Finish a micro-step; at the accumulation boundary, update the weights.
 
         At the boundary gradients are clipped to `gradient_clipping`, the optimizer and the schedule
-        step, and gradients are dropped. A step whose gradients are not finite is skipped on all
-        ranks, counted (`skipped_steps`) and logged.
+        step, and gradients are dropped. A step whose gradients are not finite leaves weights and
+        optimizer alone on all ranks; `non_finite` in the config says what comes of it:
+
+            skip     counted (`skipped_steps`), logged with rank and parameter; the run goes on
+            raise    NonFiniteError, at once
+            stop     as skip, and `should_stop` is true from then on
 
         Raises:
             EngineError: no backward pass since the last step, or there is no optimizer.
+            NonFiniteError: by `raise`; after `max_consecutive_skips`; or called after `stop`.
         """
         optimizer = check_step(self._num_backwards, self.optimizer)
         self._take_place()
@@ -144,7 +151,7 @@ class Engine:
         self._step_applied = False
         self._num_backwards = 0
         if is_boundary:
-            owners_of(self.module)  # a parameter added since initialize would never be stepped
+            self.local.check(owners_of(self.module))
             with self.timers.measure("step"):
                 self._step_applied = self._update.apply(
                     optimizer,
@@ -278,6 +285,16 @@ class Engine:
         return self.scaler.num_skipped
 
     @property
+    def should_stop(self) -> bool:
+        """Whether the run is to end: `non_finite: stop` has dropped a step, on all ranks alike."""
+        return self._update.stop_reason is not None
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Which step was dropped, and which gradient was not finite; None while the run goes on."""
+        return self._update.stop_reason
+
+    @property
     def loss_scale(self) -> float:
         """The factor on the loss (1.0 unless fp16)."""
         return self.scaler.scale
@@ -306,7 +323,8 @@ class Engine:
     def get_global_grad_norm(self) -> float | None:
         """Return the norm before clipping of the last step; None if nothing asked for it.
 
-        It is computed when `gradient_clipping` is on or a 16-bit dtype checks for overflow.
+        It is computed in every step, unless clipping is off and `bf16.check_grad_overflow` false; a
+        step that was skipped has none.
         """
         norm = self._update.norm
         return None if norm is None else float(norm)

@@ -7,13 +7,13 @@ whole     the parameter itself, equal on all ranks                (stage 0, smal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from torchloom.errors import EngineError
+from torchloom.errors import EngineError, ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, owners_of
 from torchloom.shard.pieces import padded_flat
@@ -49,6 +49,21 @@ class LocalParams:
 
     def __iter__(self) -> Iterator[Leaf]:
         return iter(self._leaves)
+
+    def check(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Raise unless these are the parameters that the optimizer steps.
+
+        Raises:
+            ShardError: one has been assigned anew; the optimizer would not train it.
+        """
+        for each in self._leaves:
+            if params[each.spec.name] is not each.param:
+                raise ShardError(
+                    f"parameter {each.spec.name!r} is assigned anew after the model was sharded: "
+                    "the optimizer would not train the new one; write values into it inside "
+                    "torchloom.gathered(..., modifier_rank=0), or compute the weight in forward "
+                    "as a plain tensor"
+                )
 
     def _leaf(self, spec: ParamSpec, param: nn.Parameter) -> nn.Parameter:
         if not spec.is_sliced:
@@ -138,6 +153,14 @@ class LocalParams:
         divided = [e.leaf.grad for e in self._leaves if e.is_divided and e.leaf.grad is not None]
         whole = [e.leaf.grad for e in self._leaves if not e.is_divided and e.leaf.grad is not None]
         return divided, whole
+
+    def divided(self) -> dict[int, ParamSpec]:
+        """Return the facts about the leaves that are pieces, by the leaf's id."""
+        return {id(each.leaf): each.spec for each in self._leaves if each.is_divided}
+
+    def named_gradients(self) -> tuple[list[str], list[Tensor | None]]:
+        """Return the names of all leaves and their gradients, in the model's order."""
+        return [e.spec.name for e in self._leaves], [e.leaf.grad for e in self._leaves]
 
     def zero_grad(self) -> None:
         """Drop all gradients."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -12,10 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torchloom.config import load_config
 from torchloom.engine.agreement import new_agreement
 from torchloom.engine.clipping import clip_, global_norm
+from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
+from torchloom.engine.nonfinite import find_non_finite
 from torchloom.engine.own_loops import count_steps_of
 from torchloom.engine.weave import build_session, start_compiled
-from torchloom.errors import ShardError
+from torchloom.errors import NonFiniteError, ShardError
 from torchloom.pipeline import CompileSession, PassItem, resolve_passes
 from torchloom.runtime import lookup
 from torchloom.shard import (
@@ -38,7 +41,9 @@ def shard_model(
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
 
-    Weights of rank 0 are taken for all ranks. Gradients are averaged in the backward pass.
+    Weights of rank 0 are taken for all ranks. Gradients are averaged in the backward pass. The
+    optimizer must step each element on its own (torch's do, but for Adafactor, LBFGS and Muon): one
+    that does not raises EngineError at its first step over pieces, before it changes any.
 
     Args:
         model: a plain model, or one on the meta device.
@@ -63,8 +68,10 @@ def shard_model(
             "stage 1 shards the optimizer alone, which a plain torch optimizer cannot see: use "
             "stage 2 or 3 here, or torchloom.initialize for stage 1"
         )
+    watch_steps()
     ensure_process_group()
     world = make_world(mesh, None)
+    check_devices(model, dist.get_backend())
     layout = plan_layout(
         model,
         stage=stage,
@@ -80,6 +87,33 @@ def shard_model(
     shard_module(model, layout, broadcast=world.comm.broadcast, init=init, device=world.device)
     count_steps_of(model.parameters())
     return model
+
+
+def check_devices(model: nn.Module, backend: str) -> None:
+    """Refuse parameters and buffers that the process group's backend cannot reach.
+
+    Args:
+        model: about to be sharded where it is; `torchloom.initialize` moves models itself.
+        backend: of the process group; one that names several devices reaches all.
+
+    Raises:
+        ShardError: some are on the CPU while ranks communicate by NCCL alone, or on several GPUs.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    placed = {name: tensor.device for name, tensor in named if not tensor.is_meta}
+    far = next((name for name, d in placed.items() if backend == "nccl" and d.type != "cuda"), None)
+    if far is not None:
+        raise ShardError(
+            f"{far!r} is on {placed[far]}, where NCCL cannot make it equal on all ranks: call "
+            "model.cuda() before torchloom.shard_model"
+        )
+    for name, device in placed.items():
+        other, there = next(iter(placed.items()))
+        if device != there:
+            raise ShardError(
+                f"{other!r} is on {there} and {name!r} on {device}: a rank computes on one device; "
+                "move the model to it before torchloom.shard_model"
+            )
 
 
 def compile_model(
@@ -122,21 +156,42 @@ def compile_model(
     return session
 
 
-def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
+def clip_grad_norm_(
+    model: nn.Module, max_norm: float, *, error_if_nonfinite: bool = False
+) -> Tensor:
     """Clip the gradients of a sharded model by their global norm, with one collective.
 
     Args:
         model: a sharded model after backward; all ranks must call.
         max_norm: the largest norm.
+        error_if_nonfinite: raise on all ranks, before any gradient changes, when one is NaN or Inf
+            on any rank; reads the norm on the host. Otherwise such a norm spreads to all gradients,
+            as with torch's function of this name.
 
     Returns:
         The norm before clipping, equal on every rank.
+
+    Raises:
+        NonFiniteError: a gradient is not finite; names the rank and the first parameter.
+
+    Example:
+        >>> torchloom.clip_grad_norm_(model, 1.0, error_if_nonfinite=True)  # doctest: +SKIP
     """
     layout, params = layout_of(model), owners_of(model)
     divided = [s.name for s in layout if s.mode == "sharded"]
     grads = {name: p.grad for name, p in params.items() if p.grad is not None}
     sharded = [grads[name] for name in divided if name in grads]
     whole = [grad for name, grad in grads.items() if layout[name].mode != "sharded"]
-    norm = global_norm(sharded, whole, lookup(layout.handle))
+    comm = lookup(layout.handle)
+    norm = global_norm(sharded, whole, comm)
+    if error_if_nonfinite and not bool(torch.isfinite(norm)):
+        names = [spec.name for spec in layout if spec.requires_grad]
+        found = find_non_finite(names, [grads.get(name) for name in names], (), comm)
+        if found is not None:
+            raise NonFiniteError(
+                f"{found}. No gradient was changed: drop them (optimizer.zero_grad()) to leave this "
+                "step out, or pass error_if_nonfinite=False"
+            )
+        norm = global_norm(sharded, whole, comm, torch.float64)
     clip_(list(grads.values()), norm, max_norm)
     return norm

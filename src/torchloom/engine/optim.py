@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.config import Config, OptimizerConfig, thawed_map
+from torchloom.engine.elementwise import check_elementwise, needs_closure
 from torchloom.engine.local import LocalParams
 from torchloom.engine.schedules import make_scheduler
 from torchloom.errors import ConfigError, EngineError
@@ -25,6 +26,7 @@ def make_optimizer(
     optimizer: Optimizer | OptimizerFactory | None,
     model_parameters: Iterable[Any] | None,
     local: LocalParams,
+    stage: int,
 ) -> Optimizer | None:
     """Build the optimizer of a run, or let a caller's own step this rank's leaves.
 
@@ -34,11 +36,36 @@ def make_optimizer(
             parameters to one.
         model_parameters: parameters or parameter groups to optimize; default: all trainable ones.
         local: the leaves.
+        stage: the ZeRO stage, for messages.
 
     Raises:
-        EngineError: the optimizer holds foreign parameters, or has stepped already.
+        EngineError: the optimizer holds foreign parameters, has stepped already, needs a closure, or
+            depends on more than the element that it steps while it holds pieces.
         ConfigError: the optimizer does not take the configured arguments.
     """
+    made = _made(config, optimizer, model_parameters, local, stage)
+    if made is not None:
+        _check_without_closure(made)
+        check_elementwise(made, local.divided(), stage)
+    return made
+
+
+def _check_without_closure(optimizer: Optimizer) -> None:
+    if needs_closure(optimizer):
+        raise EngineError(
+            f"{type(optimizer).__name__} evaluates the loss anew in a closure, and engine.step() "
+            "has none to give it: use an optimizer whose step() needs no closure, such as AdamW, "
+            "or torchloom.shard_model(model, stage=0) and a loop of your own"
+        )
+
+
+def _made(
+    config: OptimizerConfig | None,
+    optimizer: Optimizer | OptimizerFactory | None,
+    model_parameters: Iterable[Any] | None,
+    local: LocalParams,
+    stage: int,
+) -> Optimizer | None:
     if isinstance(optimizer, Optimizer):
         if optimizer.state:
             raise EngineError(
@@ -50,7 +77,7 @@ def make_optimizer(
         return optimizer
     groups = _groups(model_parameters, local)
     if optimizer is not None:
-        return optimizer(groups)
+        return _from_factory(optimizer, groups, local, stage)
     if config is None:
         return None
     params = thawed_map(config.params)
@@ -63,6 +90,28 @@ def make_optimizer(
         return _CLASSES[config.name](groups, **params)
     except TypeError as error:
         raise ConfigError(f"optimizer.params: {config.name}: {error}") from error
+
+
+def _from_factory(
+    factory: OptimizerFactory, groups: Groups, local: LocalParams, stage: int
+) -> Optimizer:
+    if not callable(factory):
+        raise ConfigError(
+            f"optimizer= is a {type(factory).__name__}: pass a torch optimizer over the model's "
+            "parameters, or a function from parameters to one"
+        )
+    try:
+        return factory(groups)
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        pieces = local.divided()
+        if not pieces:
+            raise
+        raise EngineError(
+            f"the function optimizer= failed over {len(pieces)} flat pieces of parameters at ZeRO "
+            f"stage {stage} ({type(error).__name__}: {error}): an optimizer that needs the shapes "
+            "of whole parameters, such as Muon, works at stage 0; others, such as AdamW, step "
+            "pieces"
+        ) from error
 
 
 def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | None) -> Any:

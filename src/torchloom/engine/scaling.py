@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchloom.config import LossScaleConfig
-from torchloom.errors import EngineError
+from torchloom.errors import NonFiniteError
 
 
 @dataclass
@@ -18,6 +18,7 @@ class LossScaler:
     """The scale of one run. `config` None means that nothing is scaled."""
 
     config: LossScaleConfig | None
+    max_consecutive_skips: int = 50
     scale: float = field(init=False, default=1.0)
     num_skipped: int = 0
     _good_steps: int = 0
@@ -33,19 +34,19 @@ class LossScaler:
         """Adapt the scale after a step that was skipped (`overflow`) or taken.
 
         Raises:
-            EngineError: too many steps were skipped in a row.
+            NonFiniteError: too many steps were skipped in a row.
         """
         if overflow:
             self.num_skipped += 1
             self._skips_in_a_row += 1
         else:
             self._skips_in_a_row = 0
-        config = self.config or LossScaleConfig()
-        if self._skips_in_a_row > config.max_consecutive_skips:
-            raise EngineError(
+        if self._skips_in_a_row > self.max_consecutive_skips:
+            raise NonFiniteError(
                 f"{self._skips_in_a_row} optimizer steps in a row had gradients that are not "
-                f"finite (loss scale {self.scale:g}): the run has diverged; lower the learning "
-                "rate, or train in bf16"
+                f"finite (loss scale {self.scale:g}), more than max_consecutive_skips = "
+                f"{self.max_consecutive_skips}: the run has diverged; lower the learning rate, and "
+                "resume from an earlier checkpoint"
             )
         if self.config is None or self.config.static_scale:
             return
@@ -76,6 +77,7 @@ class LossScaler:
             "num_skipped": self.num_skipped,
             "good_steps": self._good_steps,
             "forgiveness": self._forgiveness,
+            "skips_in_a_row": self._skips_in_a_row,
         }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -84,3 +86,4 @@ class LossScaler:
         self.num_skipped = int(state["num_skipped"])
         self._good_steps = int(state["good_steps"])
         self._forgiveness = int(state["forgiveness"])
+        self._skips_in_a_row = int(state.get("skips_in_a_row", 0))  # not in older checkpoints

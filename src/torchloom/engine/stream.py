@@ -13,19 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchloom.engine.elementwise import ELEMENTWISE
 from torchloom.engine.stream_plan import stream_actions
 from torchloom.errors import EngineError
 from torchloom.plan.states import CHUNK_BYTES, HostStates
 from torchloom.runtime.host import Mover, Ticket, fill_with_nans
 
 _ALIGN = 64
-_ELEMENTWISE = (
-    optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.ASGD, optim.NAdam,
-    optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
-)  # fmt: skip
 
 
 @dataclass
@@ -67,8 +64,8 @@ class StateStream:
     _streamed: set[nn.Parameter] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        if type(self.optimizer) not in _ELEMENTWISE:
-            known = ", ".join(cls.__name__ for cls in _ELEMENTWISE)
+        if type(self.optimizer) not in ELEMENTWISE:
+            known = ", ".join(cls.__name__ for cls in ELEMENTWISE)
             raise EngineError(
                 f"{type(self.optimizer).__name__} cannot step with its states on the host, a chunk "
                 f"of parameters at a time; these can: {known}. Use one of them, or drop "

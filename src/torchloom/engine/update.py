@@ -1,7 +1,7 @@
 """The optimizer step at the accumulation boundary.
 
 collect    every leaf gets its averaged gradient
-check      one global norm; not finite in 16 bit: the step is skipped on all ranks alike
+check      one global norm; not finite: the step is skipped on all ranks alike, or ends the run
 clip       gradients shrink to `gradient_clipping`
 step       torch's optimizer over this rank's leaves
 publish    stage 1: all ranks get the slices that each has stepped
@@ -9,6 +9,7 @@ publish    stage 1: all ranks get the slices that each has stepped
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +20,18 @@ from torch.optim import Optimizer
 from torchloom.config import Config
 from torchloom.engine.clipping import clip_, global_norm, scale_
 from torchloom.engine.local import LocalParams
+from torchloom.engine.nonfinite import NonFinite, find_non_finite
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.scaling import LossScaler
+from torchloom.errors import NonFiniteError
 from torchloom.events import StepSkipped, emit
 from torchloom.log import get_logger
 from torchloom.runtime import Communicator
 
 logger = get_logger(__name__)
+
+MAX_LOSSES = 1024
+"""Micro-steps of a step whose losses are remembered: a bound for those who never step."""
 
 
 @dataclass
@@ -40,6 +46,10 @@ class Update:
     """Steps the optimizer, wherever its states live."""
     norm: Tensor | None = field(default=None, init=False)
     """The global gradient norm before clipping, of the last step that computed one."""
+    losses: deque[Tensor] = field(default_factory=lambda: deque(maxlen=MAX_LOSSES), init=False)
+    """Of the micro-steps since the last step, to say which rank's was not finite."""
+    stop_reason: str | None = field(default=None, init=False)
+    """Why the run is to end, once `non_finite: stop` has dropped a step."""
 
     def apply(self, optimizer: Optimizer, lr_scheduler: Any, *, reduce: bool, step: int) -> bool:
         """Step the weights once and drop the gradients.
@@ -54,49 +64,83 @@ class Update:
             Whether the step was applied; False if it was skipped.
 
         Raises:
-            EngineError: too many steps in a row were skipped.
+            NonFiniteError: gradients are not finite and the settings say `raise`, or too many steps
+                in a row were skipped, or the run goes on after `stop`. On all ranks alike; weights
+                and optimizer are as before the step.
         """
+        if self.stop_reason is not None:
+            raise NonFiniteError(
+                f"the run was to end at step {step} ({self.stop_reason}): leave the loop when "
+                "engine.should_stop is true, and resume from a checkpoint"
+            )
         self.local.collect_gradients(
             reduce=reduce, bucket_bytes=self.config.zero.reduce_bucket_bytes
         )
-        overflow = self._clip_and_check()
-        if overflow:
-            self._say_skipped(step)
-        else:
+        found = self._check()
+        if found is None:
+            self._clip()
             self.offloads.step(optimizer)
             self.comm.residents.invalidate()
             self.local.publish()
             if lr_scheduler is not None:
                 lr_scheduler.step()
         self.local.zero_grad()
-        self.scaler.update(overflow)
-        return not overflow
+        self.losses.clear()
+        if found is not None:
+            self._refuse(found, step)
+        self.scaler.update(found is not None)
+        return found is None
 
-    def _clip_and_check(self) -> bool:
-        """Unscale and clip the gradients; return whether they are not finite."""
-        precision, max_norm = self.config.precision, self.config.gradient_clipping
-        checks = precision.dtype == "fp16" or (
-            precision.dtype == "bf16" and precision.check_grad_overflow
-        )
+    def _check(self) -> NonFinite | None:
+        """Compute the global norm if anything asks for it; return what is not finite."""
+        checks = self.config.non_finite.checks
         self.norm = None
+        if self.config.gradient_clipping == 0 and not checks:
+            return None
         divided, whole = self.local.gradients()
-        if max_norm > 0 or checks:
-            norm = global_norm(divided, whole, self.comm) / self.scaler.scale
-            if checks and not bool(torch.isfinite(norm)):
-                return True
-            self.norm = norm
+        norm = global_norm(divided, whole, self.comm)
+        if checks and not bool(torch.isfinite(norm)):
+            found = find_non_finite(*self.local.named_gradients(), self.losses, self.comm)
+            if found is not None:
+                return found
+            norm = global_norm(divided, whole, self.comm, torch.float64)
+        self.norm = norm / self.scaler.scale
+        return None
+
+    def _clip(self) -> None:
+        """Unscale and clip the gradients."""
+        divided, whole = self.local.gradients()
         if self.scaler.scale != 1.0:
             scale_([*divided, *whole], 1.0 / self.scaler.scale)
-        if max_norm > 0 and self.norm is not None:
-            clip_([*divided, *whole], self.norm, max_norm)
-        return False
+        if self.config.gradient_clipping > 0 and self.norm is not None:
+            clip_([*divided, *whole], self.norm, self.config.gradient_clipping)
 
-    def _say_skipped(self, step: int) -> None:
-        scale, num_skipped = self.scaler.scale, self.scaler.num_skipped + 1
-        emit(StepSkipped(step=step, loss_scale=scale, num_skipped=num_skipped))
+    def _refuse(self, found: NonFinite, step: int) -> None:
+        """Say that a step is not taken; raise if that is the policy."""
+        policy, scale = self.config.non_finite.policy, self.scaler.scale
+        if policy == "raise":
+            raise NonFiniteError(
+                f"step {step}: {found}. Weights and optimizer are as before the step: look at its "
+                'batch, lower the learning rate, or set non_finite to "skip"'
+            )
+        num_skipped = self.scaler.num_skipped + 1
+        emit(
+            StepSkipped(
+                step=step,
+                loss_scale=scale,
+                num_skipped=num_skipped,
+                param=found.param,
+                rank=found.rank,
+                value=found.kind,
+                loss_rank=None if found.loss is None else found.loss.rank,
+            )
+        )
         logger.warning(
-            "step %d skipped: gradients are not finite (loss scale %g, %d skipped so far)",
+            "step %d skipped: %s (loss scale %g, %d skipped so far)",
             step,
+            found,
             scale,
             num_skipped,
         )
+        if policy == "stop":
+            self.stop_reason = f"step {step} was dropped: {found}"

@@ -233,10 +233,7 @@ class Communicator:
 
     def gather_small(self, tensor: Tensor, what: str) -> Tensor:
         """Return the flat tensors of all ranks that share one copy, one a row."""
-        rows = tensor.new_empty(self.world_size, tensor.numel())
-        flat = rows.view(-1)
-        self.shard.all_gather([tensor], [flat], _label(what, (), [flat])).finish()
-        return rows
+        return _rows(self.shard, tensor, self.world_size, what)
 
     def broadcast_from(self, whole: Tensor, source: int, name: str) -> None:
         """Replace a whole weight by that of one global rank, on all ranks."""
@@ -244,11 +241,23 @@ class Communicator:
         dist.broadcast(whole, src=source)
 
     def sum_(self, tensor: Tensor, what: str) -> Tensor:
-        """Replace a small tensor by its sum over the ranks that share one copy, and wait."""
-        if self.world_size > 1:
-            labelled = _label(what, (), [tensor])
-            self.shard.all_reduce([tensor.view(-1)], 1.0, labelled).finish()
+        """Replace a small tensor by its sum over all ranks, and wait."""
+        labelled = _label(what, (), [tensor])
+        for collectives, size in self._axes():
+            if size > 1:
+                collectives.all_reduce([tensor.view(-1)], 1.0, labelled).finish()
         return tensor
+
+    def least(self, tensor: Tensor, what: str) -> Tensor:
+        """Return the least of all ranks' values of a small flat tensor."""
+        for collectives, size in self._axes():
+            if size > 1:
+                tensor = _rows(collectives, tensor, size, what).amin(dim=0)
+        return tensor
+
+    def _axes(self) -> list[tuple[Collectives, int]]:
+        axes = [(self.shard, self.world_size)]
+        return axes if self.replicate is None else [*axes, (self.replicate, self.num_replicas)]
 
     def begin(
         self,
@@ -294,6 +303,14 @@ class Communicator:
 def _label(op: str, names: Sequence[str], tensors: Sequence[Tensor]) -> Label:
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return label(op, names, tensors[0].dtype if tensors else "", num_bytes)
+
+
+def _rows(collectives: Collectives, tensor: Tensor, size: int, what: str) -> Tensor:
+    """Gather a small tensor of every rank of one group, one a row."""
+    rows = tensor.new_empty(size, tensor.numel())
+    flat = rows.view(-1)
+    collectives.all_gather([tensor], [flat], _label(what, (), [flat])).finish()
+    return rows
 
 
 def _told(op: str, payload: Sequence[Tensor], pending: Pending) -> Pending:

@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.shard import meta
+from torchloom.shard.admit import recomputed
 from torchloom.shard.classes import sharded_class
 from torchloom.shard.layout import Layout, Mode, ParamSpec
 from torchloom.shard.pieces import cut, join, pad_storage
@@ -108,6 +109,7 @@ def shard_module(
             f"this {type(model).__name__} is already sharded: initialize it once, or call "
             "torchloom.shard.unshard(model) before sharding it again"
         )
+    _forget_computed(model)
     keep = _Keeper(layout, broadcast)
     kept: set[str] = set()
     if meta.has_meta(model):
@@ -124,7 +126,7 @@ def shard_module(
         for owner in others:
             modules[owner.module]._parameters[owner.attr] = param
     if broadcast is not None:
-        broadcast([buffer for buffer in model.buffers() if buffer.numel()])
+        _broadcast_all(broadcast, [b.detach() for b in model.buffers() if b.numel()])
     _swap_classes(modules, layout)
     hooks = attach(model, layout.handle, regather=layout.stage == 3)
     _ROOTS[model] = _Root(layout, hooks)
@@ -177,6 +179,17 @@ def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
+def pieces_by_id() -> tuple[dict[int, ParamSpec], int]:
+    """Return the facts about all parameters that hold a piece, by id, and the highest stage."""
+    found: dict[int, ParamSpec] = {}
+    stage = 0
+    for model in list(_ROOTS.keys()):
+        layout, params = layout_of(model), dict(model.named_parameters())
+        stage = max(stage, layout.stage)
+        found.update({id(params[s.name]): s for s in layout.sharded if s.name in params})
+    return found, stage
+
+
 def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
     """Choose where whole parameters of stages 0 and 1 average their gradients.
 
@@ -211,7 +224,7 @@ class _Keeper:
         data = param.detach()
         if self._broadcast is not None:
             data = data.contiguous()
-            self._broadcast([data])
+            _broadcast_all(self._broadcast, [data])
         data = data.to(spec.dtype)
         if spec.mode == "sharded":
             data = cut(data, self._layout.rank, spec.shard_numel)
@@ -220,6 +233,26 @@ class _Keeper:
             data = join(pad_storage(data, self._layout.world_size), spec.shape)
         param.grad = None
         param.data = data
+
+
+def _broadcast_all(broadcast: Broadcast, tensors: Sequence[Tensor]) -> None:
+    """Make tensors of any dtype equal on all ranks: as bytes, since not all transports know all."""
+    for tensor in tensors:
+        whole = tensor.contiguous()
+        flat = whole.reshape(-1)
+        broadcast([(torch.view_as_real(flat) if flat.is_complex() else flat).view(torch.uint8)])
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+
+def _forget_computed(model: nn.Module) -> None:
+    """Let weights that a hook computes anew in each forward hold no graph of the whole parameters.
+
+    Autograd would go on to expect gradients of the whole shape.
+    """
+    for module in model.modules():
+        for name in recomputed(module):
+            module.__dict__[name] = module.__dict__[name].detach()
 
 
 def _restore_classes(modules: dict[str, nn.Module]) -> None:

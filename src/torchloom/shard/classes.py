@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchloom import ops
+from torchloom.errors import ShardError
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.memo import Memo
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
@@ -43,6 +44,7 @@ def sharded_class(
         if issubclass(base, nn.RNNBase):
             body["_flat_weights"] = property(_rnn_weights, _ignore)
         body[ORIGINAL] = base
+        body["register_parameter"] = _register_parameter
         body["_save_to_state_dict"] = save_to_state_dict
         body["_load_from_state_dict"] = load_from_state_dict
         body["__module__"], body["__qualname__"] = base.__module__, base.__qualname__
@@ -90,6 +92,18 @@ def _rnn_weights(self: nn.RNNBase) -> list[Tensor]:
 
 def _ignore(self: nn.RNNBase, value: object) -> None:
     """Recurrent layers cache a list of their parameters; ours is made anew at every use."""
+
+
+def _register_parameter(self: Any, name: str, param: nn.Parameter | None) -> None:
+    """Refuse to put a whole weight where the property expects this rank's piece."""
+    if name in self._loom_names:
+        raise ShardError(
+            f"parameter {self._loom_names[name]!r} is assigned anew after the model was sharded: "
+            "the optimizer would not train the new one; write values into it inside "
+            "torchloom.gathered(..., modifier_rank=0), or compute the weight in forward as a plain "
+            "tensor"
+        )
+    getattr(type(self), ORIGINAL).register_parameter(self, name, param)
 
 
 def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:

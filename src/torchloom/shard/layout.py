@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from torchloom.errors import ShardError
+from torchloom.shard.admit import check_model
 from torchloom.shard.pieces import piece_numel
 
 Mode = Literal["sharded", "synced", "whole"]
@@ -141,35 +142,29 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
         rank: this rank among them.
         handle: name of the communicator that the graphs will use.
         num_replicas: number of copies of the weights (hybrid sharding).
-        persistence_threshold: parameters with fewer elements stay whole at every stage.
+        persistence_threshold: parameters with fewer elements stay whole at every stage, as do those
+            that would leave a rank with padding alone.
         precision: dtypes to keep, compute and reduce in.
         sync_in_backward: average gradients of whole parameters inside the backward pass; otherwise
             they stay local until the accumulation boundary.
 
     Raises:
-        ShardError: the stage does not exist, or a rank would hold an empty shard.
+        ShardError: the stage does not exist, or a parameter cannot be sharded; see `check_model`.
     """
     if stage not in (0, 1, 2, 3):
         raise ShardError(f"ZeRO stage {stage!r} does not exist: use 0, 1, 2 or 3")
+    check_model(model)
     precision = precision or Precision()
     owners: dict[nn.Parameter, list[Owner]] = {}
     for path, module in model.named_modules():
-        for attr, param in module.named_parameters(recurse=False):
+        for attr, param in module.named_parameters(recurse=False, remove_duplicate=False):
             owners.setdefault(param, []).append(Owner(path, attr))
     specs: list[ParamSpec] = []
     for param, places in owners.items():
         name = ".".join(filter(None, places[0]))
-        _check_plain(name, param)
-        is_large = not is_small(param, persistence_threshold)
-        is_sharded = stage >= 2 and world_size > 1 and is_large
+        is_divisible = world_size > 1 and not is_small(param, persistence_threshold, world_size)
+        is_sharded = stage >= 2 and is_divisible
         shard_numel = piece_numel(param.numel(), world_size) if is_sharded else 0
-        if is_sharded and shard_numel * (world_size - 1) >= param.numel():
-            raise ShardError(
-                f"parameter {name!r} has {param.numel()} elements: divided among {world_size} "
-                f"ranks it leaves rank {world_size - 1} with an empty shard. Set "
-                f"stage3_param_persistence_threshold above {param.numel()} to keep it whole, or "
-                "use fewer ranks per shard group"
-            )
         kept, compute, wire = _dtypes(param, precision)
         specs.append(
             ParamSpec(
@@ -182,15 +177,21 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
                 wire_dtype=wire,
                 requires_grad=param.requires_grad,
                 owners=tuple(places),
-                is_sliced=stage == 1 and world_size > 1 and is_large,
+                is_sliced=stage == 1 and is_divisible,
             )
         )
     return Layout(stage, world_size, num_replicas, rank, handle, tuple(specs))
 
 
-def is_small(param: nn.Parameter, persistence_threshold: int) -> bool:
-    """Say whether a parameter stays whole because of its size alone."""
-    return param.numel() == 0 or param.numel() < persistence_threshold
+def is_small(param: nn.Parameter, persistence_threshold: int, world_size: int) -> bool:
+    """Say whether a parameter stays whole because of its size alone.
+
+    Pieces are equally long, so that few elements among many ranks leave the last ones with padding
+    alone: such a parameter stays whole, too, and every piece holds elements.
+    """
+    numel = param.numel()
+    has_empty_piece = piece_numel(numel, world_size) * (world_size - 1) >= numel
+    return numel == 0 or numel < persistence_threshold or has_empty_piece
 
 
 def _mode(is_sharded: bool, num_ranks: int, stage: int, sync_in_backward: bool) -> Mode:
@@ -209,13 +210,3 @@ def _dtypes(
         return param.dtype, param.dtype, param.dtype
     kept = precision.master or param.dtype
     return kept, precision.compute or param.dtype, precision.reduce or kept
-
-
-def _check_plain(name: str, param: nn.Parameter) -> None:
-    if type(param.data) is not torch.Tensor:
-        raise ShardError(
-            f"parameter {name!r} is a {type(param.data).__name__}, not a plain tensor: it is "
-            "already sharded or quantized by another library; hand over the original model"
-        )
-    if param.is_sparse:
-        raise ShardError(f"parameter {name!r} is sparse; only dense parameters can be sharded")

@@ -56,7 +56,11 @@ def materialize(
     specs = {owner: spec for spec in layout for owner in spec.owners}
     done: dict[str, nn.Parameter] = {}
     for path, module in model.named_modules():
-        own = [(attr, p) for attr, p in module.named_parameters(recurse=False) if p.is_meta]
+        own = [
+            (attr, p)
+            for attr, p in module.named_parameters(recurse=False, remove_duplicate=False)
+            if p.is_meta
+        ]
         buffers = [(k, b) for k, b in module.named_buffers(recurse=False) if b.is_meta]
         if not own and not buffers:
             continue

@@ -1,0 +1,50 @@
+"""From `non_finite` and the older keys beside it to one `NonFiniteConfig`."""
+
+from __future__ import annotations
+
+from torchloom.config.findings import Findings
+from torchloom.config.model import NonFiniteConfig, PrecisionConfig
+from torchloom.config.schema import ConfigSchema
+
+
+def resolve_non_finite(
+    schema: ConfigSchema, precision: PrecisionConfig, findings: Findings
+) -> NonFiniteConfig:
+    """Return what a step does whose gradients are not finite; contradictions become errors."""
+    is_given = "non_finite" in schema.model_fields_set
+    is_unchecked = precision.dtype == "bf16" and not schema.bf16.check_grad_overflow
+    if is_unchecked and is_given:
+        findings.error(
+            "non_finite",
+            f'"{schema.non_finite}", but bf16.check_grad_overflow is false: nothing is looked at',
+            "remove one of them",
+        )
+    if is_unchecked and not is_given:
+        findings.warn(
+            "bf16.check_grad_overflow",
+            "false: NaN or Inf in a gradient goes into the weights; remove it to skip such steps",
+        )
+    is_dynamic = precision.dtype == "fp16" and not precision.loss_scale.static_scale
+    if is_dynamic and schema.non_finite != "skip":
+        findings.warn(
+            "non_finite",
+            f'"{schema.non_finite}" ends the run at the first overflow, which dynamic loss scaling '
+            'makes on purpose: write "skip", or a constant fp16.loss_scale',
+        )
+    return NonFiniteConfig(
+        policy=schema.non_finite,
+        checks=not is_unchecked,
+        max_consecutive_skips=_max_skips(schema, findings),
+    )
+
+
+def _max_skips(schema: ConfigSchema, findings: Findings) -> int:
+    name = "max_consecutive_skips"
+    here, older = schema.max_consecutive_skips, schema.fp16.max_consecutive_skips
+    if name not in schema.fp16.model_fields_set:
+        return here
+    if name in schema.model_fields_set and here != older:
+        findings.error(
+            f"fp16.{name}", f"{older}, but {name} is {here} at the top level", "remove one of them"
+        )
+    return older

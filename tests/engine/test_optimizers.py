@@ -1,0 +1,331 @@
+"""Optimizers that look beyond single elements are refused where parameters are in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import torchloom
+from support.models import tokens, tricky
+from support.ranks import run_ranks
+from support.runs import assert_equal, settings, train, weights
+from torchloom.errors import ConfigError, EngineError, TorchloomError
+
+
+class Base(Optimizer):
+    """An optimizer of somebody else's, with the update of one parameter to fill in."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, **rest: Any) -> None:
+        super().__init__(params, {"lr": lr, **rest})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self.update(param, group, self.state[param])
+
+    def update(self, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Lion(Base):
+    def update(self, param, group, state):
+        average = state.setdefault("average", torch.zeros_like(param))
+        param.add_((0.9 * average + 0.1 * param.grad).sign(), alpha=-group["lr"])
+        average.lerp_(param.grad, 0.01)
+
+
+class OddStep(torch.optim.AdamW):
+    """A subclass that changes nothing of the arithmetic."""
+
+
+class Lookahead(Optimizer):
+    """Wraps another optimizer, and pulls weights back every five steps."""
+
+    def __init__(self, base: Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base, self.count = base, 0
+        self.base.param_groups = self.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.base.step()
+        self.count += 1
+        for group in self.param_groups:
+            for param in group["params"]:
+                slow = self.state[param].setdefault("slow", param.clone())
+                if self.count % 5 == 0:
+                    slow.lerp_(param, 0.5)
+                    param.copy_(slow)
+
+
+class Lamb(Base):
+    def update(self, param, group, state):
+        trust = param.norm() / param.grad.norm()
+        param.add_(param.grad, alpha=-group["lr"] * float(trust.clamp(max=10)))
+
+
+class ClippedInside(Base):
+    """Steps single elements until a gradient is large."""
+
+    def update(self, param, group, state):
+        limit = float(param.norm()) * 10
+        param.add_(param.grad * min(1.0, limit / float(param.grad.norm())), alpha=-group["lr"])
+
+
+class GlobalNorm(Base):
+    def step(self, closure=None):
+        grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        self.factor = 1 / (1 + float(torch.stack([g.norm() for g in grads]).norm()))
+        super().step()
+
+    def update(self, param, group, state):
+        param.add_(param.grad, alpha=-group["lr"] * self.factor)
+
+
+class LateShampoo(Base):
+    """Its preconditioner works after a hundred steps, but its state has the shape from the first."""
+
+    def update(self, param, group, state):
+        rows = param.grad.reshape(param.shape[0] if param.dim() else 1, -1)
+        state["left"] = state.get("left", 0) + rows @ rows.t()
+        param.add_(param.grad, alpha=-group["lr"])
+
+
+class NoDecayOnVectors(Base):
+    def update(self, param, group, state):
+        decay = 0.0 if param.dim() < 2 else 0.1
+        param.add_(param.grad + decay * param, alpha=-group["lr"])
+
+
+class Closure(Base):
+    def step(self, closure):
+        closure()
+        super().step()
+
+
+class Failing(Base):
+    def update(self, param, group, state):
+        raise RuntimeError("this optimizer needs a friend")
+
+
+class Still(Base):
+    def update(self, param, group, state):
+        pass
+
+
+ALLOWED: dict[str, Callable[[Any], Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9, foreach=True),
+    "Adam": lambda p: torch.optim.Adam(p, 1e-2, capturable=False, differentiable=False),
+    "AdamW": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
+    "Rprop": lambda p: torch.optim.Rprop(p, 1e-3),
+    "Lion": Lion,
+    "OddStep": lambda p: OddStep(p, 1e-2),
+    "Lookahead": lambda p: Lookahead(torch.optim.AdamW(p, 1e-2)),
+}
+REFUSED: dict[str, Callable[[Any], Optimizer]] = {
+    "Adafactor": torch.optim.Adafactor,
+    "Lamb": Lamb,
+    "ClippedInside": ClippedInside,
+    "GlobalNorm": GlobalNorm,
+    "LateShampoo": LateShampoo,
+    "NoDecayOnVectors": NoDecayOnVectors,
+    "Failing": Failing,
+    "Still": Still,
+}
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad and p.numel()]
+
+
+def outcome(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except TorchloomError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def attempt(stage: int, make: Callable[[Any], Optimizer], how: str) -> str:
+    model = tricky()
+    config = settings(stage)
+    del config["optimizer"]
+    given = make(trained(model)) if how == "instance" else make
+    rest = {"model_parameters": trained(model)} if how == "function" else {}
+    return outcome(
+        lambda: torchloom.initialize(model=model, optimizer=given, config=config, **rest)
+    )
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_over_pieces(name: str) -> None:
+    def fn(rank):
+        found = {}
+        for stage in (0, 1, 2, 3):
+            for how in ("instance", "function"):
+                found[stage, how] = attempt(stage, REFUSED[name], how)
+        return found
+
+    for found in run_ranks(2, fn):
+        for (stage, how), text in found.items():
+            if stage == 0:
+                assert text == "none", (how, text)
+            else:
+                assert text.startswith(f"EngineError: {name} cannot step pieces"), (
+                    stage,
+                    how,
+                    text,
+                )
+                assert "'embed.weight'" in text
+                assert "\n" not in text
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_allowed_over_pieces(name: str) -> None:
+    def fn(rank):
+        return [
+            attempt(stage, ALLOWED[name], how)
+            for stage in (0, 1, 3)
+            for how in ("instance", "function")
+        ]
+
+    assert run_ranks(2, fn) == [["none"] * 6] * 2
+
+
+def test_an_optimizer_of_whole_parameters_alone() -> None:
+    """Small parameters stay whole: what steps just them may look at all of them."""
+
+    def fn(rank):
+        model, config = tricky(), settings(3)
+        del config["optimizer"]
+        optimizer = torch.optim.Adafactor([model.up.bias, model.down.bias])
+        engine, *_ = torchloom.initialize(model=model, optimizer=optimizer, config=config)
+        train(engine, rank, 2)
+        return engine.was_step_applied()
+
+    assert run_ranks(2, fn) == [True, True]
+
+
+@pytest.mark.parametrize("how", ["instance", "function"])
+def test_muon(how: str) -> None:
+    def fn(rank):
+        found = []
+        for stage in (0, 1, 2, 3):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+            config = settings(stage)
+            del config["optimizer"]
+            make = torch.optim.Muon
+            given = make(model.parameters()) if how == "instance" else make
+            found.append(
+                outcome(
+                    lambda model=model, given=given, config=config: torchloom.initialize(
+                        model=model, optimizer=given, config=config
+                    )
+                )
+            )
+        return found
+
+    for whole, *rest in run_ranks(2, fn):
+        assert whole == "none"
+        for text in rest:
+            assert text.startswith("EngineError: ")
+            assert "Muon" in text
+            assert "stage 0" in text
+
+
+@pytest.mark.parametrize("make", [torch.optim.LBFGS, Closure])
+def test_closures_at_every_stage(make: Callable[[Any], Optimizer]) -> None:
+    def fn(rank):
+        return [attempt(s, make, how) for s in (0, 3) for how in ("instance", "function")]
+
+    for found in run_ranks(2, fn):
+        for text in found:
+            assert text.startswith(f"EngineError: {make.__name__} evaluates the loss anew")
+
+
+@pytest.mark.parametrize("kind", ["LBFGS", "Muon", "Adafactor", "Lamb"])
+def test_config_section(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f'"{kind}" is not built here'):
+        torchloom.initialize(model=tricky(), config=settings(optimizer={"type": kind}))
+
+
+def test_not_an_optimizer() -> None:
+    def fn(rank):
+        return outcome(lambda: torchloom.initialize(model=tricky(), optimizer=7, config=settings()))
+
+    assert run_ranks(1, fn)[0].startswith("ConfigError: optimizer= is a int")
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_own_loop(stage: int) -> None:
+    def fn(rank):
+        found = {}
+        for name, make in (REFUSED | ALLOWED).items():
+            model = torchloom.shard_model(tricky(), stage, persistence_threshold=20)
+            optimizer = make(trained(model))
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1) if name == "Lion" else None
+            model(tokens(0, rank)).backward()
+            before = weights(model)
+            try:
+                found[name] = outcome(optimizer.step)
+            except RuntimeError as error:
+                found[name] = str(error)
+            if found[name] != "none":
+                assert_equal(weights(model), before)
+            if schedule is not None:
+                schedule.step()
+                optimizer.step()
+        model = torchloom.shard_model(tricky(), stage, persistence_threshold=20)
+        lbfgs = torch.optim.LBFGS(trained(model))
+        found["LBFGS"] = outcome(lambda: lbfgs.step(lambda: torch.zeros(())))
+        return found
+
+    for found in run_ranks(2, fn):
+        for name in ALLOWED:
+            assert found[name] == "none"
+        for name in (*REFUSED, "LBFGS"):
+            if stage:
+                assert found[name].startswith(f"EngineError: {name} cannot step pieces"), found[
+                    name
+                ]
+            else:
+                assert found[name] in ("none", "this optimizer needs a friend")
+
+
+def test_the_trial_leaves_everything_as_it_was() -> None:
+    def fn(rank):
+        model = torchloom.shard_model(tricky(), 3, persistence_threshold=20)
+        optimizer = Lookahead(torch.optim.AdamW(trained(model), 1e-2))
+        model(tokens(0, rank)).backward()
+        before, random = weights(model), torch.get_rng_state()
+        seen = []
+        optimizer.register_step_pre_hook(
+            lambda *_: seen.append((weights(model), torch.get_rng_state(), optimizer.count))
+        )
+        optimizer.step()
+        (state, random_then, count), *others = seen
+        assert not others
+        assert_equal(state, before)
+        assert torch.equal(random, random_then)
+        assert count == 0
+        return optimizer.count
+
+    assert run_ranks(2, fn) == [1, 1]
+
+
+def test_a_foreign_group_is_still_told() -> None:
+    def fn(rank):
+        with pytest.raises(EngineError, match="group 0"):
+            torchloom.initialize(
+                model=tricky(), optimizer=Lion(nn.Linear(3, 3).parameters()), config=settings()
+            )
+
+    run_ranks(2, fn)
