@@ -23,9 +23,13 @@ Call = Callable[..., Any]
 def stored_piece(built: Built, store: Store) -> dict[str, Any]:
     """Store a compiled piece and return where its parts are; nothing if it cannot be stored."""
     plain = built.plain
-    kernels = built.kernels if plain is None else plain.kernels
+    kernels: Mapping[str, bytes] = (
+        {key: path.read_bytes() for key, path in built.kernels.items()}
+        if plain is None
+        else plain.kernels
+    )
     parts: dict[str, Any] = {
-        "kernels": {key: store.put(path.read_bytes(), ".so") for key, path in kernels.items()}
+        "kernels": {key: store.put(content, ".so") for key, content in kernels.items()}
     }
     if plain is None:
         return {} if built.content is None else parts | {"compiled": store.put(built.content)}
@@ -51,7 +55,7 @@ def loaded_piece(stored: Mapping[str, Any], store: Store) -> Call:
     """
     if "graph" in stored:
         return load_graph(store.get(stored["graph"])).forward
-    kernels = {key: store.checked(digest) for key, digest in stored["kernels"].items()}
+    kernels = {key: store.get(digest) for key, digest in stored["kernels"].items()}
     try:
         if "compiled" in stored:
             return load_piece(store.get(stored["compiled"]), kernels)
