@@ -95,9 +95,9 @@ def place_of(expression: str, modules: Mapping[str, str]) -> list[list[Any]] | N
         tree = ast.parse(expression, mode="eval").body
     except SyntaxError:
         return None
-    if not {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & {"L", "G", "torch"}:
-        if not isinstance(tree, ast.Call) or "__import__" not in expression:
-            return None  # a value that the trace made
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if not names & {"L", "G", "torch", "__import__"}:
+        return None  # a value that the trace made
     root, *steps = _steps(tree)
     if root[0] == "global" and root[1] in modules:
         root = ["module", modules[root[1]]]
@@ -181,7 +181,10 @@ def _steps(tree: ast.expr) -> list[list[Any]]:  # noqa: PLR0911 - one for each f
 def _item(key: ast.expr) -> list[Any]:
     match key:
         case ast.Slice(low, high, by):
-            return ["slice", [None if each is None else _constant(each) for each in (low, high, by)]]
+            return [
+                "slice",
+                [None if each is None else _constant(each) for each in (low, high, by)],
+            ]
         case ast.Call(ast.Name("slice"), ends):
             return ["slice", [_constant(each) for each in ends]]
         case ast.Tuple(parts):
@@ -191,7 +194,7 @@ def _item(key: ast.expr) -> list[Any]:
     return ["item at", _steps(key)]
 
 
-def _call(function: ast.expr, args: list[ast.expr]) -> list[list[Any]]:
+def _call(function: ast.expr, args: list[ast.expr]) -> list[list[Any]]:  # noqa: PLR0911 - one for each form
     name = ast.unparse(function)
     match args:
         case [base] if name in _APPLIED and name not in _METHODS:
