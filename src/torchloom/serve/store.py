@@ -97,7 +97,7 @@ class Store:
         signed = {**plain, "signature": Key(make=True).sign(key, plain)}
         path = self._entry(key)
         make_own(path.parent)
-        write_whole(path, json.dumps(signed, indent=1, sort_keys=True) + "\n")
+        write_whole(path, json.dumps(signed, sort_keys=True) + "\n")
 
     def load(self, key: str) -> dict[str, Any] | None:
         """Return what a program is made of, None if it is not here.
