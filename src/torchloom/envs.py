@@ -51,6 +51,21 @@ def is_launched() -> bool:
     return any(name in os.environ for name in _RANK_NAMES["world_size"])
 
 
+def is_agents_store() -> bool:
+    """Say whether torch's elastic agent serves the store that ranks meet at."""
+    return get_str("TORCHELASTIC_USE_AGENT_STORE", "") == str(True)
+
+
+def get_int(name: str, default: int) -> int:
+    """Return the variable `name` as a number, or `default` when it is unset.
+
+    Raises:
+        ConfigError: it is set but is not a number.
+    """
+    found = _first_int((name,))
+    return default if found is None else found
+
+
 def get_str(name: str, default: str) -> str:
     """Return the variable `name`, or `default` when it is unset or empty."""
     return os.environ.get(name) or default

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torchloom import envs
+from torchloom.engine.loopback import is_loopback, join_store, serve_store, stay_local
 from torchloom.errors import ConfigError
 from torchloom.runtime import Communicator, get_communicator
 
@@ -28,7 +29,8 @@ class World:
 def ensure_process_group(port: int = 29500, timeout: timedelta | None = None) -> bool:
     """Make the default process group unless there is one; return whether it was made here.
 
-    NCCL when CUDA is there, else gloo. A process that no launcher started becomes a world of one.
+    NCCL when CUDA is there, else gloo. A process that no launcher started becomes a world of one. What listens
+    is on loopback there, and where MASTER_ADDR is of this host alone.
 
     Args:
         port: rendezvous port on this host, for a world of one.
@@ -44,11 +46,13 @@ def ensure_process_group(port: int = 29500, timeout: timedelta | None = None) ->
         torch.cuda.set_device(launch.local_rank)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if launch.world_size == 1 and not envs.is_launched():
-        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+        stay_local()
+        store = serve_store(world_size=1)
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         _destroy_at_exit(backend)
         return True
-    if not envs.get_str("MASTER_ADDR", ""):
+    host = envs.get_str("MASTER_ADDR", "")
+    if not host:
         raise ConfigError(
             f"this is rank {launch.rank} of {launch.world_size}, but MASTER_ADDR is not set: start "
             "the processes with torchrun, or set MASTER_ADDR and MASTER_PORT on every rank"
@@ -56,7 +60,17 @@ def ensure_process_group(port: int = 29500, timeout: timedelta | None = None) ->
     envs.set_default("MASTER_PORT", str(port))
     envs.set_default("RANK", str(launch.rank))
     envs.set_default("WORLD_SIZE", str(launch.world_size))
-    dist.init_process_group(backend, timeout=timeout)
+    if is_loopback(host):
+        stay_local()
+    if is_loopback(host) and not envs.is_agents_store():
+        store = join_store(host, envs.get_int("MASTER_PORT", port), launch.rank, launch.world_size)
+        if timeout is not None:
+            store.set_timeout(timeout)
+        dist.init_process_group(
+            backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timeout
+        )
+    else:
+        dist.init_process_group(backend, timeout=timeout)
     _destroy_at_exit(backend)
     return True
 

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -22,11 +21,11 @@ from types import FrameType
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from torchloom import envs
+from torchloom.cli.train.rendezvous import LocalRendezvous
 from torchloom.cli.train.stop import EXIT_INTERRUPTED
+from torchloom.engine.loopback import ADDRESS, stay_local
 
 _TERMINATE = (signal.SIGINT, signal.SIGTERM)
 
@@ -47,6 +46,7 @@ def launch(worker_argv: Sequence[str], nproc: int, on_signal: str = SAVING) -> i
     # SIGINT and SIGTERM are taken below; the agent keeps those that mean "the terminal is gone".
     envs.set_default("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGHUP,SIGQUIT")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    stay_local()
     agent = _agent(worker_argv, nproc)
     relay = _Relay(agent, on_signal)
     try:
@@ -58,24 +58,16 @@ def launch(worker_argv: Sequence[str], nproc: int, on_signal: str = SAVING) -> i
 
 
 def _agent(worker_argv: Sequence[str], nproc: int) -> LocalElasticAgent:
-    """Return an agent for one host: a free port, no restarts, output straight to ours."""
-    rendezvous = RendezvousParameters(
-        backend="c10d",
-        endpoint="localhost:0",
-        run_id=uuid.uuid4().hex,
-        min_nodes=1,
-        max_nodes=1,
-        local_addr="localhost",
-    )
+    """Return an agent for one host: a free port of loopback, no restarts, output straight to ours."""
     spec = WorkerSpec(
         role="train",
         local_world_size=nproc,
         entrypoint=sys.executable,
         args=("-u", "-m", "torchloom", *worker_argv),
-        rdzv_handler=get_rendezvous_handler(rendezvous),
+        rdzv_handler=LocalRendezvous(),
         max_restarts=0,
         monitor_interval=0.1,
-        local_addr="localhost",
+        local_addr=ADDRESS,
     )
     return LocalElasticAgent(spec=spec, logs_specs=DefaultLogsSpecs(), start_method="spawn")
 
