@@ -12,6 +12,7 @@ from importlib import import_module
 import typer
 
 from torchloom import envs
+from torchloom.cli.terminal import printable
 from torchloom.errors import TorchloomError
 
 _LAST_WORDS_S = 3.0
@@ -38,7 +39,7 @@ def main() -> None:
         make_app(asked)()
     except TorchloomError as err:
         rank = f"[rank {envs.launch().rank}] " if envs.is_launched() else ""
-        print(f"{rank}{type(err).__name__}: {err}", file=sys.stderr, flush=True)
+        print(f"{rank}{type(err).__name__}: {printable(str(err))}", file=sys.stderr, flush=True)
         if envs.is_launched() and envs.launch().world_size > 1:
             # Launchers kill all ranks when the first one ends: let the others say theirs before.
             time.sleep(_LAST_WORDS_S)

@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +32,7 @@ from torchloom import _torch, envs
 from torchloom.backends.describe import cpp_compiler
 from torchloom.cli.exposure import exposed
 from torchloom.cli.finding import Finding
+from torchloom.cli.interpreter import interpreter
 from torchloom.compiler.support import why_unsupported
 
 TORCH_RANGE = ">=2.11,<2.14"
@@ -241,7 +241,7 @@ def _run(code: str, timeout_s: float) -> str | None:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [*interpreter(), "-c", code],
             capture_output=True,
             text=True,
             timeout=timeout_s,

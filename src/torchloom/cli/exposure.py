@@ -9,6 +9,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from torchloom import _torch, envs
@@ -58,10 +59,8 @@ def listening(pid: int | str = "self") -> list[tuple[str, int]]:
                 known[f"socket:[{inode}]"] = _address(family, local)
     found = []
     for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
-        try:
-            found.append(known.get(os.readlink(descriptor)))
-        except OSError:  # closed meanwhile
-            continue
+        with suppress(OSError):  # closed meanwhile
+            found.append(known.get(str(descriptor.readlink())))
     return sorted({each for each in found if each is not None})
 
 

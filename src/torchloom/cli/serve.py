@@ -10,7 +10,6 @@ import inspect as python_inspect
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from torchloom import envs
+from torchloom.cli.interpreter import interpreter
 from torchloom.cli.load import load_file
+from torchloom.cli.terminal import printable
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, Program, Store, build, counter
 from torchloom.serve.saved import faults_of, held, why_miss
@@ -209,18 +210,13 @@ def _start(model: str, store: Path, cache: Path) -> dict[str, float]:
     environment = envs.child_environment(
         {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     )
-    command = [sys.executable, "-c", _CHILD, model, str(store)]
+    command = [*interpreter(), "-c", _CHILD, model, str(store)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         raise ServeError(f"starting {model} failed: {last[0]}")
     found = json.loads(done.stdout.strip().splitlines()[-1])
     return {**found, "compiler calls": len(calls.read_text()) if calls.exists() else 0}
-
-
-def printable(text: str) -> str:
-    """Return a text of unknown origin without what would steer a terminal."""
-    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
 
 
 def _options(given: Given, shapes: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 
 from torchloom import envs
+from torchloom.cli.interpreter import interpreter
 from torchloom.cli.train.rendezvous import LocalRendezvous
 from torchloom.cli.train.stop import EXIT_INTERRUPTED
 from torchloom.engine.loopback import ADDRESS, stay_local
@@ -59,11 +60,12 @@ def launch(worker_argv: Sequence[str], nproc: int, on_signal: str = SAVING) -> i
 
 def _agent(worker_argv: Sequence[str], nproc: int) -> LocalElasticAgent:
     """Return an agent for one host: a free port of loopback, no restarts, output straight to ours."""
+    python, *flags = interpreter()
     spec = WorkerSpec(
         role="train",
         local_world_size=nproc,
-        entrypoint=sys.executable,
-        args=("-u", "-m", "torchloom", *worker_argv),
+        entrypoint=python,
+        args=(*flags, "-u", "-m", "torchloom", *worker_argv),
         rdzv_handler=LocalRendezvous(),
         max_restarts=0,
         monitor_interval=0.1,
