@@ -17,6 +17,7 @@ from torchloom.errors import ConfigError
 
 ADDRESS = "127.0.0.1"
 _INTERFACE = "lo"
+_LAST_PORT = 65535
 
 
 def is_loopback(host: str) -> bool:
@@ -46,6 +47,8 @@ def serve_store(port: int = 0, world_size: int | None = None) -> dist.TCPStore:
     Raises:
         ConfigError: the port is taken or out of range.
     """
+    if not 0 <= port <= _LAST_PORT:
+        raise ConfigError(f"{port} is no port: set MASTER_PORT to one of 1 to {_LAST_PORT}")
     try:
         bound, descriptor = _listen(port)
         return dist.TCPStore(
@@ -57,7 +60,7 @@ def serve_store(port: int = 0, world_size: int | None = None) -> dist.TCPStore:
             multi_tenant=True,  # this process may serve the port already, for a group before this one
             master_listen_fd=descriptor,
         )
-    except (OSError, OverflowError, dist.DistError) as error:
+    except (OSError, dist.DistError) as error:
         raise ConfigError(
             f"port {port} of {ADDRESS} cannot be used for rendezvous ({error}): end the run that holds it, or "
             "set MASTER_PORT to another"
