@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from serve.models import BATCH, Plain, made, rows
 from torchloom.cli import make_app
-from torchloom.errors import ArtifactError
+from torchloom.errors import ArtifactError, ServeError
 from torchloom.serve import Contract, Store, build, counter, load, tensor
 from torchloom.serve.parts import parts_of
 
@@ -363,3 +363,21 @@ def test_a_module_constant_that_a_traced_function_reads_is_a_fact(tmp_path, monk
     monkeypatch.setattr(elsewhere, "SCALE", 3.0)
     with pytest.raises(ArtifactError, match=r"SCALE was 2\.0, is 3\.0"):
         load(tmp_path / "store", Scaled().eval())
+
+
+@pytest.mark.parametrize("case", ["inductor"], indirect=True)
+def test_a_compilers_cache_that_others_can_write_to_runs_nothing(case, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    monkeypatch.setattr("torchloom._torch.cache.inductor_cache_dir", lambda: str(cache))
+    assert case.load().origin == "loaded"  # which needs no cache
+    with pytest.raises(ServeError, match="set TORCHINDUCTOR_CACHE_DIR"):
+        build(made(Plain, eps=1e-6), rows(), store=case.root)
+    case.forge("artifact")
+    store = Store(case.root)
+    for name, entry in store.unverified()[0].items():
+        store.sign(name, entry)
+    with pytest.raises(ArtifactError, match="set TORCHINDUCTOR_CACHE_DIR"):
+        case.load()
+    assert not case.marker.exists()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom._torch.cache import why_cache_is_open
 from torchloom._torch.pieces import Built, dump_graph, load_graph, load_piece
 from torchloom._torch.plain import PlainGraph, run_plain
 from torchloom.errors import ArtifactError
@@ -51,13 +52,17 @@ def loaded_piece(stored: Mapping[str, Any], store: Store) -> Call:
     """Return the function of a stored piece; nothing is compiled.
 
     Raises:
-        ArtifactError: a part of it is missing or damaged.
+        ArtifactError: a part of it is missing or damaged, or needs a compiler's cache that others can write to.
     """
     if "graph" in stored:
         return load_graph(store.get(stored["graph"])).forward
     kernels = {key: store.get(digest) for key, digest in stored["kernels"].items()}
     try:
         if "compiled" in stored:
+            if (
+                reason := why_cache_is_open()
+            ):  # torch writes its sources there, and runs what is there
+                raise ArtifactError(reason)
             return load_piece(store.get(stored["compiled"]), kernels)
         returned = stored["returned"]
         plain = PlainGraph(
