@@ -65,13 +65,16 @@ def read_own(path: Path, others: int = 0o022) -> bytes:
     """
     # A pipe must not keep us waiting.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
+    try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise PermissionError(f"{path} is no file")
         if reason := _why_not_own(path, found, others):
             raise PermissionError(reason)
-        return file.read()
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
 
 
 def why_not_own(path: Path) -> str:
@@ -95,8 +98,9 @@ def why_replaceable(path: Path) -> str:
             found = folder.stat()
         except FileNotFoundError:
             continue
-        others = 0o002 if _is_private_group(found.st_gid) else 0o022
-        others = 0 if found.st_mode & stat.S_ISVTX else others
+        others = 0 if found.st_mode & stat.S_ISVTX else 0o022
+        if found.st_mode & others & 0o020 and _is_private_group(found.st_gid):
+            others = 0o002
         if _is_hidden(found.st_uid):
             found = os.stat_result((*found[:4], _ROOT, *found[5:]))
         if reason := _why_not_own(folder, found, others):

@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from serve.models import BATCH, Plain, made, rows
 from torchloom.cli import make_app
 from torchloom.errors import ArtifactError, ServeError
 from torchloom.serve import Contract, Store, build, counter, load, tensor
+from torchloom.serve.key import Key
 from torchloom.serve.parts import parts_of
 
 
@@ -381,3 +383,17 @@ def test_a_compilers_cache_that_others_can_write_to_runs_nothing(case, tmp_path,
     with pytest.raises(ArtifactError, match="set TORCHINDUCTOR_CACHE_DIR"):
         case.load()
     assert not case.marker.exists()
+
+
+def test_a_store_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match=r"cannot be written.*use another folder"):
+        build(made(Plain), rows(), backend="eager", store=tmp_path / "file" / "store")
+
+
+def test_processes_that_need_a_key_at_once_make_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHLOOM_KEY_FILE", str(tmp_path / "key" / "store.key"))
+    with ThreadPoolExecutor(16) as pool:
+        names = {key.name for key in pool.map(lambda _: Key(make=True), range(64))}
+    assert len(names) == 1
+    assert [each.name for each in (tmp_path / "key").iterdir()] == ["store.key"]

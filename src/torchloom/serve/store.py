@@ -187,10 +187,15 @@ class Store:
                 the store, or there is no key to sign with.
         """
         path = self.root / "locks" / key
-        make_own(path.parent)
         self.check()
         Key(make=True)  # before minutes of work that could not be signed
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            make_own(path.parent)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ArtifactError(
+                f"the store {self.root} cannot be written: {error}; use another folder, or only load from it"
+            ) from error
         deadline = time.monotonic() + timeout_s
         try:
             while not _locked(handle):
