@@ -20,6 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write golden files anew")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sign stores of tests with a key of the tests' own; children of tests know it too."""
+    path = tmp_path_factory.mktemp("key") / "store.key"
+    os.environ["TORCHLOOM_KEY_FILE"] = str(path)
+    return path
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest):
     """Compare a text with `tests/golden/<name>.expected`; `--accept` writes it."""

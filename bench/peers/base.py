@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
+from torchloom.engine.groups import ensure_process_group
 
 LEARNING_RATE = 3e-4
 WEIGHT_DECAY = 0.1
@@ -96,6 +97,5 @@ def make_step(
 
 
 def join_group() -> None:
-    """Open the gloo process group that the launcher's environment describes."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
+    """Open the process group that the launcher's environment describes, on loopback where it is local."""
+    ensure_process_group()

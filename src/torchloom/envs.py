@@ -7,7 +7,9 @@ torchloom's own behaviour. A value that does not parse is an error, never a sile
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from torchloom.errors import ConfigError
@@ -124,6 +126,24 @@ def is_one_host() -> bool:
 def get_str(name: str, default: str) -> str:
     """Return the variable `name`, or `default` when it is unset or empty."""
     return os.environ.get(name) or default
+
+
+def key_file() -> Path:
+    """Return where the key is that this user signs with: `TORCHLOOM_KEY_FILE`, or a file of the user's home.
+
+    The home is that of the account where there is one: a variable that somebody set for one process does
+    not part it from what the user signed before.
+    """
+    chosen = get_str("TORCHLOOM_KEY_FILE", "")
+    if chosen:
+        return Path(chosen)
+    try:
+        home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError:  # an id without an account, as in containers
+        home = Path("/nonexistent")
+    if not home.is_dir():
+        home = Path(get_str("HOME", "/"))
+    return home / ".config" / "torchloom" / "store.key"
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

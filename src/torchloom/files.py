@@ -1,10 +1,20 @@
-"""Files that are whole or not there: what is written beside a file takes its place at once."""
+"""Files that are whole or not there, and files that nobody else can have written.
+
+What is written beside a file takes its place at once. What is read with `read_own` was put there by this user
+or by root: others may neither own it nor write to it.
+"""
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import stat
 import tempfile
 from pathlib import Path
+
+_ROOT = 0
+_ALL_IDS = 2**32 - 1
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
@@ -27,3 +37,106 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
         Path(partial).unlink(missing_ok=True)
         raise
     return path
+
+
+def make_own(folder: Path) -> None:
+    """Make a folder, and those above it, that no one else can write to, whatever the umask says.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not folder.is_dir():
+        make_own(folder.parent)
+        folder.mkdir(mode=0o755, exist_ok=True)
+
+
+def read_own(path: Path, others: int = 0o022) -> bytes:
+    """Return the bytes of a file that nobody but this user and root can have written.
+
+    Owner and mode are those of the file that is then read, whatever happens to its name meanwhile.
+
+    Args:
+        path: the file; the last part of it must be no link.
+        others: what group and others may not do.
+
+    Raises:
+        PermissionError: another user owns it or can write to it; the text says so.
+        OSError: it cannot be read.
+    """
+    # A pipe must not keep us waiting.
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise PermissionError(f"{path} is no file")
+        if reason := _why_not_own(path, found, others):
+            raise PermissionError(reason)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
+
+
+def why_not_own(path: Path) -> str:
+    """Return why others could have written a file or a folder, or nothing.
+
+    Raises:
+        OSError: it is not there.
+    """
+    return _why_not_own(path, path.stat(), 0o022)
+
+
+def why_replaceable(path: Path) -> str:
+    """Return why others could put something else in the place of a file or folder, or nothing.
+
+    They can if a folder above it is theirs, or if they can write to one that is not sticky. The user's own
+    private group (the only member of a group of the same name) is no other.
+    """
+    path = path.resolve()
+    for folder in path.parents:
+        try:
+            found = folder.stat()
+        except FileNotFoundError:
+            continue
+        others = 0 if found.st_mode & stat.S_ISVTX else 0o022
+        if found.st_mode & others & 0o020 and _is_private_group(found.st_gid):
+            others = 0o002
+        if _is_hidden(found.st_uid):
+            found = os.stat_result((*found[:4], _ROOT, *found[5:]))
+        if reason := _why_not_own(folder, found, others):
+            return reason
+    return ""
+
+
+def _why_not_own(path: Path, found: os.stat_result, others: int) -> str:
+    if found.st_uid not in (_ROOT, os.geteuid()):
+        return f"{path} belongs to another user (id {found.st_uid})"
+    if found.st_mode & others & 0o022:
+        return f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    if found.st_mode & others:
+        return f"{path} can be read by others (mode {stat.S_IMODE(found.st_mode):o})"
+    return ""
+
+
+def _is_private_group(gid: int) -> bool:
+    """Say whether a group is one of the user's own, as many systems make for each user."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return (
+        user.pw_uid != _ROOT
+        and user.pw_gid == gid
+        and group.gr_name == user.pw_name
+        and set(group.gr_mem) <= {user.pw_name}
+    )
+
+
+def _is_hidden(uid: int) -> bool:
+    """Say whether an owner cannot be told because this process runs in a user namespace, as in containers."""
+    try:
+        shown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        mapped = Path("/proc/self/uid_map").read_text().split()
+    except (OSError, ValueError):
+        return False
+    return uid == shown and mapped != ["0", "0", str(_ALL_IDS)]

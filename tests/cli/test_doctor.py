@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import typer
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from torchloom import _torch
 from torchloom.cli import doctor as module
 from torchloom.cli.doctor import doctor
+from torchloom.serve.key import Key
 
 app = typer.Typer()
 app.command()(doctor)
@@ -80,3 +82,48 @@ def test_wrong_variables_of_a_launcher() -> None:
     (found,) = findings(exit_code=1, env={"WORLD_SIZE": "2", "RANK": "7"})["launcher"]
     assert found["state"] == "FAIL"
     assert "RANK=7 is out of range" in found["what"]
+
+
+def test_what_is_open_is_said(monkeypatch, tmp_path) -> None:
+    cache, store = tmp_path / "cache", tmp_path / "store"
+    for folder in (cache, store / "objects"):
+        folder.mkdir(parents=True)
+    cache.chmod(0o777)
+    (store / "objects" / "code").write_text("")
+    (store / "objects" / "code").chmod(0o666)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    temporary.chmod(0o777)
+    monkeypatch.setattr(_torch, "inductor_cache_dir", lambda: str(cache))
+    monkeypatch.setattr(module, "_gloo_fails", lambda: None)
+    monkeypatch.setattr(module, "_run", lambda code, timeout_s: "RuntimeError: at 0.0.0.0 port 1")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    before = os.umask(0o002)
+    try:
+        result = CliRunner().invoke(app, ["--json", str(store), str(tmp_path / "none")])
+    finally:
+        os.umask(before)
+    found = {each["what"]: each for each in json.loads(result.output)}
+    said = {each["about"]: each for each in found.values() if each["state"] == "note"}
+    assert "can be written by others (mode 777)" in said["code from the cache"]["what"]
+    assert "code can be written by others (mode 666)" in said["folder"]["what"]
+    assert f"chmod -R go-w {store}" in said["folder"]["cure"]
+    assert said["temporary files"]["cure"].startswith("chmod +t")
+    assert "umask 002" in said["new files"]["what"]
+    assert "0.0.0.0 port 1" in said["ports"]["what"]
+    assert "ask who connects" in said["several hosts"]["what"]
+    assert f"{tmp_path / 'none'} is not there yet" in found
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o606])
+def test_a_key_that_others_can_read_is_a_failure(monkeypatch, own_key, mode) -> None:
+    monkeypatch.setattr(module, "_run", lambda code, timeout_s: None)
+    Key(make=True)
+    (good,) = findings(exit_code=0)["key of stores"]
+    assert good["state"] == "ok"
+    own_key.chmod(mode)
+    try:
+        (found,) = findings(exit_code=1)["key of stores"]
+        assert f"chmod 600 {own_key}" in found["cure"]
+    finally:
+        own_key.chmod(0o600)

@@ -32,6 +32,8 @@ class FullGraph:
     """The functions that were traced."""
     sources: tuple[str, ...]
     """Expressions over `L` (arguments) and `G` (globals) whose values the trace relied on."""
+    modules: Mapping[str, str]
+    """Modules that these refer to among the globals, by the names that the trace gave them."""
 
     def size_guards(self) -> list[SizeGuard]:
         """Return what was assumed of sizes so far; compiling the graph may add to it."""
@@ -109,6 +111,7 @@ def capture_full(
         ),
         codes,
         tuple(sources),
+        dict(imports),
     )
 
 

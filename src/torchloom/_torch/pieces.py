@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 from torch import fx
 
+from torchloom._torch.libraries import with_suffix
 from torchloom._torch.light import light_imports
 from torchloom._torch.plain import NotPlainError, PlainGraph, plain_graph, run_plain
 
@@ -108,7 +109,7 @@ class StopBuild(BaseException):
     """Ends a build early; no handler of compilers takes it for a failure."""
 
 
-def load_piece(content: bytes, kernels: Mapping[str, Path]) -> Call:
+def load_piece(content: bytes, kernels: Mapping[str, bytes]) -> Call:
     """Return a compiled graph that another process stored; nothing is compiled.
 
     Raises:
@@ -192,15 +193,20 @@ def _recorded(kernels: dict[str, Path]) -> Iterator[None]:
 
 
 @contextmanager
-def _given(kernels: Mapping[str, Path]) -> Iterator[None]:
+def _given(kernels: Mapping[str, bytes]) -> Iterator[None]:
     """Let Inductor find shared objects that are built already, and build none."""
 
     def wrap(_original: Call, cls: Any, main: str, device: str, *_rest: Any, **more: Any) -> Call:
         key = _key(cls.__name__, main, more.get("optimized_code"), device)
-        path = kernels.get(key)
-        if path is None:
+        content = kernels.get(key)
+        if content is None:
             raise LookupError(f"a shared object is missing ({cls.__name__}, {key[:12]})")
-        return lambda: cls._load_library(str(path), key)
+
+        def loaded() -> Any:
+            with with_suffix(content) as path:
+                return cls._load_library(path, key)
+
+        return loaded
 
     with _loading(wrap):
         yield

@@ -12,6 +12,7 @@ import ast
 import builtins
 import ctypes
 import dis
+import hashlib
 import importlib.util
 import math
 import os
@@ -19,11 +20,14 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchloom._torch.libraries import in_memory
 
 Call = Callable[..., Any]
 
@@ -58,7 +62,7 @@ class PlainGraph:
 
     source: str
     """Defines `call`, which takes a list, empties it, and returns a tuple."""
-    kernels: Mapping[str, Path]
+    kernels: Mapping[str, bytes]
     """The shared object of each kernel that the text calls."""
     returned: tuple[int | None, ...] | None = None
     """For each result, which input it is, None for one that was computed; None if all were."""
@@ -106,7 +110,7 @@ def run_plain(graph: PlainGraph) -> Call:
         LookupError: a kernel's shared object cannot be loaded.
     """
     scope: dict[str, Any] = {**_GIVEN, **graph.constants}
-    scope |= {name: _kernel(path) for name, path in graph.kernels.items()}
+    scope |= {name: _kernel(content) for name, content in graph.kernels.items()}
     exec(compile(graph.source, "<torchloom graph>", "exec"), scope)
     boxed = _wrapped(graph, scope["call"])
 
@@ -190,10 +194,10 @@ def _around(result: Any) -> tuple[tuple[int | None, ...] | None, tuple[int, ...]
 
 def _reduced(
     text: str, scope: Mapping[str, Any], constants: Iterable[str]
-) -> tuple[str, dict[str, Path]]:
+) -> tuple[str, dict[str, bytes]]:
     """Return what of a generated text defines `call`, and the shared objects of its kernels."""
     body = ast.parse(text).body
-    kernels: dict[str, Path] = {}
+    kernels: dict[str, bytes] = {}
     kept: list[ast.stmt] = []
     wanted = {"call"}
     for statement in reversed(body):
@@ -201,7 +205,7 @@ def _reduced(
         if not defined & wanted:
             continue
         if _is_kernel(statement):
-            kernels |= {name: _library(scope[name]) for name in defined}
+            kernels |= {name: _library(scope[name]).read_bytes() for name in defined}
             continue
         kept.append(_ExternKernels(scope).visit(statement))
         wanted |= _loaded(compile(ast.Module([statement], []), "", "exec"))
@@ -311,24 +315,25 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _kernel(path: Path) -> Call:
+def _kernel(content: bytes) -> Call:
     """Return the function of a shared object, as Inductor loads it.
 
     Raises:
         LookupError: it cannot be loaded.
     """
-    name = f"torchloom_{path.stem}.kernel"
+    name = f"torchloom_{hashlib.sha256(content).hexdigest()[:32]}.kernel"
     if name not in sys.modules:
         # The object asks for this when it is first loaded: how it finds the memory of a tensor.
         pointer = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
         os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(pointer)
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise LookupError(f"{path} is no shared object")
         try:
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        except ImportError as error:
-            raise LookupError(f"{path} cannot be loaded: {error}") from error
+            with in_memory(content) as path:
+                loader = ExtensionFileLoader(name, path)
+                spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+                assert spec is not None, "given with its loader"
+                module = importlib.util.module_from_spec(spec)
+                loader.exec_module(module)
+        except (ImportError, OSError) as error:
+            raise LookupError(f"a shared object cannot be loaded: {error}") from error
         sys.modules[name] = module
     return sys.modules[name].kernel

@@ -3,15 +3,15 @@
 Dynamo's bytecode fetches a graph's inputs from the arguments and the model, calls the graph, and rebuilds the
 function's result. It runs in processes that never import Dynamo, which takes a second and a half; the few
 helpers that it calls are here, any other is imported when it is asked for.
+
+Its stored form is code: whoever reads one has made sure of who wrote it.
 """
 
 from __future__ import annotations
 
-import collections
 import inspect
 import io
 import marshal
-import math
 import pickle
 import types
 from collections.abc import Callable, Mapping
@@ -23,18 +23,6 @@ import torch
 from torch import nn
 
 _UTILS = "torch._dynamo.utils"
-_HELPERS: Mapping[str, Any] = {
-    "torch": torch,
-    "device": torch.device,
-    "inf": math.inf,
-    "inspect": inspect,
-    "__load_module": import_module,
-    "__math_isnan": math.isnan,
-    "___odict_getitem": collections.OrderedDict.__getitem__,
-    "___dict_contains": lambda key, mapping: dict.__contains__(mapping, key),
-    "___namedtuple_fields": lambda value: value._fields,
-}
-"""Names that sources may use, those of Dynamo's `_get_closure_vars` that are no code of its own."""
 
 
 class _Utils(types.ModuleType):
@@ -142,7 +130,7 @@ class Shell:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Shell:
-        """Return what `to_bytes` stored."""
+        """Return what `to_bytes` stored, which runs code: it has to be of this user's own."""
         if content[:1] == b"p":
             code, *rest = pickle.loads(content[1:])
             return cls(marshal.loads(code), *rest)
@@ -173,20 +161,6 @@ def plain_function(function: Callable[..., Any]) -> tuple[types.FunctionType, ob
     if inspect.isfunction(found):
         return found, None
     raise RuntimeError(f"{function!r} is no module, bound method or function")
-
-
-def value_of(source: str, scope: Mapping[str, Any]) -> Any:
-    """Return what an expression of `FullGraph.sources` stands for.
-
-    Raises:
-        Exception: it does not exist (any more).
-    """
-    try:
-        return eval(source, {**_HELPERS, **scope})
-    except NameError:
-        from torch._dynamo.guards import _get_closure_vars
-
-        return eval(source, {**_get_closure_vars(), **scope})
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -14,6 +14,7 @@ import typer
 
 from torchloom import envs
 from torchloom.cli import failures
+from torchloom.cli.terminal import printable
 from torchloom.errors import ConfigError, own_error
 
 _LAST_WORDS_S = 3.0
@@ -55,11 +56,11 @@ def _tell(asked: str | None, error: Exception) -> None:
     if with_traceback:
         traceback.print_exception(error)
     if own is not None:
-        print(f"{rank}{type(own).__name__}: {own}", file=sys.stderr, flush=True)
+        print(f"{rank}{type(own).__name__}: {printable(str(own))}", file=sys.stderr, flush=True)
     else:
         more = f"Set {envs.TRACEBACK}=1 to see the whole traceback."
         words = failures.told(f"torchloom {asked}", error, more=more)
-        print(f"{rank}{words}", file=sys.stderr, flush=True)
+        print(f"{rank}{printable(words)}", file=sys.stderr, flush=True)
     if launch is not None and launch.world_size > 1:
         # Launchers kill all ranks when the first one ends: let the others say theirs before.
         time.sleep(_LAST_WORDS_S)

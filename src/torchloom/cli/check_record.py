@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from torchloom.cli.report import find_record
+from torchloom.cli.terminal import printable
 from torchloom.records import Session, load_record
 
 
@@ -39,7 +40,7 @@ def check_record(
         bound = "no limit" if limit is None else f"at most {limit}"
         typer.echo(f"{'OVER' if is_over else 'ok':4}  {name}: {value} ({bound})")
         for line in details if is_over else ():
-            typer.echo(f"      {line}")
+            typer.echo(printable(f"      {line}"))
     if failed:
         raise typer.Exit(1)
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from torchloom.cli.report import find_record
+from torchloom.cli.terminal import printable
 from torchloom.records import load_record
 from torchloom.records.diff import diff as diff_records
 
@@ -18,6 +19,6 @@ def diff(
 ) -> None:
     """Compare two records: functions, entries, graph breaks, guards, graphs, kernels, times."""
     found = diff_records(load_record(find_record(before)), load_record(find_record(after)))
-    typer.echo(str(found))
+    typer.echo(printable(str(found)))
     if found:
         raise typer.Exit(1)

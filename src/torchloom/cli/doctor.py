@@ -12,13 +12,12 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
@@ -31,6 +30,9 @@ from rich.text import Text
 import torchloom
 from torchloom import _torch, envs
 from torchloom.backends.describe import cpp_compiler
+from torchloom.cli.exposure import exposed
+from torchloom.cli.finding import Finding
+from torchloom.cli.interpreter import interpreter
 from torchloom.compiler.support import why_unsupported
 from torchloom.errors import ConfigError
 
@@ -47,16 +49,11 @@ _MIN_CACHE_BYTES = 1 << 30
 _MIN_SHARED_BYTES = 1 << 30
 
 
-class Finding(NamedTuple):
-    """One line of the report."""
-
-    state: Literal["ok", "note", "FAIL"]
-    about: str
-    what: str
-    cure: str = ""
-
-
 def doctor(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Stores, checkpoints: say whether others can write to them."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
     probe: Annotated[
         bool, typer.Option("--probe", help="Also compile and run a small function (half a minute).")
@@ -70,6 +67,7 @@ def doctor(
         _caches,
         _switches,
         _process_groups,
+        lambda: exposed(folders or (), _run),
         _extras,
         *([_probe] if probe else []),
     ]
@@ -206,8 +204,9 @@ def _gloo_fails() -> str | None:
     """Make a world of one in a process of its own, so that this one keeps no group."""
     code = (
         "import torch, torch.distributed as dist\n"
-        "store = dist.TCPStore('127.0.0.1', 0, 1, is_master=True, wait_for_workers=False)\n"
-        "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
+        "from torchloom.engine.loopback import serve_store, stay_local\n"
+        "stay_local()\n"
+        "dist.init_process_group('gloo', store=serve_store(), rank=0, world_size=1)\n"
         "dist.all_reduce(torch.ones(1))\n"
         "dist.destroy_process_group()\n"
     )
@@ -247,7 +246,7 @@ def _run(code: str, timeout_s: float) -> str | None:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [*interpreter(), "-c", code],
             capture_output=True,
             text=True,
             timeout=timeout_s,

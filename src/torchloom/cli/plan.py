@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchloom.cli.terminal import printable
 from torchloom.plan import Plan
 from torchloom.plan.text import diff_plans, show_plan
 
@@ -21,7 +22,7 @@ def show(
     show_all: Annotated[bool, typer.Option("--all", "-a", help="List every value.")] = False,
 ) -> None:
     """Show what a plan decided, for which peak and at which cost."""
-    typer.echo(show_plan(Plan.load(path), None if show_all else 20))
+    typer.echo(printable(show_plan(Plan.load(path), None if show_all else 20)))
 
 
 @plan.command()
@@ -31,6 +32,6 @@ def diff(
 ) -> None:
     """Show what differs between two plans; exit code 1 if anything does."""
     found = diff_plans(Plan.load(before), Plan.load(after))
-    typer.echo(found or "the plans are equal")
+    typer.echo(printable(found or "the plans are equal"))
     if found:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`torchloom serve build|check|inspect|why-miss|bench-startup`: programs for every size, from a shell.
+"""`torchloom serve build|check|inspect|why-miss|trust|bench-startup`: programs for every size, from a shell.
 
 MODEL is `FILE.py:function`; the function returns the model and its contract, and perhaps options of
 `torchloom.serve.build` as a dict.
@@ -10,7 +10,6 @@ import inspect as python_inspect
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +19,12 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from torchloom import envs
+from torchloom.cli.interpreter import interpreter
 from torchloom.cli.load import load_file
+from torchloom.cli.terminal import printable
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, Program, Store, build, counter
-from torchloom.serve.saved import faults_of, why_miss
+from torchloom.serve.saved import faults_of, held, why_miss
 from torchloom.serve.target import Target
 
 serve = typer.Typer(no_args_is_help=True, help="Compile models for serving, and look into stores.")
@@ -86,7 +87,7 @@ def inspect(
         typer.echo(json.dumps({"broken": broken, "programs": entries}))
         return
     for line in broken:
-        typer.echo(f"damaged  {line}")
+        typer.echo(f"not used  {printable(line)}")
     for name, entry in entries.items():
         typer.echo(_entry(name, entry))
         record = Store(store).record_path(name.rpartition("-")[0])
@@ -107,6 +108,41 @@ def why_miss_command(store: StoreArgument, model: ModelArgument) -> None:
     typer.echo("\n".join(lines) or "a program fits")
     if lines:
         raise typer.Exit(1)
+
+
+@serve.command()
+def trust(
+    store: StoreArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
+) -> None:
+    """Sign the programs of a store that came from elsewhere, after showing what they hold.
+
+    A program is code. Once it is signed it runs as you, whenever it is loaded.
+    """
+    given = Store(store)
+    given.check()
+    known = given.entries()
+    entries, unread = given.unverified()
+    for line in unread:
+        typer.echo(f"not signed  {printable(line)}")
+    waiting = [name for name in entries if name not in known]
+    if not waiting:
+        typer.echo(f"nothing to sign: {len(known)} programs are signed already")
+        return
+    whole = []
+    for name in waiting:
+        lines, faults = held(entries[name], given)
+        typer.echo(printable(f"{name}  {'; '.join(lines)}"))
+        for fault in faults:
+            typer.echo(printable(f"    not signed: {fault}"))
+        whole += [] if faults else [name]
+    if not whole:
+        raise ServeError(f"nothing in {store} can be signed: what is damaged has to be built again")
+    if not yes and not typer.confirm(f"Let these {len(whole)} run as code of yours?"):
+        raise typer.Exit(1)
+    for name in whole:
+        given.sign(name, entries[name])
+    typer.echo(f"signed {len(whole)} with {envs.key_file()}")
 
 
 @serve.command("bench-startup")
@@ -174,7 +210,7 @@ def _start(model: str, store: Path, cache: Path) -> dict[str, float]:
     environment = envs.child_environment(
         {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     )
-    command = [sys.executable, "-c", _CHILD, model, str(store)]
+    command = [*interpreter(), "-c", _CHILD, model, str(store)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]

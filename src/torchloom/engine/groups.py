@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torchloom import envs
+from torchloom.engine.loopback import is_loopback, serve_store, stay_local
 from torchloom.engine.rendezvous import RENDEZVOUS_S, meet
 from torchloom.errors import ConfigError, PeerLostError
 from torchloom.runtime import Communicator, get_communicator
@@ -32,7 +33,8 @@ def ensure_process_group(
 ) -> bool:
     """Make the default process group unless there is one; return whether it was made here.
 
-    NCCL when CUDA is there, else gloo. A process that no launcher started becomes a world of one.
+    NCCL when CUDA is there, else gloo. A process that no launcher started becomes a world of one. What listens
+    is on loopback there, and where MASTER_ADDR is of this host alone.
 
     Args:
         port: rendezvous port, where MASTER_PORT is not set.
@@ -48,7 +50,8 @@ def ensure_process_group(
     launch = envs.launch()
     backend = _choose_backend(launch)
     if launch.world_size == 1 and not envs.is_launched():
-        store: Any = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+        stay_local()
+        store: Any = serve_store(world_size=1)
     else:
         place = envs.meeting(port)
         if place is None:
@@ -60,6 +63,8 @@ def ensure_process_group(
         envs.set_default("MASTER_PORT", str(place.port))
         envs.set_default("RANK", str(launch.rank))
         envs.set_default("WORLD_SIZE", str(launch.world_size))
+        if is_loopback(place.host):
+            stay_local()
         store = meet(launch, place, rendezvous_s)
         if timeout is not None:
             store.set_timeout(timeout)

@@ -21,6 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchloom import envs
+from torchloom.engine.loopback import is_loopback, serve_store
 from torchloom.errors import ConfigError, PeerLostError
 from torchloom.log import get_logger
 
@@ -98,6 +99,8 @@ def _open(launch: envs.Launch, place: envs.Meeting, deadline: float, *, is_first
     limit_s = max(1.0, deadline - time.monotonic())
 
     def open_store() -> Any:
+        if is_host and is_loopback(place.host):
+            return serve_store(place.port, launch.world_size)
         return dist.TCPStore(
             place.host,
             place.port,

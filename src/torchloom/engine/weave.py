@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torchloom import _torch
+from torchloom._torch.cache import why_cache_is_open
 from torchloom.backends.graphs import name_of
 from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, thawed_map
@@ -82,6 +83,8 @@ def start_compiled(
     """Let calls of a sharded model go through a session from now on, with other passes if given."""
     if session.backend == "inductor":
         _torch.load_inductor()
+        if (reason := why_cache_is_open()) and session.announce:
+            logger.warning("%s", reason)
     _torch.compile_in_place(model, session.begin(passes), **kwargs)
     detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was
 

@@ -181,7 +181,7 @@ class Plan:
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(f"{where} is not a plan: {error}") from error
         if not isinstance(data, dict):
             raise PlanError(f"{where} is not a plan: it holds no JSON object")
@@ -210,8 +210,9 @@ class Plan:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise PlanError(f"no plan can be read from {path}: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise PlanError(f"no plan can be read from {path}: {reason}") from error
         return cls.from_json(text, str(path))
 
     def check_world(self, world_size: int) -> None:

@@ -61,7 +61,7 @@ def load_record(path: str | Path) -> Session:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecordError(f"record {str(path)!r} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"record {str(path)!r} is not JSON: {error}") from None
     return from_json(data, repr(str(path)))
 

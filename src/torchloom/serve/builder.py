@@ -246,6 +246,7 @@ class Builder:
             divided.writes,
         )
         reasons = [each.why_not for each in lowered if each.why_not]
+        reasons += [f"it relies on {each}, which has no place" for each in traced.unwritten]
         try:
             variant.stored = {
                 "shell": traced.graph.shell.to_bytes(),

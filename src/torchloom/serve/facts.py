@@ -1,7 +1,8 @@
 """What a trace read besides its tensors: constants, attributes, functions, source code.
 
 A compiler would look at all of it at each call. Here it is written down once, in words that can be stored and
-compared: `self.norm.eps` was 1e-05, `model.py` defined `Block.forward` so.
+compared: `self.norm.eps` was 1e-05, `model.py` defined `Block.forward` so. Looking a fact up evaluates nothing:
+it follows steps of a few kinds (`_torch.places`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchloom._torch.shell import value_of
+from torchloom._torch.places import NoPlaceError, place_of, value_at
 
 _MOST_ITEMS = 64
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _STEP = re.compile(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]")
+
+
+Facts = Mapping[str, Mapping[str, Any]]
+"""What was found, by a name for people: `{"place": [["argument", "self"], ...], "was": "1e-05"}`."""
 
 
 def facts_of(
@@ -34,39 +39,49 @@ def facts_of(
     scope: Mapping[str, Any],
     varying: Iterable[str],
     rest: str | None = None,
-) -> dict[str, str]:
-    """Return what each source stood for, in words.
+    modules: Mapping[str, str] | None = None,
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return what each source stood for, in words, and those that cannot be written down.
 
     Args:
         sources: expressions over `L` and `G`.
         scope: their values.
         varying: arguments that may differ from call to call.
         rest: the name under which a function holds further keyword arguments.
+        modules: what the trace called modules among the globals.
     """
     names = list(varying)
     skipped = tuple(f"L['{name}']" for name in names)
     skipped += tuple(f"L['{rest}']['{name}']" for name in names if rest)
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
+    unwritten = []
     for source in sources:
         if source.startswith(skipped):
             continue
         try:
-            found[source] = words_for(value_of(source, scope))
+            place = place_of(source, modules or {})
+        except NoPlaceError:
+            unwritten.append(readable(source))
+            continue
+        if place is None:
+            continue
+        try:
+            found[source] = {"place": place, "was": words_for(value_at(place, scope))}
         except Exception:  # noqa: BLE001 - what does not exist cannot be looked up later either
             continue
-    return found
+    return found, unwritten
 
 
-def changed_facts(facts: Mapping[str, str], scope: Mapping[str, Any]) -> list[str]:
+def changed_facts(facts: Facts, scope: Mapping[str, Any]) -> list[str]:
     """Say which facts no longer hold, one line each."""
     lines = []
-    for source, before in facts.items():
+    for source, fact in facts.items():
         try:
-            now = words_for(value_of(source, scope))
+            now = words_for(value_at(fact["place"], scope))
         except Exception as error:  # noqa: BLE001 - attributes may raise anything
             now = f"gone ({type(error).__name__})"
-        if now != before:
-            lines.append(f"{readable(source)} was {before}, is {now}")
+        if now != fact["was"]:
+            lines.append(f"{readable(source)} was {fact['was']}, is {now}")
     return lines
 
 

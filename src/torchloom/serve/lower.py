@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from torch import fx
 
+from torchloom._torch.cache import why_cache_is_open
 from torchloom._torch.fullgraph import FullGraph
 from torchloom._torch.pieces import build_piece
 from torchloom._torch.symbols import SizeGuard
+from torchloom.errors import ServeError
 from torchloom.serve.counter import counter
 from torchloom.serve.parts import stored_graph, stored_piece
 from torchloom.serve.patches import TUNED
@@ -85,6 +87,8 @@ class Lowerer:
         if piece.is_kept or self._backend == "eager":
             return self._as_it_is(piece.graph_module)
         if self._backend == "inductor":
+            if reason := why_cache_is_open():
+                raise ServeError(reason)
             built = build_piece(
                 piece.graph_module, piece.inputs, patches, unbacked=unbacked, look=look
             )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom._torch.cache import why_cache_is_open
 from torchloom._torch.pieces import Built, dump_graph, load_graph, load_piece
 from torchloom._torch.plain import PlainGraph, run_plain
 from torchloom.errors import ArtifactError
@@ -23,9 +24,13 @@ Call = Callable[..., Any]
 def stored_piece(built: Built, store: Store) -> dict[str, Any]:
     """Store a compiled piece and return where its parts are; nothing if it cannot be stored."""
     plain = built.plain
-    kernels = built.kernels if plain is None else plain.kernels
+    kernels: Mapping[str, bytes] = (
+        {key: path.read_bytes() for key, path in built.kernels.items()}
+        if plain is None
+        else plain.kernels
+    )
     parts: dict[str, Any] = {
-        "kernels": {key: store.put(path.read_bytes(), ".so") for key, path in kernels.items()}
+        "kernels": {key: store.put(content, ".so") for key, content in kernels.items()}
     }
     if plain is None:
         return {} if built.content is None else parts | {"compiled": store.put(built.content)}
@@ -47,13 +52,17 @@ def loaded_piece(stored: Mapping[str, Any], store: Store) -> Call:
     """Return the function of a stored piece; nothing is compiled.
 
     Raises:
-        ArtifactError: a part of it is missing or damaged.
+        ArtifactError: a part of it is missing or damaged, or needs a compiler's cache that others can write to.
     """
     if "graph" in stored:
         return load_graph(store.get(stored["graph"])).forward
-    kernels = {key: store.checked(digest) for key, digest in stored["kernels"].items()}
+    kernels = {key: store.get(digest) for key, digest in stored["kernels"].items()}
     try:
         if "compiled" in stored:
+            if (
+                reason := why_cache_is_open()
+            ):  # torch writes its sources there, and runs what is there
+                raise ArtifactError(reason)
             return load_piece(store.get(stored["compiled"]), kernels)
         returned = stored["returned"]
         plain = PlainGraph(

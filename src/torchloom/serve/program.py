@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from torchloom.serve.bypass import bypassed
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.entry import Run, make_entry
-from torchloom.serve.facts import Sources, changed_facts
+from torchloom.serve.facts import Facts, Sources, changed_facts
 from torchloom.serve.target import Target
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Variant:
     """Paths of optional tensors that are None."""
     run: Run
     """Takes what the model's forward takes, the model first."""
-    facts: Mapping[str, str]
+    facts: Facts
     sources: Sources
     verdicts: tuple[Verdict, ...] = ()
     """What was assumed of sizes, and that it holds; none for a program that was loaded."""

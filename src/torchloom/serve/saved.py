@@ -60,7 +60,10 @@ class Saved:
 
     def load(self, target: Target, contract: Contract, out_of_range: OutOfRange) -> Program | None:
         """Return the program, None where there is none that fits."""
-        for name, entry in self.store.entries().items():
+        broken, entries = self.store.look()
+        for line in broken:
+            log.warning("%s", line)
+        for name, entry in entries.items():
             if not name.startswith(f"{self.key}-") or _outdated(entry, target, contract):
                 continue
             try:
@@ -142,7 +145,25 @@ def why_miss(store: Store, target: Target, contract: Contract | None = None) -> 
             return []
         if number == 0 or len(lines) < len(nearest):
             nearest = lines
-    return [*broken, *nearest] if entries else broken or nearest
+    if broken and not entries:
+        return [*broken, *_unlike(store, target)]
+    return [*broken, *nearest]
+
+
+def _unlike(store: Store, target: Target) -> list[str]:
+    """Say in what programs that may not be used differ from what would be asked, as far as that is plain data."""
+    machine = machine_of(sorted(target.device_types(None)))
+    now = {"model": target.name, "machine": machine}
+    lines: list[str] = []
+    for entry in store.unverified()[0].values():
+        factors = entry.get("factors")
+        stored = dict(factors) if isinstance(factors, Mapping) else {}
+        there = stored.get("machine")
+        if isinstance(there, Mapping):  # names that are not ours could hold anything
+            stored["machine"] = {name: there.get(name) for name in machine}
+        found = differences(now, {name: stored.get(name) for name in now})
+        lines += [line for line in found if line not in lines]
+    return lines
 
 
 def _newest_first(store: Store) -> list[tuple[str, dict[str, Any]]]:
@@ -255,9 +276,31 @@ def _box(stored: list[list[Any]]) -> Box:
 
 def faults_of(entry: Mapping[str, Any], store: Store) -> list[str]:
     """Say which parts of a program cannot be used."""
-    digests = set()
+    return [text for digest in sorted(_objects(entry)) if (text := store.fault(digest))]
+
+
+def _objects(entry: Mapping[str, Any]) -> set[str]:
+    """Return the names of all objects that a program is made of."""
+    found = set()
     for stored in entry["variants"]:
-        digests.add(stored["shell"])
+        found.add(stored["shell"])
         for piece in stored["pieces"]:
-            digests |= parts_of(piece)
-    return [text for digest in sorted(digests) if (text := store.fault(digest))]
+            found |= parts_of(piece)
+    return found
+
+
+def held(entry: Mapping[str, Any], store: Store) -> tuple[list[str], list[str]]:
+    """Say what an entry of unknown origin is made of, and what of it is damaged; nothing of it is followed."""
+    try:
+        factors = entry["factors"]
+        machine = ", ".join(f"{name} {value}" for name, value in factors["machine"].items())
+        names = _objects(entry)
+        faults = faults_of(entry, store)
+    except (KeyError, TypeError, AttributeError) as error:
+        return ["no program of this version"], [f"its entry is incomplete ({error!r})"]
+    kinds = {".py": "generated sources", ".so": "shared objects", "": "pickles and tensors"}
+    counts = [
+        f"{sum(Path(name).suffix == suffix for name in names)} {words}"
+        for suffix, words in kinds.items()
+    ]
+    return [f"{factors['model']} for {machine}", ", ".join(counts)], faults

@@ -101,9 +101,9 @@ class Target:
         """Return a hash of `structure`."""
         return hashlib.sha256(json.dumps(self.structure(), sort_keys=True).encode()).hexdigest()
 
-    def device_types(self, contract: Contract) -> set[str]:
-        """Return the kinds of devices that its parameters, buffers and arguments are on."""
-        kinds = {spec.device.type for _, spec in contract.tensors()}
+    def device_types(self, contract: Contract | None) -> set[str]:
+        """Return the kinds of devices that its parameters, buffers and a contract's arguments are on."""
+        kinds = {spec.device.type for _, spec in contract.tensors()} if contract else set()
         if self.module is None:
             return kinds
         tensors = [*self.module.parameters(), *self.module.buffers()]

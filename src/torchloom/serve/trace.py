@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +14,7 @@ from torchloom.errors import ServeError
 from torchloom.serve.box import Box
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
-from torchloom.serve.facts import Sources, facts_of
+from torchloom.serve.facts import Facts, Sources, facts_of
 from torchloom.serve.prove import Verdict, prove
 from torchloom.serve.specs import Dim, TensorSpec
 from torchloom.serve.target import Target, as_promised
@@ -35,7 +35,9 @@ class Traced:
     graph: FullGraph
     hints: dict[str, int]
     """What each size was."""
-    facts: dict[str, str]
+    facts: Facts
+    unwritten: Sequence[str]
+    """What it relied on that cannot be written down: its program cannot be stored."""
     sources: Sources
     assumed: tuple[SizeGuard, ...] = ()
     """What the trace itself assumed of sizes; compiling its graph may add to it."""
@@ -123,10 +125,19 @@ def trace(
         ) from error
     counter.num_traces += 1
     scope = target.scope(args)
-    facts = facts_of([*graph.sources, *_GLOBAL_STATE], scope, contract.args, target.rest)
+    facts, unwritten = facts_of(
+        [*graph.sources, *_GLOBAL_STATE], scope, contract.args, target.rest, graph.modules
+    )
     assumed = tuple(graph.size_guards())
     return Traced(
-        box, graph, hints, facts, Sources.of(graph.codes), assumed, is_unbacked=bool(unbacked)
+        box,
+        graph,
+        hints,
+        facts,
+        unwritten,
+        Sources.of(graph.codes),
+        assumed,
+        is_unbacked=bool(unbacked),
     )
 
 

@@ -19,6 +19,8 @@ from torchloom.errors import ConfigError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_DATA_ALONE = {"local_files_only": True, "trust_remote_code": False}
+"""A folder gives sizes, words and weights; Python files in it are never run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ def load_folder(path: str, *, seq_len: int) -> Folder:
     transformers.utils.logging.disable_progress_bar()
     folder = Path(path).expanduser()
     with _explained(path, "config.json"):
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, **_DATA_ALONE)
         text_config = config.get_text_config()
         num_layers, width = text_config.num_hidden_layers, text_config.hidden_size
         vocab_size = text_config.vocab_size
@@ -80,10 +82,10 @@ def _build(transformers: Any, folder: Path, config: Any) -> nn.Module:
     config.use_cache = False
     if any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
         module = auto.from_pretrained(
-            folder, config=config, dtype=torch.float32, local_files_only=True
+            folder, config=config, dtype=torch.float32, weights_only=True, **_DATA_ALONE
         )
     else:
-        module = auto.from_config(config, dtype=torch.float32)
+        module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     return module.train()
 
 
@@ -91,7 +93,7 @@ def _tokenizer(transformers: Any, folder: Path) -> tuple[Callable[[bytes], Tenso
     """Return the encoder, or `None` for bytes, and how many ids it may yield."""
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         return None, 256
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_DATA_ALONE)
 
     def encode(text: bytes) -> Tensor:
         # Line by line in one batch: fast tokenizers use all cores, and no line is too long.

@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -27,13 +26,14 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from torchloom import envs
+from torchloom.cli.interpreter import interpreter
 from torchloom.cli.train.parent import held_back
+from torchloom.cli.train.rendezvous import LocalRendezvous
 from torchloom.cli.train.stop import exit_code
 from torchloom.cli.train.terminal import has_terminal, say
+from torchloom.engine.loopback import ADDRESS, stay_local
 
 SAVING = "saving after this step; once more to quit at once"
 SAVING_ON = "saving after this step, then going on"
@@ -62,6 +62,7 @@ def launch(
     if not envs.is_on(envs.TRACEBACK):
         envs.set_default("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    stay_local()
     agent = _agent(worker_argv, nproc)
     relay = _Relay(agent, on_signal, on_hangup)
     try:
@@ -75,24 +76,17 @@ def launch(
 
 
 def _agent(worker_argv: Sequence[str], nproc: int) -> _QuietAgent:
-    """Return an agent for one host: a free port, no restarts, output straight to ours."""
-    rendezvous = RendezvousParameters(
-        backend="c10d",
-        endpoint="localhost:0",
-        run_id=uuid.uuid4().hex,
-        min_nodes=1,
-        max_nodes=1,
-        local_addr="localhost",
-    )
+    """Return an agent for one host: a free port of loopback, no restarts, output straight to ours."""
+    python, *flags = interpreter()
     spec = WorkerSpec(
         role="train",
         local_world_size=nproc,
-        entrypoint=sys.executable,
-        args=("-u", "-m", "torchloom", *worker_argv),
-        rdzv_handler=get_rendezvous_handler(rendezvous),
+        entrypoint=python,
+        args=(*flags, "-u", "-m", "torchloom", *worker_argv),
+        rdzv_handler=LocalRendezvous(),
         max_restarts=0,
         monitor_interval=0.1,
-        local_addr="localhost",
+        local_addr=ADDRESS,
     )
     # The agent would keep files for errors in a temporary folder, and leave it when it is killed.
     logs = DefaultLogsSpecs(log_dir=os.devnull)

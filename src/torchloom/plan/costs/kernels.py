@@ -177,7 +177,7 @@ def _remembered(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Produ
 def _read_products(path: Path) -> list[Product] | None:
     try:
         return [Product(*each) for each in json.loads(path.read_text())["products"]]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

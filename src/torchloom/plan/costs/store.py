@@ -146,7 +146,10 @@ def table_from_json(text: str) -> CostTable:
     Raises:
         ValueError: the text is something else, or of another version.
     """
-    record = json.loads(text)
+    try:
+        record = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
         found = record.get("format") if isinstance(record, dict) else type(record).__name__
         raise ValueError(f"format {_FORMAT} was expected, found {found}")

@@ -1,0 +1,159 @@
+"""What of a run other users of this machine, and other machines, can reach: the part of `doctor` about trust."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from torchloom import _torch, envs
+from torchloom.cli.finding import Finding
+from torchloom.engine.loopback import is_loopback
+from torchloom.errors import ArtifactError
+from torchloom.files import why_not_own, why_replaceable
+from torchloom.serve.key import Key
+
+_MOST_FILES = 100_000
+_LISTENS = "0A"
+"""The state of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
+
+
+def exposed(folders: Iterable[Path], run: Callable[[str, float], str | None]) -> Iterator[Finding]:
+    """Say what is open.
+
+    Args:
+        folders: stores, checkpoints and others that the user asks about.
+        run: runs code in a fresh interpreter and returns why it failed.
+    """
+    yield _folder("code from the cache", Path(_torch.inductor_cache_dir()))
+    yield _temporary()
+    yield _key()
+    for folder in folders:
+        yield _folder("folder", folder)
+    yield _new_files()
+    yield from _ports(run)
+    yield Finding(
+        "ok",
+        "shared memory",
+        "has no name: processes of this user and of root can open it, others cannot",
+    )
+
+
+def listening(pid: int | str = "self") -> list[tuple[str, int]]:
+    """Return the addresses and ports that a process accepts connections at; none where there is no /proc."""
+    known: dict[str, tuple[str, int]] = {}
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        try:
+            rows = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            _, local, _, state, *_, inode = row.split()[:10]
+            if state == _LISTENS:
+                known[f"socket:[{inode}]"] = _address(family, local)
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):  # closed meanwhile
+            found.append(known.get(str(descriptor.readlink())))
+    return sorted({each for each in found if each is not None})
+
+
+def _address(family: socket.AddressFamily, text: str) -> tuple[str, int]:
+    host, _, port = text.partition(":")
+    words = [bytes.fromhex(host)[at : at + 4][::-1] for at in range(0, len(host) // 2, 4)]
+    return socket.inet_ntop(family, b"".join(words)), int(port, 16)
+
+
+def _folder(about: str, folder: Path) -> Finding:
+    if not folder.exists():
+        return Finding("ok", about, f"{folder} is not there yet")
+    if reason := why_not_own(folder.resolve()) or why_replaceable(folder):
+        return _open(about, folder, reason)
+    inside = itertools.islice(folder.rglob("*"), _MOST_FILES)
+    for path in inside:
+        if path.is_symlink() or not path.exists():
+            continue
+        if reason := why_not_own(path):
+            return _open(about, folder, reason)
+    return Finding("ok", about, f"{folder} can be written by this user alone")
+
+
+def _open(about: str, folder: Path, reason: str) -> Finding:
+    return Finding(
+        "note",
+        about,
+        f"{reason}: who can write there can change what runs, or what is loaded",
+        f"chmod -R go-w {folder}, or use a folder of your own",
+    )
+
+
+def _temporary() -> Finding:
+    folder = Path(tempfile.gettempdir())
+    mode = folder.stat().st_mode
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        what = f"{folder} lets others replace files of yours (mode {stat.S_IMODE(mode):o})"
+        return Finding("note", "temporary files", what, f"chmod +t {folder}, or set TMPDIR")
+    return Finding("ok", "temporary files", f"{folder}: others cannot replace files of yours")
+
+
+def _key() -> Finding:
+    path = envs.key_file()
+    if not path.exists():
+        return Finding("ok", "key of stores", f"none at {path} yet: the first build makes it")
+    try:
+        return Finding("ok", "key of stores", f"{path}, private; its name is {Key().name}")
+    except ArtifactError as error:
+        return Finding("FAIL", "key of stores", str(error), f"chmod 600 {path}")
+
+
+def _new_files() -> Finding:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    if mask & 0o022 == 0o022:
+        return Finding("ok", "new files", f"others cannot write to them (umask {mask:03o})")
+    what = f"checkpoints and records that you write can be changed by others (umask {mask:03o})"
+    return Finding("note", "new files", what, "umask 022")
+
+
+def _ports(run: Callable[[str, float], str | None]) -> Iterator[Finding]:
+    code = (
+        "from torchloom.cli.exposure import told_listening\n"
+        "from torchloom.engine.groups import ensure_process_group\n"
+        "ensure_process_group()\n"
+        "told_listening()\n"
+    )
+    reason = run(code, 60)
+    yield (
+        Finding("ok", "ports", "a run on one host listens on loopback alone")
+        if reason is None
+        else Finding("note", "ports", reason, "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME")
+    )
+    host = envs.get_str("MASTER_ADDR", "")
+    where = f"MASTER_ADDR is {host}: its" if host and not is_loopback(host) else "with several, the"
+    yield Finding(
+        "note",
+        "several hosts",
+        f"{where} store listens on all interfaces, and neither it nor gloo or NCCL ask who connects, or encrypt",
+        "use a network that only the hosts of the run can reach",
+    )
+
+
+def told_listening() -> None:
+    """Fail if this process accepts connections of other hosts.
+
+    Raises:
+        RuntimeError: it does; the text says where.
+    """
+    wide = [
+        f"{host} port {port}"
+        for host, port in listening()
+        if not ipaddress.ip_address(host).is_loopback
+    ]
+    if wide:
+        raise RuntimeError(f"a run on one host accepts connections at {', '.join(wide)}")

@@ -1,0 +1,14 @@
+"""One line of what `torchloom doctor` says."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class Finding(NamedTuple):
+    """One line of the report."""
+
+    state: Literal["ok", "note", "FAIL"]
+    about: str
+    what: str
+    cure: str = ""

@@ -1,0 +1,107 @@
+"""Each place that can run what it was given, with why it may: a new one has to be looked at."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "torchloom"
+DANGEROUS = {
+    *("eval", "exec", "__import__", "import_module", "find_spec", "spec_from_file_location"),
+    *("loads", "load", "Unpickler", "AOTCompileUnpickler", "deserialize"),
+    *("CDLL", "PyDLL", "LoadLibrary", "load_library", "ExtensionFileLoader", "_load_library"),
+    *("system", "popen", "Popen", "run", "check_output", "check_call", "call", "execv"),
+    *("all_gather_object", "broadcast_object_list", "gather_object", "from_pretrained"),
+}
+OWNERS = {
+    **{name: {"pickle", "marshal", "torch", "yaml", "GraphPickler"} for name in ("loads", "load")},
+    **{name: {"subprocess"} for name in ("run", "Popen", "check_output", "check_call", "call")},
+    **{name: {"os"} for name in ("system", "popen", "execv")},
+}
+"""Names that are too common: those of these modules alone."""
+
+CONSTANT = "names that this source spells"
+TRUSTED = "bytes of a store whose owner, mode, signature and digests hold, or made by this process"
+GENERATED = "text that this process wrote, from names that it checked"
+USERS = "a name or file that the user gave on purpose: a config or command line is like a script"
+RANKS = "from other ranks: whoever can join the process group is trusted (docs, doctor)"
+LOOKED_UP = "finds a module without running it"
+COMMAND = "a list of arguments, no shell"
+
+KNOWN = {
+    ("__init__.py", "import_module"): CONSTANT,
+    ("_torch/light.py", "import_module"): CONSTANT,
+    ("_torch/pieces.py", "_load_library"): TRUSTED,
+    ("_torch/pieces.py", "deserialize"): TRUSTED,
+    ("_torch/pieces.py", "GraphPickler.loads"): TRUSTED,
+    ("_torch/places.py", "import_module"): TRUSTED,
+    ("_torch/plain.py", "ExtensionFileLoader"): TRUSTED,
+    ("_torch/plain.py", "exec"): TRUSTED,
+    ("_torch/plain.py", "spec_from_file_location"): TRUSTED,
+    ("_torch/shell.py", "AOTCompileUnpickler"): TRUSTED,
+    ("_torch/shell.py", "import_module"): TRUSTED,
+    ("_torch/shell.py", "marshal.loads"): TRUSTED,
+    ("_torch/shell.py", "pickle.loads"): TRUSTED,
+    ("_torch/symbols.py", "eval"): GENERATED,
+    ("_torch/wrapper.py", "exec"): GENERATED,
+    ("backends/builtin.py", "import_module"): CONSTANT,
+    ("backends/describe.py", "find_spec"): LOOKED_UP,
+    ("backends/discovery.py", "find_spec"): LOOKED_UP,
+    ("cli/__init__.py", "import_module"): CONSTANT,
+    ("cli/doctor.py", "find_spec"): LOOKED_UP,
+    ("cli/doctor.py", "subprocess.run"): COMMAND,
+    ("cli/load.py", "spec_from_file_location"): USERS,
+    ("cli/serve.py", "subprocess.run"): COMMAND,
+    ("cli/train/hf.py", "from_pretrained"): "data alone: no remote code, weights_only",
+    ("cli/train/parent.py", "CDLL"): "the C library that is loaded already",
+    ("cli/train/preflight.py", "find_spec"): LOOKED_UP,
+    ("cli/train/worker.py", "broadcast_object_list"): RANKS,
+    ("compiler/backend_fn.py", "import_module"): USERS,
+    ("engine/checkpoint.py", "broadcast_object_list"): RANKS,
+    ("ops/custom/fit.py", "exec"): GENERATED,
+    ("ops/library.py", "import_module"): CONSTANT,
+    ("runtime/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
+    ("runtime/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
+    ("serve/entry.py", "exec"): GENERATED,
+    ("serve/facts.py", "import_module"): TRUSTED,
+    ("serve/patches.py", "import_module"): USERS,
+    ("serve/specs.py", "import_module"): TRUSTED,
+    ("serve/stitch.py", "exec"): TRUSTED,
+}
+
+
+def found_in(path: Path) -> set[tuple[str, str]]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name, owner = getattr(node.func, "attr", getattr(node.func, "id", "")), ""
+        if isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value)
+        if name not in DANGEROUS or (name in OWNERS and owner not in OWNERS[name]):
+            continue
+        if name in ("eval", "exec") and owner:  # model.eval()
+            continue
+        given = {each.arg: each.value for each in node.keywords}
+        if (
+            owner == "torch"
+            and ast.unparse(given.get("weights_only", ast.Constant(None))) == "True"
+        ):
+            continue
+        shown = f"{owner}.{name}" if name in OWNERS else name
+        found.add((str(path.relative_to(SOURCE)), shown))
+        assert "shell" not in given, f"{path} runs a shell"
+    return found
+
+
+def test_every_place_is_known():
+    found = {each for path in SOURCE.rglob("*.py") for each in found_in(path)}
+    assert found - KNOWN.keys() == set(), "look at what it is given, then say here why it may"
+    assert KNOWN.keys() - found == set(), "these are gone"
+
+
+def test_a_dangerous_call_is_found(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "SOURCE", tmp_path)
+    path = tmp_path / "new.py"
+    path.write_text("import torch\nmodel.eval()\ntorch.load(p, weights_only=True)\ntorch.load(p)\n")
+    assert found_in(path) == {("new.py", "torch.load")}
