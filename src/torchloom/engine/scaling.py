@@ -76,6 +76,7 @@ class LossScaler:
             "num_skipped": self.num_skipped,
             "good_steps": self._good_steps,
             "forgiveness": self._forgiveness,
+            "skips_in_a_row": self._skips_in_a_row,
         }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -84,3 +85,4 @@ class LossScaler:
         self.num_skipped = int(state["num_skipped"])
         self._good_steps = int(state["good_steps"])
         self._forgiveness = int(state["forgiveness"])
+        self._skips_in_a_row = int(state.get("skips_in_a_row", 0))

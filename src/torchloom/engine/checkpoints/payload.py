@@ -1,0 +1,191 @@
+"""Tensors in files that torch.distributed.checkpoint reads, and parts of them back.
+
+Each rank writes one file, one tensor after the other as `torch.save` writes them. What is where
+stands in `index.json` for torchloom, and in `.metadata` for others.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchloom._torch.dcp import StoredChunk, StoredTensor
+from torchloom.engine.checkpoints.digests import SummedFile
+from torchloom.engine.checkpoints.plain import dtype_of
+from torchloom.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the checkpoint, or the part of one that this rank writes."""
+
+    key: str
+    tensor: Tensor
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offset: int = 0
+    """Where this part begins, of a tensor that is flat."""
+
+
+def write_parts(file: SummedFile, parts: Iterable[Part]) -> dict[str, StoredTensor]:
+    """Append parts to a file; return where each is."""
+    found: dict[str, StoredTensor] = {}
+    for part in parts:
+        # A copy without the rest of a storage that the tensor may be a view of.
+        value = part.tensor.detach().cpu()
+        if value.untyped_storage().nbytes() != value.nbytes or not value.is_contiguous():
+            value = value.clone(memory_format=torch.contiguous_format)
+        start = file.size
+        try:
+            torch.save(value, cast(Any, _Appending(file)))
+        except Exception:
+            if file.error is not None:
+                raise file.error from None  # torch says "unexpected pos" of a full disk
+            raise
+        offsets = (part.offset,) if part.shape != tuple(value.shape) else (0,) * value.dim()
+        chunk = StoredChunk(offsets, tuple(value.shape), file.path.name, start, file.size - start)
+        found[part.key] = StoredTensor(value.dtype, part.shape, (chunk,))
+    return found
+
+
+class _Appending(io.RawIOBase):
+    """Lets `torch.save` write at the end of a file, as if that were a file of its own."""
+
+    def __init__(self, file: SummedFile) -> None:
+        super().__init__()
+        self._to = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        return self._to.write(content)
+
+
+def to_json(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """Return an index as plain lists."""
+    return {
+        name: [
+            str(each.dtype).removeprefix("torch."),
+            list(each.shape),
+            [list(c) for c in each.chunks],
+        ]
+        for name, each in tensors.items()
+    }
+
+
+def from_json(index: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Return the index that `to_json` made."""
+    return {
+        name: StoredTensor(
+            dtype_of(dtype),
+            tuple(map(int, shape)),
+            tuple(
+                StoredChunk(tuple(offsets), tuple(sizes), str(file), int(start), int(length))
+                for offsets, sizes, file, start, length in chunks
+            ),
+        )
+        for name, (dtype, shape, chunks) in index.items()
+    }
+
+
+def merged(indices: Iterable[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:
+    """Join what several ranks wrote of the same tensors."""
+    whole: dict[str, StoredTensor] = {}
+    for index in indices:
+        for name, each in index.items():
+            have = whole.get(name)
+            if have is not None and (have.dtype, have.shape) != (each.dtype, each.shape):
+                raise CheckpointError(
+                    f"the ranks hold {name!r} differently: {have.dtype} {list(have.shape)} and "
+                    f"{each.dtype} {list(each.shape)}"
+                )
+            chunks = () if have is None else have.chunks
+            whole[name] = StoredTensor(each.dtype, each.shape, (*chunks, *each.chunks))
+    return whole
+
+
+class Payload:
+    """Reads tensors of one checkpoint; nothing but tensors comes out of its files."""
+
+    def __init__(self, folder: Path, index: Mapping[str, StoredTensor]) -> None:
+        self.folder, self.index = folder, index
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.index
+
+    def whole(self, key: str) -> Tensor:
+        """Read a tensor.
+
+        Raises:
+            CheckpointError: it is not there, or cannot be read.
+        """
+        each = self._entry(key)
+        if len(each.chunks) == 1 and each.chunks[0].sizes == each.shape:
+            return self._read(key, each, each.chunks[0])
+        if len(each.shape) != 1:
+            raise CheckpointError(f"{self.folder}: {key!r} is cut in a way that torchloom does not")
+        return self.part(key, 0, each.shape[0])
+
+    def part(self, key: str, start: int, numel: int) -> Tensor:
+        """Read `numel` elements of a flat tensor, which any number of ranks may have written.
+
+        Raises:
+            CheckpointError: they are not there, or cannot be read.
+        """
+        each = self._entry(key)
+        result = torch.empty(numel, dtype=each.dtype)
+        missing = numel
+        for chunk in each.chunks:
+            first = chunk.offsets[0] if chunk.offsets else 0
+            length = chunk.sizes[0] if chunk.sizes else 1
+            begin, end = max(start, first), min(start + numel, first + length)
+            if begin < end:
+                value = self._read(key, each, chunk).reshape(-1)
+                result[begin - start : end - start] = value[begin - first : end - first]
+                missing -= end - begin
+        if missing > 0:
+            raise CheckpointError(
+                f"{self.folder}: {missing} of {numel} elements of {key!r} are in no file"
+            )
+        return result
+
+    def _entry(self, key: str) -> StoredTensor:
+        if key not in self.index:
+            raise CheckpointError(f"{self.folder} holds no tensor {key!r}")
+        return self.index[key]
+
+    def _read(self, key: str, each: StoredTensor, chunk: StoredChunk) -> Tensor:
+        path = self.folder / chunk.file
+        if Path(chunk.file).name != chunk.file:
+            raise CheckpointError(f"{self.folder}: {key!r} is said to be in {chunk.file!r}")
+        try:
+            with path.open("rb") as file:
+                file.seek(chunk.start)
+                content = file.read(chunk.length)
+            value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        except Exception as error:
+            raise CheckpointError(f"{path} is damaged at {key!r}: {first_line(error)}") from error
+        if (
+            not isinstance(value, Tensor)
+            or value.dtype != each.dtype
+            or tuple(value.shape) != chunk.sizes
+        ):
+            raise CheckpointError(f"{path} is damaged: it holds something else than {key!r}")
+        return value
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of an error's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
