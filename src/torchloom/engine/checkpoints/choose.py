@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from pathlib import Path
 
 from torchloom.engine.checkpoints.exchange import Exchange
@@ -97,7 +98,8 @@ def _look(path: Path, ranks: Exchange) -> tuple[str, list[str]]:
     if not path.is_dir():
         return "", [f"{path} is missing"]
     if not has_manifest(path):
-        return "old", []
+        odd = [each for each in sorted(path.iterdir()) if not stat.S_ISREG(each.lstat().st_mode)]
+        return "old", [f"{each} is not a regular file" for each in odd]
     try:
         manifest = read_manifest(path)
         seal = hashlib.sha256((path / NAME).read_bytes()).hexdigest()

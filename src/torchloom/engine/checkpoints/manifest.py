@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / NAME
     try:
+        if not stat.S_ISREG(file.lstat().st_mode):
+            raise CheckpointError(f"{file} is not a regular file")
         raw = file.read_bytes()
         body = json.loads(raw)
         seal = body.pop("seal")
