@@ -95,7 +95,7 @@ def test_goes_on_in_the_middle_of_an_epoch(data, drop, stop, tmp_path) -> None:
 
     for through, resumed, state in run_ranks(2, fn):
         assert resumed == through
-        assert state["samples"] > 0
+        assert state["dataset"]["at"] if data is Tracking else state["samples"]
 
 
 def test_another_epoch_begins_at_its_beginning(tmp_path) -> None:

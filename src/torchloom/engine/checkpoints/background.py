@@ -91,13 +91,11 @@ class Pending:
         Raises:
             TorchloomError: it has failed; on all ranks after the same step.
         """
-        if self._ranks.world_size == 1:
-            if self.is_over:
-                self.wait()
-            return self.is_over
-        if self.is_over and self._error is None:
+        is_over = self.is_over  # asked once: the thread may end in between
+        if is_over and (self._error is None or self._ranks.world_size == 1):
+            self.wait()
             return True
-        if self._ranks.rank == 0 and self.is_over and not self._told:
+        if self._ranks.rank == 0 and is_over and not self._told:
             self._ranks.tell(_STOP, str(step + 1))
             self._told = True
         word = self._ranks.heard(_STOP)

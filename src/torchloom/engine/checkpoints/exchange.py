@@ -47,11 +47,13 @@ class Exchange:
             )
         self._ordinal = itertools.count()
         self._over = threading.Event()
+        self._thread: threading.Thread | None = None
         self._beats: dict[int, tuple[bytes, float]] = {}
 
     def __enter__(self) -> Exchange:
         if self._store is not None:
-            threading.Thread(target=self._beat, daemon=True, name="checkpoint beat").start()
+            self._thread = threading.Thread(target=self._beat, daemon=True, name="checkpoint beat")
+            self._thread.start()
         return self
 
     def __exit__(
@@ -63,6 +65,8 @@ class Exchange:
         if self._store is not None and (kind is None or issubclass(kind, CheckpointError)):
             self._take_leave()
         self._over.set()
+        if self._thread is not None:
+            self._thread.join(BEAT_S)
 
     def texts(self, what: str, text: str) -> list[str]:
         """Return the text of every rank, by rank; all ranks must call in the same order.

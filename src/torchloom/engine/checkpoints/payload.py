@@ -177,7 +177,8 @@ class Payload:
         except Exception as error:
             raise CheckpointError(f"{path} is damaged at {key!r}: {first_line(error)}") from error
         if (
-            not isinstance(value, Tensor)
+            type(value) is not Tensor
+            or value.layout != torch.strided
             or value.dtype != each.dtype
             or tuple(value.shape) != chunk.sizes
         ):

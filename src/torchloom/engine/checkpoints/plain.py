@@ -61,7 +61,8 @@ def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
     mark = _LIST_NAMES.get(kind)
     if mark is None:
         return _encode_rare(value, keep, where)
-    items = [encode(item, keep, f"{where}[{i}]") for i, item in enumerate(value)]
+    ordered = value if mark not in ("$set", "$frozenset") else sorted(value, key=repr)
+    items = [encode(item, keep, f"{where}[{i}]") for i, item in enumerate(ordered)]
     return items if mark == "" else {mark: items}
 
 

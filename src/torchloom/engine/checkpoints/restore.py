@@ -92,7 +92,7 @@ def _prepare_run(engine: Trained, contents: Contents, options: Options, ready: P
     """Prepare what is not of the model."""
     ready.counters = _counters(engine, contents)
     scaler_state = contents.value("scaler")
-    _check_scaler(scaler_state, contents)
+    _check_scaler(engine, scaler_state, contents)
     factor = 1.0
     if engine.scaler.config is None:
         factor = 1.0 / float(scaler_state["scale"])  # of gradients that wait
@@ -229,7 +229,8 @@ def read_by_function(engine: Trained, contents: Contents, options: Options) -> P
 
 
 def _copy(target: Tensor, value: Tensor) -> Callable[[], object]:
-    return lambda: target.detach().copy_(value.view(target.shape))
+    fitted = value.reshape(target.shape)
+    return lambda: target.detach().copy_(fitted)
 
 
 def _copy_front(target: Tensor, value: Tensor) -> Callable[[], object]:
@@ -308,9 +309,13 @@ def _is_gradient(key: str) -> bool:
     return re.match(r"(rank\d+/)?grad/", key) is not None
 
 
-def _check_scaler(state: Any, contents: Contents) -> None:
-    if not isinstance(state, dict) or not float(state.get("scale", 0)) > 0:
-        raise CheckpointError(f"{contents.path}: the loss scale cannot be read: {state!r}")
+def _check_scaler(engine: Trained, state: Any, contents: Contents) -> None:
+    try:
+        copy.copy(engine.scaler).load_state_dict(state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{contents.path}: the loss scale cannot be read: {error}") from error
+    if not float(state["scale"]) > 0:
+        raise CheckpointError(f"{contents.path}: the loss scale is {state['scale']}")
 
 
 def _read_gradients(
@@ -351,8 +356,10 @@ def _read_gradients(
 
 
 def _set_grad(param: nn.Parameter, value: Tensor, factor: float) -> Callable[[], None]:
+    fitted = value.reshape(param.shape)
+
     def write() -> None:
-        grad = torch.empty_like(param).copy_(value.view(param.shape))
+        grad = torch.empty_like(param).copy_(fitted)
         param.grad = grad if factor == 1.0 else grad.mul_(factor)
 
     return write
@@ -362,7 +369,7 @@ def _put_groups(groups: Groups) -> None:
     for group, values in groups:
         for key, value in values.items():
             if isinstance(group.get(key), Tensor):
-                group[key].copy_(torch.as_tensor(value))
+                group[key].copy_(value)
             else:
                 group[key] = value
 

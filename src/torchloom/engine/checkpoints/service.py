@@ -49,12 +49,12 @@ class Checkpoints:
         Raises:
             CheckpointError: this save failed, or the one before it, in the background.
         """
-        self.wait()
         if type(request.tag) is int:
             request = replace(request, tag=str(request.tag))
         taken: list[Snapshot] = []
 
         def take() -> dict[str, Any]:
+            self.wait()
             tag, keep_last = check_tag(request.tag), request.keep_last
             if keep_last is not None and (isinstance(keep_last, bool) or keep_last < 1):
                 raise CheckpointError(
@@ -78,9 +78,9 @@ class Checkpoints:
         Raises:
             CheckpointError: nothing to load, or it does not fit; the engine is as it was.
         """
-        self.wait()
 
         def look() -> dict[str, Any]:
+            self.wait()
             asked = {**vars(options), "custom_load_fn": options.custom_load_fn is not None}
             return {**asked, "root": str(root), "tag": None if tag is None else check_tag(tag)}
 

@@ -50,7 +50,9 @@ def read_groups(engine: Trained, contents: Contents, *, strict: bool) -> Groups:
         values = {key: value for key, value in old.items() if key != "params"}
         for key, value in values.items():
             now = group.get(key)
-            if isinstance(now, tuple) and isinstance(value, list):
+            if isinstance(now, Tensor):
+                values[key] = torch.as_tensor(value).reshape(now.shape)
+            elif isinstance(now, tuple) and isinstance(value, list):
                 values[key] = tuple(value)
             elif isinstance(value, Tensor) and isinstance(now, float):
                 values[key] = value.item()
