@@ -61,9 +61,9 @@ def test_one_at_a_time(tmp_path) -> None:
             assert len(threads) == 1
         engine.destroy()
         assert not [t for t in threading.enumerate() if t.name.startswith("checkpoint")]
-        return names_in(tmp_path)
 
-    assert run_ranks(2, fn)[1] == ["global_step1", "global_step2", "global_step3", "latest"]
+    run_ranks(2, fn)
+    assert names_in(tmp_path) == ["global_step1", "global_step2", "global_step3", "latest"]
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -227,3 +227,18 @@ def test_an_unreadable_manifest_is_told_and_passed_over(tmp_path) -> None:
     order = candidates(tmp_path)
     assert [each.tag for each in order] == ["s1", "s0"]
     assert "manifest.json" in order[0].why_not
+
+
+def test_keys_of_the_config(tmp_path) -> None:
+    def fn(rank):
+        slow_disk(0.3)
+        engine, _ = make_engine(3, checkpoint={"async_save": True, "keep_last": 1})
+        for step in range(2):
+            train(engine, rank, 1, first=step)
+            engine.save_checkpoint(tmp_path)
+            assert engine._checkpoints._pending is not None
+        engine.save_checkpoint(tmp_path, "last", async_save=False, keep_last=2)
+        assert engine._checkpoints._pending is None
+
+    run_ranks(2, fn)
+    assert set(names_in(tmp_path)) - {".torchloom.lock"} == {"global_step2", "last", "latest"}

@@ -166,6 +166,16 @@ class CompileOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """How checkpoints are saved when the call does not say."""
+
+    async_save: bool = False
+    """Whether training goes on while a checkpoint is written."""
+    keep_last: int | None = None
+    """How many of the newest checkpoints are kept; None keeps all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """Every setting of one run, validated; made by `load_config`."""
 
@@ -180,6 +190,7 @@ class Config:
     """None: the caller brings the schedule, or there is none."""
     compile: CompileOptions = field(default_factory=CompileOptions)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     steps_per_print: float = 10.0
     """Steps between progress lines; infinity prints none."""
     wall_clock_breakdown: bool = False

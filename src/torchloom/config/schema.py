@@ -83,6 +83,28 @@ class SchedulerSection(Section):
     params: Items = free_form("keyword arguments; see the table of schedules")
 
 
+class CheckpointSection(Section):
+    """How checkpoints are saved when the call does not say."""
+
+    async_save: Flag = used(
+        False, "torchloom's own: training goes on while a checkpoint is written"
+    )
+    keep_last: MaybeCount = used(
+        None, "torchloom's own: checkpoints to keep, the newest ones; all when not given"
+    )
+    tag_validation: AnyValue = no_effect(
+        None, "compare tags between ranks", "ranks with different tags are always an error"
+    )
+    load_universal: MaybeFlag = no_effect(
+        False, "load converted checkpoints", "all checkpoints load on any number of ranks"
+    )
+    use_node_local_storage: MaybeFlag = refused(
+        "checkpoints on disks of single nodes", "remove it; save to a folder that all ranks share"
+    )
+    parallel_write: AnyValue = no_effect(None, "which ranks write", "every rank writes its part")
+    writer: AnyValue = no_effect(None, "how files are written", "there is one way")
+
+
 class ConfigSchema(OtherKeys):
     """The keys of the outermost object."""
 
@@ -114,6 +136,7 @@ class ConfigSchema(OtherKeys):
         None, "the schedule that the engine builds; not given: the caller brings one, or none"
     )
     compile: CompileSection = section(CompileSection, "what `engine.compile()` does")
+    checkpoint: CheckpointSection = section(CheckpointSection, "how checkpoints are saved")
     steps_per_print: PrintEvery = used(10.0, "steps between progress lines; `Infinity` prints none")
     wall_clock_breakdown: Flag = used(False, "time forward, backward and step")
     dataloader_drop_last: Flag = used(False, "the engine's data loader drops an incomplete batch")

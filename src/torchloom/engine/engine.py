@@ -349,7 +349,7 @@ class Engine:
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
         *,
-        async_save: bool = False,
+        async_save: bool | None = None,
         keep_last: int | None = None,
     ) -> str:
         """Write all that a run needs to go on exactly; all ranks must call. See docs/checkpoints.md.
@@ -362,8 +362,10 @@ class Engine:
             save_latest: let a load without a tag take this checkpoint.
             exclude_frozen_parameters: leave parameters that need no gradient out.
             async_save: go on when all is copied to host memory; a failure is raised by a later
-                `step`, `save_checkpoint`, `load_checkpoint` or `wait_for_checkpoint`.
-            keep_last: afterwards remove all but so many of the checkpoints with `save_latest`.
+                `step`, `save_checkpoint`, `load_checkpoint` or `wait_for_checkpoint`. Default: the
+                config's `checkpoint.async_save`.
+            keep_last: afterwards remove all but so many of the checkpoints with `save_latest`;
+                default: the config's `checkpoint.keep_last`.
 
         Returns:
             The path of the checkpoint, which appears under this name only when complete.
@@ -376,6 +378,8 @@ class Engine:
             >>> engine.save_checkpoint("runs/a", client_state={"epoch": 3})  # doctest: +SKIP
             'runs/a/global_step100'
         """
+        defaults = self.config.checkpoint
+        keep = defaults.keep_last if keep_last is None else keep_last
         name = f"global_step{self.global_steps}" if tag is None else tag
         counters = Counters(
             self.global_steps,
@@ -386,11 +390,11 @@ class Engine:
         )
         return self._checkpoints.save(
             self,
-            Request(Path(save_dir), name, save_latest, keep_last),
+            Request(Path(save_dir), name, save_latest, keep),
             counters,
             client_state or {},
             exclude_frozen=exclude_frozen_parameters,
-            in_background=async_save,
+            in_background=defaults.async_save if async_save is None else async_save,
         )
 
     def wait_for_checkpoint(self) -> None:

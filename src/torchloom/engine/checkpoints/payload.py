@@ -7,6 +7,7 @@ stands in `index.json` for torchloom, and in `.metadata` for others.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,38 @@ def merged(indices: Iterable[Mapping[str, StoredTensor]]) -> dict[str, StoredTen
     return whole
 
 
+class _Region(io.RawIOBase):
+    """Lets `torch.load` read a part of a file, straight into the tensor's memory."""
+
+    def __init__(self, file: io.FileIO, start: int, length: int) -> None:
+        super().__init__()
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = max(0, origin + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, self._length - self._at)]
+        self._file.seek(self._start + self._at)
+        done = 0
+        while done < len(view):  # the system reads at most 2 GiB at a time
+            num = self._file.readinto(view[done:])
+            if not num:
+                break
+            done += num
+        self._at += done
+        return done
+
+
 class Payload:
     """Reads tensors of one checkpoint; nothing but tensors comes out of its files."""
 
@@ -140,6 +173,11 @@ class Payload:
             CheckpointError: they are not there, or cannot be read.
         """
         each = self._entry(key)
+        for chunk in each.chunks:  # mostly one holds all that is asked for: no copy
+            first = chunk.offsets[0] if chunk.offsets else 0
+            if numel and first <= start and start + numel <= first + math.prod(chunk.sizes):
+                value = self._read(key, each, chunk).reshape(-1)
+                return value[start - first : start - first + numel]
         result = torch.empty(numel, dtype=each.dtype)
         missing = numel
         for chunk in each.chunks:
@@ -166,10 +204,9 @@ class Payload:
         if Path(chunk.file).name != chunk.file:
             raise CheckpointError(f"{self.folder}: {key!r} is said to be in {chunk.file!r}")
         try:
-            with path.open("rb") as file:
-                file.seek(chunk.start)
-                content = file.read(chunk.length)
-            value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            with path.open("rb", buffering=0) as file:
+                region: Any = _Region(file, chunk.start, chunk.length)
+                value = torch.load(region, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing") from None
         except OSError as error:

@@ -208,7 +208,7 @@ def read_by_function(engine: Trained, contents: Contents, options: Options) -> P
         if f"buffer/{name}" in contents
     }
     before = {name: buffer.clone() for name, buffer in buffers_of(module).items()}
-    params = owners_of(module)
+    params, pieces = owners_of(module), {}
     with gathered(module):
         try:
             with torch.no_grad():
@@ -218,13 +218,14 @@ def read_by_function(engine: Trained, contents: Contents, options: Options) -> P
                 piece = (
                     cut(whole, layout.rank, spec.shard_numel) if spec.mode == "sharded" else whole
                 )
-                ready.writes.append(_copy(params[spec.name], piece.cpu().clone()))
+                pieces[spec.name] = piece.cpu().clone()
             ready.writes += [
                 _copy(buffer, buffer.detach().clone()) for buffer in buffers_of(module).values()
             ]
         finally:
             for name, buffer in buffers_of(module).items():
                 buffer.copy_(before[name])
+    ready.writes += [_copy(params[name], piece) for name, piece in pieces.items()]
     return ready
 
 
