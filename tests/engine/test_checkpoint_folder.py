@@ -449,3 +449,46 @@ def test_errors_of_all_ranks_are_told_once() -> None:
         answers("it", [attempt(fails)] * 3)
     with pytest.raises(CheckpointError, match=r"^it: rank 1: bad$"):
         answers("it", [attempt(lambda: 1), attempt(fails)])
+
+
+def test_an_export_that_fails_is_told_on_all_ranks(tmp_path) -> None:
+    (tmp_path / "file").touch()
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        engine.save_16bit_model(tmp_path / "good")
+        if rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        found = [
+            outcome(lambda: engine.save_16bit_model(tmp_path / "good")),
+            outcome(lambda: engine.save_16bit_model(tmp_path / "good", "model.pt")),
+            outcome(lambda: engine.save_16bit_model(tmp_path / "file" / "x")),
+        ]
+        train(engine, rank, 1)
+        return found
+
+    for found in run_ranks(2, fn):
+        assert all(text.startswith("CheckpointError") for text in found), found
+        assert all("rank 0" in text for text in found)
+    assert names_in(tmp_path / "good") == ["model.safetensors"]
+
+
+def test_nothing_piles_up(tmp_path) -> None:
+    """Threads, descriptors and files stay as many over saves and loads."""
+    import threading
+    from pathlib import Path
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        seen = []
+        for step in range(12):
+            engine.save_checkpoint(tmp_path, keep_last=2, tag=f"t{step}", async_save=step % 2 == 0)
+            engine.load_checkpoint(tmp_path)
+            engine.wait_for_checkpoint()
+            fds = len(list(Path("/proc/self/fd").iterdir()))
+            seen.append((fds, threading.active_count()))
+        return seen
+
+    for seen in run_ranks(2, fn):
+        assert max(seen[4:]) <= max(seen[:4])
+    assert len(names_in(tmp_path)) == 4

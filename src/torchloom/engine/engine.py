@@ -462,9 +462,13 @@ class Engine:
         Args:
             save_dir: target folder.
             save_filename: `*.safetensors`, or any other suffix for `torch.save`.
+
+        Raises:
+            CheckpointError: the file cannot be written; on every rank.
         """
         dtype = torch.float16 if self.fp16_enabled() else torch.bfloat16
-        return export.save_weights(self.module, Path(save_dir) / save_filename, dtype)
+        path = Path(save_dir) / save_filename
+        return export.save_weights(self.module, path, dtype, self._checkpoints)
 
     def destroy(self) -> None:
         """Let go of compiled code and gradients. The model stays sharded and usable.

@@ -8,6 +8,7 @@ there, and one that no longer says so is lost.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
@@ -104,13 +105,19 @@ class Exchange:
     def tell(self, key: str, text: str) -> None:
         """Leave a word for ranks that look for it later."""
         if self._store is not None:
-            self._store.set(f"word/{key}", text)
+            with contextlib.suppress(dist.DistError):  # no rank is left to hear it
+                self._store.set(f"word/{key}", text)
 
     def heard(self, key: str) -> str | None:
         """Return the word under a key, if it has been left."""
-        if self._store is None or not self._store.check([f"word/{key}"]):
+        if self._store is None:
             return None
-        return bytes(self._store.get(f"word/{key}")).decode()
+        try:
+            if not self._store.check([f"word/{key}"]):
+                return None
+            return bytes(self._store.get(f"word/{key}")).decode()
+        except dist.DistError:
+            return None  # the store has ended with rank 0, which training notices by itself
 
     def _await(self, store: Any, rank: int, what: str) -> None:
         pause = 0.0005

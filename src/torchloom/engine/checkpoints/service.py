@@ -89,6 +89,15 @@ class Checkpoints:
         with ranks:
             return load(engine, root, None if tag is None else check_tag(tag), options, ranks)
 
+    def on_rank0(self, what: str, failure: str, action: Callable[[], None]) -> None:
+        """Let rank 0 do something with the disk; all ranks call, and all learn how it went.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        with self._together(what, failure, dict) as ranks:
+            ranks.together(failure, action if ranks.rank == 0 else lambda: None)
+
     def wait(self) -> None:
         """Wait for a save in the background.
 
