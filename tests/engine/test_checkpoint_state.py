@@ -507,3 +507,51 @@ def test_groups_of_other_parameters(tmp_path) -> None:
     for text, stayed in run_ranks(2, fn):
         assert "group 0 holds other parameters" in text
         assert stayed
+
+
+def test_hybrid_sharding_in_the_middle_of_an_accumulation(tmp_path) -> None:
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 20, "shard_size": 2}
+
+    def fn(rank):
+        engine, _ = make_engine(zero_optimization=zero, **ACCUMULATE)
+        micro(engine, rank, 0, 4)
+        engine.save_checkpoint(tmp_path)
+        micro(engine, rank, 4, 7)
+        through = state_of(engine)
+        engine, _ = make_engine(seed=4, zero_optimization=zero, **ACCUMULATE)
+        engine.load_checkpoint(tmp_path)
+        micro(engine, rank, 4, 7)
+        return through, state_of(engine)
+
+    for through, resumed in run_ranks(4, fn):
+        assert through == resumed
+
+
+@pytest.mark.parametrize("offload", [True, False])
+def test_states_on_the_host(offload, tmp_path) -> None:
+    def make(seed, on):
+        extra = {"offload_optimizer": {"device": "cpu"}} if on else {}
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 20, **extra}
+        return make_engine(seed=seed, zero_optimization=zero)[0]
+
+    def fn(rank):
+        engine = make(0, offload)
+        train(engine, rank, 2)
+        engine.save_checkpoint(tmp_path)
+        train(engine, rank, 2, first=2)
+        through = state_of(engine)
+        engine = make(4, not offload)
+        engine.load_checkpoint(tmp_path)
+        if not offload:
+            from torchloom.runtime import mover_of
+
+            arena = mover_of(engine.device).arena
+            moments = [
+                s["exp_avg"] for s in engine.optimizer.state.values() if s["exp_avg"].numel()
+            ]
+            assert all(arena.owns(each) for each in moments)
+        train(engine, rank, 2, first=2)
+        return through, state_of(engine)
+
+    for through, resumed in run_ranks(2, fn):
+        assert through == resumed

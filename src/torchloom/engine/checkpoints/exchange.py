@@ -24,8 +24,8 @@ from torchloom.engine.checkpoints.payload import first_line
 from torchloom.errors import CheckpointError, PeerLostError, TorchloomError
 
 BEAT_S = 1.0
-LOST_AFTER_S = 20.0
-"""A rank that says nothing for so long is lost: twenty beats, for machines that are very busy."""
+LOST_AFTER_S = 8.0
+"""A rank that says nothing for so long is lost: eight beats, for machines that are very busy."""
 _FAREWELL_S = 5.0
 
 

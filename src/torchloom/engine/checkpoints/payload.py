@@ -98,18 +98,18 @@ def from_json(index: Mapping[str, Any]) -> dict[str, StoredTensor]:
 
 def merged(indices: Iterable[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:
     """Join what several ranks wrote of the same tensors."""
-    whole: dict[str, StoredTensor] = {}
+    facts: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    chunks: dict[str, list[StoredChunk]] = {}
     for index in indices:
         for name, each in index.items():
-            have = whole.get(name)
-            if have is not None and (have.dtype, have.shape) != (each.dtype, each.shape):
+            dtype, shape = facts.setdefault(name, (each.dtype, each.shape))
+            if (dtype, shape) != (each.dtype, each.shape):
                 raise CheckpointError(
-                    f"the ranks hold {name!r} differently: {have.dtype} {list(have.shape)} and "
-                    f"{each.dtype} {list(each.shape)}"
+                    f"the ranks hold {name!r} differently: {dtype} {list(shape)} and {each.dtype} "
+                    f"{list(each.shape)}"
                 )
-            chunks = () if have is None else have.chunks
-            whole[name] = StoredTensor(each.dtype, each.shape, (*chunks, *each.chunks))
-    return whole
+            chunks.setdefault(name, []).extend(each.chunks)
+    return {name: StoredTensor(*facts[name], tuple(found)) for name, found in chunks.items()}
 
 
 class _Region(io.RawIOBase):

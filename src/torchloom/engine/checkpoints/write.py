@@ -204,7 +204,7 @@ class _Job:
         }
         for name, content in {
             "index.json": _text(to_json(index)),
-            "engine.json": _text(facts),
+            "engine.json": _text(facts, indent=1),
             ".metadata": metadata.getvalue(),
         }.items():
             files[name] = write_summed(path / name, content)
@@ -233,5 +233,5 @@ class _Job:
             prune(root, request.keep_last, self._ident)
 
 
-def _text(facts: Any) -> bytes:
-    return (json.dumps(facts, indent=1) + "\n").encode()
+def _text(facts: Any, indent: int | None = None) -> bytes:
+    return (json.dumps(facts, indent=indent) + "\n").encode()
