@@ -13,6 +13,7 @@ from torchloom.engine.checkpoints.contents import read_contents
 from torchloom.engine.checkpoints.exchange import Exchange, answers, attempt
 from torchloom.engine.checkpoints.restore import Options, Prepared
 from torchloom.engine.checkpoints.snapshot import Counters, Trained
+from torchloom.engine.checkpoints.weights import read_by_function
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
 
@@ -46,7 +47,8 @@ def load(engine: Trained, root: Path, tag: str | None, options: Options, ranks: 
 
     def run_function() -> None:
         contents = read_contents(path, ranks.rank, ranks.world_size)
-        ready[0].writes += restore.read_by_function(engine, contents, options).writes
+        assert options.custom_load_fn is not None
+        ready[0].writes += read_by_function(engine, contents, options.custom_load_fn)
 
     ranks.together(failure, prepare)
     if options.custom_load_fn is not None:
