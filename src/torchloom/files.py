@@ -6,6 +6,8 @@ or by root: others may neither own it nor write to it.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import grp
 import os
 import pwd
@@ -15,6 +17,7 @@ from pathlib import Path
 
 _ROOT = 0
 _ALL_IDS = 2**32 - 1
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
@@ -140,3 +143,37 @@ def _is_hidden(uid: int) -> bool:
     except (OSError, ValueError):
         return False
     return uid == shown and mapped != ["0", "0", str(_ALL_IDS)]
+
+
+def swap(left: Path, right: Path) -> bool:
+    """Let two paths change places at once; return False where the system cannot.
+
+    Linux does this with renameat2(RENAME_EXCHANGE), on local file systems; network file systems
+    mostly refuse it.
+
+    Raises:
+        OSError: the paths cannot be renamed.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    done = rename(_AT_FDCWD, os.fsencode(left), _AT_FDCWD, os.fsencode(right), _RENAME_EXCHANGE)
+    if done == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(right))
+
+
+def sync_folder(path: Path) -> None:
+    """Make what was created, renamed or removed in a folder survive a loss of power.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

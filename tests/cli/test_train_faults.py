@@ -13,7 +13,6 @@ import torch
 from cli.test_train_loop import Rows, make_loop
 from torchloom import cli, envs
 from torchloom.cli.train.failing import failing_in, full_memory
-from torchloom.cli.train.retention import drop_older
 from torchloom.cli.train.stop import StopRequest
 from torchloom.cli.train.terminal import LastingOutput
 from torchloom.errors import ConfigError, EngineError, NoMemoryError, PlanError
@@ -146,58 +145,6 @@ def test_a_rank_lost_in_an_evaluation_is_told_too(tmp_path) -> None:
     loop._task = type(loop._task)(**{**vars(loop._task), "loss": lost})
     with pytest.raises(EngineError, match="another rank was lost"):
         loop.run()
-
-
-def checkpoints(folder, *steps: int) -> None:
-    for at, step in enumerate(steps):
-        path = folder / f"global_step{step}"
-        path.mkdir(parents=True)
-        (path / "engine.json").write_text("{}")
-        os.utime(path / "engine.json", (1000 + at, 1000 + at))
-    (folder / "latest").write_text(f"global_step{steps[-1]}")
-
-
-def names(folder) -> set[str]:
-    return {path.name for path in folder.iterdir()} - {"latest"}
-
-
-def test_old_checkpoints_go_and_nothing_else(tmp_path) -> None:
-    checkpoints(tmp_path, 5, 10, 9, 100)
-    for name in ("best", "global_step7.partial", "global_step8", "global_stepX"):
-        (tmp_path / name).mkdir()  # another's, unfinished, without engine.json, no number
-    (tmp_path / "best" / "engine.json").write_text("{}")
-    drop_older(tmp_path, 2)
-    assert names(tmp_path) == {
-        "global_step9", "global_step100", "best", "global_step7.partial", "global_step8",
-        "global_stepX",
-    }  # fmt: skip
-    drop_older(tmp_path, 0)
-    assert "global_step100" in names(tmp_path)
-
-
-def test_a_run_that_went_back_keeps_what_it_wrote_last(tmp_path) -> None:
-    checkpoints(tmp_path, 10, 20, 12)
-    drop_older(tmp_path, 1)
-    assert names(tmp_path) == {"global_step12"}
-
-
-def test_what_latest_names_stays(tmp_path) -> None:
-    checkpoints(tmp_path, 10, 20)
-    (tmp_path / "latest").write_text("global_step10")
-    drop_older(tmp_path, 1)
-    assert names(tmp_path) == {"global_step10", "global_step20"}
-
-
-def test_a_disk_that_refuses_to_delete_does_not_end_the_run(tmp_path, monkeypatch, caplog) -> None:
-    checkpoints(tmp_path, 10, 20)
-
-    def refuse(path):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("shutil.rmtree", refuse)
-    drop_older(tmp_path, 1)
-    assert names(tmp_path) == {"global_step10.partial", "global_step20"}
-    assert "could not be deleted" in caplog.text
 
 
 def test_output_that_nobody_reads_is_dropped() -> None:

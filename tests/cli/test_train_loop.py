@@ -23,6 +23,7 @@ class FakeEngine:
 
     device = torch.device("cpu")
     rank, world_size = 0, 1
+    should_stop, stop_reason = False, None
 
     def __init__(self, module, accumulation_steps=1, lr=0.05):
         self.module = module
@@ -60,7 +61,10 @@ class FakeEngine:
     def comm_stats(self):
         return SimpleNamespace(num_collectives=3 * self._micro_steps, num_bytes=0)
 
-    def save_checkpoint(self, save_dir, *, client_state):
+    def was_step_applied(self):
+        return True
+
+    def save_checkpoint(self, save_dir, *, client_state, keep_last=None):
         self.saved.append((save_dir, json.loads(json.dumps(client_state))))
         return f"{save_dir}/global_step{self.global_steps}"
 

@@ -93,8 +93,9 @@ def test_the_names_of_all_fields():
     }
     assert names == {
         "Config": "batch zero precision gradient_clipping non_finite optimizer scheduler compile offload "
-        "timeouts steps_per_print wall_clock_breakdown dataloader_drop_last seed notes hints source",
-        "TimeoutsConfig": "step_s compile_s agree_s process_group_s",
+        "timeouts checkpoint steps_per_print wall_clock_breakdown dataloader_drop_last seed notes "
+        "hints source",
+        "TimeoutsConfig": "step_s compile_s agree_s rendezvous_s process_group_s",
         "BatchConfig": "train_batch_size micro_batch_size accumulation_steps",
         "ZeroConfig": "stage param_persistence_threshold gather_bucket_bytes reduce_bucket_bytes "
         "prefetch_bytes shard_size gather_16bit_weights_on_model_save",
@@ -106,6 +107,7 @@ def test_the_names_of_all_fields():
         "SchedulerConfig": "name params",
         "OffloadConfig": "activations activation_min_bytes pin_memory opt_states parameters "
         "double_buffer free_activations free_min_bytes",
+        "CheckpointConfig": "async_save keep_last",
         "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes schedule "
         "memory_budget plan replan_step choose_kernels strict dump_graphs debug_log symmetric_memory",
     }

@@ -57,7 +57,7 @@ KNOWN = {
     ("cli/train/preflight.py", "find_spec"): LOOKED_UP,
     ("cli/train/worker.py", "broadcast_object_list"): RANKS,
     ("compiler/backend_fn.py", "import_module"): USERS,
-    ("engine/checkpoint.py", "broadcast_object_list"): RANKS,
+    ("files.py", "CDLL"): "the C library that is loaded already",
     ("ops/custom/fit.py", "exec"): GENERATED,
     ("ops/library.py", "import_module"): CONSTANT,
     ("runtime/shm/semaphore.py", "CDLL"): "the C library that is loaded already",

@@ -28,6 +28,7 @@ _COMMANDS = {
     "check-record": ("torchloom.cli.check_record", "Check a record against limits, for CI."),
     "plan": ("torchloom.cli.plan", "Show a plan of memory, or what differs between two."),
     "serve": ("torchloom.cli.serve", "Compile models for serving, and look into stores."),
+    "checkpoint": ("torchloom.cli.checkpoint", "Verify, list, show and export checkpoints."),
     "doctor": ("torchloom.cli.doctor", "Show what works on this machine, and cures."),
     "calibrate": ("torchloom.cli.calibrate", "Measure this machine: products, memory, links."),
     "check": ("torchloom.cli.check", "Show what a configuration means, and all that is wrong."),

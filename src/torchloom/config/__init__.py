@@ -7,6 +7,7 @@ from torchloom.config.frozen import FrozenMap, thaw, thawed_map
 from torchloom.config.load import Checked, check_config, load_config
 from torchloom.config.model import (
     BatchConfig,
+    CheckpointConfig,
     CompileOptions,
     Config,
     LossScaleConfig,
@@ -20,6 +21,7 @@ from torchloom.config.model import (
 __all__ = [
     "BatchConfig",
     "Checked",
+    "CheckpointConfig",
     "CompileOptions",
     "Config",
     "FrozenMap",

@@ -18,7 +18,7 @@ from torchloom.config.compiling import resolve_compile
 from torchloom.config.findings import Findings, Hint, Note, Problem, nearest
 from torchloom.config.frozen import frozen_map
 from torchloom.config.keys import Cleaner, Written, known_paths
-from torchloom.config.model import Config
+from torchloom.config.model import CheckpointConfig, Config
 from torchloom.config.non_finite import resolve_non_finite
 from torchloom.config.notices import tell_treatments
 from torchloom.config.offload import resolve_offload
@@ -133,6 +133,9 @@ def _resolve(
         offload=resolve_offload(schema, world_size, findings),
         compile=resolve_compile(schema.compile, schema.zero_optimization.stage, written, findings),
         timeouts=resolve_timeouts(schema.timeouts),
+        checkpoint=CheckpointConfig(
+            async_save=schema.checkpoint.async_save, keep_last=schema.checkpoint.keep_last
+        ),
         steps_per_print=schema.steps_per_print,
         wall_clock_breakdown=schema.wall_clock_breakdown,
         dataloader_drop_last=schema.dataloader_drop_last,

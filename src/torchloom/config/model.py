@@ -183,8 +183,20 @@ class TimeoutsConfig:
     """For a rank that compiles, loads or saves."""
     agree_s: float = 120.0
     """For ranks to agree on configuration and model."""
+    rendezvous_s: float = 120.0
+    """For ranks to come at all."""
     process_group_s: float = 1860.0
     """For collectives that are not torchloom's, in a process group that torchloom makes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """How checkpoints are saved when the call does not say."""
+
+    async_save: bool = False
+    """Whether training goes on while a checkpoint is written."""
+    keep_last: int | None = None
+    """How many of the newest checkpoints are kept; None keeps all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +216,7 @@ class Config:
     compile: CompileOptions = field(default_factory=CompileOptions)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     steps_per_print: float = 10.0
     """Steps between progress lines; infinity prints none."""
     wall_clock_breakdown: bool = False

@@ -92,11 +92,34 @@ class TimeoutsSection(Section):
     step_s: Seconds = used(600.0, "seconds to wait for a rank in the course of a step")
     compile_s: Seconds = used(1800.0, "seconds to wait for a rank that compiles, loads or saves")
     agree_s: Seconds = used(120.0, "seconds to wait for ranks to agree on configuration and model")
+    rendezvous_s: Seconds = used(120.0, "seconds to wait for ranks to come at all")
     process_group_s: MaybeSeconds = used(
         None,
         "timeout of the process group that `initialize` makes; not given: a minute more than the "
         "longest of the others",
     )
+
+
+class CheckpointSection(Section):
+    """How checkpoints are saved when the call does not say."""
+
+    async_save: Flag = used(
+        False, "torchloom's own: training goes on while a checkpoint is written"
+    )
+    keep_last: MaybeCount = used(
+        None, "torchloom's own: checkpoints to keep, the newest ones; all when not given"
+    )
+    tag_validation: AnyValue = no_effect(
+        None, "compare tags between ranks", "ranks with different tags are always an error"
+    )
+    load_universal: MaybeFlag = no_effect(
+        False, "load converted checkpoints", "all checkpoints load on any number of ranks"
+    )
+    use_node_local_storage: MaybeFlag = refused(
+        "checkpoints on disks of single nodes", "remove it; save to a folder that all ranks share"
+    )
+    parallel_write: AnyValue = no_effect(None, "which ranks write", "every rank writes its part")
+    writer: AnyValue = no_effect(None, "how files are written", "there is one way")
 
 
 class ConfigSchema(OtherKeys):
@@ -139,6 +162,7 @@ class ConfigSchema(OtherKeys):
     )
     compile: CompileSection = section(CompileSection, "what `engine.compile()` does")
     timeouts: TimeoutsSection = section(TimeoutsSection, "how long a rank waits for others")
+    checkpoint: CheckpointSection = section(CheckpointSection, "how checkpoints are saved")
     steps_per_print: PrintEvery = used(10.0, "steps between progress lines; `Infinity` prints none")
     wall_clock_breakdown: Flag = used(False, "time forward, backward and step")
     dataloader_drop_last: Flag = used(False, "the engine's data loader drops an incomplete batch")

@@ -28,9 +28,6 @@ class OtherKeys(Section):
     dump_state: MaybeFlag = no_effect(False, "print the engine's state", "torchloom check prints")
     memory_breakdown: MaybeFlag = no_effect(False, "print memory use", "use torch.cuda.memory")
     activation_checkpointing: AnyValue = no_effect(None, "recompute activations", BY_MODEL)
-    checkpoint: AnyValue = no_effect(
-        None, "how checkpoints are written", "checkpoints have one format and no options"
-    )
     use_data_before_expert_parallelism: MaybeFlag = no_effect(
         False, "order of process groups", "there is one data-parallel group"
     )

@@ -16,5 +16,6 @@ def resolve_timeouts(section: TimeoutsSection) -> TimeoutsConfig:
         step_s=section.step_s,
         compile_s=section.compile_s,
         agree_s=section.agree_s,
+        rendezvous_s=section.rendezvous_s,
         process_group_s=section.process_group_s or longest + _MARGIN_S,
     )

@@ -101,7 +101,11 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
             "torch.distributed.init_process_group first, or drop the argument"
         )
     limits = early.timeouts
-    ensure_process_group(distributed_port, timeout=timedelta(seconds=limits.process_group_s))
+    ensure_process_group(
+        distributed_port,
+        timeout=timedelta(seconds=limits.process_group_s),
+        rendezvous_s=limits.rendezvous_s,
+    )
     set_limits(Limits(step_s=limits.step_s, compile_s=limits.compile_s, agree_s=limits.agree_s))
     world = make_world(mesh, early.zero.shard_size, symmetric_memory=early.compile.symmetric_memory)
     settings = load_config(source, world_size=world.world_size)

@@ -23,9 +23,11 @@ from torch.optim import Optimizer
 from torchloom import _torch
 from torchloom.compiler.support import check_supported
 from torchloom.config import Config
-from torchloom.engine import checkpoint, compiled, export
+from torchloom.engine import compiled, export
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.boundary import Boundary, check_step, print_progress, reduces_at_boundary
+from torchloom.engine.checkpoints import Checkpoints, Counters, Options
+from torchloom.engine.checkpoints.write import Request
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
@@ -80,6 +82,7 @@ class Engine:
             config.non_finite.max_consecutive_skips,
         )
         self._serial = next(_SERIALS)
+        self._checkpoints = Checkpoints(agreement)
         self._compiled: compiled.Compiled | None = None
         self._passes = PassRegistry(REGISTRY)
         self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
@@ -165,6 +168,7 @@ class Engine:
             tell_step(self.global_steps)
             compiled.advance(self._compiled, self.global_steps)
             print_progress(self)
+            self._checkpoints.after_step(self.global_steps)
 
     def _take_place(self) -> None:
         """Let what follows be done by this engine in its present step, as all ranks compare it."""
@@ -372,64 +376,116 @@ class Engine:
     def save_checkpoint(
         self,
         save_dir: str | Path,
-        tag: str | None = None,
+        tag: str | int | None = None,
         client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
+        *,
+        async_save: bool | None = None,
+        keep_last: int | None = None,
     ) -> str:
-        """Write weights, optimizer, schedule, counters and RNG; all ranks must call.
+        """Write all that a run needs to go on exactly; all ranks must call. See docs/checkpoints.md.
 
         Args:
-            save_dir: folder of all checkpoints of the run.
-            tag: the checkpoint's own folder name; default `global_step<N>`.
-            client_state: JSON-able values of the caller's, given back by `load_checkpoint`.
+            save_dir: folder of all checkpoints of the run, shared by all ranks.
+            tag: the checkpoint's own folder name, replaced at once if it exists; default
+                `global_step<N>`.
+            client_state: the caller's plain values and tensors, given back by `load_checkpoint`.
+            save_latest: let a load without a tag take this checkpoint.
             exclude_frozen_parameters: leave parameters that need no gradient out.
+            async_save: go on when all is copied to host memory; a failure is raised by a later
+                `step`, `save_checkpoint`, `load_checkpoint` or `wait_for_checkpoint`. Default: the
+                config's `checkpoint.async_save`.
+            keep_last: afterwards remove all but so many of the checkpoints with `save_latest`;
+                default: the config's `checkpoint.keep_last`.
 
         Returns:
             The path of the checkpoint, which appears under this name only when complete.
+
+        Raises:
+            CheckpointError: it cannot be written, or something in it cannot be kept; on every rank.
+                What was under the tag is still there, and training can go on.
+
+        Example:
+            >>> engine.save_checkpoint("runs/a", client_state={"epoch": 3})  # doctest: +SKIP
+            'runs/a/global_step100'
         """
-        return checkpoint.save(
-            self,
-            Path(save_dir),
-            tag or f"global_step{self.global_steps}",
-            dict(client_state or {}),
-            exclude_frozen=exclude_frozen_parameters,
+        defaults = self.config.checkpoint
+        keep = defaults.keep_last if keep_last is None else keep_last
+        name = f"global_step{self.global_steps}" if tag is None else tag
+        counters = Counters(
+            self.global_steps,
+            self.global_samples,
+            self.micro_steps,
+            self._num_backwards,
+            self._boundary.forced,
         )
+        return self._checkpoints.save(
+            self,
+            Request(Path(save_dir), name, save_latest, keep),
+            counters,
+            client_state or {},
+            exclude_frozen=exclude_frozen_parameters,
+            in_background=defaults.async_save if async_save is None else async_save,
+        )
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until a checkpoint that is saved in the background is there.
+
+        Raises:
+            CheckpointError: it could not be written; on every rank.
+        """
+        self._checkpoints.wait()
 
     def load_checkpoint(
         self,
         load_dir: str | Path,
-        tag: str | None = None,
+        tag: str | int | None = None,
         load_module_strict: bool = True,
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., object] | None = None,
     ) -> tuple[str, dict[str, Any]]:
         """Continue from a checkpoint, also one saved by another number of ranks or another stage.
 
+        All files are verified, and all that is needed is read, before anything is changed.
+
         Args:
             load_dir: folder of all checkpoints of the run.
-            tag: which one; default: the newest complete one.
+            tag: which one; default: the newest that verifies.
             load_module_strict: the checkpoint must hold exactly this model's parameters.
             load_optimizer_states: load the optimizer's states as well.
             load_lr_scheduler_states: load the schedule's position as well.
+            load_module_only: load weights and buffers alone; counters, generators and the rest stay.
+            custom_load_fn: called with `src`, a dict of whole weights, and `dst`, the model with
+                whole weights, instead of loading parameters by name.
 
         Returns:
             The checkpoint's path and the caller's `client_state`.
 
         Raises:
-            CheckpointError: nothing to load, or it belongs to another model; on every rank.
+            CheckpointError: nothing to load, damaged, or of another model; on every rank, and the
+                engine is as it was.
         """
-        loaded = checkpoint.load(
-            self,
-            Path(load_dir),
-            tag,
-            strict=load_module_strict,
-            optimizer_states=load_optimizer_states,
-            scheduler_states=load_lr_scheduler_states,
+        options = Options(
+            load_module_strict,
+            load_optimizer_states,
+            load_lr_scheduler_states,
+            load_module_only,
+            custom_load_fn,
         )
+        loaded = self._checkpoints.load(self, Path(load_dir), tag, options)
+        if loaded.counters is not None:
+            self.global_steps = loaded.counters.global_steps
+            self.global_samples = loaded.counters.global_samples
+            self.micro_steps = loaded.counters.micro_steps
+            self._num_backwards = loaded.counters.num_backwards
+            self._boundary.forced = loaded.counters.forced_boundary
         self._take_place()
         self.world.comm.residents.invalidate()
         compiled.advance(self._compiled, self.global_steps)
-        return loaded
+        return loaded.path, loaded.client_state
 
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "model.safetensors"
@@ -439,18 +495,29 @@ class Engine:
         Args:
             save_dir: target folder.
             save_filename: `*.safetensors`, or any other suffix for `torch.save`.
+
+        Raises:
+            CheckpointError: the file cannot be written; on every rank.
         """
         dtype = torch.float16 if self.fp16_enabled() else torch.bfloat16
-        return export.save_weights(self.module, Path(save_dir) / save_filename, dtype)
+        path = Path(save_dir) / save_filename
+        return export.save_weights(self.module, path, dtype, self._checkpoints)
 
     def destroy(self) -> None:
-        """Let go of compiled code and gradients. The model stays sharded and usable."""
-        self.local.zero_grad()
-        if self._compiled is not None:
-            self._compiled.session.keeps = None
-        self._compiled = None
-        self.world.comm.residents.clear()
-        _torch.forget_compiled_call(self.module)
+        """Let go of compiled code and gradients. The model stays sharded and usable.
+
+        Raises:
+            CheckpointError: a checkpoint that was saved in the background could not be written.
+        """
+        try:
+            self._checkpoints.close()
+        finally:
+            self.local.zero_grad()
+            if self._compiled is not None:
+                self._compiled.session.keeps = None
+            self._compiled = None
+            self.world.comm.residents.clear()
+            _torch.forget_compiled_call(self.module)
 
     def unshard(self) -> nn.Module:
         """Give the model back whole; all ranks must call. The engine is of no use afterwards."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from torchloom.shard import full_state_dict, layout_of
+from torchloom.engine.checkpoints import Checkpoints
+from torchloom.shard import Layout, full_state_dict, layout_of
 
 
-def save_weights(model: nn.Module, path: Path, dtype: torch.dtype) -> str:
+def save_weights(model: nn.Module, path: Path, dtype: torch.dtype, checkpoints: Checkpoints) -> str:
     """Write the state dict of a sharded model with floating-point weights in `dtype`.
 
     Tied weights are written once, under their first name, as the format wants.
@@ -21,25 +21,38 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype) -> str:
         model: the sharded model; all ranks must call.
         path: `*.safetensors`, or any other suffix for `torch.save`.
         dtype: dtype of floating-point weights in the file.
+        checkpoints: lets all ranks know how rank 0's writing went.
 
     Returns:
         The path, on every rank.
+
+    Raises:
+        CheckpointError: the file cannot be written; on every rank. What was there stays.
     """
     layout = layout_of(model)
     weights = full_state_dict(model, rank0_only=True, cpu=True)
-    if dist.get_rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tied = {".".join(filter(None, owner)) for spec in layout for owner in spec.owners[1:]}
-        chosen = {
-            name: (value.to(dtype) if value.is_floating_point() else value).contiguous()
-            for name, value in weights.items()
-            if isinstance(value, Tensor) and name not in tied
-        }
-        partial = path.with_name(path.name + ".partial")
+    checkpoints.on_rank0(
+        "the weights to export",
+        f"the weights cannot be written to {str(path)!r}",
+        lambda: _write(weights, layout, path, dtype),
+    )
+    return str(path)
+
+
+def _write(weights: dict[str, Tensor], layout: Layout, path: Path, dtype: torch.dtype) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tied = {".".join(filter(None, owner)) for spec in layout for owner in spec.owners[1:]}
+    chosen = {
+        name: (value.to(dtype) if value.is_floating_point() else value).contiguous()
+        for name, value in weights.items()
+        if isinstance(value, Tensor) and name not in tied
+    }
+    partial = path.with_name(path.name + ".partial")
+    try:
         if path.suffix == ".safetensors":
             save_file(chosen, partial, metadata={"format": "pt"})
         else:
             torch.save(chosen, partial)
         partial.replace(path)
-    dist.barrier()
-    return str(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom.config import Config
@@ -93,6 +93,17 @@ class Offloads:
         place_pieces(
             self.model, self.layout, mover_of(self.device), waiting if PIECES in self.names else ()
         )
+
+    def placed(self, value: Tensor, *, like: Tensor) -> Tensor:
+        """Return an optimizer state of the parameter `like` where such states live."""
+        shape = like if value.shape == like.shape else value
+        state = torch.empty_like(shape, dtype=value.dtype, device=like.device)
+        arena = mover_of(self.device).arena
+        if STATES not in self.names or value.dim() == 0 or value.numel() == 0:
+            return state.copy_(value)
+        host = arena.device_like(state)
+        arena.host_alias(host).copy_(value)
+        return host
 
     def make_room(self) -> None:
         """Let no states and pieces stay on the device, until the next `fit` and `keep_pieces`."""

@@ -8,7 +8,6 @@ loop       the steps themselves; takes the engine as an argument
 model hf   the built-in decoder and the door to Hugging Face folders
 stop terminal    what signals ask for; output that may lose its reader
 failing    full memory and lost ranks as one sentence
-retention  old checkpoints go when newer ones are complete
 corpus stream    text with a held-out split; the deterministic order of samples
 metrics flops progress summary    what is recorded and shown
 """

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from torchloom.cli.train.failing import failing_in, is_lost_peer
 from torchloom.cli.train.metrics import EvalRow, Sink, StepRow, memory_gib
-from torchloom.cli.train.retention import drop_older
 from torchloom.cli.train.stop import StopRequest
 from torchloom.cli.train.stream import SampleStream
 from torchloom.cli.train.task import Task
@@ -40,6 +39,8 @@ class TrainingEngine(Protocol):
 
     device: Any
     global_steps: int
+    should_stop: bool
+    stop_reason: str | None
     rank: int
     world_size: int
 
@@ -51,7 +52,10 @@ class TrainingEngine(Protocol):
     def get_lr(self) -> list[float]: ...
     def get_global_grad_norm(self) -> float | None: ...
     def comm_stats(self) -> Any: ...
-    def save_checkpoint(self, save_dir: Any, /, *, client_state: Any) -> Any: ...
+    def was_step_applied(self) -> bool: ...
+    def save_checkpoint(
+        self, save_dir: Any, /, *, client_state: Any, keep_last: int | None
+    ) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +151,7 @@ class Loop:
         return Outcome(
             step=engine.global_steps,
             checkpoint=checkpoint,
-            stopped_by=(request.signal_name or "another rank") if asked.stop else None,
+            stopped_by=self._why_stopped(request) if asked.stop else None,
         )
 
     def save(self) -> str:
@@ -155,10 +159,13 @@ class Loop:
         state = {"stream": self._stream.state_dict(), "tokens": self._tokens}
         folder = self._plan.checkpoint_dir
         with failing_in(f"while saving after step {self._engine.global_steps}"):
-            path = self._engine.save_checkpoint(str(folder), client_state=state)
-        if self._plan.keep_last is not None and self._engine.rank == 0:
-            drop_older(folder, self._plan.keep_last)
+            path = self._engine.save_checkpoint(
+                str(folder), client_state=state, keep_last=self._plan.keep_last
+            )
         return str(path)
+
+    def _why_stopped(self, request: StopRequest) -> str:
+        return self._engine.stop_reason or request.signal_name or "another rank"
 
     def restore(self, client_state: dict[str, Any]) -> None:
         """Continue the data where the checkpoint left it."""
@@ -220,12 +227,14 @@ class Loop:
         mine = torch.tensor([float(own.stop), float(own.save)], device=loss.device)
         both = torch.cat((loss.float().reshape(1), mine))
         mean_loss, stops, saves = _mean_over_ranks(both).tolist()
-        if not math.isfinite(mean_loss):
+        # A step that was left out for it goes by the engine's policy (`non_finite`).
+        if not math.isfinite(mean_loss) and self._engine.was_step_applied():
             raise EngineError(
                 f"the loss is {mean_loss} at step {self._engine.global_steps}: training cannot go "
                 "on; lower the learning rate, or resume from an earlier checkpoint"
             )
-        return mean_loss, _Asked(stop=stops > 0, save=saves > 0)
+        stops_itself = self._engine.should_stop  # equal on all ranks
+        return mean_loss, _Asked(stop=stops > 0 or stops_itself, save=saves > 0)
 
     def _evaluate(self) -> None:
         """Record the mean loss over the held-out batches of all ranks."""

@@ -74,7 +74,10 @@ def _to_resume(asked: str | None) -> Path:
 
 def _has_checkpoint(out: Path) -> bool:
     folder = checkpoint_dir(out)
-    return folder.is_dir() and any(folder.iterdir())
+    marks = ("engine.json", "manifest.json")  # what older and newer checkpoints hold
+    return folder.is_dir() and any(
+        (path / mark).is_file() for path in folder.iterdir() for mark in marks
+    )
 
 
 def _fresh(wanted: Path) -> Path:

@@ -1,0 +1,179 @@
+"""`torchloom checkpoint`: verify, list, show and export what `engine.save_checkpoint` wrote.
+
+No process group and no GPU is needed, and nothing in a checkpoint is executed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from torchloom.cli.failures import writing
+from torchloom.engine.checkpoints.contents import Contents, read_contents
+from torchloom.engine.checkpoints.export import export as export_weights
+from torchloom.engine.checkpoints.folder import check_tag, is_checkpoint
+from torchloom.engine.checkpoints.manifest import check_files, check_names, check_sizes
+from torchloom.engine.checkpoints.retention import Candidate, candidate, candidates
+from torchloom.errors import CheckpointError, ConfigError
+
+checkpoint = typer.Typer(no_args_is_help=True, help="Verify, list, show and export checkpoints.")
+
+Folder = Annotated[Path, typer.Argument(help="A folder of checkpoints, or one checkpoint.")]
+Tag = Annotated[str | None, typer.Option(help="Which checkpoint of the folder.")]
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_GB = 1e9
+
+
+@checkpoint.command()
+def verify(folder: Folder, tag: Tag = None) -> None:
+    """Compare all files with their digests; the exit code is 1 if any is damaged."""
+    bad = 0
+    for each in _chosen(folder, tag) if tag is not None else _all(folder):
+        started = time.perf_counter()
+        wrong = _wrong(each)
+        seconds = max(time.perf_counter() - started, 1e-9)
+        if wrong:
+            bad += 1
+            print(f"{each.tag}: DAMAGED")
+            for sentence in wrong:
+                print(f"  {sentence}")
+        elif each.manifest is not None:
+            size = each.manifest.num_bytes
+            print(
+                f"{each.tag}: ok, {len(each.manifest.files)} files, {_size(size)} in {seconds:.2f} s, "
+                f"{size / seconds / _GB:.2f} GB/s"
+            )
+    if bad:
+        raise typer.Exit(1)
+
+
+@checkpoint.command("list")
+def list_(folder: Folder) -> None:
+    """List the checkpoints of a folder, the newest first; names and sizes are checked."""
+    table = Table("tag", "step", "saved", "ranks", "size", "state", box=None, pad_edge=False)
+    for each in _all(folder):
+        manifest = each.manifest
+        if manifest is None:
+            table.add_row(each.tag, "", "", "", "", each.why_not or "version 1: without digests")
+            continue
+        wrong = check_sizes(each.path, manifest)
+        state = wrong[0] if wrong else "complete" if manifest.is_latest else "complete, not latest"
+        saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at))
+        step = str(manifest.facts.get("step", ""))
+        size = _size(manifest.num_bytes)
+        table.add_row(each.tag, step, saved, str(manifest.world_size), size, state)
+    Console(highlight=False, width=200, markup=False).print(table)
+
+
+@checkpoint.command()
+def show(folder: Folder, tag: Tag = None) -> None:
+    """Show what a checkpoint holds; without a tag, the newest one."""
+    chosen = next(iter(_chosen(folder, tag)))
+    contents = read_contents(chosen.path)
+    for name, value in _facts(chosen, contents):
+        print(f"{name:<18} {value}")
+
+
+@checkpoint.command()
+def export(
+    folder: Folder,
+    to: Annotated[Path, typer.Option("--to", help="Folder to write to.")],
+    tag: Tag = None,
+    dtype: Annotated[
+        str, typer.Option(help="bf16, fp16, fp32, or keep: of floating-point weights.")
+    ] = "keep",
+    shard_gb: Annotated[float, typer.Option(help="Size at which a new file begins, in GB.")] = 5.0,
+) -> None:
+    """Verify a checkpoint and write its weights as safetensors, with an index if in several files."""
+    if dtype != "keep" and dtype not in _DTYPES:
+        raise ConfigError(f"--dtype {dtype}: use bf16, fp16, fp32 or keep")
+    if not shard_gb > 0:
+        raise ConfigError(f"--shard-gb {shard_gb}: use a positive number")
+    chosen = next(iter(_chosen(folder, tag)))
+    wrong = [] if chosen.manifest is None and not chosen.why_not else _wrong(chosen)
+    if wrong:
+        raise CheckpointError(f"checkpoint {chosen.tag!r} is damaged: {'; '.join(wrong[:3])}")
+    contents = read_contents(chosen.path)
+    with writing(to):
+        for path in export_weights(contents, to, _DTYPES.get(dtype), int(shard_gb * _GB)):
+            print(f"{path}  {_size(path.stat().st_size)}")
+    left_out = [name for name in contents.params if f"model/{name}" not in contents.payload]
+    if left_out:
+        print(f"left out, as when it was saved: {', '.join(left_out)}")
+
+
+def _all(folder: Path) -> list[Candidate]:
+    if is_checkpoint(folder):
+        return [_one(folder)]
+    found = candidates(folder)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {str(folder)!r}: name a folder that holds some")
+    return found
+
+
+def _chosen(folder: Path, tag: str | None) -> list[Candidate]:
+    """Return the checkpoint that is asked for, as a list."""
+    if tag is None:
+        return _all(folder)[:1]
+    found = candidate(folder, check_tag(tag))
+    if not is_checkpoint(found.path):
+        have = ", ".join(each.tag for each in candidates(folder)) or "none"
+        raise CheckpointError(f"no checkpoint {tag!r} in {str(folder)!r}; there are: {have}")
+    return [found]
+
+
+def _one(path: Path) -> Candidate:
+    path = path.resolve()
+    return candidate(path.parent, path.name)
+
+
+def _wrong(each: Candidate) -> list[str]:
+    if each.why_not:
+        return [each.why_not]
+    if each.manifest is None:
+        return ["it is of a version that kept no digests: it cannot be verified"]
+    return check_names(each.path, each.manifest) + check_files(each.path, each.manifest)
+
+
+def _facts(chosen: Candidate, contents: Contents) -> Iterator[tuple[str, object]]:
+    facts, index = contents.facts, contents.payload.index
+    yield "path", contents.path
+    yield "format", contents.version
+    if chosen.manifest is not None:
+        yield "saved", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(chosen.manifest.saved_at))
+        yield "by torchloom", chosen.manifest.facts.get("torchloom")
+        yield "size", _size(chosen.manifest.num_bytes)
+    yield "step", facts.get("global_steps")
+    yield "samples", facts.get("global_samples")
+    yield "ranks", contents.world_size
+    yield "ZeRO stage", facts.get("stage")
+    numel = sum(int(torch.Size(shape).numel()) for shape in contents.params.values())
+    yield "parameters", f"{numel:,} in {len(contents.params)} tensors"
+    yield "optimizer states", sum(key.startswith("optim/") for key in index)
+    yield "gradients", "yes" if any("grad/" in key for key in index) else "none"
+    if contents.own:
+        yield "differs by rank", ", ".join(sorted(contents.own))
+    for name in ("groups", "scheduler", "loader", "client_state"):
+        if name in contents:
+            yield name, _shortened(contents.value(name))
+
+
+def _shortened(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 400 else f"{text[:400]}..."
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.2f} GB"

@@ -1,0 +1,24 @@
+"""Checkpoints that fit any number of ranks and any stage, and are right or refused.
+
+    <dir>/<tag>/             appears under this name only when complete
+        manifest.json        every file with size and digests
+        engine.json          facts and plain values: counters, schedule, groups, client state
+        index.json           where each tensor is
+        __0_0.distcp ...     tensors, one file per rank
+        .metadata            the index once more, for torch.distributed.checkpoint
+        rank_0.json ...      what each rank has of its own
+        rng_rank0.pt ...     states of random number generators
+    <dir>/latest             the newest tag
+
+`snapshot` says what is kept, `write` and `load` how, `manifest` and `digests` how it is verified.
+Every tensor of weights and states is stored flat and without padding, so its stored shape does not
+depend on how many ranks held it.
+"""
+
+from __future__ import annotations
+
+from torchloom.engine.checkpoints.restore import Options
+from torchloom.engine.checkpoints.service import Checkpoints
+from torchloom.engine.checkpoints.snapshot import Counters
+
+__all__ = ["Checkpoints", "Counters", "Options"]

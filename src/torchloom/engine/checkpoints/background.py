@@ -1,0 +1,115 @@
+"""A checkpoint that is written while training goes on.
+
+Training waits for the copy to host memory alone. The rest is a thread of its own on every rank, which
+uses no collective. The copies' memory is kept for the next save. The interpreter does not end before
+the thread has.
+
+A failure is raised on all ranks after the same step: rank 0, when it finds at the end of a step that
+the save has failed, leaves word that the next step is the one. No rank can end that step without
+rank 0, which had left the word before.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from torchloom.engine.checkpoints.exchange import Exchange
+from torchloom.engine.checkpoints.lock import FolderLock
+from torchloom.engine.checkpoints.snapshot import Snapshot
+from torchloom.engine.checkpoints.write import Request, write
+from torchloom.errors import CheckpointError, TorchloomError
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
+
+_STOP = "stop"
+
+
+class Staging:
+    """Host memory for copies of what is saved, kept from one save to the next."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def copy(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot of copies in host memory."""
+        used: dict[str, Tensor] = {}
+
+        def copied(key: str, tensor: Tensor) -> Tensor:
+            place = self._held.get(key)
+            if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
+                is_cuda = tensor.device.type == "cuda"  # from pinned memory alone copies overlap
+                place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_cuda)
+            used[key] = place
+            return place.copy_(tensor, non_blocking=True)
+
+        staged = snapshot.staged(copied)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._held = used
+        return staged
+
+
+class Pending:
+    """One save under way."""
+
+    def __init__(
+        self, snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchange
+    ) -> None:
+        self._snapshot: Snapshot | None = snapshot
+        self._request, self._lock, self._ranks = request, lock, ranks
+        self._error: BaseException | None = None
+        self._told = False
+        self._thread = threading.Thread(target=self._run, name=f"checkpoint {request.tag}")
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait for the end.
+
+        Raises:
+            TorchloomError: the save has failed.
+        """
+        self._thread.join()
+        if isinstance(self._error, TorchloomError):
+            raise self._error
+        if self._error is not None:
+            raise CheckpointError(
+                f"{self._request.failure}: {type(self._error).__name__}: {self._error}"
+            ) from self._error
+
+    def settled_after(self, step: int) -> bool:
+        """Say whether the save is over, as far as the end of an optimizer step may tell.
+
+        Raises:
+            TorchloomError: it has failed; on all ranks after the same step.
+        """
+        is_over = self.is_over  # asked once: the thread may end in between
+        if is_over and (self._error is None or self._ranks.world_size == 1):
+            self.wait()
+            return True
+        if self._ranks.rank == 0 and is_over and not self._told:
+            self._ranks.tell(_STOP, str(step + 1))
+            self._told = True
+        word = self._ranks.heard(_STOP)
+        if word is not None and step >= int(word):
+            self.wait()
+        return False
+
+    def _run(self) -> None:
+        assert self._snapshot is not None
+        try:
+            with self._ranks:
+                write(self._snapshot, self._request, self._lock, self._ranks)
+        except BaseException as error:  # noqa: BLE001  raised where training can hear of it
+            self._error = error
+            logger.error("%s", error)
+        finally:
+            self._snapshot = None

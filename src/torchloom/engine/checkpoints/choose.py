@@ -1,0 +1,114 @@
+"""Which checkpoint all ranks load: rank 0 proposes, and each rank verifies a share of the files."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from pathlib import Path
+
+from torchloom.engine.checkpoints.exchange import Exchange
+from torchloom.engine.checkpoints.manifest import (
+    NAME,
+    check_files,
+    check_names,
+    has_manifest,
+    read_manifest,
+)
+from torchloom.engine.checkpoints.retention import candidate, candidates
+from torchloom.errors import CheckpointError
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
+
+_MANY = 3
+
+
+def choose(root: Path, tag: str | None, ranks: Exchange) -> Path:
+    """Return the checkpoint to load, verified on all ranks.
+
+    Args:
+        root: the folder of all checkpoints of the run.
+        tag: the one to load; None takes the newest that verifies, and says why newer ones do not.
+        ranks: all of them.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    told = ranks.together(
+        f"no checkpoint can be loaded from {str(root)!r}",
+        lambda: _proposals(root, tag) if ranks.rank == 0 else None,
+    )
+    passed: list[str] = []
+    for name, path in told[0]:
+        wrong = _verify(Path(path), ranks)
+        if not wrong:
+            if not has_manifest(Path(path)) and ranks.rank == 0:
+                logger.warning(
+                    "checkpoint %s is of a version that kept no digests: it cannot be verified",
+                    path,
+                )
+            return Path(path)
+        reason = f"checkpoint {name!r} cannot be loaded: {_shown(wrong)}"
+        if tag is not None:
+            raise CheckpointError(
+                f"{reason}. Load another one, or leave tag out to take the newest"
+            )
+        passed.append(reason)
+        if ranks.rank == 0:
+            logger.warning("%s; taking the one before it", reason)
+    raise CheckpointError(
+        f"no checkpoint in {str(root)!r} can be loaded: {'; '.join(passed[:_MANY])}"
+    )
+
+
+def _proposals(root: Path, tag: str | None) -> list[tuple[str, str]]:
+    found = candidates(root)
+    have = ", ".join(each.tag for each in found) or "none"
+    if tag is not None:
+        if all(each.tag != tag for each in found):
+            raise CheckpointError(
+                f"checkpoint {tag!r} in {str(root)!r} is missing or incomplete; complete ones: {have}"
+            )
+        return [(tag, str(candidate(root, tag).path))]
+    usable = [each for each in found if each.manifest is None or each.manifest.is_latest]
+    if not usable:
+        raise CheckpointError(
+            f"no checkpoint in {str(root)!r} was saved as the latest one: check the folder, or name a "
+            f"tag (there are: {have})"
+        )
+    return [(each.tag, str(each.path)) for each in usable]
+
+
+def _verify(path: Path, ranks: Exchange) -> list[str]:
+    """Return what is wrong, the same on all ranks."""
+    told = ranks.together(
+        f"checkpoint {str(path)!r} cannot be verified", lambda: _look(path, ranks)
+    )
+    wrong: list[str] = []
+    for rank, (_, sentences) in enumerate(told):
+        wrong += [s if ranks.world_size == 1 else f"rank {rank}: {s}" for s in sentences]
+    if not wrong and len({seal for seal, _ in told}) > 1:
+        wrong = [
+            f"the ranks do not see the same files in {path}: it must be on a shared file system"
+        ]
+    return wrong
+
+
+def _look(path: Path, ranks: Exchange) -> tuple[str, list[str]]:
+    if not path.is_dir():
+        return "", [f"{path} is missing"]
+    if not has_manifest(path):
+        odd = [each for each in sorted(path.iterdir()) if not stat.S_ISREG(each.lstat().st_mode)]
+        return "old", [f"{each} is not a regular file" for each in odd]
+    try:
+        manifest = read_manifest(path)
+        seal = hashlib.sha256((path / NAME).read_bytes()).hexdigest()
+    except CheckpointError as error:
+        return "", [str(error)]
+    wrong = check_names(path, manifest) if ranks.rank == 0 else []
+    return seal, wrong + check_files(path, manifest, ranks.rank, ranks.world_size)
+
+
+def _shown(wrong: list[str]) -> str:
+    more = f"; and {len(wrong) - _MANY} more" if len(wrong) > _MANY else ""
+    return "; ".join(dict.fromkeys(wrong[:_MANY])) + more

@@ -1,0 +1,158 @@
+"""Weights of a checkpoint as safetensors, a part of a tensor at a time: no model, no process group.
+
+    model.safetensors                               up to the size of a shard, or
+    model-00001-of-00003.safetensors ...            shards, and
+    model.safetensors.index.json                    which weight is in which
+
+The format is 8 bytes of length, a JSON header, and the tensors' bytes one after the other
+(https://huggingface.co/docs/safetensors, "Format"). Tied weights are written once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchloom.engine.checkpoints.contents import Contents
+from torchloom.errors import CheckpointError
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+
+
+class Weight(NamedTuple):
+    """One tensor to write."""
+
+    name: str
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def export(
+    contents: Contents, folder: Path, dtype: torch.dtype | None, shard_bytes: int
+) -> list[Path]:
+    """Write all weights and buffers; return the files, the index last.
+
+    Args:
+        contents: a checkpoint that has been verified.
+        folder: target; files of the same names are replaced when the new ones are complete.
+        dtype: of floating-point weights; None keeps theirs.
+        shard_bytes: size at which a new file begins; a larger tensor has a file of its own.
+
+    Raises:
+        CheckpointError: a weight cannot be read, or written as safetensors.
+        OSError: a file cannot be written.
+    """
+    shards = _shards(_weights(contents, dtype), shard_bytes)
+    folder.mkdir(parents=True, exist_ok=True)
+    width = len(shards)
+    names = [f"model-{i + 1:05d}-of-{width:05d}.safetensors" for i in range(width)]
+    if width == 1:
+        names = ["model.safetensors"]
+    partials: list[Path] = []
+    try:
+        for name, shard in zip(names, shards, strict=True):
+            partials.append(folder / f"{name}.partial")
+            with partials[-1].open("wb") as file:
+                _write(file, contents, shard)
+        written = [partial.replace(folder / partial.stem) for partial in partials]
+    finally:
+        for partial in partials:
+            partial.unlink(missing_ok=True)
+    if width > 1:
+        written.append(_write_index(folder, names, shards))
+    return written
+
+
+def _weights(contents: Contents, dtype: torch.dtype | None) -> list[Weight]:
+    found = []
+    for key, stored in contents.payload.index.items():
+        kind, _, name = key.partition("/")
+        if kind not in ("model", "buffer"):
+            continue
+        shape = tuple(contents.params[name]) if kind == "model" else stored.shape
+        kept = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
+        if kept not in _NAMES:
+            raise CheckpointError(
+                f"{name!r} has {kept}, which safetensors cannot hold: pass --dtype"
+            )
+        found.append(Weight(name, key, shape, kept))
+    if not found:
+        raise CheckpointError(f"{contents.path} holds no weights")
+    return sorted(found)
+
+
+def _shards(weights: list[Weight], shard_bytes: int) -> list[list[Weight]]:
+    shards: list[list[Weight]] = [[]]
+    used = 0
+    for weight in weights:
+        if shards[-1] and used + weight.num_bytes > shard_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(weight)
+        used += weight.num_bytes
+    return shards
+
+
+def _write(file: BinaryIO, contents: Contents, weights: list[Weight]) -> None:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for weight in weights:
+        header[weight.name] = {
+            "dtype": _NAMES[weight.dtype],
+            "shape": list(weight.shape),
+            "data_offsets": [offset, offset + weight.num_bytes],
+        }
+        offset += weight.num_bytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for weight in weights:
+        written = 0
+        for part in _parts(contents, weight.key):
+            flat = part.to(weight.dtype).contiguous().reshape(-1).view(torch.uint8)
+            content: Any = flat.numpy()
+            file.write(content)
+            written += flat.numel()
+        if written != weight.num_bytes:
+            raise CheckpointError(
+                f"{contents.path}: {weight.name!r} has {written} bytes, its shape says "
+                f"{weight.num_bytes}"
+            )
+
+
+def _parts(contents: Contents, key: str) -> Iterator[Tensor]:
+    """Yield a tensor in the parts that ranks wrote, in order."""
+    stored = contents.payload.index[key]
+    if len(stored.shape) != 1:
+        yield contents.payload.whole(key)
+        return
+    for chunk in sorted(stored.chunks, key=lambda chunk: chunk.offsets):
+        yield contents.payload.part(key, chunk.offsets[0], chunk.sizes[0])
+
+
+def _write_index(folder: Path, names: list[str], shards: list[list[Weight]]) -> Path:
+    place = {
+        weight.name: name for name, shard in zip(names, shards, strict=True) for weight in shard
+    }
+    total = sum(weight.num_bytes for shard in shards for weight in shard)
+    path = folder / "model.safetensors.index.json"
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": place}, indent=1)
+    path.write_text(text + "\n")
+    return path

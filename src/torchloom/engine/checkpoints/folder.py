@@ -1,0 +1,173 @@
+"""Names in a folder of checkpoints, and how one appears under its name.
+
+    <dir>/<tag>/                          a checkpoint, complete
+    <dir>/.torchloom-partial-<id>-<tag>/  one that is being written
+    <dir>/.torchloom-old-<id>-<tag>/      one that steps aside for its successor
+    <dir>/.torchloom-gone-<id>-<tag>/     one that is being removed
+    <dir>/.torchloom.lock                 who writes here
+    <dir>/latest                          the newest tag, for people and other programs
+
+A tag that exists is replaced by exchanging the two folders at once. Where the file system cannot do
+that, the old one steps aside first, and for that moment is found under its second name.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from torchloom.errors import CheckpointError
+from torchloom.files import swap
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
+
+LATEST = "latest"
+MAX_TAG = 180
+"""Longest tag: file systems take 255 bytes, of which names of partial checkpoints need 27 more."""
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+,@~-]*")
+_OWN = re.compile(
+    r"\.metadata|(engine|index|manifest|rank_\d+)\.json|rng_rank\d+\.pt|__\d+_\d+\.distcp"
+)
+_WORKING = re.compile(r"\.torchloom-(partial|old|gone)-[0-9a-f]{8}-(.+)")
+
+
+def check_tag(tag: object) -> str:
+    """Return a tag as text.
+
+    Raises:
+        CheckpointError: it is not a plain name.
+
+    Example:
+        >>> check_tag(12)
+        '12'
+    """
+    if isinstance(tag, int) and not isinstance(tag, bool):
+        tag = str(tag)
+    if not isinstance(tag, str):
+        raise CheckpointError(f"the tag {tag!r} is a {type(tag).__name__}: pass a name or a number")
+    if not _TAG.fullmatch(tag) or len(tag) > MAX_TAG or tag == LATEST:
+        shown = tag if len(tag) <= MAX_TAG else f"{tag[:40]}... ({len(tag)} characters)"
+        raise CheckpointError(
+            f"the tag {shown!r} is not a plain name: use at most {MAX_TAG} of the characters A-Z a-z "
+            f"0-9 _ . = + , @ ~ -, beginning with a letter, a digit or _, and not {LATEST!r}"
+        )
+    return tag
+
+
+def working(root: Path, kind: str, tag: str, ident: str) -> Path:
+    """Return where a checkpoint is while it is being written (`partial`), replaced or removed."""
+    return root / f".torchloom-{kind}-{ident}-{tag}"
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise unless a new checkpoint may take this name.
+
+    Raises:
+        CheckpointError: something else than a checkpoint is there, or files of someone else in it.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise CheckpointError(
+            f"{path} exists and is no checkpoint: choose another tag, or remove it"
+        )
+    strange = foreign_files(path)
+    if strange:
+        raise CheckpointError(
+            f"{path} holds files that are no part of a checkpoint ({', '.join(strange[:3])}), which "
+            "replacing it would remove: move them away, or choose another tag"
+        )
+
+
+def foreign_files(path: Path) -> list[str]:
+    """Return the names in a folder that no checkpoint has."""
+    if not path.is_dir():
+        return []
+    return sorted(each.name for each in path.iterdir() if not _OWN.fullmatch(each.name))
+
+
+def publish(partial: Path, final: Path, ident: str) -> Path | None:
+    """Let a complete checkpoint appear under its name; return where the one that it replaced is.
+
+    Raises:
+        OSError: it cannot be renamed; what was under the name is still there.
+    """
+    if not final.exists():
+        partial.rename(final)
+        return None
+    if swap(partial, final):
+        return partial
+    aside = working(final.parent, "old", final.name, ident)
+    final.rename(aside)
+    try:
+        partial.rename(final)
+    except OSError:
+        aside.rename(final)
+        raise
+    return aside
+
+
+def find(root: Path, tag: str) -> Path:
+    """Return the folder of a tag, also of one whose replacement was broken off half way."""
+    final = root / tag
+    if final.exists() or not root.is_dir():
+        return final
+    aside = [path for path in sorted(root.iterdir()) if _is_working(path, "old", tag)]
+    return aside[-1] if aside else final
+
+
+def tags(root: Path) -> list[str]:
+    """Return the names of all folders that look like checkpoints."""
+    if not root.is_dir():
+        return []
+    names = set()
+    for path in root.iterdir():
+        found = _WORKING.fullmatch(path.name)
+        name = found[2] if found is not None and found[1] == "old" else path.name
+        if _TAG.fullmatch(name) and is_checkpoint(find(root, name)):
+            names.add(name)
+    return sorted(names)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Say whether a folder holds what only checkpoints hold."""
+    return any((path / name).is_file() for name in ("engine.json", "manifest.json"))
+
+
+def clean(root: Path) -> None:
+    """Remove what killed saves left; only for the holder of the folder's lock.
+
+    A checkpoint that stepped aside for another one which then never came takes its name back.
+    """
+    for path in root.iterdir():
+        found = _WORKING.fullmatch(path.name)
+        if found is None or not path.is_dir() or path.is_symlink():
+            continue
+        if found[1] == "old" and not (root / found[2]).exists():
+            path.rename(root / found[2])
+        else:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder that nobody looks for; what cannot be removed stays, with a warning."""
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        logger.warning("cannot remove %s: %s", path, error)
+
+
+def retire(path: Path, ident: str) -> None:
+    """Remove a checkpoint so that it is whole or gone at every moment."""
+    aside = working(path.parent, "gone", path.name, ident)
+    try:
+        path.rename(aside)
+    except OSError as error:
+        logger.warning("cannot remove the old checkpoint %s: %s", path, error)
+        return
+    remove(aside)
+
+
+def _is_working(path: Path, kind: str, tag: str) -> bool:
+    found = _WORKING.fullmatch(path.name)
+    return found is not None and found[1] == kind and found[2] == tag and is_checkpoint(path)

@@ -1,0 +1,229 @@
+"""Tensors in files that torch.distributed.checkpoint reads, and parts of them back.
+
+Each rank writes one file, one tensor after the other as `torch.save` writes them. What is where
+stands in `index.json` for torchloom, and in `.metadata` for others.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchloom._torch.dcp import StoredChunk, StoredTensor
+from torchloom.engine.checkpoints.digests import SummedFile
+from torchloom.engine.checkpoints.plain import dtype_of
+from torchloom.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the checkpoint, or the part of one that this rank writes."""
+
+    key: str
+    tensor: Tensor
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offset: int = 0
+    """Where this part begins, of a tensor that is flat."""
+
+
+def write_parts(file: SummedFile, parts: Iterable[Part]) -> dict[str, StoredTensor]:
+    """Append parts to a file; return where each is."""
+    found: dict[str, StoredTensor] = {}
+    for part in parts:
+        # A copy without the rest of a storage that the tensor may be a view of.
+        value = part.tensor.detach().cpu()
+        if value.untyped_storage().nbytes() != value.nbytes or not value.is_contiguous():
+            value = value.clone(memory_format=torch.contiguous_format)
+        start = file.size
+        try:
+            torch.save(value, cast(Any, _Appending(file)))
+        except Exception:
+            if file.error is not None:
+                raise file.error from None  # torch says "unexpected pos" of a full disk
+            raise
+        offsets = (part.offset,) if part.shape != tuple(value.shape) else (0,) * value.dim()
+        chunk = StoredChunk(offsets, tuple(value.shape), file.path.name, start, file.size - start)
+        found[part.key] = StoredTensor(value.dtype, part.shape, (chunk,))
+    return found
+
+
+class _Appending(io.RawIOBase):
+    """Lets `torch.save` write at the end of a file, as if that were a file of its own."""
+
+    def __init__(self, file: SummedFile) -> None:
+        super().__init__()
+        self._to = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        return self._to.write(content)
+
+
+def to_json(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """Return an index as plain lists."""
+    return {
+        name: [
+            str(each.dtype).removeprefix("torch."),
+            list(each.shape),
+            [list(c) for c in each.chunks],
+        ]
+        for name, each in tensors.items()
+    }
+
+
+def from_json(index: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Return the index that `to_json` made."""
+    return {
+        name: StoredTensor(
+            dtype_of(dtype),
+            tuple(map(int, shape)),
+            tuple(
+                StoredChunk(tuple(offsets), tuple(sizes), str(file), int(start), int(length))
+                for offsets, sizes, file, start, length in chunks
+            ),
+        )
+        for name, (dtype, shape, chunks) in index.items()
+    }
+
+
+def merged(indices: Iterable[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:
+    """Join what several ranks wrote of the same tensors."""
+    facts: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    chunks: dict[str, list[StoredChunk]] = {}
+    for index in indices:
+        for name, each in index.items():
+            dtype, shape = facts.setdefault(name, (each.dtype, each.shape))
+            if (dtype, shape) != (each.dtype, each.shape):
+                raise CheckpointError(
+                    f"the ranks hold {name!r} differently: {dtype} {list(shape)} and {each.dtype} "
+                    f"{list(each.shape)}"
+                )
+            chunks.setdefault(name, []).extend(each.chunks)
+    return {name: StoredTensor(*facts[name], tuple(found)) for name, found in chunks.items()}
+
+
+class _Region(io.RawIOBase):
+    """Lets `torch.load` read a part of a file, straight into the tensor's memory."""
+
+    def __init__(self, file: io.FileIO, start: int, length: int) -> None:
+        super().__init__()
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = max(0, origin + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, self._length - self._at)]
+        self._file.seek(self._start + self._at)
+        done = 0
+        while done < len(view):  # the system reads at most 2 GiB at a time
+            num = self._file.readinto(view[done:])
+            if not num:
+                break
+            done += num
+        self._at += done
+        return done
+
+
+class Payload:
+    """Reads tensors of one checkpoint; nothing but tensors comes out of its files."""
+
+    def __init__(self, folder: Path, index: Mapping[str, StoredTensor]) -> None:
+        self.folder, self.index = folder, index
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.index
+
+    def whole(self, key: str) -> Tensor:
+        """Read a tensor.
+
+        Raises:
+            CheckpointError: it is not there, or cannot be read.
+        """
+        each = self._entry(key)
+        if len(each.chunks) == 1 and each.chunks[0].sizes == each.shape:
+            return self._read(key, each, each.chunks[0])
+        if len(each.shape) != 1:
+            raise CheckpointError(f"{self.folder}: {key!r} is cut in a way that torchloom does not")
+        return self.part(key, 0, each.shape[0])
+
+    def part(self, key: str, start: int, numel: int) -> Tensor:
+        """Read `numel` elements of a flat tensor, which any number of ranks may have written.
+
+        Raises:
+            CheckpointError: they are not there, or cannot be read.
+        """
+        each = self._entry(key)
+        for chunk in each.chunks:  # mostly one holds all that is asked for: no copy
+            first = chunk.offsets[0] if chunk.offsets else 0
+            if numel and first <= start and start + numel <= first + math.prod(chunk.sizes):
+                value = self._read(key, each, chunk).reshape(-1)
+                return value[start - first : start - first + numel]
+        result = torch.empty(numel, dtype=each.dtype)
+        missing = numel
+        for chunk in each.chunks:
+            first = chunk.offsets[0] if chunk.offsets else 0
+            length = chunk.sizes[0] if chunk.sizes else 1
+            begin, end = max(start, first), min(start + numel, first + length)
+            if begin < end:
+                value = self._read(key, each, chunk).reshape(-1)
+                result[begin - start : end - start] = value[begin - first : end - first]
+                missing -= end - begin
+        if missing > 0:
+            raise CheckpointError(
+                f"{self.folder}: {missing} of {numel} elements of {key!r} are in no file"
+            )
+        return result
+
+    def _entry(self, key: str) -> StoredTensor:
+        if key not in self.index:
+            raise CheckpointError(f"{self.folder} holds no tensor {key!r}")
+        return self.index[key]
+
+    def _read(self, key: str, each: StoredTensor, chunk: StoredChunk) -> Tensor:
+        path = self.folder / chunk.file
+        if Path(chunk.file).name != chunk.file:
+            raise CheckpointError(f"{self.folder}: {key!r} is said to be in {chunk.file!r}")
+        try:
+            with path.open("rb", buffering=0) as file:
+                region: Any = _Region(file, chunk.start, chunk.length)
+                value = torch.load(region, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        except Exception as error:
+            raise CheckpointError(f"{path} is damaged at {key!r}: {first_line(error)}") from error
+        if (
+            type(value) is not Tensor
+            or value.layout != torch.strided
+            or value.dtype != each.dtype
+            or tuple(value.shape) != chunk.sizes
+        ):
+            raise CheckpointError(f"{path} is damaged: it holds something else than {key!r}")
+        return value
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of an error's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,91 @@
+"""States of the random number generators of one rank: torch's, CUDA's, Python's, NumPy's.
+
+The file holds tensors, numbers and lists alone, and is read as such.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchloom.engine.checkpoints.payload import first_line
+from torchloom.errors import CheckpointError
+
+
+def file_name(rank: int) -> str:
+    """Return the name of a rank's file."""
+    return f"rng_rank{rank}.pt"
+
+
+def capture() -> bytes:
+    """Return the states of this process's generators, as the content of a file."""
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002  the one that programs share
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(internal), gauss],
+        "numpy": [
+            str(kind),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def read(path: Path) -> Callable[[], None]:
+    """Read a file of states; return what sets this process's generators to them.
+
+    The states are tried on generators of their own first, so that setting them cannot fail.
+
+    Raises:
+        CheckpointError: it is missing or holds something else.
+    """
+    try:
+        with path.open("rb") as file:
+            state = torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
+        torch.Generator().set_state(state["torch"])
+        version, internal, gauss = state["python"]
+        python = (version, tuple(internal), gauss)
+        random.Random().setstate(python)
+        numpy = _numpy_state(state.get("numpy"))
+        if numpy is not None:
+            np.random.RandomState().set_state(numpy)
+        cuda = state.get("cuda") if torch.cuda.is_available() else None
+        if cuda is not None:
+            torch.Generator("cuda").set_state(cuda)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+
+    def restore() -> None:
+        torch.set_rng_state(state["torch"])
+        random.setstate(python)
+        if numpy is not None:
+            np.random.set_state(numpy)  # noqa: NPY002
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)
+
+    return restore
+
+
+def _numpy_state(saved: Any) -> tuple[Any, ...] | None:
+    if saved is None:
+        return None  # written before NumPy's state was kept
+    kind, keys, position, has_gauss, cached = saved
+    return kind, keys.numpy().astype(np.uint32), position, has_gauss, cached

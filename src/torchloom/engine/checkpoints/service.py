@@ -1,0 +1,159 @@
+"""The checkpoints of one engine: requests that all ranks make alike, one save at a time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torchloom.engine.agreement import Agreement
+from torchloom.engine.checkpoints import snapshot
+from torchloom.engine.checkpoints.background import Pending, Staging
+from torchloom.engine.checkpoints.exchange import Exchange, answers, attempt
+from torchloom.engine.checkpoints.folder import check_tag
+from torchloom.engine.checkpoints.load import Loaded, load
+from torchloom.engine.checkpoints.lock import FolderLock
+from torchloom.engine.checkpoints.restore import Options
+from torchloom.engine.checkpoints.snapshot import Counters, Snapshot, Trained
+from torchloom.engine.checkpoints.write import Request, write
+from torchloom.errors import CheckpointError
+
+
+@dataclass
+class Checkpoints:
+    """Saves and loads one engine.
+
+    Args:
+        agreement: how the ranks tell each other what they were asked for.
+    """
+
+    agreement: Agreement
+    _lock: FolderLock = field(default_factory=FolderLock)
+    _staging: Staging = field(default_factory=Staging)
+    _pending: Pending | None = None
+
+    def save(
+        self,
+        engine: Trained,
+        request: Request,
+        counters: Counters,
+        client_state: Mapping[str, Any],
+        *,
+        exclude_frozen: bool,
+        in_background: bool,
+    ) -> str:
+        """Write a checkpoint; see `Engine.save_checkpoint`.
+
+        Raises:
+            CheckpointError: this save failed, or the one before it, in the background.
+        """
+        if type(request.tag) is int:
+            request = replace(request, tag=str(request.tag))
+        taken: list[Snapshot] = []
+
+        def take() -> dict[str, Any]:
+            self.wait()
+            tag, keep_last = check_tag(request.tag), request.keep_last
+            if keep_last is not None and (isinstance(keep_last, bool) or keep_last < 1):
+                raise CheckpointError(
+                    f"keep_last={keep_last!r}: pass the number to keep, at least 1"
+                )
+            state = snapshot.take(engine, counters, client_state, exclude_frozen=exclude_frozen)
+            taken.append(self._staging.copy(state) if in_background else state)
+            asked = {**asdict(request), "root": str(request.root), "tag": tag}
+            return {**asked, "frozen": exclude_frozen, "background": in_background}
+
+        ranks = self._together("the checkpoint to save", request.failure, take)
+        if in_background:
+            self._pending = Pending(taken[0], request, self._lock, ranks)
+            return str(request.root / request.tag)
+        with ranks:
+            return write(taken[0], request, self._lock, ranks)
+
+    def load(self, engine: Trained, root: Path, tag: object, options: Options) -> Loaded:
+        """Continue from a checkpoint; see `Engine.load_checkpoint`.
+
+        Raises:
+            CheckpointError: nothing to load, or it does not fit; the engine is as it was.
+        """
+
+        def look() -> dict[str, Any]:
+            self.wait()
+            asked = {**vars(options), "custom_load_fn": options.custom_load_fn is not None}
+            return {**asked, "root": str(root), "tag": None if tag is None else check_tag(tag)}
+
+        failure = f"no checkpoint can be loaded from {str(root)!r}"
+        ranks = self._together("the checkpoint to load", failure, look)
+        with ranks:
+            return load(engine, root, None if tag is None else check_tag(tag), options, ranks)
+
+    def on_rank0(self, what: str, failure: str, action: Callable[[], None]) -> None:
+        """Let rank 0 do something with the disk; all ranks call, and all learn how it went.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        with self._together(what, failure, dict) as ranks:
+            ranks.together(failure, action if ranks.rank == 0 else lambda: None)
+
+    def wait(self) -> None:
+        """Wait for a save in the background.
+
+        Raises:
+            CheckpointError: it has failed.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
+
+    def after_step(self, step: int) -> None:
+        """Raise, at the end of an optimizer step, if a save in the background has failed.
+
+        Raises:
+            CheckpointError: it has; on all ranks after the same step.
+        """
+        pending = self._pending
+        if pending is None:
+            return
+        try:
+            if pending.settled_after(step):
+                self._pending = None
+        except Exception:
+            self._pending = None
+            raise
+
+    def close(self) -> None:
+        """Wait for a save in the background, and let other runs write into the folders.
+
+        Raises:
+            CheckpointError: the save has failed.
+        """
+        try:
+            self.wait()
+        finally:
+            self._lock.release()
+
+    def _together(self, what: str, failure: str, action: Callable[[], dict[str, Any]]) -> Exchange:
+        """Let all ranks ask for the same; return what they go on with.
+
+        Raises:
+            CheckpointError: a rank cannot, or asks for something else.
+        """
+        agreement = self.agreement
+        name = secrets.token_hex(8)
+        texts = agreement.texts(what, attempt(lambda: {"name": name, "asked": action()}))
+        told = answers(failure, texts)
+        for rank, each in enumerate(told):
+            differ = [key for key, value in each["asked"].items() if told[0]["asked"][key] != value]
+            if differ:
+                sides = "; ".join(
+                    f"rank {r}: " + ", ".join(f"{key}={told[r]['asked'][key]!r}" for key in differ)
+                    for r in (0, rank)
+                )
+                raise CheckpointError(
+                    f"{failure}: the ranks were asked for different ones ({sides}): pass the same "
+                    "arguments on every rank"
+                )
+        return Exchange(agreement.rank, agreement.world_size, told[0]["name"])

@@ -1,0 +1,132 @@
+"""Optimizer states and groups from a checkpoint, whatever the optimizer has done before.
+
+States are made from what is stored, not by letting the optimizer make some: those that it has are
+replaced, and those that the checkpoint does not have are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchloom.engine.checkpoints.contents import Contents
+from torchloom.engine.checkpoints.snapshot import Trained
+from torchloom.engine.local import Leaf
+from torchloom.errors import CheckpointError
+from torchloom.shard import Layout, layout_of
+from torchloom.shard.pieces import valid_numel
+
+Groups = list[tuple[dict[str, Any], dict[str, Any]]]
+"""Each group of the optimizer, and what to put into it."""
+
+
+def read_groups(engine: Trained, contents: Contents, *, strict: bool) -> Groups:
+    """Return what the optimizer's groups become.
+
+    Raises:
+        CheckpointError: the groups are others.
+    """
+    assert engine.optimizer is not None
+    names = {id(each.leaf): each.spec.name for each in engine.local}
+    groups, saved = engine.optimizer.param_groups, contents.value("groups")
+    if len(groups) != len(saved):
+        raise CheckpointError(
+            f"the checkpoint has {len(saved)} optimizer groups, this run has {len(groups)}: build "
+            "the optimizer with the same groups, or load with load_optimizer_states=False"
+        )
+    found: Groups = []
+    for index, (group, old) in enumerate(zip(groups, saved, strict=True)):
+        have = {names[id(param)] for param in group["params"]}
+        odd = sorted(have ^ set(old["params"]))
+        if strict and odd:
+            raise CheckpointError(
+                f"the optimizer's group {index} holds other parameters than in the checkpoint "
+                f"({', '.join(odd[:3])}): build it with the same groups, or load with "
+                "load_optimizer_states=False"
+            )
+        values = {key: value for key, value in old.items() if key != "params"}
+        for key, value in values.items():
+            now = group.get(key)
+            if isinstance(now, Tensor):
+                values[key] = torch.as_tensor(value).reshape(now.shape)
+            elif isinstance(now, tuple) and isinstance(value, list):
+                values[key] = tuple(value)
+            elif isinstance(value, Tensor) and isinstance(now, float):
+                values[key] = value.item()
+        found.append((group, values))
+    return found
+
+
+def read_states(engine: Trained, contents: Contents) -> Callable[[], None]:
+    """Read the states of this rank's leaves; return what puts them into the optimizer.
+
+    Raises:
+        CheckpointError: they cannot be read, or belong to another number of ranks.
+    """
+    optimizer, layout = engine.optimizer, layout_of(engine.module)
+    assert optimizer is not None
+    other_ranks = contents.world_size != engine.world.world_size
+    own = sorted(name for name in contents.own if name.startswith("optim"))
+    if other_ranks and own:
+        raise CheckpointError(
+            f"the optimizer's states {', '.join(own[:3])} differed between the {contents.world_size} "
+            "ranks that saved them: load on as many, or with load_optimizer_states=False"
+        )
+    by_leaf = {
+        each.leaf: {} if tree is None else _read(each, tree, contents, layout)
+        for each in engine.local
+        for tree in [contents.state_tree(each.spec.name)]
+    }
+    others = contents.value("optimizer") if "optimizer" in contents else {}
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+
+    def write() -> None:
+        for key in [key for key in optimizer.state if not isinstance(key, Tensor)]:
+            del optimizer.state[key]
+        optimizer.state.update(others)
+        for leaf, states in by_leaf.items():
+            _put(engine, leaf, states, groups.get(id(leaf), {}))
+
+    return write
+
+
+def _read(each: Leaf, tree: list[Any], contents: Contents, layout: Layout) -> dict[str, Any]:
+    name = f"optim/{each.spec.name}"
+    states: dict[str, Any] = {}
+    for key, kind, value in tree:
+        if kind != "piece":
+            states[key] = contents.fetch(name, value)
+            continue
+        numel, rank = each.leaf.numel(), layout.rank if each.is_divided else 0
+        start = min(rank * numel, each.spec.numel)
+        valid = valid_numel(each.spec.numel, rank, numel)
+        part = contents.payload.part(f"{name}/{key}", start, valid)
+        if valid < numel:
+            part = torch.cat([part, part.new_zeros(numel - valid)])
+        states[key] = part.view(each.leaf.shape)
+    return states
+
+
+def _put(engine: Trained, leaf: Tensor, states: dict[str, Any], group: dict[str, Any]) -> None:
+    """Give a parameter these states; tensors that fit keep their place in memory."""
+    assert engine.optimizer is not None
+    if not states:
+        engine.optimizer.state.pop(leaf, None)
+        return
+    have = engine.optimizer.state[leaf]
+    for key in have.keys() - states.keys():
+        del have[key]
+    for key, value in states.items():
+        if not isinstance(value, Tensor):
+            have[key] = value
+            continue
+        now = have.get(key)
+        if isinstance(now, Tensor) and (now.shape, now.dtype) == (value.shape, value.dtype):
+            now.copy_(value)
+        elif key == "step" and not (group.get("capturable") or group.get("fused")):
+            have[key] = value.clone()  # torch's optimizers count on the CPU unless told otherwise
+        else:
+            have[key] = engine.offloads.placed(value, like=leaf)

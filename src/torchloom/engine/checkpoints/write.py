@@ -1,0 +1,237 @@
+"""From snapshots on all ranks to one checkpoint on the disk: all ranks succeed, or all fail.
+
+    open      rank 0 takes the lock, removes leftovers, makes the folder; all look for its token
+    compare   values that differ from rank 0's are kept by each rank
+    write     every rank its own files, brought to the disk
+    publish   rank 0 joins the index, writes the manifest and renames the folder
+
+After the rename nothing can fail any more: what is left to do, such as removing the old checkpoint,
+is tried, and warned about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torchloom
+from torchloom._torch.dcp import write_dcp_metadata
+from torchloom.engine.checkpoints import folder, rng
+from torchloom.engine.checkpoints.digests import SummedFile, Sums, write_summed
+from torchloom.engine.checkpoints.exchange import Exchange
+from torchloom.engine.checkpoints.lock import FolderLock
+from torchloom.engine.checkpoints.manifest import FORMAT, NAME, Manifest
+from torchloom.engine.checkpoints.payload import Part, from_json, merged, to_json, write_parts
+from torchloom.engine.checkpoints.retention import next_serial, prune
+from torchloom.engine.checkpoints.snapshot import Snapshot
+from torchloom.errors import CheckpointError
+from torchloom.files import sync_folder, write_whole
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where and how to save."""
+
+    root: Path
+    tag: Any
+    """A name or a number, until it is checked."""
+    is_latest: bool = True
+    keep_last: int | None = None
+
+    @property
+    def failure(self) -> str:
+        """The beginning of a message that says that it failed."""
+        return f"checkpoint {self.tag!r} cannot be saved into {str(self.root)!r}"
+
+
+def write(snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchange) -> str:
+    """Write a checkpoint; all ranks call, and all return its path or raise.
+
+    Raises:
+        CheckpointError: a rank failed; what was under the tag is still there.
+        PeerLostError: a rank has ended.
+    """
+    job = _Job(snapshot, request, lock, ranks)
+    try:
+        own = job.compare(job.open())
+        job.write_files(own)
+        return job.publish()
+    except BaseException:
+        if job.partial is not None and ranks.rank == 0:
+            folder.remove(job.partial)
+        raise
+
+
+class _Job:
+    def __init__(
+        self, snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchange
+    ) -> None:
+        self.snapshot, self.request, self.ranks, self._lock = snapshot, request, ranks, lock
+        self.partial: Path | None = None
+        self._ident = ""
+        self._rank_files: list[Sums] = []
+        self._digests: dict[str, str] = {}
+
+    @property
+    def _folder(self) -> Path:
+        assert self.partial is not None, "the folder is made first"
+        return self.partial
+
+    def open(self) -> str:
+        """Make the folder on rank 0 and see on all ranks that it is the same one."""
+        told = self.ranks.together(
+            self.request.failure, lambda: self._make_folder() if self.ranks.rank == 0 else None
+        )
+        self._ident = told[0]["ident"]
+        self.partial = folder.working(self.request.root, "partial", self.request.tag, self._ident)
+        return told[0]["token"]
+
+    def _make_folder(self) -> dict[str, str]:
+        root, tag = self.request.root, self.request.tag
+        root.mkdir(parents=True, exist_ok=True)
+        self._lock.take(root)
+        folder.clean(root)
+        folder.check_replaceable(root / tag)
+        ident, token = secrets.token_hex(4), secrets.token_hex(8)
+        self.partial = folder.working(root, "partial", tag, ident)
+        self.partial.mkdir()
+        (self.partial / f"token-{token}").touch()
+        return {"ident": ident, "token": token}
+
+    def compare(self, token: str) -> list[str]:
+        """Return the names of values of which this rank keeps its own."""
+        told = self.ranks.together(self.request.failure, lambda: self._look(token))
+        if len({pieces for pieces, _ in told}) > 1:
+            raise CheckpointError(
+                f"{self.request.failure}: the ranks hold optimizer states or gradients of different "
+                "parameters, of which no whole can be made: call it on all ranks after the same step"
+            )
+        if len({values for _, values in told}) == 1:
+            return []
+        mine = self._digests
+        first = self.ranks.together(
+            self.request.failure, lambda: mine if self.ranks.rank == 0 else None
+        )[0]
+        return sorted(name for name, digest in mine.items() if first.get(name) != digest)
+
+    def _look(self, token: str) -> list[str]:
+        if not (self._folder / f"token-{token}").exists():
+            raise CheckpointError(
+                f"{self.request.root} is not the folder that rank 0 writes to: checkpoints need a "
+                "folder that all ranks share. Save to a shared file system"
+            )
+        self._digests = {name: value.digest() for name, value in self.snapshot.values.items()}
+        whole = hashlib.sha256(json.dumps(sorted(self._digests.items())).encode())
+        return [self.snapshot.pieces, whole.hexdigest()]
+
+    def write_files(self, own: list[str]) -> None:
+        """Write this rank's files."""
+        told = self.ranks.together(self.request.failure, lambda: self._write_own(own))
+        self._rank_files = [Sums(size, blocks) for size, blocks in told]
+
+    def _write_own(self, own: list[str]) -> Sums:
+        snapshot, rank, path = self.snapshot, self.ranks.rank, self._folder
+        chosen = snapshot.values if rank == 0 else {name: snapshot.values[name] for name in own}
+        prefix = "" if rank == 0 else f"rank{rank}/"
+        parts = snapshot.parts + [
+            Part(f"{prefix}{key}", tensor, tuple(tensor.shape))
+            for value in chosen.values()
+            for key, tensor in value.tensors.items()
+        ]
+        files: dict[str, Sums] = {}
+        data = f"__{rank}_0.distcp"
+        with contextlib.closing(SummedFile(path / data)) as file:
+            tensors = write_parts(file, parts)
+            files[data] = file.finish()
+        files[rng.file_name(rank)] = write_summed(path / rng.file_name(rank), snapshot.generators)
+        facts = {
+            "values": {} if rank == 0 else {name: each.tree for name, each in chosen.items()},
+            "names": sorted(snapshot.values),
+            "tensors": to_json(tensors),
+            "files": files,
+        }
+        return write_summed(path / f"rank_{rank}.json", _text(facts))
+
+    def publish(self) -> str:
+        """Let the checkpoint appear; return its path."""
+        told = self.ranks.together(
+            self.request.failure, lambda: self._publish() if self.ranks.rank == 0 else None
+        )
+        return str(told[0])
+
+    def _publish(self) -> str:
+        root, path, request = self.request.root, self._folder, self.request
+        manifest = self._finish_files()
+        for token in path.glob("token-*"):
+            token.unlink()
+        write_summed(path / NAME, manifest.to_bytes())
+        sync_folder(path)
+        final = root / request.tag
+        replaced = folder.publish(path, final, self._ident)
+        self.partial = None
+        self._tidy(replaced)
+        return str(final)
+
+    def _finish_files(self) -> Manifest:
+        snapshot, path, world_size = self.snapshot, self._folder, self.ranks.world_size
+        files: dict[str, Sums] = {}
+        indices, own = [], set()
+        for rank, sums in enumerate(self._rank_files):
+            name = f"rank_{rank}.json"
+            facts = json.loads((path / name).read_bytes())
+            files[name] = sums
+            files.update({each: Sums(*of) for each, of in facts["files"].items()})
+            indices.append(from_json(facts["tensors"]))
+            own |= facts["values"].keys()
+        index = merged(indices)
+        metadata = io.BytesIO()
+        write_dcp_metadata(metadata, index)
+        facts = {
+            "format": FORMAT,
+            **snapshot.facts,
+            "values": {name: value.tree for name, value in snapshot.values.items()},
+            "own": sorted(own),
+        }
+        for name, content in {
+            "index.json": _text(to_json(index)),
+            "engine.json": _text(facts, indent=1),
+            ".metadata": metadata.getvalue(),
+        }.items():
+            files[name] = write_summed(path / name, content)
+        return Manifest(
+            files=files,
+            tag=self.request.tag,
+            serial=next_serial(self.request.root),
+            saved_at=time.time(),
+            world_size=world_size,
+            is_latest=self.request.is_latest,
+            facts={"torchloom": torchloom.__version__, "step": snapshot.facts["global_steps"]},
+        )
+
+    def _tidy(self, replaced: Path | None) -> None:
+        """Do what may fail without harm: the checkpoint is there."""
+        root, request = self.request.root, self.request
+        try:
+            sync_folder(root)
+            if request.is_latest:
+                write_whole(root / folder.LATEST, f"{request.tag}\n")
+        except OSError as error:
+            logger.warning("checkpoint %s is saved, but: %s", root / request.tag, error)
+        if replaced is not None:
+            folder.remove(replaced)
+        if request.keep_last is not None:
+            prune(root, request.keep_last, self._ident)
+
+
+def _text(facts: Any, indent: int | None = None) -> bytes:
+    return (json.dumps(facts, indent=indent) + "\n").encode()

@@ -1,0 +1,494 @@
+"""Names, places, locks, full disks: an error on all ranks, the old checkpoint intact."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from support.checkpoints import leftovers, names_in, outcome, save_steps, state_of
+from support.ranks import run_ranks
+from support.runs import assert_equal, make_engine, train, weights
+from torchloom import files
+from torchloom.engine.checkpoints import folder
+from torchloom.engine.checkpoints.exchange import Exchange
+from torchloom.engine.checkpoints.lock import FolderLock
+from torchloom.errors import CheckpointError
+
+BAD_TAGS = [
+    "", ".", "..", "../x", "a/b", "/etc", ".hidden", "-x", "a\0b", "a b", "a\n", "x" * 300, "latest",
+    "a\\b", "tag:1", "é", "$HOME", "*", True, 1.5, None.__class__, b"x", ["a"],
+]  # fmt: skip
+
+
+def test_tags_are_plain_names(tmp_path) -> None:
+    root = tmp_path / "in" / "root"
+    root.mkdir(parents=True)
+    (tmp_path / "in" / "mine").write_text("keep")
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        found = []
+        for tag in BAD_TAGS:
+            found.append(outcome(lambda tag=tag: engine.save_checkpoint(root, tag)))
+            found.append(outcome(lambda tag=tag: engine.load_checkpoint(root, tag)))
+        return found
+
+    for found in run_ranks(2, fn):
+        for text in found:
+            assert text.startswith("CheckpointError")
+            assert "tag" in text
+    assert names_in(root) == []
+    assert names_in(tmp_path / "in") == ["mine", "root"]
+
+
+def test_good_tags(tmp_path) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3)
+        for tag in (7, "step=3,loss=0.1", "_x", "v1.0+a@b~c", "x" * 180, "epoch-3"):
+            path = engine.save_checkpoint(tmp_path, tag)
+            assert engine.load_checkpoint(tmp_path, tag)[0] == path == str(tmp_path / str(tag))
+
+    run_ranks(2, fn)
+
+
+def test_ranks_that_ask_for_different_ones(tmp_path) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3)
+        engine.save_checkpoint(tmp_path, "a")
+        engine.save_checkpoint(tmp_path, "b")
+        return [
+            outcome(lambda: engine.save_checkpoint(tmp_path, f"t{rank}")),
+            outcome(lambda: engine.save_checkpoint(tmp_path / str(rank))),
+            outcome(lambda: engine.load_checkpoint(tmp_path, "ab"[rank])),
+            outcome(lambda: engine.load_checkpoint(tmp_path, None if rank else "a")),
+            outcome(
+                lambda: (
+                    engine.save_checkpoint(tmp_path, "..")
+                    if rank
+                    else engine.save_checkpoint(tmp_path, "x")
+                )
+            ),
+            outcome(lambda: engine.load_checkpoint(tmp_path, "b")),
+        ]
+
+    for found in run_ranks(2, fn):
+        assert all(text.startswith("CheckpointError") for text in found[:5]), found
+        assert found[5] == "done"
+    assert names_in(tmp_path) == [".torchloom.lock", "a", "b", "latest"]
+
+
+def test_a_folder_that_is_not_shared(tmp_path) -> None:
+    """Each rank sees another folder under one name, as on nodes with disks of their own."""
+
+    def fn(rank):
+        (tmp_path / str(rank)).mkdir()
+        os.chdir(tmp_path / str(rank))
+        engine, _ = make_engine(3)
+        texts = [outcome(lambda: engine.save_checkpoint("ckpt"))]
+        single = [outcome(lambda: engine.load_checkpoint("ckpt"))]
+        return texts + single, names_in(tmp_path / str(rank))
+
+    for (save, load), _ in run_ranks(2, fn):
+        assert save.startswith("CheckpointError")
+        assert "share" in save
+        assert load.startswith("CheckpointError")
+    assert leftovers(tmp_path / "0" / "ckpt") == []
+
+
+def test_a_save_takes_nothing_of_others(tmp_path) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3)
+        if rank == 0:
+            (tmp_path / "mine").mkdir()
+            (tmp_path / "mine" / "notes").write_text("x")
+            (tmp_path / "file").write_text("x")
+            (tmp_path / "link").symlink_to(tmp_path / "mine")
+            (tmp_path / ".torchloom-partial-mine").mkdir()
+            (tmp_path / "x.partial").mkdir()
+        found = [
+            outcome(lambda tag=tag: engine.save_checkpoint(tmp_path, tag))
+            for tag in ("mine", "file", "link")
+        ]
+        engine.save_checkpoint(tmp_path, "good")
+        return found
+
+    for found in run_ranks(2, fn):
+        assert all(text.startswith("CheckpointError") for text in found)
+        assert "notes" in found[0]
+    assert (tmp_path / "mine" / "notes").read_text() == "x"
+    assert (tmp_path / "file").read_text() == "x"
+    assert {"x.partial", ".torchloom-partial-mine", "good"} <= set(names_in(tmp_path))
+
+
+# --- replacing, and being killed at any point
+
+POINTS = ["open", "fsync", "rename", "unlink", "mkdir", "rmtree", "write"]
+
+
+def _die_at(call: int) -> None:
+    """Kill this process at its n-th operation on the file system from now on."""
+    count = [0]
+
+    def counted(real):
+        def step(*args, **kwargs):
+            count[0] += 1
+            if count[0] == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return step
+
+    import pathlib
+
+    os.fsync = counted(os.fsync)
+    folder.swap = counted(folder.swap)
+    for name in ("open", "rename", "unlink", "mkdir", "touch", "replace"):
+        setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name)))
+    os.rmdir = counted(os.rmdir)
+    os.unlink = counted(os.unlink)
+
+
+def _run_and_die(root, who: int, call: int) -> bool:
+    """Save the same tag again on two ranks, one of which is killed; say whether it was."""
+
+    def fn(rank):
+        from torchloom.engine.checkpoints import exchange
+
+        exchange.LOST_AFTER_S = exchange.BEAT_S = 0.2
+        engine, _ = make_engine(3)
+        train(engine, rank, 2)
+        if rank == who:
+            _die_at(call)
+        return outcome(lambda: engine.save_checkpoint(root, "best"))
+
+    try:
+        run_ranks(2, fn)
+    except AssertionError as error:
+        assert "died without a word" in str(error) or "Peer" in str(error), error
+        return True
+    return False
+
+
+def _load(root):
+    def fn(rank):
+        engine, model = make_engine(3, seed=3)
+        engine.load_checkpoint(root, "best")
+        by_name = engine.global_steps, weights(model)
+        engine.load_checkpoint(root)
+        return by_name, engine.global_steps
+
+    return run_ranks(2, fn)[0]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("who", [0, 1])
+def test_killed_while_a_tag_is_replaced(who, exchanges, tmp_path, monkeypatch) -> None:
+    """At each of its operations on the disk: the old or the new checkpoint is there, whole."""
+    if not exchanges:
+        monkeypatch.setattr(folder, "swap", lambda left, right: False)
+    expected = {}
+
+    def first(rank):
+        engine, model = make_engine(3)
+        train(engine, rank, 1)
+        engine.save_checkpoint(tmp_path, "best")
+        expected[1] = weights(model)
+        train(engine, rank, 1, first=1)
+        return expected[1], weights(model)
+
+    old, new = run_ranks(2, first)[0]
+    seen, call = set(), 1
+    steps = range(1, 60, 3) if who == 0 else range(1, 20, 4)
+    for call in steps:
+        died = _run_and_die(tmp_path, who, call)
+        (step, loaded), newest = _load(tmp_path)
+        assert step == newest
+        assert_equal(loaded, old if step == 1 else new)
+        seen.add(step)
+        if not died:
+            break
+        if step == 2:  # begin again with the old one
+            run_ranks(2, first)
+    assert not died
+    assert seen == {1, 2}
+    assert leftovers(tmp_path) == []
+
+
+def test_folders_change_places_at_once(tmp_path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    assert files.swap(tmp_path / "a", tmp_path / "b")
+    assert names_in(tmp_path / "a") == ["b"]
+    with pytest.raises(OSError, match="c"):
+        files.swap(tmp_path / "a", tmp_path / "c")
+
+
+# --- two runs in one folder
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from torchloom.engine.checkpoints.lock import FolderLock
+lock = FolderLock()
+lock.take(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_runs_in_one_folder(tmp_path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+
+        def fn(rank):
+            engine, _ = make_engine(3)
+            text = outcome(lambda: engine.save_checkpoint(tmp_path))
+            if rank == 0:
+                os.kill(other.pid, signal.SIGKILL)
+                time.sleep(0.3)
+            return text, outcome(lambda: engine.save_checkpoint(tmp_path))
+
+        for refused, taken_over in run_ranks(2, fn):
+            assert "another run writes" in refused
+            assert str(other.pid) in refused
+            assert taken_over == "done"
+
+
+def test_the_lock_is_released_by_destroy(tmp_path) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3)
+        engine.save_checkpoint(tmp_path)
+        if rank == 0:
+            code = f"from pathlib import Path; from torchloom.engine.checkpoints.lock import FolderLock; FolderLock().take(Path({str(tmp_path)!r}))"
+            held = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+            assert "another run writes" in held.stderr
+            engine.destroy()
+            assert not (tmp_path / ".torchloom.lock").exists()
+            subprocess.run([sys.executable, "-c", code], check=True)
+
+    run_ranks(1, fn)
+
+
+def test_a_lock_that_is_taken_twice_here(tmp_path) -> None:
+    lock = FolderLock()
+    lock.take(tmp_path)
+    lock.take(tmp_path)
+    (tmp_path / ".torchloom.lock").unlink()  # someone cleaned up
+    lock.take(tmp_path)
+    assert (tmp_path / ".torchloom.lock").exists()
+    lock.release()
+    lock.release()
+
+
+# --- disks that refuse
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("limit", [0, 500, 4000, 20_000])
+def test_a_full_disk(who, limit, tmp_path) -> None:
+    save_steps(tmp_path, 1)
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        before = state_of(engine)
+        if rank == who:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        text = outcome(lambda: engine.save_checkpoint(tmp_path))
+        assert state_of(engine) == before
+        left = leftovers(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        loaded = outcome(lambda: engine.load_checkpoint(tmp_path))
+        train(engine, rank, 1, first=1)
+        return text, left, loaded, outcome(lambda: engine.save_checkpoint(tmp_path))
+
+    for text, _, loaded, again in run_ranks(2, fn):
+        if limit < 20_000:
+            assert text.startswith("CheckpointError"), text
+            assert f"rank {who}" in text
+            assert str(tmp_path) in text
+            assert "File too large" in text
+        assert loaded == "done"
+        assert again == "done"
+    assert leftovers(tmp_path) == []
+
+
+FAILURES = {
+    "fsync": (os, "fsync"),
+    "swap": (folder, "swap"),
+    "save": (torch, "save"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize("who", [0, 1])
+def test_any_failure_of_the_system(kind, who, tmp_path) -> None:
+    if (kind, who) == ("swap", 1):
+        pytest.skip("rank 0 alone renames")
+    save_steps(tmp_path, 1)
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        module, name = FAILURES[kind]
+        real = getattr(module, name)
+
+        def fails(*args, **kwargs):
+            raise OSError(5, "Input/output error", "/some/path")
+
+        if rank == who:
+            setattr(module, name, fails)
+        text = outcome(lambda: engine.save_checkpoint(tmp_path))
+        setattr(module, name, real)
+        return (
+            text,
+            outcome(lambda: engine.load_checkpoint(tmp_path)),
+            outcome(lambda: engine.save_checkpoint(tmp_path)),
+        )
+
+    for text, loaded, again in run_ranks(2, fn):
+        if (kind, who) != ("save", 0):  # generators are saved by torch.save as well
+            assert f"rank {who}" in text
+        assert "Input/output error" in text
+        assert (loaded, again) == ("done", "done")
+    assert leftovers(tmp_path) == []
+
+
+def test_failures_after_the_rename_are_no_failures(tmp_path) -> None:
+    def fn(rank):
+        from torchloom.engine.checkpoints import write
+
+        def fails(*args, **kwargs):
+            raise OSError(28, "No space left on device", "latest")
+
+        write.write_whole = fails
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        return outcome(lambda: engine.save_checkpoint(tmp_path)), outcome(
+            lambda: engine.load_checkpoint(tmp_path)
+        )
+
+    assert run_ranks(2, fn) == [("done", "done")] * 2
+
+
+def test_a_file_in_place_of_the_folder(tmp_path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        return (
+            outcome(lambda: engine.save_checkpoint(tmp_path / "file")),
+            outcome(lambda: engine.save_checkpoint("/proc/nothing/here")),
+            outcome(lambda: engine.load_checkpoint(tmp_path / "file")),
+            outcome(lambda: engine.load_checkpoint(tmp_path / "none")),
+        )
+
+    for found in run_ranks(2, fn):
+        for text in found:
+            assert text.startswith("CheckpointError"), text
+
+
+# --- ranks that are lost
+
+
+def test_a_rank_that_ends_while_others_wait(tmp_path) -> None:
+    def fn(rank):
+        from torchloom.engine.checkpoints import exchange
+        from torchloom.errors import PeerLostError
+
+        exchange.LOST_AFTER_S = exchange.BEAT_S = 0.3
+        if rank == 1:
+            with Exchange(rank, 2, "work") as ranks:
+                ranks.texts("first", "1")
+            return "left"
+        started = time.monotonic()
+        try:
+            with Exchange(rank, 2, "work") as ranks:
+                assert ranks.texts("first", "0") == ["0", "1"]
+                ranks.texts("second", "0")
+        except PeerLostError as error:
+            assert "rank 1" in str(error)
+            return time.monotonic() - started
+        raise AssertionError("nothing was noticed")
+
+    assert run_ranks(2, fn)[0] < 5
+
+
+def test_slow_ranks_are_waited_for(tmp_path) -> None:
+    def fn(rank):
+        from torchloom.engine.checkpoints import exchange
+
+        exchange.LOST_AFTER_S, exchange.BEAT_S = 0.5, 0.1
+        with Exchange(rank, 2, "work") as ranks:
+            if rank:
+                time.sleep(2)
+            return ranks.together("it", lambda: rank)
+
+    assert run_ranks(2, fn) == [[0, 1], [0, 1]]
+
+
+def test_errors_of_all_ranks_are_told_once() -> None:
+    from torchloom.engine.checkpoints.exchange import answers, attempt
+
+    def fails():
+        raise CheckpointError("bad")
+
+    with pytest.raises(CheckpointError, match=r"^it: bad$"):
+        answers("it", [attempt(fails)] * 3)
+    with pytest.raises(CheckpointError, match=r"^it: rank 1: bad$"):
+        answers("it", [attempt(lambda: 1), attempt(fails)])
+
+
+def test_an_export_that_fails_is_told_on_all_ranks(tmp_path) -> None:
+    (tmp_path / "file").touch()
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        engine.save_16bit_model(tmp_path / "good")
+        if rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        found = [
+            outcome(lambda: engine.save_16bit_model(tmp_path / "good")),
+            outcome(lambda: engine.save_16bit_model(tmp_path / "good", "model.pt")),
+            outcome(lambda: engine.save_16bit_model(tmp_path / "file" / "x")),
+        ]
+        train(engine, rank, 1)
+        return found
+
+    for found in run_ranks(2, fn):
+        assert all(text.startswith("CheckpointError") for text in found), found
+        assert all("rank 0" in text for text in found)
+    assert names_in(tmp_path / "good") == ["model.safetensors"]
+
+
+def test_nothing_piles_up(tmp_path) -> None:
+    """Threads, descriptors and files stay as many over saves and loads."""
+    import threading
+    from pathlib import Path
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        seen = []
+        for step in range(12):
+            engine.save_checkpoint(tmp_path, keep_last=2, tag=f"t{step}", async_save=step % 2 == 0)
+            engine.load_checkpoint(tmp_path)
+            engine.wait_for_checkpoint()
+            fds = len(list(Path("/proc/self/fd").iterdir()))
+            seen.append((fds, threading.active_count()))
+        return seen
+
+    for seen in run_ranks(2, fn):
+        assert max(seen[4:]) <= max(seen[:4])
+    assert len(names_in(tmp_path)) == 4

@@ -1,0 +1,90 @@
+"""What tests of checkpoints share: saved runs, damage, states of an engine to compare."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.ranks import run_ranks
+from support.runs import make_engine, train
+from torchloom.errors import TorchloomError
+
+
+def save_steps(root: Path, *steps: int, ranks: int = 2, stage: int = 3, **rest: Any) -> None:
+    """Train and save after each of these steps."""
+
+    def fn(rank):
+        engine, _ = make_engine(stage, **rest)
+        done = 0
+        for step in steps:
+            train(engine, rank, step - done, first=done)
+            engine.save_checkpoint(root)
+            done = step
+
+    run_ranks(ranks, fn)
+
+
+def state_of(engine: Any) -> dict[str, Any]:
+    """Return all of an engine that a load may change, as hashes and numbers."""
+    found: dict[str, Any] = {
+        "counters": [engine.global_steps, engine.global_samples, engine.micro_steps],
+        "scaler": engine.scaler.state_dict(),
+        "torch": _hash(torch.get_rng_state()),
+    }
+    for name, tensor in [*engine.module.named_parameters(), *engine.module.named_buffers()]:
+        found[f"model {name}"] = _hash(tensor)
+        found[f"grad {name}"] = None if tensor.grad is None else _hash(tensor.grad)
+    if engine.optimizer is not None:
+        for each in engine.local:
+            for key, value in engine.optimizer.state.get(each.leaf, {}).items():
+                shown = _hash(value) if isinstance(value, torch.Tensor) else repr(value)
+                found[f"optim {each.spec.name} {key}"] = shown
+        found["groups"] = [
+            {key: repr(value) for key, value in group.items() if key != "params"}
+            for group in engine.optimizer.param_groups
+        ]
+    if engine.lr_scheduler is not None:
+        found["schedule"] = repr(engine.lr_scheduler.state_dict())
+    return found
+
+
+def outcome(action: Callable[[], Any]) -> str:
+    """Return what an action came to: "done", or the error's class and text."""
+    try:
+        action()
+    except TorchloomError as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+def copied(root: Path, target: Path) -> Path:
+    """Copy a folder of checkpoints, to be damaged."""
+    shutil.copytree(root, target)
+    return target
+
+
+def flip_bit(path: Path, position: float, bit: int = 3) -> None:
+    """Flip one bit, at a place between 0 and 1 of the file."""
+    content = bytearray(path.read_bytes())
+    content[min(int(position * len(content)), len(content) - 1)] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def leftovers(root: Path) -> list[str]:
+    """Return names in a folder that belong to no finished checkpoint."""
+    return [name for name in names_in(root) if name.startswith(".torchloom-")]
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:12]
