@@ -68,7 +68,8 @@ class Report:
         waiting, limits = plain["waiting"], Limits(**plain["limits"])
         found = None if waiting is None else Waiting(**waiting)
         order = {name: [tuple(each) for each in rows] for name, rows in plain["order"].items()}
-        return Report(**{**plain, "waiting": found, "limits": limits, "order": order})
+        own: dict[str, Any] = {**plain, "waiting": found, "limits": limits, "order": order}
+        return Report(**own)
 
     def text(self) -> str:
         """Say in words where the rank is."""
