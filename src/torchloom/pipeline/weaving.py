@@ -18,6 +18,7 @@ import torchloom.ops
 import torchloom.passes
 import torchloom.plan
 from torchloom import _torch
+from torchloom.backends.graphs import name_of
 from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
 from torchloom.graph import Choices, GraphPass, PassContext
@@ -230,6 +231,20 @@ def key_of(setup: Setup, context: PassContext) -> str:
     ]
     planned = "" if setup.planner is None else setup.planner.key
     return _torch.hash_files(_sources(), f"{parts}|{context.key()}|{planned}").hex()
+
+
+def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
+    """Return by name what `key_of` is a hash of, for ranks to compare in words."""
+    foreign = [each for each in setup.passes if not _is_built_in(each)]
+    settings = [f.name for f in dataclasses.fields(context) if f.name not in ("choices", "params")]
+    return {
+        "passes": [each.name for each in setup.passes],
+        "backend": name_of(setup.backend),
+        "strict": setup.strict,
+        **{f"pass {each.name}": identity_of(each).text for each in foreign},
+        **{f"setting {name}": str(getattr(context, name)) for name in settings},
+        "everything else": key_of(setup, context),
+    }
 
 
 def _bound(each: GraphPass, spot: Spot) -> GraphPass:

@@ -43,6 +43,7 @@ __all__ = [
     "open_lines",
     "set_limits",
     "tell_digests",
+    "tell_graph",
     "wait_for",
 ]
 
@@ -109,6 +110,17 @@ def tell_digests(step: int, digests: dict[str, int]) -> None:
     for channel, digest in digests.items():
         if _LINES.line is not None:
             _LINES.line.tell_digest(channel, step, digest)
+
+
+def tell_graph(digest: str, fallback: str) -> None:
+    """Let ranks that run one graph woven and eagerly learn of each other; nothing waits.
+
+    Args:
+        digest: of the captured graph.
+        fallback: why it runs eagerly; empty if it is woven.
+    """
+    if _LINES.line is not None:
+        _LINES.line.tell_graph(digest, fallback)
 
 
 def wait_for(event: Event, works: list[dist.Work], *, on_stream: bool = False) -> None:

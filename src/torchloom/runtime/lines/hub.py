@@ -48,6 +48,7 @@ class Hub:
         self._answered: set[int] = set()
         self._gone: dict[int, str] = {}
         self._digests: dict[tuple[str, int], tuple[int, int]] = {}
+        self._graphs: dict[str, dict[int, str]] = {}
         self._num_digests: dict[tuple[int, str], int] = {}
         self._verdict: Verdict | None = None
         self._suspected: tuple[Verdict, float] | None = None
@@ -127,6 +128,8 @@ class Hub:
                 self._answered.clear()
         elif kind == "digest":
             self._compare(rank, message)
+        elif kind == "graph":
+            self._match(rank, str(message["digest"]), "".join(map(str, message["fallback"])))
 
     def _look(self) -> None:
         if self._verdict is not None or not self._is_asking:
@@ -180,9 +183,26 @@ class Hub:
         self._verdict = verdict
         lines = [f"rank {rank} {how}" for rank, how in sorted(self._gone.items())]
         lines += [f"rank {rank} {each.text()}" for rank, each in sorted(self._reports.items())]
-        logger.error("the run cannot go on; where its ranks are:\n  %s", "\n  ".join(lines))
+        if lines:
+            logger.error("the run cannot go on; where its ranks are:\n  %s", "\n  ".join(lines))
         for wire in list(self._wires.values()):
             wire.send(kind="verdict", verdict=list(verdict))
+
+    def _match(self, rank: int, digest: str, fallback: str) -> None:
+        """End a run in which a graph that some ranks run woven failed to weave on others."""
+        outcomes = self._graphs.setdefault(digest, {})
+        outcomes[rank] = fallback
+        eager = [each for each, why in outcomes.items() if why]
+        woven = [each for each, why in outcomes.items() if not why]
+        if eager and woven and self._verdict is None:
+            self._tell(
+                Verdict(
+                    "differ",
+                    f"weaving a graph failed on ranks {sorted(eager)} alone ({outcomes[eager[0]]}), "
+                    f"while ranks {sorted(woven)} run it woven: mend what differs there, leave the "
+                    "pass out with compile.disable_passes, or take another backend",
+                )
+            )
 
     def _compare(self, rank: int, message: dict[str, Any]) -> None:
         """Compare what ranks had done at their n-th report, where messages cannot carry keys."""

@@ -79,6 +79,11 @@ class Line:
         if self._wire is not None:
             self._wire.send(kind="digest", channel=channel, step=step, digest=digest, last=last)
 
+    def tell_graph(self, digest: str, fallback: str) -> None:
+        """Send how this rank runs a captured graph."""
+        if self._wire is not None:
+            self._wire.send(kind="graph", digest=digest, fallback=fallback.splitlines()[:1])
+
     def _run(self) -> None:
         wire = self._wire = self._wire or self._connect(float("inf"))
         while wire is not None and not self._closing.is_set():
