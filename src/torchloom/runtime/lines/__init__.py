@@ -14,6 +14,7 @@ shows sequence numbers (pytorch/pytorch, torch/distributed/flight_recorder).
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import time
@@ -72,6 +73,14 @@ class _Lines:
         if hub is not None:
             hub.close(how)
 
+    def forget(self) -> None:
+        """Let go of them in a forked child: its end is not this rank's, and a copy of a connection
+        would hide that this rank has ended."""
+        for each in (self.line, self.hub):
+            if each is not None:
+                each.forget()
+        self.line = self.hub = self.group = None
+
 
 _LINES = _Lines()
 
@@ -87,6 +96,7 @@ def open_lines() -> None:
     POSITION.verdict = None
     if not _LINES.num_opened:
         tell_at_the_end(_LINES.close)
+        os.register_at_fork(after_in_child=_LINES.forget)
     prefix = f"torchloom/lines/{_LINES.num_opened}"
     _LINES.num_opened += 1
     _LINES.group = GroupRef(group)

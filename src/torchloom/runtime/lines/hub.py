@@ -67,6 +67,12 @@ class Hub:
         self._thread.join(2.0)
         self._listener.close()
 
+    def forget(self) -> None:
+        """Let go of all connections in a forked child, whose parent keeps them."""
+        for wire in [*self._wires.values(), *self._unknown]:
+            wire.close()
+        self._listener.close()
+
     def _run(self) -> None:
         while not self._closing.is_set():
             for key, _ in self._selector.select(_TICK_S):

@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from torchloom.log import get_logger
@@ -30,6 +31,8 @@ _OPEN_S, _OPEN_TICK_S = 3.0, 0.02
 PATIENCE_S = 1.0
 """A wait that lasts longer is looked into; a step in which ranks differ by less costs nothing."""
 _REPEAT_S = 2.0
+_SILENT_S = 10.0
+"""Rank 0 asks at least every 5 s while a rank waits."""
 
 
 class Line:
@@ -46,6 +49,9 @@ class Line:
         self._look_up = look_up
         self._wire: Wire | None = None
         self._hub_gone = ""
+        self._heard_s = time.monotonic()
+        self._outbox: deque[dict[str, object]] = deque()
+        """What the thread sends when it comes round: the main thread never waits for a socket."""
         self._spoke_s, self._spoke_of = 0.0, 0.0
         self._closing = threading.Event()
         self._judged = threading.Event()
@@ -73,16 +79,23 @@ class Line:
         if self._wire is not None:
             self._wire.close()
 
+    def forget(self) -> None:
+        """Let go of the connection in a forked child, whose parent keeps it."""
+        if self._wire is not None:
+            self._wire.close()
+
     def tell_digest(self, channel: str, step: int, digest: int) -> None:
         """Send a checksum of what this rank has begun in a group up to a step."""
         last = "" if POSITION.last is None else POSITION.last.text()
-        if self._wire is not None:
-            self._wire.send(kind="digest", channel=channel, step=step, digest=digest, last=last)
+        self._outbox.append(
+            {"kind": "digest", "channel": channel, "step": step, "digest": digest, "last": last}
+        )
 
     def tell_graph(self, digest: str, fallback: str) -> None:
         """Send how this rank runs a captured graph."""
-        if self._wire is not None:
-            self._wire.send(kind="graph", digest=digest, fallback=fallback.splitlines()[:1])
+        self._outbox.append(
+            {"kind": "graph", "digest": digest, "fallback": fallback.splitlines()[:1]}
+        )
 
     def _run(self) -> None:
         wire = self._wire = self._wire or self._connect(float("inf"))
@@ -91,6 +104,8 @@ class Line:
                 self._closing.wait(_TICK_S)
             elif select.select([wire], [], [], _TICK_S)[0]:
                 self._listen(wire)
+            while self._outbox and not self._hub_gone:
+                wire.send(**self._outbox.popleft())
             self._tick()
 
     def _connect(self, within_s: float) -> Wire | None:
@@ -113,6 +128,7 @@ class Line:
         if messages is None:
             self._hub_gone = "rank 0 has ended without a word (killed, or out of memory)"
             return
+        self._heard_s = time.monotonic()
         for message in messages:
             if message.get("kind") == "where":
                 self._asked = [str(event) for event in message["asked"]]
@@ -141,6 +157,15 @@ class Line:
                         "Look at the output of rank 0 for the cause",
                     )
                 )
+        elif now - wait.since_s > self.limits.step_s and now - self._heard_s > _SILENT_S:
+            self._settle(
+                Verdict(
+                    "late",
+                    f"rank 0 has not answered for {_SILENT_S:g} s (it was stopped, or something "
+                    f"holds its interpreter), and rank {self.rank} has waited for "
+                    f"{wait.event.text()} longer than timeouts.step_s, {self.limits.step_s:g} s",
+                )
+            )
         elif self._spoke_of != wait.since_s or now - self._spoke_s > _REPEAT_S:
             self._speak()
 
