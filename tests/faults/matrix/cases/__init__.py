@@ -1,0 +1,27 @@
+"""All cases, by what goes wrong. A name is `family.what [transport compiler stage]`."""
+
+from __future__ import annotations
+
+from faults.matrix.case import Case
+from faults.matrix.cases import (
+    compilers,
+    differing,
+    failing,
+    files,
+    network,
+    numbers,
+    right,
+    starting,
+    training,
+)
+
+_FAMILIES = (right, differing, failing, starting, compilers, numbers, files, training, network)
+
+CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
+
+
+def chosen(pattern: str, cases: tuple[Case, ...] = CASES) -> list[Case]:
+    """Return the cases whose names contain a text, and those whose weights they are compared with."""
+    named = [case for case in cases if pattern in case.name]
+    needed = {case.trains_like for case in named}
+    return [case for case in cases if case in named or case.name in needed]
