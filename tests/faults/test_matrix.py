@@ -53,7 +53,7 @@ def test_a_case_that_ends_as_it_must() -> None:
         ((1, "rank 1 in step 2"), "SILENT", "says nothing"),
         ((1, "[rank 0] ValueError: rank 0 in step 1"), "SILENT", "'rank 1'"),
         ((1, f"rank 1 in step\n{SAID[:30]}"), "SILENT", "'in step'"),
-        ((1, f'Traceback:\n  File "{LIBRARIES[0]}a.py", line 3, in f\n{SAID}'), "NOISE", "library"),
+        ((1, f'  File "{LIBRARIES[0]}a.py", line 3, in f\n{SAID}'), "NOISE", "library"),
         ((1, f'  File "{LIBRARIES[1]}a.py", line 3, in f\n{SAID}'), "NOISE", "library"),
         ((1, f"Traceback (most recent call last):\n{SAID}"), "NOISE", "traceback"),
         ((1, f"terminate called after throwing\n{SAID}"), "NOISE", "terminate"),

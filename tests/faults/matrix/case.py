@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+SMALL = 16
+"""Columns of the model's layers where the size does not matter."""
 LIMIT_S = 10.0
 """From the fault to the end of the last rank, where a case names no limit of its own."""
 
@@ -59,7 +61,7 @@ class Setup:
     """Of torch.compile; empty for eager."""
     shared: bool = False
     """Through shared memory instead of gloo."""
-    width: int = 16
+    width: int = SMALL
     accumulation: int = 1
     config: Mapping[str, Any] = field(default_factory=dict)
     config_of_rank_1: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +69,8 @@ class Setup:
     def text(self) -> str:
         """Name it, for the names of cases."""
         transport = "shm" if self.shared else "gloo"
-        return f"{transport} {self.backend or 'eager'} stage{self.stage}"
+        large = "" if self.width == SMALL else f" width{self.width}"
+        return f"{transport} {self.backend or 'eager'} stage{self.stage}{large}"
 
 
 @dataclass(frozen=True, kw_only=True)

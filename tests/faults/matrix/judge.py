@@ -117,7 +117,7 @@ def _hung(seen: Observation) -> str:
 
 
 def _silent(seen: Observation) -> str:
-    if seen.case.goes_on or seen.case.may_end and _all_fine(seen):
+    if seen.case.goes_on or (seen.case.may_end and _all_fine(seen)):
         return _wrong_weights(seen)
     return next((why for each in seen.processes if (why := _wrong_end(each))), "")
 

@@ -218,9 +218,9 @@ class Run:
 
 
 _TRAIN = (
-    "train --no-compile --data text.txt --out out --seq-len 16 --log-every 1 --eval-every 100000 "
-    "--steps 100000"
-).split()
+    *("train", "--no-compile", "--data", "text.txt", "--out", "out", "--seq-len", "16"),
+    *("--log-every", "1", "--eval-every", "100000", "--steps", "100000"),
+)
 
 
 def run_case(case: Case, folder: Path, weights: Mapping[str, str]) -> Row:

@@ -27,7 +27,7 @@ from torchloom.errors import TorchloomError
 from torchloom.log import get_logger
 from torchloom.position import POSITION, Event, Verdict, Wait
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import error_of
+from torchloom.runtime.channel import Entry, error_of, label
 from torchloom.runtime.lines.breaking import end_waits_with_verdict
 from torchloom.runtime.lines.hub import Hub
 from torchloom.runtime.lines.last_words import tell_at_the_end
@@ -85,7 +85,7 @@ def open_lines() -> None:
     _LINES.close("has left the process group")
     POSITION.verdict = None
     if not _LINES.num_opened:
-        tell_at_the_end(_LINES.close)
+        tell_at_the_end(_LINES.close, _explained_call)
     prefix = f"torchloom/lines/{_LINES.num_opened}"
     _LINES.num_opened += 1
     _LINES.group = GroupRef(group)
@@ -159,6 +159,14 @@ def broken(event: Event, error: RuntimeError) -> Verdict:
         f"this rank cannot complete {event.text()}: {symptom}. Look at the output of the other "
         "ranks",
     )
+
+
+def _explained_call(call: str, error: RuntimeError) -> TorchloomError:
+    """Return the error to show where one of the program's own collectives has lost a connection."""
+    ranks = tuple(range(dist.get_world_size())) if dist.is_initialized() else ()
+    what = label(call)
+    event = Entry(what, 0, POSITION.step, what.seed, "torch.distributed", ranks)
+    return explained(event, broken(event, error))
 
 
 def longest_s() -> float:

@@ -26,14 +26,29 @@ _LIBRARIES = (
     f"{Path(__file__).parents[2]}/",
     "<frozen",
 )
+_DISTRIBUTED = f"{Path(dist.__file__).parent}/"
+_CONNECTION = "gloo/transport"
+"""In the message of each error of gloo's that is about a connection: the file that raised it."""
 _HOW = ["has ended its program"]
 
 
-def tell_at_the_end(tell: Callable[[str], None]) -> None:
-    """Call `tell` when the interpreter ends, with how it does."""
+def tell_at_the_end(
+    tell: Callable[[str], None], explain: Callable[[str, RuntimeError], TorchloomError]
+) -> None:
+    """Call `tell` when the interpreter ends, with how it does.
+
+    Args:
+        tell: takes how this rank ends, e.g. "has ended its program".
+        explain: takes a call of the program and the error of gloo's that ended it; returns what all
+            ranks together know of it.
+    """
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        call = _broken_call(error, trace)
+        if call and isinstance(error, RuntimeError):
+            error = explain(call, error)
+            kind = type(error)
         lines = str(error).strip().splitlines()
         _HOW[0] = f"has failed with {kind.__name__}" + (f": {lines[0]}" if lines else "")
         if issubclass(kind, KeyboardInterrupt) or envs.is_on("TORCHLOOM_TRACEBACK"):
@@ -43,6 +58,20 @@ def tell_at_the_end(tell: Callable[[str], None]) -> None:
 
     sys.excepthook = hook
     atexit.register(lambda: tell(f"{_HOW[0]}, in step {POSITION.step}"))
+
+
+def _broken_call(error: BaseException, trace: TracebackType | None) -> str:
+    """Return the call of torch.distributed that a broken connection ended; empty where none did."""
+    frames = traceback.extract_tb(trace)
+    if not frames or not frames[-1].filename.startswith(_DISTRIBUTED):
+        return ""
+    if _CONNECTION not in str(error) or isinstance(error, TorchloomError):
+        return ""
+    first = next(i for i, frame in enumerate(frames) if frame.filename.startswith(_DISTRIBUTED))
+    name = next((f.name for f in frames[first:] if "wrapper" not in f.name), frames[-1].name)
+    caller = frames[first - 1] if first else None
+    where = "" if caller is None else f" ({caller.filename}:{caller.lineno})"
+    return f"torch.distributed.{name}{where}"
 
 
 def last_words(error: BaseException, trace: TracebackType | None) -> str:

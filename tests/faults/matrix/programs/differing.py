@@ -213,3 +213,11 @@ def one_rank_of_a_half_differs(rank: Rank) -> None:
                 differs = False
         rank.step(index, (0, 1, 3) if differs else (0, 1, 2))
     rank.finish()
+
+
+def user_collective_as_the_last_thing(rank: Rank) -> None:
+    rank.start()
+    rank.step()
+    rank.mark()
+    if rank.rank == rank.arguments["who"]:
+        dist.barrier()
