@@ -8,6 +8,8 @@ from typing import Any
 
 SMALL = 16
 """Columns of the model's layers where the size does not matter."""
+TAKEN = "taken"
+"""In the place of a port: one that another process of this host listens at."""
 LIMIT_S = 10.0
 """From the fault to the end of the last rank, where a case names no limit of its own."""
 

@@ -128,7 +128,7 @@ def _wrong_weights(seen: Observation) -> str:
             return f"{each.name} ended with {each.code}: {sentence_of(each.text) or 'no weights'}"
     held = {weights_of(each.text) for each in seen.processes}
     if len(held) > 1:
-        return f"ranks hold different weights: {sorted(held)}"
+        return f"ranks came to different ends: {sorted(held)}"
     if "nan" in held:
         return "weights are not finite"
     if seen.case.trains_like and held != {seen.other_weights}:

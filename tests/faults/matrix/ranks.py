@@ -18,7 +18,7 @@ from pathlib import Path
 
 from faults.matrix import traces
 from faults.matrix.actions import ACTIONS
-from faults.matrix.case import FINE, Case, Ends, exits
+from faults.matrix.case import TAKEN, Case, Ends, exits
 from faults.matrix.judge import Observation, Seen, judge
 from faults.matrix.network import Host, two_hosts
 from faults.matrix.table import Row
@@ -66,6 +66,8 @@ class Run:
             (self.folder / name).mkdir(parents=True)
         (self.folder / "marks").touch()
         self._shared_before = traces.shared_entries()
+        self._taken = socket.create_server(("", 0))
+        self.taken_port = int(self._taken.getsockname()[1])
 
     @property
     def fault_s(self) -> float | None:
@@ -112,6 +114,8 @@ class Run:
                     head = self.hosts[rank].head()
                     own |= self.hosts[rank].environment(self.hosts[0])
                 changed = {**common, **own, **case.environment.get(rank, {})}
+                if changed["MASTER_PORT"] == TAKEN:
+                    changed["MASTER_PORT"] = str(self.taken_port)
                 variables = {name: value for name, value in changed.items() if value is not None}
                 command = [*head, sys.executable, *worker]
                 yield f"rank {rank}", command, variables, case.ends[rank]
@@ -214,6 +218,7 @@ class Run:
 
     def clean_up(self) -> None:
         """End whatever is left, also where the matrix itself was broken off."""
+        self._taken.close()
         traces.kill(traces.processes_of(self.token))
 
 
@@ -290,4 +295,3 @@ def _folder_of(module: str) -> str:
 
 
 LIBRARIES = (_folder_of("torch"), _folder_of("torchloom"))
-__all__ = ["FINE", "Run", "free_port", "run_case"]

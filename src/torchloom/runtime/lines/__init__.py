@@ -6,6 +6,7 @@ the same sentence. A connection also shows at once that a process or a host is g
 
     open_lines    once per process group, by whoever first communicates
     wait_for      waits for messages, and turns what breaks them into that sentence
+    show_last_words  an error that nobody catches is a sentence
     explained     the error to raise where something between ranks has failed
 
 Source of the idea that a run's end must name ranks and tensors: the flight recorder of NCCL, which
@@ -28,9 +29,9 @@ from torchloom.log import get_logger
 from torchloom.position import POSITION, Event, Verdict, Wait
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import Entry, error_of, label
-from torchloom.runtime.lines.breaking import end_waits_with_verdict
+from torchloom.runtime.lines.breaking import end_waits_with_verdict, let_compilations_be_interrupted
 from torchloom.runtime.lines.hub import Hub
-from torchloom.runtime.lines.last_words import tell_at_the_end
+from torchloom.runtime.lines.last_words import show_last_words, tell_at_the_end
 from torchloom.runtime.lines.line import Line
 from torchloom.runtime.lines.report import Limits
 
@@ -42,6 +43,7 @@ __all__ = [
     "longest_s",
     "open_lines",
     "set_limits",
+    "show_last_words",
     "tell_digests",
     "wait_for",
 ]
@@ -86,6 +88,7 @@ def open_lines() -> None:
     POSITION.verdict = None
     if not _LINES.num_opened:
         tell_at_the_end(_LINES.close, _explained_call)
+        let_compilations_be_interrupted()
     prefix = f"torchloom/lines/{_LINES.num_opened}"
     _LINES.num_opened += 1
     _LINES.group = GroupRef(group)

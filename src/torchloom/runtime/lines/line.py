@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable
 
 from torchloom.log import get_logger
-from torchloom.position import POSITION, Verdict
+from torchloom.position import POSITION, Verdict, Wait
+from torchloom.runtime.lines.breaking import interrupt_compilation, is_compiling
 from torchloom.runtime.lines.report import Limits, report_of
-from torchloom.runtime.lines.wire import Wire
+from torchloom.runtime.lines.wire import NO_WORD, Wire
 
 logger = get_logger(__name__)
 
@@ -30,6 +31,8 @@ _OPEN_S, _OPEN_TICK_S = 3.0, 0.02
 PATIENCE_S = 1.0
 """A wait that lasts longer is looked into; a step in which ranks differ by less costs nothing."""
 _REPEAT_S = 2.0
+_DEAF_S = 6.0
+"""Rank 0 asks at least every 5 s while a rank waits; after so long a silence it does not answer."""
 
 
 class Line:
@@ -47,6 +50,8 @@ class Line:
         self._wire: Wire | None = None
         self._hub_gone = ""
         self._spoke_s, self._spoke_of = 0.0, 0.0
+        self._heard_s = 0.0
+        self._lost = ""
         self._closing = threading.Event()
         self._judged = threading.Event()
         self._asked: list[str] = []
@@ -106,19 +111,34 @@ class Line:
     def _listen(self, wire: Wire) -> None:
         messages = wire.receive()
         if messages is None:
-            self._hub_gone = "rank 0 has ended without a word (killed, or out of memory)"
+            self._hub_gone = f"rank 0 {NO_WORD}"
+            self._lost = self._lost or self._hub_gone
             return
+        self._heard_s = time.monotonic()
         for message in messages:
             if message.get("kind") == "where":
                 self._asked = [str(event) for event in message["asked"]]
                 self._send("report")
             elif message.get("kind") == "verdict":
                 self._settle(Verdict(*message["verdict"]))
+            elif message.get("kind") == "gone":
+                self._lost = f"rank {message['rank']} {message['how']}"
             elif message.get("kind") == "bye":
                 self._hub_gone = f"rank 0 {message['how']}"
 
     def _tick(self) -> None:
         wait, now = POSITION.waiting, time.monotonic()
+        if self._lost and is_compiling() and POSITION.verdict is None:
+            self._settle(
+                Verdict(
+                    "lost",
+                    f"{self._lost}; rank {self.rank} is {POSITION.phase}, which "
+                    "has nobody to communicate with. Look at the output of the other ranks for the "
+                    "cause",
+                )
+            )
+            interrupt_compilation()
+            return
         if wait is None or now - wait.since_s < PATIENCE_S or POSITION.verdict is not None:
             return
         if self._hub_gone:
@@ -130,8 +150,33 @@ class Line:
                         "Look at the output of rank 0 for the cause",
                     )
                 )
+        elif self._is_deaf(wait, now):
+            self._settle_deaf(wait)
         elif self._spoke_of != wait.since_s or now - self._spoke_s > _REPEAT_S:
             self._speak()
+
+    def _is_deaf(self, wait: Wait, now: float) -> bool:
+        """Whether rank 0, who should judge this wait, has not answered for too long."""
+        is_late = now - wait.since_s > self._limit(wait)[0]
+        return (
+            is_late and self._wire is not None and now - max(self._heard_s, wait.since_s) > _DEAF_S
+        )
+
+    def _settle_deaf(self, wait: Wait) -> None:
+        limit_s, key = self._limit(wait)
+        self._settle(
+            Verdict(
+                "late",
+                f"rank 0 does not answer (it was stopped, or something holds its interpreter), and "
+                f"rank {self.rank} has waited for more than {limit_s:g} s ({wait.event.text()}). "
+                f"Look at the output of rank 0, or raise {key}",
+            )
+        )
+
+    def _limit(self, wait: Wait) -> tuple[float, str]:
+        if wait.event.channel.startswith("agreement"):
+            return self.limits.agree_s, "timeouts.agree_s"
+        return self.limits.step_s, "timeouts.step_s"
 
     def _speak(self) -> None:
         wait = POSITION.waiting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from faults.matrix.case import Case, Setup, told
+from faults.matrix.case import TAKEN, Case, Setup, told
 from faults.matrix.cases.making import GLOO
 
 _LIMIT = {"timeouts": {"agree_s": 3.0, "process_group_s": 5.0}}
@@ -49,7 +49,7 @@ CASES = [
     _start("MASTER_ADDR of another host", "MASTER_ADDR", limit_s=20,
            environment=_both(MASTER_ADDR="192.0.2.1")),
     _start("MASTER_PORT is not a number", "MASTER_PORT", environment=_both(MASTER_PORT="http")),
-    _start("MASTER_PORT is taken", "port", "22", limit_s=20, environment=_both(MASTER_PORT="22")),
+    _start("MASTER_PORT is taken", "port", limit_s=20, environment=_both(MASTER_PORT=TAKEN)),
     _start("shard_size does not divide", "shard_size=3",
            setup=Setup(config={"zero_optimization": {"shard_size": 3}})),
     _start("mesh of three axes", "3 axes", program="brings_a_mesh", arguments={"shape": [1, 1, 2]}),
@@ -62,8 +62,8 @@ CASES = [
     _differs("schedule", "schedule",
              scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 5}}),
     _differs("precision", "bf16", bf16={"enabled": True}),
-    _differs("accumulation", "gradient_accumulation_steps", gradient_accumulation_steps=2),
-    _start("model differs", "the ranks do not agree", "layers.4", program="has_another_model",
+    _differs("accumulation", "batch.", gradient_accumulation_steps=2),
+    _start("model differs", "the ranks do not agree", "parameters", program="has_another_model",
            setup=GLOO),
     *(
         _start(f"optimizer of the caller differs in {what}", "the ranks do not agree",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import torchloom
+from torchloom import initialize
 
 NUM_LAYERS = 4
 
@@ -78,7 +78,7 @@ class Rank:
     def start(self, backend: str | Callable[..., Any] | None = None, **compile_kwargs: Any) -> Any:
         """Make the engine, compiled if the setup asks for it, and return it."""
         self.model = self.make_model()
-        self.engine, *_ = torchloom.initialize(model=self.model, config=self.config())
+        self.engine, *_ = initialize(model=self.model, config=self.config())
         backend = backend or self.setup["backend"]
         if backend:
             self.engine.compile(backend=backend, **compile_kwargs)
@@ -94,14 +94,18 @@ class Rank:
         self.engine.backward(self.engine(self.batch(step, rows), order))
         self.engine.step()
 
-    def finish(self) -> None:
-        """Tell the weights that this rank has come to; all ranks must call."""
+    def finish(self, note: str = "") -> None:
+        """Tell the weights that this rank has come to; all ranks must call.
+
+        Args:
+            note: more that the ranks must have in common.
+        """
         state = self.model.state_dict()
         digest = hashlib.sha256()
         for name in sorted(state):
             digest.update(state[name].contiguous().numpy().tobytes())
         finite = all(bool(value.isfinite().all()) for value in state.values())
-        print(f"weights {digest.hexdigest()[:16] if finite else 'nan'}", flush=True)
+        print(f"weights {digest.hexdigest()[:16] if finite else 'nan'}{note}", flush=True)
 
 
 def _merge(config: dict[str, Any], more: dict[str, Any]) -> None:
