@@ -67,7 +67,8 @@ class Report:
         """Read what `to_plain` wrote."""
         waiting, limits = plain["waiting"], Limits(**plain["limits"])
         found = None if waiting is None else Waiting(**waiting)
-        return Report(**{**plain, "waiting": found, "limits": limits})
+        fields: dict[str, Any] = {**plain, "waiting": found, "limits": limits}
+        return Report(**fields)
 
     def text(self) -> str:
         """Say in words where the rank is."""
