@@ -15,7 +15,7 @@ import pytest
 
 from faults.matrix import __main__ as matrix
 from faults.matrix import table, traces
-from faults.matrix.case import FINE, STOPPED, Case, exits, killed, raised, told
+from faults.matrix.case import FINE, Case, exits, killed, raised, told
 from faults.matrix.cases import CASES, chosen
 from faults.matrix.judge import Observation, Seen, judge, sentence_of
 from faults.matrix.programs import PROGRAMS
@@ -182,10 +182,12 @@ def test_names_are_unique_and_programs_exist() -> None:
 
 
 def test_a_choice_brings_what_it_is_compared_with() -> None:
-    (first, second) = chosen("one rank sleeps 5 s [gloo")
+    (first, second) = chosen(["one rank sleeps 5 s [gloo"])
     assert (first.name, second.trains_like) == ("right.undisturbed [gloo eager stage3]", first.name)
 
 
+PATIENT_S = 40.0
+"""These tests share their cores with others: what takes long is for `make faults` to find."""
 QUICK = (
     "differ.another layer by data [gloo eager stage3]",
     "fault.killed inside a collective [shm eager stage3]",
@@ -194,7 +196,7 @@ QUICK = (
 
 
 def test_cases_end_to_end(tmp_path, capsys) -> None:
-    cases = [case for case in CASES if case.name in QUICK]
+    cases = [replace(case, limit_s=PATIENT_S) for case in CASES if case.name in QUICK]
     assert len(cases) == len(QUICK)
     rows = matrix.run_all(cases, tmp_path, 1)
     assert table.exit_code(rows) == 0, [(row.outcome, row.outputs) for row in rows]
@@ -219,7 +221,15 @@ def test_a_case_that_does_not_end_as_it_must(change, word: str, tmp_path, monkey
     assert row.outcome.codes
 
 
-def test_a_rank_that_is_stopped_is_no_left_over(tmp_path) -> None:
-    (case,) = [case for case in CASES if case.name == "fault.stopped [gloo eager stage3]"]
-    assert STOPPED in case.ends
-    assert run_case(case, tmp_path / "case", {}).outcome.word == "told"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fault.stopped [gloo eager stage3]",  # the rank that stays stopped is no left-over
+        "fault.rank 0 stopped [gloo eager stage3]",
+        "fault.rank 0 killed while others compile [shm eager stage3]",
+    ],
+)
+def test_ranks_that_do_not_answer(name: str, tmp_path) -> None:
+    (case,) = [case for case in CASES if case.name == name]
+    row = run_case(replace(case, limit_s=PATIENT_S), tmp_path / "case", {})
+    assert row.outcome.word == "told", row

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 from faults.matrix import table
@@ -24,7 +25,7 @@ _WIDTH = 230
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; return the exit code."""
     options = _parser().parse_args(arguments)
-    cases = chosen(options.only)
+    cases = [replace(case, limit_s=case.limit_s * options.slack) for case in chosen(options.only)]
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
@@ -74,10 +75,18 @@ def run_all(cases: Sequence[Case], workspace: Path, num_jobs: int) -> list[Row]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="TEXT",
+        help="cases whose names contain one of these",
+    )
     parser.add_argument("--list", action="store_true", help="print the names and end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table, with outputs")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="cases at a time (2)")
+    parser.add_argument("--slack", type=float, default=1.0, metavar="FACTOR",
+                        help="on limits, where other programs use this machine (1)")  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="keep the folders of the cases")
     return parser
 

@@ -28,6 +28,8 @@ _START_S = 180.0
 _GRACE_S, _GONE_S, _POLL_S = 3.0, 3.0, 0.02
 _EXPECTED = ("checkpoints", "out", "store", "text.txt", "logs")
 """What programs may leave in their folder."""
+_OF_LOADERS = "pymp-"
+"""A folder that processes of torch's loaders leave when they raise, also without torchloom."""
 _LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -211,7 +213,8 @@ class Run:
         traces.kill(left)
         found = [f"process {pid}: {line[:60]}" for pid, line in left.items()]
         found += traces.files_in(self.folder / "work", _EXPECTED)
-        found += [f"$TMPDIR/{name}" for name in traces.files_in(self.folder / "tmp")]
+        temporary = traces.files_in(self.folder / "tmp")
+        found += [f"$TMPDIR/{name}" for name in temporary if not name.startswith(_OF_LOADERS)]
         return found + [
             f"/dev/shm/{name}" for name in traces.forgotten_entries(self._shared_before)
         ]

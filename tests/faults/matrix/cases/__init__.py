@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from faults.matrix.case import Case
 from faults.matrix.cases import (
     compilers,
@@ -20,8 +22,9 @@ _FAMILIES = (right, differing, failing, starting, compilers, numbers, files, tra
 CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
 
 
-def chosen(pattern: str, cases: tuple[Case, ...] = CASES) -> list[Case]:
-    """Return the cases whose names contain a text, and those whose weights they are compared with."""
-    named = [case for case in cases if pattern in case.name]
+def chosen(texts: Sequence[str] = (), cases: Sequence[Case] = CASES) -> list[Case]:
+    """Return the cases whose names contain one of the texts (none: all), and those whose weights they
+    are compared with."""
+    named = [case for case in cases if not texts or any(text in case.name for text in texts)]
     needed = {case.trains_like for case in named}
     return [case for case in cases if case in named or case.name in needed]

@@ -34,7 +34,7 @@ CASES = [
     *over("fault", "raises in forward", "raises", _BAD, [GLOO],
           arguments={"where": "forward"}),
     *over("fault", "wrong shape in forward", "raises",
-          (told("rank 1 has failed with", "shape"), raised("shape")),
+          (told("rank 1 has failed with", "RuntimeError"), raised("shape")),
           [SHM, GLOO_COMPILED, SHM_COMPILED], arguments={"where": "shape"}),
     *over("fault", "raises in backward", "raises", _BAD, [GLOO, SHM], arguments={"where": "backward"}),
     *over("fault", "raises in step", "raises", _BAD, [GLOO, SHM], arguments={"where": "step"}),

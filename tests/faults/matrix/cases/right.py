@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from faults.matrix.case import FINE
 from faults.matrix.cases.making import GLOO, GLOO_COMPILED, SHM, SHM_COMPILED, over
 
@@ -18,4 +20,6 @@ CASES = [
           trains_like="right.undisturbed [shm eager stage3]"),
     *over("right", "one rank compiles 10 s longer", "one_rank_compiles_long", _TWO, [GLOO, SHM],
           arguments={"seconds": 10}, limit_s=60),
+    *over("right", "one rank compiles longer than timeouts.step_s", "one_rank_compiles_long", _TWO,
+          [replace(GLOO, config={"timeouts": {"step_s": 3.0}})], arguments={"seconds": 6}, limit_s=60),
 ]  # fmt: skip

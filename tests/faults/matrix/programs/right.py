@@ -31,7 +31,7 @@ def one_rank_recompiles(rank: Rank) -> None:
     rank.start(compile_kwargs={"dynamic": False})
     rank.mark()
     for index in range(6):
-        rank.step(index, rows=2 + index if rank.rank else 2)
+        rank.step(index, rows=2 + index // 2 if rank.rank else 2)
     rank.finish()
 
 
@@ -47,9 +47,11 @@ def one_rank_sleeps(rank: Rank) -> None:
 
 def one_rank_compiles_long(rank: Rank) -> None:
     """A compiler that takes longer on rank 1 than a step may take."""
+    slept = []
 
     def slow(gm: Any, example_inputs: Any) -> Any:
-        if rank.rank == 1:
+        if rank.rank == 1 and not slept:
+            slept.append(True)
             rank.mark()
             time.sleep(rank.arguments["seconds"])
         return gm
