@@ -201,7 +201,7 @@ class Run:
         if not is_torchrun:
             return found
         for rank, ends in enumerate(self.case.ends):  # torchrun keeps the output of each in files
-            kept = sorted((self.folder / "logs").glob(f"*/*/attempt_0/{rank}/std*.log"))
+            kept = sorted((self.folder / "logs").glob(f"*/attempt_0/{rank}/std*.log"))
             text = "\n".join(path.read_text(errors="replace") for path in kept)
             found.append(Seen(name=f"rank {rank}", code=None, text=text, ends=ends))
         return found

@@ -12,7 +12,7 @@ from torchloom.serve import Contract, Dim, Store, build, load
 
 def loads_a_store_of_others(rank: Rank) -> None:
     root = Path("store")
-    contract = Contract({"x": (Dim("batch", 1, 8), 16)})
+    contract = Contract({"input": (Dim("batch", 1, 8), 16)})
     model = nn.Linear(16, 16).eval()
     build(model, contract, backend="aot_eager", store=root)
     for path in (root, root / "entries"):
