@@ -69,7 +69,10 @@ def saves_on_a_full_disk(rank: Rank) -> None:
     if rank.rank == rank.arguments["who"]:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, resource.RLIM_INFINITY))
-    engine.save_checkpoint(rank.folder)
+    try:
+        engine.save_checkpoint(rank.folder)
+    finally:  # what this rank prints goes into a file, too
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     rank.finish()
 
 
