@@ -38,5 +38,5 @@ CASES = [
     *_killed_in_save(0, 0.9),
     *_killed_in_save(1, 1.3),
     Case(name="files.store that others can write to", program="loads_a_store_of_others",
-         ends=(told("ArtifactError", "write"),), limit_s=20),
+         ends=(told("ArtifactError", "not used"),), limit_s=20),
 ]  # fmt: skip
