@@ -21,7 +21,7 @@ from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import NonFiniteError, ShardError
 from torchloom.pipeline import CompileSession, PassItem, resolve_passes
 from torchloom.runtime import lookup
-from torchloom.runtime.lines import tell_graph
+from torchloom.runtime.lines import show_last_words, tell_graph
 from torchloom.shard import (
     Precision,
     layout_of,
@@ -64,6 +64,7 @@ def shard_model(
         >>> model = shard_model(nn.Linear(512, 512), stage=3)  # doctest: +SKIP
         >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # doctest: +SKIP
     """
+    show_last_words()
     if stage == 1:
         raise ShardError(
             "stage 1 shards the optimizer alone, which a plain torch optimizer cannot see: use "

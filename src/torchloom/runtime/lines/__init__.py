@@ -6,6 +6,7 @@ the same sentence. A connection also shows at once that a process or a host is g
 
     open_lines    once per process group, by whoever first communicates
     wait_for      waits for messages, and turns what breaks them into that sentence
+    show_last_words  an error that nobody catches is a sentence
     explained     the error to raise where something between ranks has failed
 
 Source of the idea that a run's end must name ranks and tensors: the flight recorder of NCCL, which
@@ -28,10 +29,10 @@ from torchloom.errors import TorchloomError
 from torchloom.log import get_logger
 from torchloom.position import POSITION, Event, Verdict, Wait
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import error_of
-from torchloom.runtime.lines.breaking import end_waits_with_verdict
+from torchloom.runtime.channel import Entry, error_of, label
+from torchloom.runtime.lines.breaking import end_waits_with_verdict, let_compilations_be_interrupted
 from torchloom.runtime.lines.hub import Hub
-from torchloom.runtime.lines.last_words import tell_at_the_end
+from torchloom.runtime.lines.last_words import show_last_words, tell_at_the_end
 from torchloom.runtime.lines.line import Line
 from torchloom.runtime.lines.report import Limits
 
@@ -43,6 +44,7 @@ __all__ = [
     "longest_s",
     "open_lines",
     "set_limits",
+    "show_last_words",
     "tell_digests",
     "tell_graph",
     "wait_for",
@@ -95,7 +97,8 @@ def open_lines() -> None:
     _LINES.close("has left the process group")
     POSITION.verdict = None
     if not _LINES.num_opened:
-        tell_at_the_end(_LINES.close)
+        tell_at_the_end(_LINES.close, _explained_call)
+        let_compilations_be_interrupted()
         os.register_at_fork(after_in_child=_LINES.forget)
     prefix = f"torchloom/lines/{_LINES.num_opened}"
     _LINES.num_opened += 1
@@ -186,6 +189,14 @@ def broken(event: Event, error: RuntimeError) -> Verdict:
         f"this rank cannot complete {event.text()}: {symptom}. Look at the output of the other "
         "ranks",
     )
+
+
+def _explained_call(call: str, error: RuntimeError) -> TorchloomError:
+    """Return the error to show where one of the program's own collectives has lost a connection."""
+    ranks = tuple(range(dist.get_world_size())) if dist.is_initialized() else ()
+    what = label(call)
+    event = Entry(what, 0, POSITION.step, what.seed, "torch.distributed", ranks)
+    return explained(event, broken(event, error))
 
 
 def longest_s() -> float:

@@ -19,7 +19,7 @@ from torchloom.log import get_logger
 from torchloom.position import Verdict
 from torchloom.runtime.lines.judge import judge, lost
 from torchloom.runtime.lines.report import Report, silent_report
-from torchloom.runtime.lines.wire import Wire
+from torchloom.runtime.lines.wire import NO_WORD, Wire
 
 logger = get_logger(__name__)
 
@@ -28,8 +28,9 @@ _REMEMBERED = 256
 """Reports of checksums of which the first is kept: more than one rank is ahead of another."""
 _LATEST_ROUND_S = 5.0
 """Rounds of questions become rarer while a wait lasts, up to this."""
-_SILENT_S = 10.0
-"""A rank that has not answered for so long is taken for one that does not come."""
+_SILENT_S = 3.0
+"""A rank that has not answered for so long is taken for one that does not come: others wait for it no
+longer than their limits."""
 _CONFIRM_S, _CONFIRM_OTHERS_S = 0.5, 3.0
 """How long ranks must stand as they are before they are said to differ: in collectives of ours, and
 where some of torch's are among them, whose partners are not known."""
@@ -99,13 +100,21 @@ class Hub:
             if rank is not None:
                 del self._wires[rank]
                 self._reports.pop(rank, None)
-                self._gone.setdefault(rank, "has ended without a word (killed, or out of memory)")
+                self._tell_gone(rank)
             return
         for message in messages:
             if rank is None:
                 rank = self._greet(wire, message)
             else:
                 self._take(rank, message)
+
+    def _tell_gone(self, rank: int) -> None:
+        """Let a rank that compiles know that its graph has nobody to communicate with."""
+        if rank in self._gone:
+            return
+        self._gone[rank] = NO_WORD
+        for wire in list(self._wires.values()):
+            wire.send(kind="gone", rank=rank, how=self._gone[rank])
 
     def _greet(self, wire: Wire, message: dict[str, Any]) -> int | None:
         if message.get("token") != self._token or wire not in self._unknown:
