@@ -196,7 +196,7 @@ def test_a_pass_that_fails_on_one_rank_alone() -> None:
             step(engine, rank)
             time.sleep(0.1)
 
-    words = ("failed on ranks [1] alone", "no pass today", "ranks [0]")
+    words = ("rank 1 runs graph0 eagerly", "no pass today", "rank 0 runs graph0 woven")
     check(run(2, program, 3, "", shared=False), words)
 
 

@@ -64,8 +64,8 @@ class CompileSession:
     """Whether this rank says in the log that a graph fell back."""
     debug_log: bool = False
     """Log each pass, not only when debugging."""
-    tell: Callable[[str, str], None] | None = None
-    """Is told the digest of each captured graph, and why it runs eagerly; "" if it is woven."""
+    tell: Callable[[str, str, str], None] | None = None
+    """Is told what became of a graph: what must be equal on ranks that compile it, and in words."""
     planner: Planner | None = None
     """Chooses what backward computes again; None leaves it to torch's partitioner."""
     choose_kernels: ChooseKernels | None = None
@@ -110,7 +110,11 @@ class CompileSession:
                 raise
             compiled = self._fall_back(unwoven, report, error)
         if self.tell is not None:
-            self.tell(report.digest, report.fallback or "")
+            words = f"runs {report.name} woven"
+            if report.fallback is not None:
+                words = f"runs {report.name} eagerly, as {report.fallback.splitlines()[0]}"
+            state = "woven" if report.fallback is None else "eager"
+            self.tell(f"{report.digest} {self.key}", state, words)
         report.duration_s += time.perf_counter() - started
         events.emit(
             events.CompileFinished(

@@ -125,15 +125,16 @@ def tell_digests(step: int, digests: dict[str, int]) -> None:
             _LINES.line.tell_digest(channel, step, digest)
 
 
-def tell_graph(digest: str, fallback: str) -> None:
-    """Let ranks that run one graph woven and eagerly learn of each other; nothing waits.
+def tell_graph(graph: str, state: str, words: str) -> None:
+    """Let ranks that compile one graph to different things learn of each other; nothing waits.
 
     Args:
-        digest: of the captured graph.
-        fallback: why it runs eagerly; empty if it is woven.
+        graph: which one, under which passes.
+        state: what must be equal on all ranks that compile it.
+        words: what it became here.
     """
     if _LINES.line is not None:
-        _LINES.line.tell_graph(digest, fallback)
+        _LINES.line.tell_graph(graph, state, words)
 
 
 def wait_for(event: Event, works: list[dist.Work], *, on_stream: bool = False) -> None:

@@ -49,7 +49,7 @@ class Hub:
         self._answered: set[int] = set()
         self._gone: dict[int, str] = {}
         self._digests: dict[tuple[str, int], tuple[int, int]] = {}
-        self._graphs: dict[str, dict[int, str]] = {}
+        self._graphs: dict[str, dict[int, tuple[str, str]]] = {}
         self._num_digests: dict[tuple[int, str], int] = {}
         self._verdict: Verdict | None = None
         self._suspected: tuple[Verdict, float] | None = None
@@ -144,7 +144,7 @@ class Hub:
         elif kind == "digest":
             self._compare(rank, message)
         elif kind == "graph":
-            self._match(rank, str(message["digest"]), "".join(map(str, message["fallback"])))
+            self._match(rank, *(str(message[part]) for part in ("graph", "state", "words")))
 
     def _look(self) -> None:
         if self._verdict is not None or not self._is_asking:
@@ -203,19 +203,19 @@ class Hub:
         for wire in list(self._wires.values()):
             wire.send(kind="verdict", verdict=list(verdict))
 
-    def _match(self, rank: int, digest: str, fallback: str) -> None:
-        """End a run in which a graph that some ranks run woven failed to weave on others."""
-        outcomes = self._graphs.setdefault(digest, {})
-        outcomes[rank] = fallback
-        eager = [each for each, why in outcomes.items() if why]
-        woven = [each for each, why in outcomes.items() if not why]
-        if eager and woven and self._verdict is None:
+    def _match(self, rank: int, graph: str, state: str, words: str) -> None:
+        """End a run in which one graph became different things, e.g. failed to weave on one rank."""
+        outcomes = self._graphs.setdefault(graph, {})
+        outcomes[rank] = state, words
+        other = next((each for each, (held, _) in outcomes.items() if held != state), None)
+        if other is not None and self._verdict is None:
+            sides = "; ".join(f"rank {r} {outcomes[r][1]}" for r in sorted((rank, other)))
             self._tell(
                 Verdict(
                     "differ",
-                    f"weaving a graph failed on ranks {sorted(eager)} alone ({outcomes[eager[0]]}), "
-                    f"while ranks {sorted(woven)} run it woven: mend what differs there, leave the "
-                    "pass out with compile.disable_passes, or take another backend",
+                    f"one captured graph became different things: {sides}. A pass or compiler did "
+                    "not do the same on all ranks: mend it, leave the pass out with "
+                    "compile.disable_passes, or take another backend",
                 )
             )
 

@@ -93,11 +93,9 @@ class Line:
             {"kind": "digest", "channel": channel, "step": step, "digest": digest, "last": last}
         )
 
-    def tell_graph(self, digest: str, fallback: str) -> None:
-        """Send how this rank runs a captured graph."""
-        self._outbox.append(
-            {"kind": "graph", "digest": digest, "fallback": fallback.splitlines()[:1]}
-        )
+    def tell_graph(self, graph: str, state: str, words: str) -> None:
+        """Send what became of a captured graph on this rank."""
+        self._outbox.append({"kind": "graph", "graph": graph, "state": state, "words": words})
 
     def _run(self) -> None:
         wire = self._wire = self._wire or self._connect(float("inf"))
