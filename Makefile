@@ -46,7 +46,7 @@ test-exhaustive: setup-dev
 	$(BIN)/python -m pytest -m exhaustive $(ARGS)
 
 faults: setup-dev
-	PYTHONPATH=tests $(BIN)/python -m faults.matrix $(ARGS)
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m faults.matrix $(ARGS)
 
 check: setup-dev
 	$(BIN)/ruff check .
