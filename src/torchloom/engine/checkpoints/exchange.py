@@ -85,8 +85,9 @@ class Exchange:
             return [bytes(store.get(str(rank))).decode() for rank in range(self.world_size)]
         except dist.DistError as error:
             raise PeerLostError(
-                f"rank {self.rank} lost the process group's store while the ranks told each other "
-                f"{what}: {first_line(error)}. Look at the output of rank 0"
+                "rank 0 has ended without a word, or the launcher that keeps the ranks' store; rank "
+                f"{self.rank} lost it ({first_line(error)}) while the ranks told each other {what}. "
+                "Look at the output of rank 0 and of the launcher"
             ) from error
 
     def together(self, what: str, action: Callable[[], Any]) -> list[Any]:
