@@ -172,12 +172,23 @@ def test_shared_memory(program) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shm"])
-@pytest.mark.parametrize("program", [another_layer, another_order, evaluates_at_another_step])
+@pytest.mark.parametrize(
+    "program",
+    [
+        another_layer,
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in (another_order, evaluates_at_another_step)
+        ),
+    ],
+)
 def test_compiled(program, shared: bool) -> None:
     check(run(2, program, 3, "aot_eager", shared))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize(
+    "stage", [1, *(pytest.param(stage, marks=pytest.mark.exhaustive) for stage in (0, 2))]
+)
 def test_stages(stage: int) -> None:
     check(run(2, another_layer, stage, "aot_eager", shared=False))
 

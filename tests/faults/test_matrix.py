@@ -206,6 +206,7 @@ def test_cases_end_to_end(tmp_path, capsys) -> None:
     assert len(json.loads((tmp_path / "table.json").read_text())["rows"]) == len(QUICK)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -221,6 +222,7 @@ def test_a_case_that_does_not_end_as_it_must(change, word: str, tmp_path, monkey
     assert row.outcome.codes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     [

@@ -60,7 +60,13 @@ def _poisoned_memory() -> Iterable[None]:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(
-    ("num_ranks", "backend"), [(2, None), (3, None), (4, None), (3, "aot_eager")]
+    ("num_ranks", "backend"),
+    [
+        pytest.param(2, None, marks=pytest.mark.exhaustive),
+        (3, None),
+        pytest.param(4, None, marks=pytest.mark.exhaustive),
+        pytest.param(3, "aot_eager", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_engine(stage: int, num_ranks: int, backend: str | None) -> None:
     def fn(rank):
@@ -94,7 +100,7 @@ def test_engine(stage: int, num_ranks: int, backend: str | None) -> None:
             torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.exhaustive), 3])
 def test_own_loop(num_ranks: int) -> None:
     def fn(rank, stage):
         model, norms = torchloom.shard_model(Tiny(), stage, persistence_threshold=0), []
