@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,8 @@ def read_facts(folder: Path) -> list[dict[str, Any]]:
     for path in sorted(folder.glob("facts-*")):
         rank = int(path.name.partition("-")[2])
         for line in path.read_text().splitlines():
-            try:
+            with suppress(ValueError):
                 found.append({"rank": rank, **json.loads(line)})
-            except ValueError:
-                continue
     return found
 
 

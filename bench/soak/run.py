@@ -28,11 +28,12 @@ _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE), str(_HERE.parent)]
 
 from _compare import differences
-from _environment import snapshot
 from _hosts import END_S, can_simulate, cut_and_resume
 from _kills import plan_kills
 from _runs import Ran, Run, SoakError
 from _slopes import MAX_RSS_KIB_PER_1000, grown, read_facts, within_processes
+
+from _environment import snapshot
 
 _HOST_STEPS = 200
 
@@ -40,20 +41,29 @@ _HOST_STEPS = 200
 def main(arguments: Sequence[str]) -> int:
     """Soak, print a table, write JSON; return 1 if anything is not as it must be."""
     options = _parse(arguments)
-    load_before = os.getloadavg()[0]
-    report: dict[str, Any] = {"environment": snapshot(_recorded(options), {})}
+    report: dict[str, Any] = {}
+    if options.out.exists():  # parts that do not run now stay, each with its own environment
+        report = json.loads(options.out.read_text())
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="soak-", dir=options.folder) as folder:
         try:
             for part in options.parts:
+                load = os.getloadavg()[0]
                 found = {"kills": _kills, "hosts": _hosts}[part](Path(folder), options)
-                report[part] = found
+                loads = {"before": load, "after": os.getloadavg()[0]}
+                environment = snapshot(_recorded(options), {})
+                report[part] = {"environment": environment, "load": loads, **found}
                 wrong += [f"{part}: {each}" for each in found["wrong"]]
                 _show(part, found)
         except SoakError as error:
             wrong.append(str(error))
-    report["load"] = {"before": load_before, "after": os.getloadavg()[0]}
-    report["wrong"] = wrong
+    others = [
+        each
+        for part in ("kills", "hosts")
+        if part not in options.parts and part in report
+        for each in report[part]["wrong"]
+    ]
+    report["wrong"] = wrong + others
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print("\n".join(f"WRONG {each}" for each in wrong) or "kept   equal to the bit, all level")
