@@ -303,7 +303,7 @@ def damage(bench: Bench) -> Found:
 def _damaged(bench: Bench, arm: str, job: Found) -> Found:
     """Return the outcome of every case; one that ends a process has ended it, and others follow."""
     known: dict[str, str] = {}
-    while missing := [case for case in DAMAGE if case not in known]:
+    while len(known) < len(DAMAGE):
         folder = bench.folder / f"damage-{arm}-{len(known)}"
         known |= bench.ranks(job="damage", folder=str(folder), known=known, **job)
         if len(known) < len(DAMAGE):
