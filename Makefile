@@ -9,12 +9,13 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test test-exhaustive check bench bench-memory bench-serve setup setup-dev clean
+.PHONY: help train test test-exhaustive check bench bench-memory bench-serve faults setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
 	@echo "make test    every check and every test                    (ARGS=... go to pytest)"
 	@echo "make test-exhaustive   the tests that take many cases each    (ARGS=... go to pytest)"
+	@echo "make faults  what users meet when ranks fail or differ     (ARGS=... go to faults.matrix)"
 	@echo "make check   ruff, import-linter, type checker"
 	@echo "make bench   torchloom beside its peers                    (ARGS=... go to bench/train.py)"
 	@echo "make bench-memory   peak memory against step time          (ARGS=... go to bench/memory.py)"
@@ -43,6 +44,9 @@ test: setup-dev check
 
 test-exhaustive: setup-dev
 	$(BIN)/python -m pytest -m exhaustive $(ARGS)
+
+faults: setup-dev
+	PYTHONPATH=tests $(BIN)/python -m faults.matrix $(ARGS)
 
 check: setup-dev
 	$(BIN)/ruff check .

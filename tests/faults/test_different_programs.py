@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import torchloom
@@ -155,13 +156,19 @@ def run(world_size: int, program, stage: int, backend: str, shared: bool) -> lis
 def check(results: list, words: tuple[str, ...] = ("rank 0", "rank 1", "in step")) -> None:
     for text, took in results:
         assert all(word in text for word in words), results
-        assert took < 20, results
+        assert took < 60, results  # starts and compilations on busy cores included
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shm"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-def test_eager(program, shared: bool) -> None:
-    check(run(2, program, 3, "", shared))
+def test_eager(program) -> None:
+    check(run(2, program, 3, "", shared=False))
+
+
+@pytest.mark.parametrize(
+    "program", [evaluates_alone, gathers_alone, saves_alone, leaves_a_step_out]
+)
+def test_shared_memory(program) -> None:
+    check(run(2, program, 3, "", shared=True))
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shm"])
@@ -173,6 +180,63 @@ def test_compiled(program, shared: bool) -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_stages(stage: int) -> None:
     check(run(2, another_layer, stage, "aot_eager", shared=False))
+
+
+def test_a_pass_that_fails_on_one_rank_alone() -> None:
+    def fails_there(gm, ctx) -> int:
+        if dist.get_rank() == 1:
+            raise ValueError("no pass today")
+        return 0
+
+    def program(engine, model, rank):
+        engine.register_compile_pass("mine", fails_there)
+        passes = ["dedupe_gathers", "elide_copies", "zero3", "mine", "place", "prefetch"]
+        engine.compile(backend="aot_eager", passes=passes)
+        for _ in range(20):
+            step(engine, rank)
+            time.sleep(0.1)
+
+    words = ("rank 1 runs graph0 eagerly", "no pass today", "rank 0 runs graph0 woven")
+    check(run(2, program, 3, "", shared=False), words)
+
+
+def test_a_pass_that_fails_on_all_ranks_leaves_them_eager() -> None:
+    def fn(rank):
+        def fails(gm, ctx) -> int:
+            raise ValueError("no pass today")
+
+        engine, _ = make(3, "", shared=False)
+        engine.register_compile_pass("mine", fails)
+        passes = ["dedupe_gathers", "elide_copies", "zero3", "mine", "place"]
+        engine.compile(backend="aot_eager", passes=passes)
+        for _ in range(3):
+            step(engine, rank)
+            time.sleep(0.3)
+        return len(engine.compile_report().fallbacks), POSITION.verdict
+
+    assert run_ranks(2, fn) == [(1, None)] * 2
+
+
+def test_an_optimizer_step_that_one_rank_leaves_out_in_a_loop_of_its_own() -> None:
+    def fn(rank):
+        torch.manual_seed(0)
+        model = torchloom.shard_model(Branches(), persistence_threshold=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        probe = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        started = time.monotonic()
+        try:
+            for index in range(4):
+                if rank == 0:
+                    probe.step()  # of an optimizer that is nobody else's business
+                model(batch(rank)).backward()
+                if index != 2 or rank == 0:
+                    optimizer.step()
+                optimizer.zero_grad()
+        except (AgreementError, PeerLostError) as error:
+            return str(error), time.monotonic() - started
+        return "", 0.0
+
+    check(run_ranks(2, fn), ("in step 2", "in step 3"))
 
 
 def test_three_ranks_of_which_one_differs() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +11,7 @@ import time
 import pytest
 
 from support.ranks import run_ranks
-from support.runs import make_engine
+from support.runs import make_engine, train
 from torchloom import envs
 from torchloom.engine.agreement import new_agreement
 from torchloom.errors import AgreementError
@@ -92,3 +94,20 @@ def test_ranks_that_ask_for_different_texts_are_told() -> None:
         return "none"
 
     assert all("sizes" in text and "names" in text for text in run_ranks(2, fn))
+
+
+def test_a_forked_child_that_ends_is_not_taken_for_its_rank() -> None:
+    def fn(rank):
+        engine, _ = make_engine()
+        train(engine, rank, 1)
+        child = os.fork()
+        if child == 0:
+            atexit._run_exitfuncs()  # what the end of an interpreter would do
+            os._exit(0)
+        os.waitpid(child, 0)
+        time.sleep(0.5)
+        if rank == 0:
+            time.sleep(2.5)  # the other one waits, and is judged
+        return len(train(engine, rank, 2, first=1))
+
+    assert run_ranks(2, fn) == [2, 2]

@@ -25,7 +25,7 @@ from torchloom.engine.optim import make_lr_scheduler, make_optimizer
 from torchloom.engine.precision import shard_precision
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
-from torchloom.runtime.lines import Limits, set_limits
+from torchloom.runtime.lines import Limits, set_limits, show_last_words
 from torchloom.shard import is_sharded, plan_layout, shard_module
 
 logger = get_logger(__name__)
@@ -81,6 +81,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
         ...     model=model, config={"train_micro_batch_size_per_gpu": 4}
         ... )
     """
+    show_last_words()
     if model is None:
         raise ConfigError("torchloom.initialize needs a model: pass model=")
     if mpu is not None:

@@ -37,6 +37,7 @@ from torchloom.pipeline.device import device_bytes
 from torchloom.pipeline.schedule import Entry, Timetable
 from torchloom.plan import Plan
 from torchloom.plan.costs import NETWORKS, Network
+from torchloom.runtime.lines import tell_graph
 from torchloom.shard import Layout, layout_of, owners_of
 
 logger = get_logger(__name__)
@@ -84,7 +85,7 @@ class Compiled:
         self.offloads.follow([each.name for each in entry.passes])
         if switches:
             logger.info("step %d: the schedule's entry of step %d is compiled", step, entry.step)
-        self.agreement.check(f"the passes from step {step} on", self.session.key)
+        self.agreement.check_facts(f"the passes from step {step} on", self.session.facts)
         return True
 
     def _place(self) -> None:
@@ -192,7 +193,8 @@ def start(
         micro_steps=config.batch.accumulation_steps,
     )
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
-    agreement.check("what engine.compile() weaves", session.key)
+    agreement.check_facts("what engine.compile() weaves", session.facts)
+    session.tell = tell_graph
     start_compiled(model, session, **kwargs)
     return Compiled(
         model=model,

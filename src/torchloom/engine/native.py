@@ -21,6 +21,7 @@ from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import NonFiniteError, ShardError
 from torchloom.pipeline import CompileSession, PassItem, resolve_passes
 from torchloom.runtime import lookup
+from torchloom.runtime.lines import show_last_words, tell_graph
 from torchloom.shard import (
     Precision,
     layout_of,
@@ -63,6 +64,7 @@ def shard_model(
         >>> model = shard_model(nn.Linear(512, 512), stage=3)  # doctest: +SKIP
         >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # doctest: +SKIP
     """
+    show_last_words()
     if stage == 1:
         raise ShardError(
             "stage 1 shards the optimizer alone, which a plain torch optimizer cannot see: use "
@@ -151,7 +153,8 @@ def compile_model(
     )
     session.book.layout, session.book.parameters = layout, owners_of(model)
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
-    agreement.check("what torchloom.compile weaves", session.key)
+    agreement.check_facts("what torchloom.compile weaves", session.facts)
+    session.tell = tell_graph
     start_compiled(model, session, **kwargs)
     return session
 

@@ -26,7 +26,7 @@ from torchloom.log import get_logger
 from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.pipeline.sidecar import calling_text
 from torchloom.pipeline.site import Book
-from torchloom.pipeline.weaving import Weaving, key_of
+from torchloom.pipeline.weaving import Weaving, facts_of, key_of
 from torchloom.plan import GraphPlan, Planner
 from torchloom.plan.memory import distinct_bytes
 from torchloom.position import POSITION
@@ -64,6 +64,8 @@ class CompileSession:
     """Whether this rank says in the log that a graph fell back."""
     debug_log: bool = False
     """Log each pass, not only when debugging."""
+    tell: Callable[[str, str, str], None] | None = None
+    """Is told what became of a graph: what must be equal on ranks that compile it, and in words."""
     planner: Planner | None = None
     """Chooses what backward computes again; None leaves it to torch's partitioner."""
     choose_kernels: ChooseKernels | None = None
@@ -107,6 +109,12 @@ class CompileSession:
             if self.strict or not isinstance(own_error(error), PassError):
                 raise
             compiled = self._fall_back(unwoven, report, error)
+        if self.tell is not None:
+            words = f"runs {report.name} woven"
+            if report.fallback is not None:
+                words = f"runs {report.name} eagerly, as {report.fallback.splitlines()[0]}"
+            state = "woven" if report.fallback is None else "eager"
+            self.tell(f"{report.digest} {self.key}", state, words)
         report.duration_s += time.perf_counter() - started
         events.emit(
             events.CompileFinished(
@@ -215,6 +223,11 @@ class CompileSession:
         """Hash of all that woven graphs depend on besides the captured graph."""
         return key_of(self, self.context)
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """Return by name what the key is made of, for ranks to compare in words."""
+        return facts_of(self, self.context)
+
     def _context_of(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> PassContext:
         """Return what passes may know of one graph; before any pass runs, as ranks may wait here."""
         asks = any(each.name == "choose_kernels" for each in self.passes)
@@ -228,8 +241,6 @@ class CompileSession:
         cause = own_error(error) or error
         report.fallback = f"{type(cause).__name__}: {cause}"
         first_line = str(cause).splitlines()[0]
-        # Should the other ranks run this graph woven, the error that ends the run says why.
-        POSITION.notes[report.name] = f"it runs {report.name} eagerly, as {first_line}"
         if self.announce and len(self.report.fallbacks) == 1:
             logger.warning(
                 "weaving failed, the model runs eagerly sharded (correct, slower): %s. "

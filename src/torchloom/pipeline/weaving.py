@@ -18,9 +18,10 @@ import torchloom.ops
 import torchloom.passes
 import torchloom.plan
 from torchloom import _torch
+from torchloom.backends.graphs import name_of
 from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
-from torchloom.graph import Choices, GraphPass, PassContext
+from torchloom.graph import Choices, GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.device import default_budget_bytes
@@ -49,6 +50,12 @@ class Setup(Protocol):
     strict: bool
     planner: Planner | None
     book: Book
+    tell: Callable[[str, str, str], None] | None
+
+    @property
+    def key(self) -> str:
+        """Hash of all that woven graphs depend on besides the captured graph."""
+        ...
 
 
 @dataclass(eq=False)
@@ -162,6 +169,12 @@ class Weaving:
         spot.leave(gm, context)
         if stage == "lowered" and (setup.strict or copies_in(gm.graph)):
             check_races(gm, f"{report.name}.{kind}", [each.name for each in passes])
+        if stage == "lowered" and setup.tell is not None and _see_beyond(setup.passes):
+            # Nothing but their own care makes such passes do the same on all ranks.
+            residents = ",".join(sorted(setup.book.residents))
+            state = f"{graph_digest(gm.graph)} {residents}"
+            words = f"wove {report.name}.{kind} into {len(gm.graph.nodes)} nodes ({state.strip()})"
+            setup.tell(f"{report.digest} {kind} {setup.key}", state, words)
         self._woven_here.add(kind)
         if setup.backend == "inductor":
             own = {k: n for k, n in report.collectives.items() if k.startswith(f"{kind} ")}
@@ -232,10 +245,29 @@ def key_of(setup: Setup, context: PassContext) -> str:
     return _torch.hash_files(_sources(), f"{parts}|{context.key()}|{planned}").hex()
 
 
+def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
+    """Return by name what `key_of` is a hash of, for ranks to compare in words."""
+    foreign = [each for each in setup.passes if not _is_built_in(each)]
+    settings = [f.name for f in dataclasses.fields(context) if f.name not in ("choices", "params")]
+    return {
+        "passes": [each.name for each in setup.passes],
+        "backend": name_of(setup.backend),
+        "strict": setup.strict,
+        **{f"pass {each.name}": identity_of(each).text for each in foreign},
+        **{f"setting {name}": str(getattr(context, name)) for name in settings},
+        "everything else": key_of(setup, context),
+    }
+
+
 def _bound(each: GraphPass, spot: Spot) -> GraphPass:
     """Let a pass of another form know where it runs."""
     adapted = adapted_of(each)
     return each if adapted is None else dataclasses.replace(each, fn=adapted.at(spot))
+
+
+def _see_beyond(passes: Sequence[GraphPass]) -> bool:
+    adapted = (adapted_of(each) for each in passes)
+    return any(each is not None and each.sees_beyond_its_graph for each in adapted)
 
 
 def _is_built_in(each: GraphPass) -> bool:

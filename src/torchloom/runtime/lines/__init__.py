@@ -6,6 +6,7 @@ the same sentence. A connection also shows at once that a process or a host is g
 
     open_lines    once per process group, by whoever first communicates
     wait_for      waits for messages, and turns what breaks them into that sentence
+    show_last_words  an error that nobody catches is a sentence
     explained     the error to raise where something between ranks has failed
 
 Source of the idea that a run's end must name ranks and tensors: the flight recorder of NCCL, which
@@ -14,6 +15,7 @@ shows sequence numbers (pytorch/pytorch, torch/distributed/flight_recorder).
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import time
@@ -27,10 +29,10 @@ from torchloom.errors import TorchloomError
 from torchloom.log import get_logger
 from torchloom.position import POSITION, Event, Verdict, Wait
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import error_of
-from torchloom.runtime.lines.breaking import end_waits_with_verdict
+from torchloom.runtime.channel import Entry, error_of, label
+from torchloom.runtime.lines.breaking import end_waits_with_verdict, let_compilations_be_interrupted
 from torchloom.runtime.lines.hub import Hub
-from torchloom.runtime.lines.last_words import tell_at_the_end
+from torchloom.runtime.lines.last_words import show_last_words, tell_at_the_end
 from torchloom.runtime.lines.line import Line
 from torchloom.runtime.lines.report import Limits
 
@@ -42,7 +44,9 @@ __all__ = [
     "longest_s",
     "open_lines",
     "set_limits",
+    "show_last_words",
     "tell_digests",
+    "tell_graph",
     "wait_for",
 ]
 
@@ -71,6 +75,14 @@ class _Lines:
         if hub is not None:
             hub.close(how)
 
+    def forget(self) -> None:
+        """Let go of them in a forked child: its end is not this rank's, and a copy of a connection
+        would hide that this rank has ended."""
+        for each in (self.line, self.hub):
+            if each is not None:
+                each.forget()
+        self.line = self.hub = self.group = None
+
 
 _LINES = _Lines()
 
@@ -85,7 +97,9 @@ def open_lines() -> None:
     _LINES.close("has left the process group")
     POSITION.verdict = None
     if not _LINES.num_opened:
-        tell_at_the_end(_LINES.close)
+        tell_at_the_end(_LINES.close, _explained_call)
+        let_compilations_be_interrupted()
+        os.register_at_fork(after_in_child=_LINES.forget)
     prefix = f"torchloom/lines/{_LINES.num_opened}"
     _LINES.num_opened += 1
     _LINES.group = GroupRef(group)
@@ -109,6 +123,18 @@ def tell_digests(step: int, digests: dict[str, int]) -> None:
     for channel, digest in digests.items():
         if _LINES.line is not None:
             _LINES.line.tell_digest(channel, step, digest)
+
+
+def tell_graph(graph: str, state: str, words: str) -> None:
+    """Let ranks that compile one graph to different things learn of each other; nothing waits.
+
+    Args:
+        graph: which one, under which passes.
+        state: what must be equal on all ranks that compile it.
+        words: what it became here.
+    """
+    if _LINES.line is not None:
+        _LINES.line.tell_graph(graph, state, words)
 
 
 def wait_for(event: Event, works: list[dist.Work], *, on_stream: bool = False) -> None:
@@ -164,6 +190,14 @@ def broken(event: Event, error: RuntimeError) -> Verdict:
         f"this rank cannot complete {event.text()}: {symptom}. Look at the output of the other "
         "ranks",
     )
+
+
+def _explained_call(call: str, error: RuntimeError) -> TorchloomError:
+    """Return the error to show where one of the program's own collectives has lost a connection."""
+    ranks = tuple(range(dist.get_world_size())) if dist.is_initialized() else ()
+    what = label(call)
+    event = Entry(what, 0, POSITION.step, what.seed, "torch.distributed", ranks)
+    return explained(event, broken(event, error))
 
 
 def longest_s() -> float:

@@ -19,7 +19,7 @@ from torchloom.log import get_logger
 from torchloom.position import Verdict
 from torchloom.runtime.lines.judge import judge, lost
 from torchloom.runtime.lines.report import Report, silent_report
-from torchloom.runtime.lines.wire import Wire
+from torchloom.runtime.lines.wire import NO_WORD, Wire
 
 logger = get_logger(__name__)
 
@@ -28,8 +28,9 @@ _REMEMBERED = 256
 """Reports of checksums of which the first is kept: more than one rank is ahead of another."""
 _LATEST_ROUND_S = 5.0
 """Rounds of questions become rarer while a wait lasts, up to this."""
-_SILENT_S = 10.0
-"""A rank that has not answered for so long is taken for one that does not come."""
+_SILENT_S = 3.0
+"""A rank that has not answered for so long is taken for one that does not come: others wait for it no
+longer than their limits."""
 _CONFIRM_S, _CONFIRM_OTHERS_S = 0.5, 3.0
 """How long ranks must stand as they are before they are said to differ: in collectives of ours, and
 where some of torch's are among them, whose partners are not known."""
@@ -48,6 +49,7 @@ class Hub:
         self._answered: set[int] = set()
         self._gone: dict[int, str] = {}
         self._digests: dict[tuple[str, int], tuple[int, int]] = {}
+        self._graphs: dict[str, dict[int, tuple[str, str]]] = {}
         self._num_digests: dict[tuple[int, str], int] = {}
         self._verdict: Verdict | None = None
         self._suspected: tuple[Verdict, float] | None = None
@@ -64,6 +66,12 @@ class Hub:
             wire.send(kind="bye", how=how)
         self._closing.set()
         self._thread.join(2.0)
+        self._listener.close()
+
+    def forget(self) -> None:
+        """Let go of all connections in a forked child, whose parent keeps them."""
+        for wire in [*self._wires.values(), *self._unknown]:
+            wire.close()
         self._listener.close()
 
     def _run(self) -> None:
@@ -92,13 +100,21 @@ class Hub:
             if rank is not None:
                 del self._wires[rank]
                 self._reports.pop(rank, None)
-                self._gone.setdefault(rank, "has ended without a word (killed, or out of memory)")
+                self._tell_gone(rank)
             return
         for message in messages:
             if rank is None:
                 rank = self._greet(wire, message)
             else:
                 self._take(rank, message)
+
+    def _tell_gone(self, rank: int) -> None:
+        """Let a rank that compiles know that its graph has nobody to communicate with."""
+        if rank in self._gone:
+            return
+        self._gone[rank] = NO_WORD
+        for wire in list(self._wires.values()):
+            wire.send(kind="gone", rank=rank, how=self._gone[rank])
 
     def _greet(self, wire: Wire, message: dict[str, Any]) -> int | None:
         if message.get("token") != self._token or wire not in self._unknown:
@@ -127,6 +143,8 @@ class Hub:
                 self._answered.clear()
         elif kind == "digest":
             self._compare(rank, message)
+        elif kind == "graph":
+            self._match(rank, *(str(message[part]) for part in ("graph", "state", "words")))
 
     def _look(self) -> None:
         if self._verdict is not None or not self._is_asking:
@@ -180,9 +198,26 @@ class Hub:
         self._verdict = verdict
         lines = [f"rank {rank} {how}" for rank, how in sorted(self._gone.items())]
         lines += [f"rank {rank} {each.text()}" for rank, each in sorted(self._reports.items())]
-        logger.error("the run cannot go on; where its ranks are:\n  %s", "\n  ".join(lines))
+        if lines:
+            logger.error("the run cannot go on; where its ranks are:\n  %s", "\n  ".join(lines))
         for wire in list(self._wires.values()):
             wire.send(kind="verdict", verdict=list(verdict))
+
+    def _match(self, rank: int, graph: str, state: str, words: str) -> None:
+        """End a run in which one graph became different things, e.g. failed to weave on one rank."""
+        outcomes = self._graphs.setdefault(graph, {})
+        outcomes[rank] = state, words
+        other = next((each for each, (held, _) in outcomes.items() if held != state), None)
+        if other is not None and self._verdict is None:
+            sides = "; ".join(f"rank {r} {outcomes[r][1]}" for r in sorted((rank, other)))
+            self._tell(
+                Verdict(
+                    "differ",
+                    f"one captured graph became different things: {sides}. A pass or compiler did "
+                    "not do the same on all ranks: mend it, leave the pass out with "
+                    "compile.disable_passes, or take another backend",
+                )
+            )
 
     def _compare(self, rank: int, message: dict[str, Any]) -> None:
         """Compare what ranks had done at their n-th report, where messages cannot carry keys."""

@@ -7,7 +7,9 @@ frames of torch and torchloom are. `TORCHLOOM_TRACEBACK=1` shows everything.
 from __future__ import annotations
 
 import atexit
+import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,25 +26,80 @@ from torchloom.runtime.channel import error_of
 _LIBRARIES = (
     f"{Path(torch.__file__).parent}/",
     f"{Path(__file__).parents[2]}/",
-    "<frozen",
+    "<",  # generated code and frozen modules
 )
+_STANDARD = f"{sysconfig.get_path('stdlib')}/"
+_DISTRIBUTED = f"{Path(dist.__file__).parent}/"
+_CONNECTION = "gloo/transport"
+"""In the message of each error of gloo's that is about a connection: the file that raised it."""
+_HANDED_ON = "Original Traceback"
+"""In the message of an error that a data loader's process raised."""
+_FRAME = re.compile(r'\s*File "([^"]+)", line \d+')
 _HOW = ["has ended its program"]
 
 
-def tell_at_the_end(tell: Callable[[str], None]) -> None:
-    """Call `tell` when the interpreter ends, with how it does."""
-    before = sys.excepthook
+Explain = Callable[[str, RuntimeError], TorchloomError]
+Hook = Callable[[type[BaseException], BaseException, "TracebackType | None"], object]
+_EXPLAIN: list[Explain] = []
+_BEFORE: list[Hook] = []
+"""What showed errors before torchloom did."""
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        lines = str(error).strip().splitlines()
-        _HOW[0] = f"has failed with {kind.__name__}" + (f": {lines[0]}" if lines else "")
-        if issubclass(kind, KeyboardInterrupt) or envs.is_on("TORCHLOOM_TRACEBACK"):
-            before(kind, error, trace)
-        else:
-            print(last_words(error, trace), file=sys.stderr, flush=True)  # noqa: T201
 
-    sys.excepthook = hook
+def show_last_words() -> None:
+    """Let an error that nobody catches be told in words, in a process that a launcher started."""
+    if envs.is_launched():
+        _install()
+
+
+def _install() -> None:
+    if not _BEFORE:
+        _BEFORE.append(sys.excepthook)
+    sys.excepthook = _show  # again after a process group was made, whose own hook is around it then
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    call = _broken_call(error, trace)
+    if _EXPLAIN and call and isinstance(error, RuntimeError):
+        error = _EXPLAIN[-1](call, error)
+    said = _first_line(_cause(error))
+    _HOW[0] = f"has failed with {type(_cause(error)).__name__}" + (f": {said}" if said else "")
+    if isinstance(error, KeyboardInterrupt) or envs.is_on("TORCHLOOM_TRACEBACK"):
+        _BEFORE[0](kind, error, trace)
+    else:
+        print(last_words(error, trace), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what a compiler backend raised, where torch.compile has wrapped it."""
+    inner = getattr(error, "inner_exception", None)
+    return inner if isinstance(inner, BaseException) else error
+
+
+def tell_at_the_end(tell: Callable[[str], None], explain: Explain) -> None:
+    """Call `tell` when the interpreter ends, with how it does.
+
+    Args:
+        tell: takes how this rank ends, e.g. "has ended its program".
+        explain: takes a call of the program and the error of gloo's that ended it; returns what all
+            ranks together know of it.
+    """
+    _install()
+    _EXPLAIN.append(explain)
     atexit.register(lambda: tell(f"{_HOW[0]}, in step {POSITION.step}"))
+
+
+def _broken_call(error: BaseException, trace: TracebackType | None) -> str:
+    """Return the call of torch.distributed that a broken connection ended; empty where none did."""
+    frames = traceback.extract_tb(trace)
+    if not frames or not frames[-1].filename.startswith(_DISTRIBUTED):
+        return ""
+    if _CONNECTION not in str(error) or isinstance(error, TorchloomError):
+        return ""
+    first = next(i for i, frame in enumerate(frames) if frame.filename.startswith(_DISTRIBUTED))
+    name = next((f.name for f in frames[first:] if "wrapper" not in f.name), frames[-1].name)
+    caller = frames[first - 1] if first else None
+    where = "" if caller is None else f" ({caller.filename}:{caller.lineno})"
+    return f"torch.distributed.{name}{where}"
 
 
 def last_words(error: BaseException, trace: TracebackType | None) -> str:
@@ -55,14 +112,42 @@ def last_words(error: BaseException, trace: TracebackType | None) -> str:
     rank = f"[rank {dist.get_rank()}] " if dist.is_initialized() else ""
     if POSITION.verdict is not None and not isinstance(error, TorchloomError):
         error = error_of(POSITION.verdict)  # what ended a wait in torch's own collectives
-    frames = [
-        frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_LIBRARIES)
-    ]
+    error = _cause(error)
+    frames = [frame for frame in traceback.extract_tb(trace) if not _is_library(frame.filename)]
     if isinstance(error, TorchloomError):
         where = "".join(f"\n  at {f.filename}:{f.lineno} in {f.name}" for f in frames[-1:])
         return f"{rank}{type(error).__name__}: {error}{where}"
-    told = "".join(traceback.format_list(frames) + traceback.format_exception_only(error))
+    said = _without_libraries("".join(traceback.format_exception_only(error)))
+    told = "".join(traceback.format_list(frames)) + said
     return (
         f"{rank}Traceback (most recent call last; frames of torch and torchloom are left out, "
         f"TORCHLOOM_TRACEBACK=1 shows them):\n{told.rstrip()}"
     )
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what an error says; of one that was handed on from another process, the cause."""
+    lines = str(error).strip().splitlines()
+    if any(line.startswith(_HANDED_ON) for line in lines):
+        return f"{lines[0]} {lines[-1]}"
+    return lines[0] if lines else ""
+
+
+def _without_libraries(text: str) -> str:
+    """Drop frames of libraries from a message that holds the traceback of another process."""
+    kept, is_shown = [], True
+    for line in text.splitlines(keepends=True):
+        frame = _FRAME.match(line)
+        if frame is not None:
+            is_shown = not _is_library(frame[1])
+        elif not line.startswith("    "):  # neither a frame nor the code of one
+            is_shown = True
+        if is_shown:
+            kept.append(line)
+    return "".join(kept)
+
+
+def _is_library(filename: str) -> bool:
+    """Whether a frame is of torch, torchloom or Python itself."""
+    is_standard = filename.startswith(_STANDARD) and "/site-packages/" not in filename
+    return is_standard or filename.startswith(_LIBRARIES)

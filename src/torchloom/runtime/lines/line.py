@@ -13,12 +13,14 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from torchloom.log import get_logger
-from torchloom.position import POSITION, Verdict
+from torchloom.position import POSITION, Verdict, Wait
+from torchloom.runtime.lines.breaking import interrupt_compilation, is_compiling
 from torchloom.runtime.lines.report import Limits, idle_without_tags, report_of
-from torchloom.runtime.lines.wire import Wire
+from torchloom.runtime.lines.wire import NO_WORD, Wire
 
 logger = get_logger(__name__)
 
@@ -30,6 +32,8 @@ _OPEN_S, _OPEN_TICK_S = 3.0, 0.02
 PATIENCE_S = 1.0
 """A wait that lasts longer is looked into; a step in which ranks differ by less costs nothing."""
 _REPEAT_S = 2.0
+_DEAF_S = 6.0
+"""Rank 0 asks at least every 5 s while a rank waits; after so long a silence it does not answer."""
 
 
 class Line:
@@ -46,7 +50,11 @@ class Line:
         self._look_up = look_up
         self._wire: Wire | None = None
         self._hub_gone = ""
+        self._outbox: deque[dict[str, object]] = deque()
+        """What the thread sends when it comes round: the main thread never waits for a socket."""
         self._spoke_s, self._spoke_of = 0.0, 0.0
+        self._heard_s = 0.0
+        self._lost = ""
         self._closing = threading.Event()
         self._judged = threading.Event()
         self._asked: list[str] = []
@@ -73,11 +81,21 @@ class Line:
         if self._wire is not None:
             self._wire.close()
 
+    def forget(self) -> None:
+        """Let go of the connection in a forked child, whose parent keeps it."""
+        if self._wire is not None:
+            self._wire.close()
+
     def tell_digest(self, channel: str, step: int, digest: int) -> None:
         """Send a checksum of what this rank has begun in a group up to a step."""
         last = "" if POSITION.last is None else POSITION.last.text()
-        if self._wire is not None:
-            self._wire.send(kind="digest", channel=channel, step=step, digest=digest, last=last)
+        self._outbox.append(
+            {"kind": "digest", "channel": channel, "step": step, "digest": digest, "last": last}
+        )
+
+    def tell_graph(self, graph: str, state: str, words: str) -> None:
+        """Send what became of a captured graph on this rank."""
+        self._outbox.append({"kind": "graph", "graph": graph, "state": state, "words": words})
 
     def _run(self) -> None:
         wire = self._wire = self._wire or self._connect(float("inf"))
@@ -86,6 +104,8 @@ class Line:
                 self._closing.wait(_TICK_S)
             elif select.select([wire], [], [], _TICK_S)[0]:
                 self._listen(wire)
+            while self._outbox and not self._hub_gone:
+                wire.send(**self._outbox.popleft())
             self._tick()
 
     def _connect(self, within_s: float) -> Wire | None:
@@ -106,19 +126,34 @@ class Line:
     def _listen(self, wire: Wire) -> None:
         messages = wire.receive()
         if messages is None:
-            self._hub_gone = "rank 0 has ended without a word (killed, or out of memory)"
+            self._hub_gone = f"rank 0 {NO_WORD}"
+            self._lost = self._lost or self._hub_gone
             return
+        self._heard_s = time.monotonic()
         for message in messages:
             if message.get("kind") == "where":
                 self._asked = [str(event) for event in message["asked"]]
                 self._send("report")
             elif message.get("kind") == "verdict":
                 self._settle(Verdict(*message["verdict"]))
+            elif message.get("kind") == "gone":
+                self._lost = f"rank {message['rank']} {message['how']}"
             elif message.get("kind") == "bye":
                 self._hub_gone = f"rank 0 {message['how']}"
 
     def _tick(self) -> None:
         wait, now = POSITION.waiting, time.monotonic()
+        if self._lost and is_compiling() and POSITION.verdict is None:
+            self._settle(
+                Verdict(
+                    "lost",
+                    f"{self._lost}; rank {self.rank} is {POSITION.phase}, which "
+                    "has nobody to communicate with. Look at the output of the other ranks for the "
+                    "cause",
+                )
+            )
+            interrupt_compilation()
+            return
         if POSITION.verdict is not None:
             return
         if wait is None:
@@ -136,8 +171,33 @@ class Line:
                         "Look at the output of rank 0 for the cause",
                     )
                 )
+        elif self._is_deaf(wait, now):
+            self._settle_deaf(wait)
         elif self._spoke_of != wait.since_s or now - self._spoke_s > _REPEAT_S:
             self._speak()
+
+    def _is_deaf(self, wait: Wait, now: float) -> bool:
+        """Whether rank 0, who should judge this wait, has not answered for too long."""
+        is_late = now - wait.since_s > self._limit(wait)[0]
+        return (
+            is_late and self._wire is not None and now - max(self._heard_s, wait.since_s) > _DEAF_S
+        )
+
+    def _settle_deaf(self, wait: Wait) -> None:
+        limit_s, key = self._limit(wait)
+        self._settle(
+            Verdict(
+                "late",
+                f"rank 0 does not answer (it was stopped, or something holds its interpreter), and "
+                f"rank {self.rank} has waited for more than {limit_s:g} s ({wait.event.text()}). "
+                f"Look at the output of rank 0, or raise {key}",
+            )
+        )
+
+    def _limit(self, wait: Wait) -> tuple[float, str]:
+        if wait.event.channel.startswith("agreement"):
+            return self.limits.agree_s, "timeouts.agree_s"
+        return self.limits.step_s, "timeouts.step_s"
 
     def _speak(self) -> None:
         wait = POSITION.waiting

@@ -57,6 +57,8 @@ class Report:
     """Of groups whose messages carry no names: place, key and words of what has begun last."""
     notes: list[str] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
+    is_silent: bool = False
+    """Made by rank 0, as this rank's thread does not answer."""
 
     def to_plain(self) -> dict[str, Any]:
         """Return the report as JSON-able data."""
@@ -73,6 +75,8 @@ class Report:
 
     def text(self) -> str:
         """Say in words where the rank is."""
+        if self.is_silent:
+            return "does not answer (it was stopped, or something holds its interpreter)"
         place = f"is in step {self.step}"
         if self.waiting is not None:
             place = f"waits for {self.waiting.what}"
@@ -150,5 +154,4 @@ def blocked_in() -> str:
 def silent_report(rank: int, others: Iterable[Report]) -> Report:
     """Return the report of a rank whose thread does not answer: it has begun nothing."""
     asked = {each.waiting.event for each in others if each.waiting is not None}
-    note = "does not answer (it was stopped, or something holds its interpreter)"
-    return Report(rank=rank, begun=dict.fromkeys(asked, False), notes=[note])
+    return Report(rank=rank, begun=dict.fromkeys(asked, False), is_silent=True)

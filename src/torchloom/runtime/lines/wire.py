@@ -10,6 +10,8 @@ from typing import Any
 _MOST_BYTES = 1 << 20
 _IDLE_S, _PROBE_S, _PROBES = 3, 2, 3
 """A host that cannot be reached is noticed after 3 + 3 * 2 s."""
+NO_WORD = "has ended without a word (killed, out of memory, or its host cannot be reached)"
+"""What is told of a rank whose connection has ended, but for those that say goodbye."""
 
 
 class Wire:

@@ -1,0 +1,235 @@
+"""The fault matrix: its judge can fail, its traces are found, and some of its cases run end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from faults.matrix import __main__ as matrix
+from faults.matrix import table, traces
+from faults.matrix.case import FINE, Case, exits, killed, raised, told
+from faults.matrix.cases import CASES, chosen
+from faults.matrix.judge import Observation, Seen, judge, sentence_of
+from faults.matrix.programs import PROGRAMS
+from faults.matrix.ranks import LIBRARIES, run_case
+from faults.matrix.table import Row
+
+CASE = Case(name="a case", program="ends", ends=(told("rank 1", "in step"), killed(9)))
+SAID = "[rank 0] PeerLostError: rank 1 has ended; rank 0 waits for it, in step 3"
+
+
+def observed(
+    *pairs: tuple[int | None, str], case: Case = CASE, seconds: float | None = 2.0, **rest
+) -> Observation:
+    """Return what was seen of a case, from codes and outputs by rank."""
+    processes = [
+        Seen(name=f"rank {rank}", code=code, text=text, ends=case.ends[rank])
+        for rank, (code, text) in enumerate(pairs)
+    ]
+    return Observation(case=case, processes=processes, seconds=seconds, libraries=LIBRARIES, **rest)
+
+
+def test_a_case_that_ends_as_it_must() -> None:
+    found = judge(observed((1, SAID), (-9, "")))
+    assert (found.word, found.sentence, found.codes) == ("told", SAID, "1 -9")
+    assert found.is_good
+
+
+@pytest.mark.parametrize(
+    ("first", "word", "why"),
+    [
+        ((0, ""), "SILENT", "ended with 0"),
+        ((0, SAID), "SILENT", "ended with 0"),
+        ((1, ""), "SILENT", "says nothing"),
+        ((-6, SAID), "SILENT", "ended with -6"),
+        ((1, "rank 1 in step 2"), "SILENT", "says nothing"),
+        ((1, "[rank 0] ValueError: rank 0 in step 1"), "SILENT", "'rank 1'"),
+        ((1, f"rank 1 in step\n{SAID[:30]}"), "SILENT", "'in step'"),
+        ((1, f'  File "{LIBRARIES[0]}a.py", line 3, in f\n{SAID}'), "NOISE", "library"),
+        ((1, f'  File "{LIBRARIES[1]}a.py", line 3, in f\n{SAID}'), "NOISE", "library"),
+        ((1, f"Traceback (most recent call last):\n{SAID}"), "NOISE", "traceback"),
+        ((1, f"terminate called after throwing\n{SAID}"), "NOISE", "terminate"),
+        ((1, f"[E1123 ProcessGroup.cpp:1] GLHF\n{SAID}"), "NOISE", "GLHF"),
+        ((1, f"frame #0: c10::Error\n{SAID}"), "NOISE", "frame #0"),
+        ((1, f"[rank0]:[E1123 03:00 abc.cpp] bad\n{SAID}"), "NOISE", "E1123"),
+    ],
+)
+def test_what_must_not_be_seen(first, word: str, why: str) -> None:
+    found = judge(observed(first, (-9, "")))
+    assert found.word == word
+    assert why in found.why
+    assert not found.is_good
+
+
+def test_limits() -> None:
+    assert judge(observed((1, SAID), (-9, ""), seconds=10.5)).word == "HUNG"
+    assert judge(observed((1, SAID), (-9, ""), seconds=None)).word == "HUNG"
+    late = observed((-9, ""), (-9, ""))
+    late = replace(late, processes=[replace(late.processes[0], in_time=False), late.processes[1]])
+    assert "rank 0 did not end" in judge(late).why
+
+
+def test_what_is_left_behind() -> None:
+    found = judge(observed((1, SAID), (-9, ""), left=["process 7: python"]))
+    assert (found.word, found.why) == ("LEFT", "left behind: process 7: python")
+
+
+def test_the_users_own_lines_may_be_shown() -> None:
+    case = replace(CASE, ends=(told("bad"), raised("bad data")))
+    text = 'Traceback (most recent call last; ...):\n  File "/me.py", line 3, in f\nValueError: bad data'
+    said = "[rank 0] PeerLostError: rank 1 is bad"
+    assert judge(observed((1, said), (1, text), case=case)).word == "told"
+    inside = text.replace("/me.py", f"{LIBRARIES[0]}nn/module.py")
+    assert judge(observed((1, said), (1, inside), case=case)).word == "NOISE"
+
+
+RIGHT = replace(CASE, name="right.a", ends=(FINE, FINE))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "word"),
+    [
+        (((0, "weights a"), (0, "weights a")), "went on"),
+        (((0, "weights a"), (0, "weights b")), "SILENT"),
+        (((0, "weights nan"), (0, "weights nan")), "SILENT"),
+        (((0, "weights a"), (0, "")), "SILENT"),
+        (((0, "weights a"), (1, "weights a")), "SILENT"),
+        (((0, "weights a"), (1, "[rank 1] AgreementError: no")), "SILENT"),
+    ],
+)
+def test_right_programs(outputs, word: str) -> None:
+    assert judge(observed(*outputs, case=RIGHT)).word == word
+
+
+def test_weights_of_an_undisturbed_run() -> None:
+    case = replace(RIGHT, trains_like="right.b")
+    outputs = ((0, "weights a"), (0, "weights a"))
+    assert judge(observed(*outputs, case=case, other_weights="a")).word == "went on"
+    assert judge(observed(*outputs, case=case, other_weights="b")).word == "SILENT"
+    assert judge(observed(*outputs, case=case)).word == "SILENT"
+
+
+def test_all_go_on_or_all_end() -> None:
+    case = replace(CASE, may_end=True, ends=(told("rank"), told("rank")))
+    said = "[rank 0] AgreementError: rank 1 differs"
+    assert judge(observed((0, "weights a"), (0, "weights a"), case=case)).word == "went on"
+    assert judge(observed((1, said), (1, said), case=case)).word == "told"
+    assert judge(observed((0, "weights a"), (0, "weights b"), case=case)).word == "SILENT"
+    assert judge(observed((0, "weights a"), (1, said), case=case)).word == "SILENT"
+
+
+def test_sentences() -> None:
+    assert sentence_of(f"warning: x\n{SAID}\n  at train.py:3 in f") == SAID
+    assert sentence_of("torch.OutOfMemoryError: no") == "torch.OutOfMemoryError: no"
+    assert sentence_of("INFO: 3 Errors: none\nstep 1  loss 2.0\nNotAnErrorOfOurs") == ""
+
+
+def test_exit_codes_of_the_matrix() -> None:
+    rows = [
+        Row(name="a", outcome=judge(each), seconds=1.0, took_s=2.0, outputs={})
+        for each in (observed((1, SAID), (-9, "")), observed((0, ""), (-9, "")))
+    ]
+    assert table.exit_code(rows[:1]) == 0
+    assert table.exit_code(rows) == 1
+    assert table.exit_code([]) == 1
+    assert "1 SILENT, 1 told" in table.summary(rows, 3.0)
+    assert "rank 0 ended with 0" in rows[1].text(200)
+
+
+def test_processes_that_stay_are_found_whoever_their_parent_is() -> None:
+    token = uuid.uuid4().hex
+    script = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, traces.TOKEN: token}, check=True
+    )
+    deadline = time.monotonic() + 5
+    while not (left := traces.processes_of(token)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(left) == 1
+    traces.kill(left)
+    while traces.processes_of(token) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not traces.processes_of(token)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
+def test_shared_memory_counts_once_nobody_holds_it() -> None:
+    before = traces.shared_entries()
+    path = Path("/dev/shm") / f"torchloom-test-{os.getpid()}"
+    try:
+        with path.open("w"):
+            assert path.name not in traces.forgotten_entries(before)
+        assert path.name in traces.forgotten_entries(before)
+    finally:
+        path.unlink()
+
+
+def test_names_are_unique_and_programs_exist() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    assert {case.trains_like for case in CASES} <= {"", *names}
+    wanted = {case.program for case in CASES} | {case.first for case in CASES} - {""}
+    assert wanted - {"train"} <= PROGRAMS.keys()
+    assert PROGRAMS.keys() == wanted - {"train"}
+
+
+def test_a_choice_brings_what_it_is_compared_with() -> None:
+    (first, second) = chosen(["one rank sleeps 5 s [gloo"])
+    assert (first.name, second.trains_like) == ("right.undisturbed [gloo eager stage3]", first.name)
+
+
+PATIENT_S = 40.0
+"""These tests share their cores with others: what takes long is for `make faults` to find."""
+QUICK = (
+    "differ.another layer by data [gloo eager stage3]",
+    "fault.killed inside a collective [shm eager stage3]",
+    "right.undisturbed [gloo eager stage3]",
+)
+
+
+def test_cases_end_to_end(tmp_path, capsys) -> None:
+    cases = [replace(case, limit_s=PATIENT_S) for case in CASES if case.name in QUICK]
+    assert len(cases) == len(QUICK)
+    rows = matrix.run_all(cases, tmp_path, 1)
+    assert table.exit_code(rows) == 0, [(row.outcome, row.outputs) for row in rows]
+    printed = capsys.readouterr().out
+    assert all(row.name in printed for row in rows)
+    table.write(tmp_path / "table.json", rows, 1.0)
+    assert len(json.loads((tmp_path / "table.json").read_text())["rows"]) == len(QUICK)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"ends": (told("rank 1"), exits(4))}, "SILENT"),
+        ({"program": "trains_on", "arguments": {}, "action": "", "limit_s": 1.0}, "HUNG"),
+    ],
+)
+def test_a_case_that_does_not_end_as_it_must(change, word: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("faults.matrix.ranks._START_S", 20.0)
+    (case,) = [case for case in CASES if case.name == "fault.os._exit(3) [gloo eager stage3]"]
+    row = run_case(replace(case, **change), tmp_path / "case", {})
+    assert row.outcome.word == word, row
+    assert row.outcome.codes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fault.stopped [gloo eager stage3]",  # the rank that stays stopped is no left-over
+        "fault.rank 0 stopped [gloo eager stage3]",
+        "fault.rank 0 killed while others compile [shm eager stage3]",
+    ],
+)
+def test_ranks_that_do_not_answer(name: str, tmp_path) -> None:
+    (case,) = [case for case in CASES if case.name == name]
+    row = run_case(replace(case, limit_s=PATIENT_S), tmp_path / "case", {})
+    assert row.outcome.word == "told", row
