@@ -9,7 +9,7 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test test-exhaustive check bench bench-memory bench-serve faults setup setup-dev clean
+.PHONY: help train test test-exhaustive check bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"

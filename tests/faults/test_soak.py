@@ -23,7 +23,17 @@ sys.path.remove(str(SOAK))
 @pytest.mark.slow
 def test_two_kills_and_the_same_weights(tmp_path) -> None:
     out = tmp_path / "soak.json"
-    arguments = "--steps 60 --kills 2 --save-every 10 --parts kills --backend".split()
+    arguments = [
+        "--steps",
+        "60",
+        "--kills",
+        "2",
+        "--save-every",
+        "10",
+        "--parts",
+        "kills",
+        "--backend",
+    ]
     done = subprocess.run(
         [sys.executable, str(SOAK / "run.py"), *arguments, "", "--out", out, "--folder", tmp_path],
         capture_output=True,
