@@ -108,21 +108,24 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, print, write JSON; return 1 if a promise is broken."""
     options = _parse(arguments)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    load_before, started = os.getloadavg()[0], time.monotonic()
+    started = time.monotonic()
     report: Found = {}
+    if options.out.exists():  # parts that do not run now stay, each with its own environment
+        report = json.loads(options.out.read_text())
     with tempfile.TemporaryDirectory(prefix="trust-", dir=options.folder) as folder:
         bench = Bench(options, Path(folder))
         for part in options.parts:
-            report[part] = _DO[part](bench)
+            load = os.getloadavg()[0]
+            found = _DO[part](bench)
+            loads = {"before": load, "after": os.getloadavg()[0]}
+            environment = snapshot({"quick": options.quick}, bench.environment)
+            report[part] = {**found, "load": loads, "environment": environment}
+            report["broken"] = _judge(report)
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
             print(f"[{time.monotonic() - started:5.0f} s] {part}", flush=True)
-            for name, value in report[part].items():
+            for name, value in found.items():
                 print(f"  {name}: {_shown(value)}", flush=True)
-    recorded = {"quick": options.quick, "parts": options.parts}
-    report["environment"] = snapshot(recorded, bench.environment)
-    report["load"] = {"before": load_before, "after": os.getloadavg()[0]}
-    broken = _judge(report)
-    report["broken"] = broken
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    broken = report["broken"]
     print("\n".join(f"BROKEN {each}" for each in broken) or "kept   all")
     return 1 if broken else 0
 
@@ -144,21 +147,23 @@ def steps(bench: Bench) -> Found:
     for batch in (1,) if bench.options.quick else (1, 4):
         told = bench.ranks(job="steps", batch=batch, rounds=4 if bench.options.quick else 10)
         if not told:
-            found[f"batch {batch}"] = {"failed": "see the log"}
-            continue
-        step_s, book_s = median(told["steps_s"]), summarize(told["bookkeeping_s"])
-        fastest_s = min(told["steps_s"])
-        found[f"batch {batch}"] = {
-            "collectives": told["collectives"],
-            "step_s": _quartiles(told["steps_s"]),
-            "fastest_step_s": fastest_s,
-            "bookkeeping_us": _quartiles([1e6 * each for each in told["bookkeeping_s"]]),
-            "ns_per_collective": 1e9 * book_s.median / told["collectives"] if book_s else None,
-            "share": book_s.median / step_s if book_s else None,
-            "share_of_fastest": book_s.median / fastest_s if book_s else None,
-            "line_threads_share_of_a_core": told["line_threads_cpu_share"],
-        }
+            return {"failed": "see the log"}
+        found[f"batch {batch}"] = _steps_of(told)
     return found
+
+
+def _steps_of(told: Found) -> Found:
+    fastest_s, book_s = min(told["steps_s"]), median(told["bookkeeping_s"])
+    return {
+        "collectives": told["collectives"],
+        "step_s": _quartiles(told["steps_s"]),
+        "fastest_step_s": fastest_s,
+        "bookkeeping_us": _quartiles([1e6 * each for each in told["bookkeeping_s"]]),
+        "ns_per_collective": 1e9 * book_s / told["collectives"],
+        "share": book_s / median(told["steps_s"]),
+        "share_of_fastest": book_s / fastest_s,
+        "line_threads_share_of_a_core": told["line_threads_cpu_share"],
+    }
 
 
 def messages(bench: Bench) -> Found:
@@ -215,8 +220,10 @@ def saves(bench: Bench) -> Found:
     """Stalls, and their ratios within rounds."""
     rounds = 3 if bench.options.quick else 8
     told = bench.ranks(job="saves", folder=str(bench.folder / "saves"), rounds=rounds)
-    if not told:
-        return {"failed": "see the log"}
+    return _saves_of(told) if told else {"failed": "see the log"}
+
+
+def _saves_of(told: Found) -> Found:
     found: Found = {"checkpoint_mb": told["bytes"] / 1e6}
     for name, times in told["saves"].items():
         found[name] = {
@@ -340,8 +347,11 @@ _DO: dict[str, Callable[[Bench], Found]] = {
 
 
 def _judge(report: Found) -> list[str]:
-    broken = [f"{part}: {each['failed']}" for part, each in report.items() if "failed" in each]
+    parts = {part: report[part] for part in _PARTS if part in report}
+    broken = [f"{part}: {each['failed']}" for part, each in parts.items() if "failed" in each]
     for batch, each in report.get("steps", {}).items():
+        if not batch.startswith("batch"):
+            continue
         share = each.get("share_of_fastest")
         if share is None or share > MAX_SHARE:
             broken.append(f"naming collectives takes {share} of a step at {batch}: {MAX_SHARE}")
