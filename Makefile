@@ -9,7 +9,7 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test test-exhaustive check bench bench-memory bench-serve faults setup setup-dev clean
+.PHONY: help train test test-exhaustive check bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
@@ -20,6 +20,8 @@ help:
 	@echo "make bench   torchloom beside its peers                    (ARGS=... go to bench/train.py)"
 	@echo "make bench-memory   peak memory against step time          (ARGS=... go to bench/memory.py)"
 	@echo "make bench-serve    every batch size with one compile      (ARGS=... go to bench/serve.py)"
+	@echo "make bench-trust    names, saves, digests, damage          (ARGS=... go to bench/trust.py)"
+	@echo "make soak    killed again and again, and the same weights  (ARGS=... go to bench/soak/run.py)"
 
 setup: $(VENV)/.run-ready
 setup-dev: $(VENV)/.dev-ready
@@ -62,6 +64,12 @@ bench-memory: setup-dev
 
 bench-serve: setup-dev
 	$(BIN)/python bench/serve.py $(ARGS)
+
+bench-trust: setup-dev
+	$(BIN)/python bench/trust.py $(ARGS)
+
+soak: setup-dev
+	$(BIN)/python bench/soak/run.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .cache build dist runs
