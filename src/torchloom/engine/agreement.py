@@ -39,9 +39,11 @@ class Agreement:
     """How long a rank may lag behind; None leaves it to `timeouts.agree_s`."""
     _ordinal: itertools.count[int] = field(default_factory=itertools.count)
     _serial: int = 0
+    _keys: list[str] = field(init=False)
     _channel: Channel = field(init=False)
 
     def __post_init__(self) -> None:
+        self._keys = [str(rank) for rank in range(self.world_size)]
         self._channel = Channel(f"agreement {self._serial}", tuple(range(self.world_size)))
         if self.world_size > 1:
             open_lines()
@@ -138,8 +140,8 @@ class Agreement:
             store.set(str(self.rank), text)
             self._await(store, what)
             held: dict[str, list[int]] = defaultdict(list)
-            for rank in range(self.world_size):
-                held[store.get(str(rank)).decode()].append(rank)
+            for rank, told in enumerate(_read(store, self._keys)):
+                held[told].append(rank)
         except dist.DistError as error:
             raise explained(entry, _store_lost(what, error)) from None
         finally:
@@ -148,18 +150,25 @@ class Agreement:
 
     def _await(self, store: Any, what: str) -> None:
         """Return when all ranks have spoken."""
-        missing, pause_s = list(range(self.world_size)), _POLL_S
-        deadline = time.monotonic() + (self.timeout_s or longest_s())
-        while missing := [rank for rank in missing if not store.check([str(rank)])]:
+        pause_s, deadline = _POLL_S, time.monotonic() + (self.timeout_s or longest_s())
+        while not store.check(self._keys):
             if POSITION.verdict is not None:
                 raise error_of(POSITION.verdict)
             if time.monotonic() > deadline:
+                missing = [int(key) for key in self._keys if not store.check([key])]
                 raise AgreementError(
                     f"ranks {missing} did not reach {what!r} in time: look at their output for an "
                     "error, or for a branch that only some ranks take"
                 )
             time.sleep(pause_s)
             pause_s = min(_MOST_POLL_S, pause_s * 1.5)
+
+
+def _read(store: Any, keys: list[str]) -> list[str]:
+    """Return the texts of all ranks; by one request, where the store can, as each rank makes them."""
+    if store.has_extended_api():
+        return [bytes(told).decode() for told in store.multi_get(keys)]
+    return [store.get(key).decode() for key in keys]
 
 
 def _store_lost(what: str, error: Exception) -> Verdict:
