@@ -44,7 +44,9 @@ class Agreement:
 
     def __post_init__(self) -> None:
         self._keys = [str(rank) for rank in range(self.world_size)]
-        self._channel = Channel(f"agreement {self._serial}", tuple(range(self.world_size)))
+        self._channel = Channel(
+            f"agreement {self._serial}", tuple(range(self.world_size)), looks=True
+        )
         if self.world_size > 1:
             open_lines()
 

@@ -93,6 +93,8 @@ class Channel:
     """Global ranks, by their rank in the group."""
     has_tags: bool = True
     """Whether messages carry keys; else ranks compare checksums once a step."""
+    looks: bool = False
+    """Whether those who wait look for a verdict by themselves; else their wait has to be ended."""
     recent: deque[Entry] = field(default_factory=lambda: deque(maxlen=_COMPARED))
     """Without tags: what has begun last, for a comparison in words."""
     begun_s: float = 0.0

@@ -16,7 +16,7 @@ import torch
 from torchloom.errors import ShardError
 from torchloom.position import POSITION
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import error_of
+from torchloom.runtime.channel import CHANNELS, error_of
 from torchloom.runtime.lines.report import blocked_in
 
 _NEVER_SENT = (1 << 29) + 7
@@ -33,8 +33,12 @@ def _break(ref: GroupRef) -> None:
         group = ref()
     except ShardError:
         return
-    if POSITION.waiting is None and not blocked_in():
+    wait = POSITION.waiting
+    if wait is None and not blocked_in():
         return  # the main thread meets the verdict when it next communicates
+    channel = None if wait is None else CHANNELS.get(wait.event.channel)
+    if channel is not None and channel.looks:
+        return
     with contextlib.suppress(RuntimeError):  # the time-out, or a connection that is broken already
         never = group.recv([torch.empty(1)], (ref.rank + 1) % ref.size, _NEVER_SENT)
         never.wait(timedelta(milliseconds=1))
