@@ -114,7 +114,7 @@ class CompileSession:
             if report.fallback is not None:
                 words = f"runs {report.name} eagerly, as {report.fallback.splitlines()[0]}"
             state = "woven" if report.fallback is None else "eager"
-            self.tell(f"{report.digest} {self.key}", state, words)
+            self.tell(f"{report.digest} {self.round_key}", state, words)
         report.duration_s += time.perf_counter() - started
         events.emit(
             events.CompileFinished(
@@ -222,6 +222,11 @@ class CompileSession:
     def key(self) -> str:
         """Hash of all that woven graphs depend on besides the captured graph."""
         return key_of(self, self.context)
+
+    @property
+    def round_key(self) -> str:
+        """The key, and how often the module has been compiled anew: ranks do so at equal steps."""
+        return f"{self.key} {len(self._rounds)}"
 
     @property
     def facts(self) -> dict[str, object]:

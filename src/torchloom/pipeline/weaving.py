@@ -53,8 +53,8 @@ class Setup(Protocol):
     tell: Callable[[str, str, str], None] | None
 
     @property
-    def key(self) -> str:
-        """Hash of all that woven graphs depend on besides the captured graph."""
+    def round_key(self) -> str:
+        """What tells one compile of the module from others."""
         ...
 
 
@@ -174,7 +174,7 @@ class Weaving:
             residents = ",".join(sorted(setup.book.residents))
             state = f"{graph_digest(gm.graph)} {residents}"
             words = f"wove {report.name}.{kind} into {len(gm.graph.nodes)} nodes ({state.strip()})"
-            setup.tell(f"{report.digest} {kind} {setup.key}", state, words)
+            setup.tell(f"{report.digest} {kind} {setup.round_key}", state, words)
         self._woven_here.add(kind)
         if setup.backend == "inductor":
             own = {k: n for k, n in report.collectives.items() if k.startswith(f"{kind} ")}
