@@ -63,12 +63,11 @@ def test_losses_are_those_of_the_default(run_ranks, stage) -> None:
         assert losses[-1] != losses[0]
 
 
-def test_rank_0_chooses_for_all(run_ranks) -> None:
-    """Rank 1, left alone, would choose nothing."""
+def test_one_rank_chooses_for_all(run_ranks) -> None:
+    """Left alone, rank 0 would choose at least three products and rank 1 none."""
     on = {"choose_kernels": True}
     results = run_ranks(2, run, 3, "aot_eager", on, 0.0, timeout_s=300)
     assert results[0][1] == results[1][1]
-    assert results[1][1]["forward"] >= 3
 
 
 def test_off_by_name(run_ranks) -> None:
