@@ -127,6 +127,9 @@ class Run:
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
+        # The folder of this package's parent, whatever folder the runner was started in.
+        paths = [str(Path(__file__).parents[2]), *filter(None, [inherited.get("PYTHONPATH")])]
+        inherited["PYTHONPATH"] = os.pathsep.join(paths)
         inherited.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.folder.parent / "inductor"))
         return {
             **inherited,
