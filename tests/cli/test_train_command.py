@@ -131,7 +131,13 @@ def test_out_is_fresh_refused_or_resumed(tmp_path, monkeypatch):
         outdir.choose_out(TrainOptions(resume=True))
     outdir.make_out(first)
     assert str(outdir.choose_out(TrainOptions())) == "runs/llama-tiny-now-2"
-    (outdir.checkpoint_dir(first) / "global_step1").mkdir(parents=True)
+    checkpoints = outdir.checkpoint_dir(first)
+    checkpoints.mkdir(parents=True)
+    (checkpoints / ".torchloom.lock").touch()  # a run that ended before its first checkpoint
+    with pytest.raises(CheckpointError, match="no run under 'runs'"):
+        outdir.choose_out(TrainOptions(resume=True))
+    (checkpoints / "global_step1").mkdir()
+    (checkpoints / "global_step1" / "manifest.json").touch()
     assert outdir.choose_out(TrainOptions(resume=True)) == first
     assert outdir.choose_out(TrainOptions(resume=True, out=str(first))) == first
     with pytest.raises(ConfigError, match="already holds a run"):
