@@ -169,6 +169,8 @@ def _compare(
 ) -> str | None:
     moved = False
     for index, trial in enumerate(trials):
+        if not starts[index].numel():
+            continue  # a parameter without elements
         change = (whole[index] - starts[index]).abs().max()
         moved = moved or bool(change > 0)
         parts = [each[index] for each in pieces]
