@@ -185,6 +185,7 @@ class Engine:
     def zero_grad(self) -> None:
         """Drop all gradients that have accumulated."""
         self.local.zero_grad()
+        self._update.losses.clear()
 
     def register_compile_pass(
         self, name: str, fn: Callable[..., Any], contract: PassContract | None = None
