@@ -20,7 +20,7 @@ from _slopes import MAX_RSS_KIB_PER_1000, grown, slope, within_processes
 sys.path.remove(str(SOAK))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_kills_and_the_same_weights(tmp_path) -> None:
     out = tmp_path / "soak.json"
     arguments = [
