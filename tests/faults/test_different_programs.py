@@ -252,3 +252,17 @@ def test_an_optimizer_step_that_one_rank_leaves_out_in_a_loop_of_its_own() -> No
 
 def test_three_ranks_of_which_one_differs() -> None:
     check(run(3, lambda e, m, rank: another_layer(e, m, int(rank == 1)), 3, "", shared=False))
+
+
+def test_two_engines_of_equal_names_in_another_order() -> None:
+    def fn(rank):
+        engines = [make(3, "", shared=False)[0] for _ in range(2)]
+        try:
+            for index in range(4):
+                for engine in reversed(engines) if (rank, index) == (1, 2) else engines:
+                    step(engine, rank)
+        except (AgreementError, PeerLostError) as error:
+            return str(error), 0.0
+        return "", 0.0
+
+    check(run_ranks(2, fn), ("rank 0", "rank 1", "of engine 2"))

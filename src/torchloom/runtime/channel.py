@@ -72,10 +72,13 @@ class Entry(NamedTuple):
     key: int
     channel: str
     ranks: tuple[int, ...]
+    actor: int
 
     def text(self) -> str:
         """Say in words what it is."""
-        return f"{self.label.text()}, in step {self.step}"
+        # All that the key is made of, or two ranks that differ would be told the same.
+        engine = f" of engine {self.actor}" if self.actor > 1 else ""
+        return f"{self.label.text()}, number {self.number + 1}, in step {self.step}{engine}"
 
     @property
     def tag(self) -> int:
@@ -125,7 +128,9 @@ class Channel:
         self.begun.append(key)
         self.num_begun += 1
         self.rolling = zlib.crc32(key.to_bytes(4, "little"), self.rolling)
-        POSITION.last = entry = Entry(what, number, step, key, self.name, self.ranks)
+        POSITION.last = entry = Entry(
+            what, number, step, key, self.name, self.ranks, POSITION.actor
+        )
         if not self.has_tags:
             self.recent.append(entry)
             self.begun_s = time.monotonic()
