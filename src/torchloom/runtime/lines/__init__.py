@@ -196,7 +196,7 @@ def _explained_call(call: str, error: RuntimeError) -> TorchloomError:
     """Return the error to show where one of the program's own collectives has lost a connection."""
     ranks = tuple(range(dist.get_world_size())) if dist.is_initialized() else ()
     what = label(call)
-    event = Entry(what, 0, POSITION.step, what.seed, "torch.distributed", ranks)
+    event = Entry(what, 0, POSITION.step, what.seed, "torch.distributed", ranks, actor=0)
     return explained(event, broken(event, error))
 
 
