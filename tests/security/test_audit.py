@@ -31,6 +31,7 @@ COMMAND = "a list of arguments, no shell"
 KNOWN = {
     ("__init__.py", "import_module"): CONSTANT,
     ("_torch/light.py", "import_module"): CONSTANT,
+    ("_torch/hush.py", "CDLL"): "a library of torch's that is loaded already",
     ("_torch/pieces.py", "_load_library"): TRUSTED,
     ("_torch/pieces.py", "deserialize"): TRUSTED,
     ("_torch/pieces.py", "GraphPickler.loads"): TRUSTED,

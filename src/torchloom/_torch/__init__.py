@@ -31,6 +31,7 @@ from torchloom._torch.coalesced import reduce_scatter_coalesced as reduce_scatte
 from torchloom._torch.coalesced import reduce_scatter_single as reduce_scatter_single
 from torchloom._torch.coalesced import supports_coalescing as supports_coalescing
 from torchloom._torch.exchange import texts_of as texts_of
+from torchloom._torch.hush import hushed_store as hushed_store
 
 DispatchMode = TorchDispatchMode
 """Base of modes that see each operator below autograd (2.11-2.13)."""

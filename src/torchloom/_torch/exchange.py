@@ -10,7 +10,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from torchloom._torch.hush import hushed_store
 
+
+@hushed_store()
 def texts_of(
     store: Any, ranks: Iterable[int], timeout_s: float
 ) -> tuple[dict[int, str], list[int]]:

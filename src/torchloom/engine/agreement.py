@@ -139,15 +139,17 @@ class Agreement:
         entry = self._channel.begin(label(f"agreement on {what}"))
         POSITION.waiting = Wait(entry, time.monotonic())
         try:
-            store.set(str(self.rank), text)
-            self._await(store, what)
-            held: dict[str, list[int]] = defaultdict(list)
-            for rank, told in enumerate(_read(store, self._keys)):
-                held[told].append(rank)
+            with _torch.hushed_store():
+                store.set(str(self.rank), text)
+                self._await(store, what)
+                texts = _read(store, self._keys)
         except dist.DistError as error:
             raise explained(entry, _store_lost(what, error)) from None
         finally:
             POSITION.waiting = None
+        held: dict[str, list[int]] = defaultdict(list)
+        for rank, told in enumerate(texts):
+            held[told].append(rank)
         return dict(held)
 
     def _await(self, store: Any, what: str) -> None:

@@ -69,6 +69,7 @@ class Exchange:
         if self._thread is not None:
             self._thread.join(BEAT_S)
 
+    @_torch.hushed_store()
     def texts(self, what: str, text: str) -> list[str]:
         """Return the text of every rank, by rank; all ranks must call in the same order.
 
@@ -103,12 +104,14 @@ class Exchange:
         """
         return answers(what, self.texts(what, attempt(action)))
 
+    @_torch.hushed_store()
     def tell(self, key: str, text: str) -> None:
         """Leave a word for ranks that look for it later."""
         if self._store is not None:
             with contextlib.suppress(dist.DistError):  # no rank is left to hear it
                 self._store.set(f"word/{key}", text)
 
+    @_torch.hushed_store()
     def heard(self, key: str) -> str | None:
         """Return the word under a key, if it has been left."""
         if self._store is None:
@@ -141,6 +144,7 @@ class Exchange:
             return False
         return now - since > LOST_AFTER_S
 
+    @_torch.hushed_store()
     def _beat(self) -> None:
         for number in itertools.count():
             try:
@@ -150,6 +154,7 @@ class Exchange:
             if self._over.wait(BEAT_S):
                 return
 
+    @_torch.hushed_store()
     def _take_leave(self) -> None:
         """Let rank 0, in whose process the store is, stay until the others have read all."""
         try:
