@@ -266,3 +266,29 @@ def test_two_engines_of_equal_names_in_another_order() -> None:
         return "", 0.0
 
     check(run_ranks(2, fn), ("rank 0", "rank 1", "of engine 2"))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_models_of_own_loops_and_equal_names_in_another_order(
+    stage: int, is_compiled: bool
+) -> None:
+    def fn(rank):
+        torch.manual_seed(0)
+        models = [
+            torchloom.shard_model(Branches(), stage=stage, persistence_threshold=0)
+            for _ in range(2)
+        ]
+        if is_compiled:
+            for model in models:
+                torchloom.compile(model, backend="eager")
+        try:
+            for index in range(3):
+                losses = [model(batch(rank)) for model in models]
+                for loss in reversed(losses) if (rank, index) == (1, 2) else losses:
+                    loss.backward()
+        except (AgreementError, PeerLostError) as error:
+            return str(error), 0.0
+        return "", 0.0
+
+    check(run_ranks(2, fn), ("rank 0", "rank 1", "of model 2"))

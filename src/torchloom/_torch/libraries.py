@@ -21,7 +21,7 @@ def in_memory(content: bytes) -> Iterator[str]:
     The path is one that no load was given before: the dynamic loader takes an object that it knows by the
     same path for the same object, and descriptors are numbered anew.
     """
-    handle = os.memfd_create("torchloom", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    handle = os.memfd_create("loom-library", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with os.fdopen(os.dup(handle), "wb") as file:
             file.write(content)

@@ -5,6 +5,7 @@ The others are known by name and one line of help, so that `torchloom --help` an
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 import traceback
@@ -14,7 +15,7 @@ import typer
 
 from torchloom import envs
 from torchloom.cli import failures
-from torchloom.cli.terminal import printable
+from torchloom.cli.terminal import drop_unread, printable
 from torchloom.errors import ConfigError, own_error
 
 _LAST_WORDS_S = 3.0
@@ -38,6 +39,7 @@ _COMMANDS = {
 def main() -> None:
     """Run the command line; an error is one message, not a traceback."""
     asked = next((arg for arg in sys.argv[1:] if not arg.startswith("-")), None)
+    atexit.register(drop_unread)
     try:
         make_app(asked)()
     except Exception as error:  # noqa: BLE001  whatever ends a command is told in one sentence

@@ -1,6 +1,15 @@
-"""Texts of unknown origin on a terminal."""
+"""Texts of unknown origin on a terminal, and terminals that have gone."""
 
 from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from typing import TextIO
+
+GONE = (errno.EIO, errno.EPIPE, errno.EBADF, errno.ENXIO)
+"""What writing fails with where nobody can read any more."""
 
 
 def printable(text: str) -> str:
@@ -13,3 +22,25 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text
     )
+
+
+def drop_unread() -> None:
+    """Let go of output that nobody can read any more.
+
+    Python flushes at its end what is left of it, and a failure of that is exit code 120 whatever
+    the command came to. A full disk stays an error.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and _is_gone(stream):
+            with contextlib.suppress(OSError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+
+
+def _is_gone(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError as error:
+        return error.errno in GONE
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torchloom.engine.loader import make_loader
 from torchloom.engine.local import LocalParams
 from torchloom.engine.optim import make_lr_scheduler, make_optimizer
 from torchloom.engine.precision import shard_precision
+from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
 from torchloom.runtime.lines import Limits, set_limits, show_last_words
@@ -112,7 +114,10 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     settings = load_config(source, world_size=world.world_size)
     if world.rank == 0:
         _log_notes(settings)
-    local, agreement = _shard(model, settings, world, init)
+    agreement = new_agreement(world.rank, world.world_size)
+    agreement.check_facts("the config", config_facts(settings))
+    world = replace(world, comm=communicator_of(model, world.comm, agreement))
+    local = _shard(model, settings, world, init, agreement)
     made = make_optimizer(
         settings.optimizer, optimizer, model_parameters, local, settings.zero.stage
     )
@@ -131,7 +136,8 @@ def _shard(
     config: Config,
     world: World,
     init: Callable[[nn.Module], object] | None,
-) -> tuple[LocalParams, Agreement]:
+    agreement: Agreement,
+) -> LocalParams:
     comm = world.comm
     layout = plan_layout(
         model,
@@ -144,13 +150,11 @@ def _shard(
         precision=shard_precision(config.precision),
         sync_in_backward=False,
     )
-    agreement = new_agreement(world.rank, world.world_size)
-    agreement.check_facts("the config", config_facts(config))
     agreement.check_facts("the model's parameters", layout.facts())
     if not any(tensor.is_meta for tensor in model.parameters()):
         model.to(world.device)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
-    return LocalParams(model, layout, comm), agreement
+    return LocalParams(model, layout, comm)
 
 
 def _one_source(

@@ -17,6 +17,7 @@ from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.engine.nonfinite import find_non_finite
 from torchloom.engine.own_loops import count_steps_of
+from torchloom.engine.twins import communicator_of
 from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import NonFiniteError, ShardError
 from torchloom.pipeline import CompileSession, PassItem, resolve_passes
@@ -74,19 +75,20 @@ def shard_model(
     ensure_process_group()
     world = make_world(mesh, None)
     check_devices(model, dist.get_backend())
+    agreement = new_agreement(world.rank, world.world_size)
+    comm = communicator_of(model, world.comm, agreement)
     layout = plan_layout(
         model,
         stage=stage,
-        world_size=world.comm.world_size,
-        num_replicas=world.comm.num_replicas,
-        rank=world.comm.rank,
-        handle=world.comm.handle,
+        world_size=comm.world_size,
+        num_replicas=comm.num_replicas,
+        rank=comm.rank,
+        handle=comm.handle,
         persistence_threshold=persistence_threshold,
         precision=precision,
     )
-    agreement = new_agreement(world.rank, world.world_size)
     agreement.check_facts("the model's parameters", layout.facts())
-    shard_module(model, layout, broadcast=world.comm.broadcast, init=init, device=world.device)
+    shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
     count_steps_of(model.parameters())
     return model
 

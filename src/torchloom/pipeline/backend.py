@@ -23,7 +23,7 @@ from torchloom.graph import PassContext, find
 from torchloom.pipeline.schedule import resolve_passes
 from torchloom.pipeline.session import CompileSession
 from torchloom.plan.costs import KernelChooser
-from torchloom.shard import Layout, layouts_over
+from torchloom.shard import Layout, living_layouts
 
 _SIZES = ("gather_bucket_bytes", "reduce_bucket_bytes", "prefetch_bytes")
 _OPTIONS = (
@@ -119,9 +119,8 @@ def _layout_of_graph(gm: fx.GraphModule) -> Layout | None:
     params = {param for _, param in named}
     found = [
         layout
-        for handle in handles
-        for layout in layouts_over(handle)
-        if params <= {spec.name for spec in layout}
+        for layout in living_layouts()
+        if layout.handle in handles and params <= {spec.name for spec in layout}
     ]
     stages = sorted({layout.stage for layout in found})
     if len(handles) != 1 or len(stages) != 1:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torchloom.runtime import bodies as _bodies  # binds the operators
 from torchloom.runtime import kernels as _kernels
-from torchloom.runtime.communicator import CommStats, Communicator, get_communicator, lookup
+from torchloom.runtime.communicator import CommStats, Communicator
+from torchloom.runtime.communicators import for_model, get_communicator, lookup
 from torchloom.runtime.digests import tell_step
 from torchloom.runtime.host import Mover, MoveStats, move_stats, mover_of
 from torchloom.runtime.transit import refresh_bytes, transit_bytes
@@ -21,6 +22,7 @@ __all__ = [
     "MoveStats",
     "Mover",
     "WeightStore",
+    "for_model",
     "get_communicator",
     "lookup",
     "make_store",

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchloom._torch import keeps_graph
 from torchloom.ops.copies import HOST
 from torchloom.ops.library import LIBRARY
-from torchloom.runtime.communicator import lookup
+from torchloom.runtime.communicators import lookup
 from torchloom.runtime.host import Mover, is_on_host, mover_of
 from torchloom.runtime.weights import find_store
 from torchloom.shard.regather import LIVE, GatherCall

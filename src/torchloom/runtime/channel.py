@@ -36,6 +36,8 @@ class Label(NamedTuple):
     names: tuple[str, ...]
     dtype: str
     num_bytes: int
+    model: int
+    """Of several models whose parameters have equal names, which one; 0 is the first."""
     seed: int
     """A checksum of all of it."""
 
@@ -43,19 +45,24 @@ class Label(NamedTuple):
         """Say in words what it is."""
         names = self.names
         if not names:
-            return self.op
+            return self.op + self._model()
         shown = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)} in all)"
         if len(names) == 2:
             shown = f"{names[0]} and {names[1]}"
-        return f"{self.op} of {shown}, {self.num_bytes} bytes"
+        return f"{self.op} of {shown}{self._model()}, {self.num_bytes} bytes"
+
+    def _model(self) -> str:
+        return f" of model {self.model + 1}" if self.model else ""
 
 
-_LABELS: dict[tuple[str, tuple[str, ...], str, int], Label] = {}
+_LABELS: dict[tuple[str, tuple[str, ...], str, int, int], Label] = {}
 
 
-def label(op: str, names: Sequence[str] = (), dtype: object = "", num_bytes: int = 0) -> Label:
+def label(
+    op: str, names: Sequence[str] = (), dtype: object = "", num_bytes: int = 0, model: int = 0
+) -> Label:
     """Return a label; equal arguments give the same object."""
-    key = (op, tuple(names), str(dtype), num_bytes)
+    key = (op, tuple(names), str(dtype), num_bytes, model)
     known = _LABELS.get(key)
     if known is None:
         known = _LABELS[key] = Label(*key, zlib.crc32(repr(key).encode()))

@@ -20,10 +20,7 @@ from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.runtime import shm
 from torchloom.runtime.base import Collectives, GroupRef, Pending
-from torchloom.runtime.c10d import C10dCollectives
-from torchloom.runtime.channel import Channel, Label, label
-from torchloom.runtime.gloo import GlooCollectives
-from torchloom.runtime.lines import end_waits_with_verdict, open_lines
+from torchloom.runtime.channel import Label, label
 from torchloom.runtime.residents import Residents
 from torchloom.shard.pieces import piece_numel
 
@@ -48,9 +45,11 @@ class Communicator:
     replicate: Collectives | None
     symmetric_memory: bool = False
     """Whether shared memory was asked for, where it can be had."""
-    _num_collectives: int = 0
-    _num_bytes: int = 0
-    _in_flight: dict[int, Pending] = field(default_factory=dict)
+    model: int = 0
+    """Of the models that share these groups and whose parameters share names, which one this serves."""
+    _num_collectives: int = field(default=0, init=False)
+    _num_bytes: int = field(default=0, init=False)
+    _in_flight: dict[int, Pending] = field(default_factory=dict, init=False)
     residents: Residents = field(init=False)
     """Weights that stay gathered between micro-steps."""
 
@@ -113,7 +112,7 @@ class Communicator:
         """
         sources = [shard.detach().to(dtype).contiguous() for shard in shards]
         fulls = [source.new_empty(source.numel() * self.world_size) for source in sources]
-        what = _label("gather", names, fulls)
+        what = self._label("gather", names, fulls)
         self.begin("gather", fulls, self.shard.all_gather(sources, fulls, what))
         return fulls
 
@@ -122,7 +121,7 @@ class Communicator:
     ) -> None:
         """Gather flat shards into flat tensors that the caller owns, and wait."""
         self._count(fulls)
-        self.shard.all_gather(shards, fulls, _label("gather", names, fulls)).finish()
+        self.shard.all_gather(shards, fulls, self._label("gather", names, fulls)).finish()
 
     def begin_reduce(
         self,
@@ -138,7 +137,7 @@ class Communicator:
             source.new_empty(numel, dtype=dtype)
             for source, numel in zip(sources, shard_numels, strict=True)
         ]
-        what = _label("reduction", names, sources)
+        what = self._label("reduction", names, sources)
         pending = self.shard.reduce_scatter(sources, shards, self._mean, what)
         self.begin("reduce", shards, self._then_replicate(pending, shards, what), payload=sources)
         return shards
@@ -162,7 +161,7 @@ class Communicator:
         results = (
             wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
         )
-        what = _label("mean", names, wires)
+        what = self._label("mean", names, wires)
         pending = self._then_replicate(self.shard.all_reduce(wires, self._mean, what), wires, what)
         if results is not wires:
             pending = _then_copy(pending, wires, results)
@@ -182,7 +181,7 @@ class Communicator:
         shards = [
             source.new_empty(n, dtype=dtype) for source, n in zip(sources, numels, strict=True)
         ]
-        what = _label("mean of slices", names, sources)
+        what = self._label("mean of slices", names, sources)
         reduced = self._then_replicate(
             self.shard.reduce_scatter(sources, shards, self._mean, what), shards, what
         )
@@ -218,7 +217,7 @@ class Communicator:
         """Return when all ranks have come to the same; before collectives that have no label."""
         for collectives in (self.shard, self.replicate):
             if collectives is not None:
-                collectives.meet(label(op, names))
+                collectives.meet(label(op, names, model=self.model))
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by those of the first rank of all groups, in place."""
@@ -233,7 +232,7 @@ class Communicator:
 
     def gather_small(self, tensor: Tensor, what: str) -> Tensor:
         """Return the flat tensors of all ranks that share one copy, one a row."""
-        return _rows(self.shard, tensor, self.world_size, what)
+        return self._rows(self.shard, tensor, self.world_size, what)
 
     def broadcast_from(self, whole: Tensor, source: int, name: str) -> None:
         """Replace a whole weight by that of one global rank, on all ranks."""
@@ -242,7 +241,7 @@ class Communicator:
 
     def sum_(self, tensor: Tensor, what: str) -> Tensor:
         """Replace a small tensor by its sum over all ranks, and wait."""
-        labelled = _label(what, (), [tensor])
+        labelled = self._label(what, (), [tensor])
         for collectives, size in self._axes():
             if size > 1:
                 collectives.all_reduce([tensor.view(-1)], 1.0, labelled).finish()
@@ -252,7 +251,7 @@ class Communicator:
         """Return the least of all ranks' values of a small flat tensor."""
         for collectives, size in self._axes():
             if size > 1:
-                tensor = _rows(collectives, tensor, size, what).amin(dim=0)
+                tensor = self._rows(collectives, tensor, size, what).amin(dim=0)
         return tensor
 
     def _axes(self) -> list[tuple[Collectives, int]]:
@@ -283,6 +282,17 @@ class Communicator:
                 pending = _told(op, payload, pending)
             self._in_flight[key] = pending
 
+    def _label(self, op: str, names: Sequence[str], tensors: Sequence[Tensor]) -> Label:
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return label(op, names, tensors[0].dtype if tensors else "", num_bytes, self.model)
+
+    def _rows(self, collectives: Collectives, tensor: Tensor, size: int, what: str) -> Tensor:
+        """Gather a small tensor of every rank of one group, one a row."""
+        rows = tensor.new_empty(size, tensor.numel())
+        flat = rows.view(-1)
+        collectives.all_gather([tensor], [flat], self._label(what, (), [flat])).finish()
+        return rows
+
     def _count(self, payload: Sequence[Tensor]) -> None:
         self._num_collectives += 1
         self._num_bytes += sum(t.numel() * t.element_size() for t in payload)
@@ -298,19 +308,6 @@ class Communicator:
             replicate.all_reduce(list(tensors), 1.0, what).finish()
 
         return Pending(finish)
-
-
-def _label(op: str, names: Sequence[str], tensors: Sequence[Tensor]) -> Label:
-    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return label(op, names, tensors[0].dtype if tensors else "", num_bytes)
-
-
-def _rows(collectives: Collectives, tensor: Tensor, size: int, what: str) -> Tensor:
-    """Gather a small tensor of every rank of one group, one a row."""
-    rows = tensor.new_empty(size, tensor.numel())
-    flat = rows.view(-1)
-    collectives.all_gather([tensor], [flat], _label(what, (), [flat])).finish()
-    return rows
 
 
 def _told(op: str, payload: Sequence[Tensor], pending: Pending) -> Pending:
@@ -347,92 +344,3 @@ def _then_copy(pending: Pending, sources: list[Tensor], results: list[Tensor]) -
 def _key(results: Sequence[Tensor]) -> int | None:
     """Address of the first tensor that has one; empty tensors need no communication."""
     return next((t.data_ptr() for t in results if t.numel()), None)
-
-
-_COMMUNICATORS: dict[str, Communicator] = {}
-
-
-def get_communicator(
-    shard_group: dist.ProcessGroup,
-    replicate_group: dist.ProcessGroup | None = None,
-    *,
-    symmetric_memory: bool = False,
-) -> Communicator:
-    """Return the communicator of these groups, made at the first call.
-
-    All ranks must call in the same order: the handle counts calls, so that it is equal on all
-    ranks although the groups of a mesh differ from rank to rank.
-
-    Args:
-        shard_group: ranks that share one copy of the weights.
-        replicate_group: ranks that hold the same shard of different copies, or None.
-        symmetric_memory: let ranks of one host communicate through memory that they share. Where
-            that cannot be had the log says why, and the process group's own messages are used.
-    """
-    if replicate_group is not None and replicate_group.size() == 1:
-        replicate_group = None
-    for known in _COMMUNICATORS.values():
-        if known.symmetric_memory == symmetric_memory and known.is_over(
-            shard_group, replicate_group
-        ):
-            return known
-    num_replicas = 1 if replicate_group is None else replicate_group.size()
-    open_lines()
-    handle = f"{shard_group.size()}x{num_replicas}#{len(_COMMUNICATORS)}"
-    shard = GroupRef(shard_group)
-    replicate = None if replicate_group is None else GroupRef(replicate_group)
-    _COMMUNICATORS[handle] = communicator = Communicator(
-        handle,
-        shard,
-        replicate,
-        _implementation(shard, symmetric_memory, f"{handle} shard"),
-        None
-        if replicate is None
-        else _implementation(replicate, symmetric_memory, f"{handle} replicate"),
-        symmetric_memory,
-    )
-    return communicator
-
-
-def lookup(handle: str) -> Communicator:
-    """Return the communicator that a graph names.
-
-    Raises:
-        ShardError: no such communicator in this process.
-    """
-    try:
-        return _COMMUNICATORS[handle]
-    except KeyError:
-        raise ShardError(
-            f"a graph names communicator {handle!r}, this process has "
-            f"{sorted(_COMMUNICATORS) or 'none'}: shard the model before running the graph"
-        ) from None
-
-
-def _implementation(group: GroupRef, symmetric_memory: bool, name: str) -> Collectives:
-    backend = str(dist.get_backend(group()))
-    is_gloo = "gloo" in backend
-    if symmetric_memory and group.size > 1:
-        reason = f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
-        if is_gloo:
-            try:
-                return shm.connect(group, _channel(group, name))
-            except shm.UnavailableError as error:
-                reason = str(error)
-        if dist.get_rank() == 0:
-            logger.warning(
-                "compile.symmetric_memory: %s; %d ranks communicate over %s instead (slower, same "
-                "results)",
-                reason,
-                group.size,
-                backend,
-            )
-    if is_gloo:
-        end_waits_with_verdict(group)
-        return GlooCollectives(group, _channel(group, name))
-    return C10dCollectives(group, _channel(group, name, has_tags=False))
-
-
-def _channel(group: GroupRef, name: str, *, has_tags: bool = True) -> Channel:
-    ranks = tuple(dist.get_process_group_ranks(group()))
-    return Channel(f"{name} {'-'.join(map(str, ranks))}", ranks, has_tags)

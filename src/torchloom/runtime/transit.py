@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchloom import _torch, ops
-from torchloom.runtime.communicator import lookup
+from torchloom.runtime.communicators import lookup
 from torchloom.runtime.residents import first_bucket
 from torchloom.shard.pieces import piece_numel
 

@@ -49,10 +49,9 @@ def layout_of(model: nn.Module) -> Layout:
     return root.layout
 
 
-def layouts_over(handle: str) -> list[Layout]:
-    """Return the layouts of all living models that are sharded over one communicator."""
-    layouts = [_ROOTS[model].layout for model in list(_ROOTS.keys())]
-    return [layout for layout in layouts if layout.handle == handle]
+def living_layouts() -> list[Layout]:
+    """Return the layouts of all sharded models that have not been freed."""
+    return [_ROOTS[model].layout for model in list(_ROOTS.keys())]
 
 
 def root_of(params: Sequence[nn.Parameter | str]) -> nn.Module:

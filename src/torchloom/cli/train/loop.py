@@ -30,6 +30,7 @@ from torchloom.cli.train.stream import SampleStream
 from torchloom.cli.train.task import Task
 from torchloom.errors import EngineError, PeerLostError, own_error
 from torchloom.log import get_logger
+from torchloom.runtime import get_communicator
 
 _LOGGER = get_logger(__name__)
 
@@ -226,7 +227,9 @@ class Loop:
         """Return the mean loss over ranks, and what any of them was asked for."""
         mine = torch.tensor([float(own.stop), float(own.save)], device=loss.device)
         both = torch.cat((loss.float().reshape(1), mine))
-        mean_loss, stops, saves = _mean_over_ranks(both).tolist()
+        mean_loss, stops, saves = _mean_over_ranks(
+            both, "loss, and who was asked to stop or save"
+        ).tolist()
         # A step that was left out for it goes by the engine's policy (`non_finite`).
         if not math.isfinite(mean_loss) and self._engine.was_step_applied():
             raise EngineError(
@@ -245,7 +248,7 @@ class Loop:
             for batch in self._heldout:
                 total += self._task.loss(engine, batch.to(engine.device)).float()
         engine.train()
-        mean = _mean_over_ranks(total / len(self._heldout))
+        mean = _mean_over_ranks(total / len(self._heldout), "held-out loss")
         self._record(EvalRow(step=engine.global_steps, heldout_loss=float(mean)))
 
     def _record(self, row: StepRow | EvalRow) -> None:
@@ -277,10 +280,12 @@ def _explaining_failures(request: StopRequest, engine: TrainingEngine) -> Iterat
         raise
 
 
-def _mean_over_ranks(value: Tensor) -> Tensor:
-    if dist.is_initialized():
-        dist.all_reduce(value)
-        value /= dist.get_world_size()
+def _mean_over_ranks(value: Tensor, what: str) -> Tensor:
+    world = dist.group.WORLD
+    if world is not None:
+        # Not dist.all_reduce: a rank that has come to something else would be told nothing in words.
+        get_communicator(world).sum_(value, what)
+        value /= world.size()
     return value
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from typing import Any, TextIO
 
-_GONE = (errno.EIO, errno.EPIPE, errno.EBADF, errno.ENXIO)
+from torchloom.cli.terminal import GONE
 
 
 class LastingOutput:
@@ -26,7 +25,7 @@ class LastingOutput:
         try:
             return self._stream.write(text)
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise
             return len(text)
 
@@ -35,7 +34,7 @@ class LastingOutput:
         try:
             self._stream.flush()
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise
 
     def __getattr__(self, name: str) -> Any:
@@ -56,5 +55,5 @@ def say(line: str) -> None:
     try:
         print(line, flush=True)
     except OSError as error:
-        if error.errno not in _GONE:
+        if error.errno not in GONE:
             raise

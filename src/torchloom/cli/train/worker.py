@@ -28,6 +28,7 @@ from torchloom.cli.train.task import Task, build_task
 from torchloom.cli.train.terminal import LastingOutput
 from torchloom.cli.train.watching import WatchSink
 from torchloom.errors import ConfigError, TorchloomError
+from torchloom.runtime import get_communicator
 
 _LOGGER = log.get_logger(__name__)
 
@@ -178,8 +179,9 @@ def _open_sinks(
 def _report(run: _Run, outcome: Outcome) -> None:
     """Write and show what the run came to, on rank 0."""
     peak_gib = torch.tensor(memory_gib(run.engine.device)[1], device=run.engine.device)
-    if dist.is_initialized():
-        dist.all_reduce(peak_gib, op=dist.ReduceOp.MAX)
+    world = dist.group.WORLD
+    if world is not None:
+        peak_gib = -get_communicator(world).least(-peak_gib.view(1), "peak memory")
     if run.engine.rank != 0:
         return
     rows = read_rows(run.out / "metrics.jsonl")

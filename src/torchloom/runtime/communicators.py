@@ -1,0 +1,126 @@
+"""The communicators of this process, by the handles under which graphs name them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from torchloom.errors import ShardError
+from torchloom.log import get_logger
+from torchloom.runtime import shm
+from torchloom.runtime.base import Collectives, GroupRef
+from torchloom.runtime.c10d import C10dCollectives
+from torchloom.runtime.channel import Channel
+from torchloom.runtime.communicator import Communicator
+from torchloom.runtime.gloo import GlooCollectives
+from torchloom.runtime.lines import end_waits_with_verdict, open_lines
+
+logger = get_logger(__name__)
+
+_COMMUNICATORS: dict[str, Communicator] = {}
+
+
+def get_communicator(
+    shard_group: dist.ProcessGroup,
+    replicate_group: dist.ProcessGroup | None = None,
+    *,
+    symmetric_memory: bool = False,
+) -> Communicator:
+    """Return the communicator of these groups, made at the first call.
+
+    All ranks must call in the same order: the handle counts calls, so that it is equal on all
+    ranks although the groups of a mesh differ from rank to rank.
+
+    Args:
+        shard_group: ranks that share one copy of the weights.
+        replicate_group: ranks that hold the same shard of different copies, or None.
+        symmetric_memory: let ranks of one host communicate through memory that they share. Where
+            that cannot be had the log says why, and the process group's own messages are used.
+    """
+    if replicate_group is not None and replicate_group.size() == 1:
+        replicate_group = None
+    for known in _COMMUNICATORS.values():
+        is_alike = known.symmetric_memory == symmetric_memory and known.model == 0
+        if is_alike and known.is_over(shard_group, replicate_group):
+            return known
+    num_replicas = 1 if replicate_group is None else replicate_group.size()
+    open_lines()
+    serial = sum(known.model == 0 for known in _COMMUNICATORS.values())
+    handle = f"{shard_group.size()}x{num_replicas}#{serial}"
+    shard = GroupRef(shard_group)
+    replicate = None if replicate_group is None else GroupRef(replicate_group)
+    _COMMUNICATORS[handle] = communicator = Communicator(
+        handle,
+        shard,
+        replicate,
+        _implementation(shard, symmetric_memory, f"{handle} shard"),
+        None
+        if replicate is None
+        else _implementation(replicate, symmetric_memory, f"{handle} replicate"),
+        symmetric_memory,
+    )
+    return communicator
+
+
+def for_model(comm: Communicator, number: int) -> Communicator:
+    """Return the communicator over the same groups for one of several models of equal names.
+
+    What one model gathers, keeps and counts is not another's, and ranks that take the models in
+    different order are told apart.
+
+    Args:
+        comm: of the first model.
+        number: which model, equal on all ranks; 0 is the first.
+    """
+    if number == 0:
+        return comm
+    handle = f"{comm.handle}/model{number + 1}"
+    known = _COMMUNICATORS.get(handle)
+    if known is None:
+        known = _COMMUNICATORS[handle] = replace(comm, handle=handle, model=number)
+    return known
+
+
+def lookup(handle: str) -> Communicator:
+    """Return the communicator that a graph names.
+
+    Raises:
+        ShardError: no such communicator in this process.
+    """
+    try:
+        return _COMMUNICATORS[handle]
+    except KeyError:
+        raise ShardError(
+            f"a graph names communicator {handle!r}, this process has "
+            f"{sorted(_COMMUNICATORS) or 'none'}: shard the model before running the graph"
+        ) from None
+
+
+def _implementation(group: GroupRef, symmetric_memory: bool, name: str) -> Collectives:
+    backend = str(dist.get_backend(group()))
+    is_gloo = "gloo" in backend
+    if symmetric_memory and group.size > 1:
+        reason = f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
+        if is_gloo:
+            try:
+                return shm.connect(group, _channel(group, name))
+            except shm.UnavailableError as error:
+                reason = str(error)
+        if dist.get_rank() == 0:
+            logger.warning(
+                "compile.symmetric_memory: %s; %d ranks communicate over %s instead (slower, same "
+                "results)",
+                reason,
+                group.size,
+                backend,
+            )
+    if is_gloo:
+        end_waits_with_verdict(group)
+        return GlooCollectives(group, _channel(group, name))
+    return C10dCollectives(group, _channel(group, name, has_tags=False))
+
+
+def _channel(group: GroupRef, name: str, *, has_tags: bool = True) -> Channel:
+    ranks = tuple(dist.get_process_group_ranks(group()))
+    return Channel(f"{name} {'-'.join(map(str, ranks))}", ranks, has_tags)
