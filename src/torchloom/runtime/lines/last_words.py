@@ -7,6 +7,7 @@ frames of torch and torchloom are. `TORCHLOOM_TRACEBACK=1` shows everything.
 from __future__ import annotations
 
 import atexit
+import logging
 import re
 import sys
 import sysconfig
@@ -32,6 +33,9 @@ _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 _DISTRIBUTED = f"{Path(dist.__file__).parent}/"
 _CONNECTION = "gloo/transport"
 """In the message of each error of gloo's that is about a connection: the file that raised it."""
+_DYNAMO = "torch._dynamo.exc"
+_TELLS_TWICE = "torch._subclasses.fake_tensor"
+"""A logger of torch's that prints the stack of an error that is then raised as well (2.11-2.13)."""
 _HANDED_ON = "Original Traceback"
 """In the message of an error that a data loader's process raised."""
 _FRAME = re.compile(r'\s*File "([^"]+)", line \d+')
@@ -54,15 +58,23 @@ def show_last_words() -> None:
 def _install() -> None:
     if not _BEFORE:
         _BEFORE.append(sys.excepthook)
+        logging.getLogger(_TELLS_TWICE).addFilter(_without_stack)
     sys.excepthook = _show  # again after a process group was made, whose own hook is around it then
+
+
+def _without_stack(record: logging.LogRecord) -> bool:
+    if not envs.is_on("TORCHLOOM_TRACEBACK"):
+        record.exc_info = None
+    return True
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     call = _broken_call(error, trace)
     if _EXPLAIN and call and isinstance(error, RuntimeError):
         error = _EXPLAIN[-1](call, error)
-    said = _first_line(_cause(error))
-    _HOW[0] = f"has failed with {type(_cause(error)).__name__}" + (f": {said}" if said else "")
+    first = _first(_cause(error))
+    said = _first_line(first)
+    _HOW[0] = f"has failed with {type(first).__name__}" + (f": {said}" if said else "")
     if isinstance(error, KeyboardInterrupt) or envs.is_on("TORCHLOOM_TRACEBACK"):
         _BEFORE[0](kind, error, trace)
     else:
@@ -73,6 +85,16 @@ def _cause(error: BaseException) -> BaseException:
     """Return what a compiler backend raised, where torch.compile has wrapped it."""
     inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, BaseException) else error
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the error of the program that Dynamo met while it traced; Dynamo's own say only where."""
+    while type(error).__module__ == _DYNAMO:
+        inner = error.__cause__ or error.__context__
+        if inner is None:
+            break
+        error = inner
+    return error
 
 
 def tell_at_the_end(tell: Callable[[str], None], explain: Explain) -> None:
