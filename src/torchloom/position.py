@@ -52,6 +52,14 @@ class Verdict(NamedTuple):
     text: str
 
 
+class Rates(NamedTuple):
+    """What the optimizer steps with."""
+
+    key: int
+    """A checksum of all its numbers."""
+    text: str
+
+
 @dataclass
 class Position:
     """What is known of this process."""
@@ -60,6 +68,8 @@ class Position:
     """Optimizer steps that have been taken: part of what ranks compare."""
     actor: int = 0
     """The engine that acts, where a process has several: part of what ranks compare."""
+    rates: Rates = field(default_factory=lambda: Rates(0, ""))
+    """What the optimizer steps with: part of what ranks compare."""
     phase: str = ""
     """What takes long just now, e.g. "compiling graph0"; empty in the course of a step."""
     phase_since_s: float = 0.0

@@ -292,3 +292,62 @@ def test_two_models_of_own_loops_and_equal_names_in_another_order(
         return "", 0.0
 
     check(run_ranks(2, fn), ("rank 0", "rank 1", "of model 2"))
+
+
+def own_loop(rank, change):
+    torch.manual_seed(0)
+    model = torchloom.shard_model(Branches(), stage=3, persistence_threshold=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    try:
+        for index in range(4):
+            model(batch(rank)).backward()
+            if index == 1:
+                change(optimizer, rank)
+            optimizer.step()
+            optimizer.zero_grad()
+    except (AgreementError, PeerLostError) as error:
+        return str(error), 0.0
+    return "", 0.0
+
+
+def engine_loop(rank, change):
+    engine, _ = make(3, "", shared=False)
+    try:
+        for index in range(4):
+            if index == 1:
+                change(engine.optimizer, rank)
+            step(engine, rank)
+    except (AgreementError, PeerLostError) as error:
+        return str(error), 0.0
+    return "", 0.0
+
+
+def plateau(optimizer, rank):
+    """What ReduceLROnPlateau does where each rank looks at its own loss."""
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    for loss in (1.0, 2.0 if rank else 0.5):
+        schedule.step(loss)
+
+
+def weight_decay(optimizer, rank):
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.01 + 0.1 * rank
+
+
+@pytest.mark.parametrize("loop", [own_loop, engine_loop])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(plateau, ("lr=0.01", "lr=0.005")), (weight_decay, ("weight_decay=0.11",))],
+)
+def test_optimizers_that_step_with_other_numbers(loop, change, words) -> None:
+    check(run_ranks(2, loop, change), ("rank 0", "rank 1", "step with different numbers", *words))
+
+
+def alike(optimizer, rank):
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5 * (1.0 + rank * 1e-12)  # another library's last bits
+
+
+@pytest.mark.parametrize("loop", [own_loop, engine_loop])
+def test_optimizers_that_differ_in_the_last_bits_go_on(loop) -> None:
+    assert run_ranks(2, loop, alike) == [("", 0.0)] * 2

@@ -14,7 +14,7 @@ import torchloom
 from faults.test_different_programs import Branches, another_layer, another_order, batch, make
 from support.ranks import run_ranks
 from torchloom.errors import AgreementError, PeerLostError
-from torchloom.runtime import communicator
+from torchloom.runtime import communicators
 from torchloom.runtime.c10d import C10dCollectives
 from torchloom.runtime.channel import CHANNELS
 
@@ -24,7 +24,7 @@ def without_tags(monkeypatch) -> None:
         channel.has_tags = False
         return C10dCollectives(group, channel)
 
-    monkeypatch.setattr(communicator, "GlooCollectives", made)
+    monkeypatch.setattr(communicators, "GlooCollectives", made)
 
 
 @pytest.mark.parametrize("backend", ["", "aot_eager"])

@@ -33,6 +33,7 @@ from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.precision import cast_inputs, dtype_of
+from torchloom.engine.rates import note_rates
 from torchloom.engine.scaling import LossScaler
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
@@ -173,6 +174,7 @@ class Engine:
     def _take_place(self) -> None:
         """Let what follows be done by this engine in its present step, as all ranks compare it."""
         POSITION.actor, POSITION.step = self._serial, self.global_steps
+        note_rates(self.optimizer)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave the gradients of micro-steps inside unsynchronised; they add up locally.

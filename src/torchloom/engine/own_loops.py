@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from torchloom.engine.rates import note_rates
 from torchloom.position import POSITION
 from torchloom.runtime import tell_step
 
@@ -33,6 +34,7 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     firsts = (group["params"][0] for group in optimizer.param_groups if group["params"])
     if any(_SHARDED.get(id(param)) is param for param in firsts):
         POSITION.step += 1
+        note_rates(optimizer)
         tell_step(POSITION.step)
 
 

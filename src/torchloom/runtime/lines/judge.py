@@ -21,6 +21,10 @@ _ADVICE = (
     "that only some make (an evaluation, state_dict(), save_checkpoint()), or an error that one "
     "of them caught"
 )
+_RATES = (
+    "A schedule or a change of the optimizer's groups must see the same on every rank: average what it "
+    "looks at over the ranks first (a loss, for ReduceLROnPlateau)"
+)
 _SHOWN = 8
 """Ranks whose positions a sentence lists."""
 
@@ -41,11 +45,12 @@ def judge(reports: Mapping[int, Report], gone: Mapping[int, str]) -> Verdict | N
         return parted
     cycle = _cycle(blocked)
     if cycle:
-        return Verdict("differ", f"{_positions(cycle, reports)}. {_ADVICE}")
+        return Verdict("differ", f"{_positions(cycle, reports)}. {_advice(reports)}")
     if len(reports) > 1 and all(each.waiting or each.blocked_in for each in reports.values()):
         ours = [rank for rank, missing in blocked.items() if missing]
         if ours:
-            return Verdict("differ", f"{_positions(sorted(reports), reports)}. {_ADVICE}")
+            positions = _positions(sorted(reports), reports)
+            return Verdict("differ", f"{positions}. {_advice(reports)}")
     return _late(reports, blocked)
 
 
@@ -100,7 +105,7 @@ def _parted(reports: Mapping[int, Report]) -> Verdict | None:
                         return Verdict(
                             "differ",
                             f"rank {first} began {what}, where rank {other} began "
-                            f"{theirs[place][1]}. {_ADVICE}",
+                            f"{theirs[place][1]}. {_advice(reports)}",
                         )
     return None
 
@@ -129,6 +134,18 @@ def _limit(waits: Report, late: Report, waiting: Waiting) -> tuple[float, str]:
     if waiting.is_agreement:
         return limits.agree_s, "timeouts.agree_s"
     return limits.step_s, "timeouts.step_s"
+
+
+def _advice(reports: Mapping[int, Report]) -> str:
+    """Return why ranks may have come to different things."""
+    for first, each in sorted(reports.items()):
+        for other, that in sorted(reports.items()):
+            if each.step == that.step and each.rates != that.rates:
+                return (
+                    f"Their optimizers step with different numbers: rank {first} with {each.rates or None}; "
+                    f"rank {other} with {that.rates or None}. {_RATES}"
+                )
+    return _ADVICE
 
 
 def _positions(ranks: list[int], reports: Mapping[int, Report]) -> str:

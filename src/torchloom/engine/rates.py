@@ -1,0 +1,88 @@
+"""What an optimizer steps with, as part of this rank's position.
+
+A schedule that looks at something local (ReduceLROnPlateau on each rank's own loss) lets ranks step their
+pieces of one weight at different rates: nothing fails, and the weights are those of no run at all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchloom.position import POSITION, Rates
+
+_SHOWN = 3
+
+
+def note_rates(optimizer: Optimizer | None) -> None:
+    """Let what follows be compared by the optimizer's rates and other numbers, too.
+
+    Numbers are compared in single precision: a schedule that ranks on different hosts compute with
+    different libraries may differ in the last bit.
+    """
+    if optimizer is None:
+        return
+    numbers = [
+        number
+        for group in optimizer.param_groups
+        for key, value in group.items()
+        if key != "params"
+        for number in _numbers(value)
+    ]
+    try:
+        packed = struct.pack(f"{len(numbers)}f", *numbers)
+    except OverflowError:  # beyond single precision
+        packed = struct.pack(f"{len(numbers)}d", *numbers)
+    key = zlib.crc32(packed)
+    if key != POSITION.rates.key:
+        POSITION.rates = Rates(key, _words(optimizer))
+
+
+def _numbers(value: object) -> Iterator[float]:
+    if isinstance(value, bool | int | float):
+        yield float(value)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        yield float(value)
+
+
+def _words(optimizer: Optimizer) -> str:
+    """Return each group's rate, and what else is not torch's default."""
+    defaults = _defaults(type(optimizer))
+    groups = dict.fromkeys(_group(group, defaults) for group in optimizer.param_groups)
+    shown = list(groups)[:_SHOWN]
+    more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
+    return f"{type(optimizer).__name__}: {'; '.join(shown)}{more}"
+
+
+def _group(group: Mapping[str, Any], defaults: Mapping[str, object]) -> str:
+    told = {
+        key: value
+        for key, value in group.items()
+        if key == "lr"
+        or (key in defaults and list(_numbers(value)) != list(_numbers(defaults[key])))
+    }
+    return ", ".join(f"{key}={_short(value)}" for key, value in told.items())
+
+
+def _short(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value)
+    numbers = [f"{number:.7g}" for number in _numbers(value)]
+    return numbers[0] if len(numbers) == 1 else f"({', '.join(numbers)})"
+
+
+def _defaults(kind: type[Optimizer]) -> dict[str, object]:
+    try:
+        found = inspect.signature(kind).parameters
+    except (TypeError, ValueError):  # classes of other libraries need not have one
+        return {}
+    return {name: each.default for name, each in found.items()}
