@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torchloom import envs
+from torchloom import _torch, envs
 from torchloom.engine.loopback import is_loopback, serve_store
 from torchloom.errors import ConfigError, PeerLostError
 from torchloom.log import get_logger
@@ -40,6 +40,7 @@ _QUIET_S = 10.0
 _MEETINGS = itertools.count()
 
 
+@_torch.hushed_store()
 def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S) -> Any:
     """Return a key-value store that all ranks have come to.
 

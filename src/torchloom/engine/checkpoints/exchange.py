@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torchloom import _torch
 from torchloom.engine.checkpoints.payload import first_line
 from torchloom.errors import CheckpointError, PeerLostError, TorchloomError
+from torchloom.runtime.lines import how_gone
 
 BEAT_S = 1.0
 LOST_AFTER_S = 8.0
@@ -128,6 +129,11 @@ class Exchange:
         while not store.check([str(rank)]):
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
+            how = how_gone(rank)
+            if how and not store.check([str(rank)]):
+                raise PeerLostError(
+                    f"rank {rank} {how}, before it said {what!r}. Look at its output for the cause"
+                )
             if pause == 0.05 and self._is_lost(rank):
                 raise PeerLostError(
                     f"rank {rank} has left before it said {what!r}: look at its output for an error, "

@@ -41,6 +41,7 @@ __all__ = [
     "broken",
     "end_waits_with_verdict",
     "explained",
+    "how_gone",
     "longest_s",
     "open_lines",
     "set_limits",
@@ -180,6 +181,11 @@ def explained(event: Event, seen: Verdict) -> TorchloomError:
     finally:
         POSITION.waiting = before
     return error_of(verdict or seen)
+
+
+def how_gone(rank: int) -> str:
+    """Return how a rank has ended without a word, as far as this rank was told; empty if it has not."""
+    return "" if _LINES.line is None else _LINES.line.gone.get(rank, "")
 
 
 def broken(event: Event, error: RuntimeError) -> Verdict:

@@ -1,10 +1,13 @@
 """Rank 0's end of all lines: asks where the ranks are when one of them waits, and judges.
 
-    a rank waits for more than a second   ->  everybody is asked for a report
-    the reports come                      ->  `judge`; what it finds twice in a row is told to all
-    a line ends without a word            ->  that rank has ended; who waits for it is told
+    a rank waits for more than a second,
+    or ends                               ->  everybody is asked for a report: a round
+    the reports of a round have come      ->  `judge`, once
+    two rounds find the same              ->  told to all
 
-Nothing is asked, and nothing sent, while no rank waits for long.
+A report is good for its own round alone: a rank that waited a moment ago may have got what it waited for,
+and the last messages of a rank that has ended may still be on their way. Nothing is asked, and nothing
+sent, while no rank waits for long.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 from torchloom.log import get_logger
 from torchloom.position import Verdict
-from torchloom.runtime.lines.judge import judge, lost
+from torchloom.runtime.lines.judge import judge
 from torchloom.runtime.lines.report import Report, silent_report
 from torchloom.runtime.lines.wire import NO_WORD, Wire
 
@@ -32,8 +35,8 @@ _SILENT_S = 3.0
 """A rank that has not answered for so long is taken for one that does not come: others wait for it no
 longer than their limits."""
 _CONFIRM_S, _CONFIRM_OTHERS_S = 0.5, 3.0
-"""How long ranks must stand as they are before they are said to differ: in collectives of ours, and
-where some of torch's are among them, whose partners are not known."""
+"""How long ranks must stand as they are before they are said to differ or to be lost: in collectives of
+ours, and where some of torch's are among them, whose partners are not known."""
 
 
 class Hub:
@@ -46,7 +49,8 @@ class Hub:
         self._wires: dict[int, Wire] = {}
         self._unknown: list[Wire] = []
         self._reports: dict[int, Report] = {}
-        self._answered: set[int] = set()
+        self._unanswered_s: dict[int, float] = {}
+        """When each rank was first asked what it has not answered."""
         self._gone: dict[int, str] = {}
         self._digests: dict[tuple[str, int], tuple[int, int]] = {}
         self._graphs: dict[str, dict[int, tuple[str, str]]] = {}
@@ -54,8 +58,7 @@ class Hub:
         self._verdict: Verdict | None = None
         self._suspected: tuple[Verdict, float] | None = None
         self._next_round_s, self._pause_s = 0.0, _TICK_S
-        self._asked_s = time.monotonic()
-        self._is_asking = False
+        self._is_asking, self._is_round_open = False, False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torchloom-hub", daemon=True)
         self._thread.start()
@@ -66,10 +69,11 @@ class Hub:
             wire.send(kind="bye", how=how)
         self._closing.set()
         self._thread.join(2.0)
-        self._listener.close()
+        self.forget()
+        self._selector.close()
 
     def forget(self) -> None:
-        """Let go of all connections in a forked child, whose parent keeps them."""
+        """Let go of all connections; in a forked child without a word, as its parent keeps them."""
         for wire in [*self._wires.values(), *self._unknown]:
             wire.close()
         self._listener.close()
@@ -99,7 +103,7 @@ class Hub:
             wire.close()
             if rank is not None:
                 del self._wires[rank]
-                self._reports.pop(rank, None)
+                self._part_with(rank)
                 self._tell_gone(rank)
             return
         for message in messages:
@@ -132,67 +136,81 @@ class Hub:
         kind = message.get("kind")
         if kind == "bye":
             self._gone[rank] = str(message["how"])
-            self._reports.pop(rank, None)
-        elif kind in ("stuck", "report"):
+            self._part_with(rank)
+        elif kind == "report":
             self._reports[rank] = Report.from_plain(message["report"])
-            if kind == "report":
-                self._answered.add(rank)
-            elif not self._is_asking:
-                self._is_asking, self._pause_s, self._next_round_s = True, _TICK_S, 0.0
-                self._asked_s = time.monotonic()
-                self._answered.clear()
+            self._unanswered_s.pop(rank, None)
+        elif kind == "stuck":
+            self._reports[rank] = Report.from_plain(message["report"])
+            self._begin_to_ask()
         elif kind == "digest":
             self._compare(rank, message)
         elif kind == "graph":
             self._match(rank, *(str(message[part]) for part in ("graph", "state", "words")))
 
+    def _part_with(self, rank: int) -> None:
+        """Find out who waits for a rank that has ended, now that it has."""
+        self._reports.pop(rank, None)
+        self._unanswered_s.pop(rank, None)
+        self._begin_to_ask()
+
+    def _begin_to_ask(self) -> None:
+        if not self._is_asking:
+            self._is_asking, self._is_round_open = True, False
+            self._pause_s, self._next_round_s = _TICK_S, 0.0
+
     def _look(self) -> None:
         if self._verdict is not None or not self._is_asking:
             return
         now = time.monotonic()
-        if self._answered >= self._wires.keys() or now - self._asked_s > _SILENT_S:
-            self._judge()
-        elif self._gone:
-            self._judge_lost()
-        if now >= self._next_round_s and self._verdict is None:
-            self._ask()
+        if self._is_round_open and self._is_complete(now):
+            self._is_round_open = False
+            self._judge(now)
+        if not self._is_round_open and now >= self._next_round_s and self._verdict is None:
+            self._ask(now)
 
-    def _ask(self) -> None:
+    def _running(self) -> set[int]:
+        return self._wires.keys() - self._gone.keys()
+
+    def _is_complete(self, now: float) -> bool:
+        """Whether every rank has answered, or is silent."""
+        waited = (self._unanswered_s.get(rank) for rank in self._running())
+        return all(since is None or now - since > _SILENT_S for since in waited)
+
+    def _ask(self, now: float) -> None:
         waits = [each.waiting for each in self._reports.values() if each.waiting is not None]
-        silent = self._wires.keys() - self._answered
-        if not waits and not silent:
-            self._is_asking = False  # whoever waited goes on
-            self._suspected = None
-            return
         asked = sorted({wait.event for wait in waits})
-        if not silent:
-            self._answered.clear()
-            self._asked_s = time.monotonic()
-        for wire in list(self._wires.values()):
-            wire.send(kind="where", asked=asked)
-        self._next_round_s = time.monotonic() + self._pause_s
+        for rank in self._running():
+            self._unanswered_s.setdefault(rank, now)
+            self._wires[rank].send(kind="where", asked=asked)
+        self._is_round_open = True
+        self._next_round_s = now + self._pause_s
         self._pause_s = min(_LATEST_ROUND_S, self._pause_s * 1.3)
 
-    def _judge(self) -> None:
-        for rank in self._wires.keys() - self._answered:
+    def _judge(self, now: float) -> None:
+        """Judge what the ranks have answered in one round."""
+        for rank in self._running() & self._unanswered_s.keys():
             self._reports[rank] = silent_report(rank, self._reports.values())
+        if not any(each.waiting is not None for each in self._reports.values()):
+            self._is_asking, self._suspected = False, None  # whoever waited goes on
+            return
         found = judge(self._reports, self._gone)
-        now = time.monotonic()
         if found is None:
             self._suspected = None
-            return
-        if found.kind == "differ":
-            if self._suspected is None or self._suspected[0] != found:
-                self._suspected, self._pause_s = (found, now), _TICK_S
-            others = any(each.blocked_in for each in self._reports.values())
-            if now - self._suspected[1] < (_CONFIRM_OTHERS_S if others else _CONFIRM_S):
-                return
-        self._tell(found)
-
-    def _judge_lost(self) -> None:
-        found = lost(self._reports, self._gone)
-        if found is not None:
+        elif found.kind == "late":
             self._tell(found)
+        elif self._suspected is None or self._suspected[0] != found:
+            self._suspected, self._pause_s, self._next_round_s = (
+                (found, now),
+                _TICK_S,
+                now + _TICK_S,
+            )
+        else:
+            others = any(each.blocked_in for each in self._reports.values())
+            is_lost = found.kind == "lost"
+            confirm_s = _CONFIRM_OTHERS_S if others and not is_lost else _CONFIRM_S
+            if now - self._suspected[1] >= confirm_s:
+                self._tell(found)
 
     def _tell(self, verdict: Verdict) -> None:
         self._verdict = verdict

@@ -49,12 +49,14 @@ class Line:
         self.rank, self.limits = rank, limits
         self._look_up = look_up
         self._wire: Wire | None = None
-        self._hub_gone = ""
+        self._hub_gone, self._hub_gone_s = "", 0.0
         self._outbox: deque[dict[str, object]] = deque()
         """What the thread sends when it comes round: the main thread never waits for a socket."""
         self._spoke_s, self._spoke_of = 0.0, 0.0
         self._heard_s = 0.0
         self._lost = ""
+        self.gone: dict[int, str] = {}
+        """Of ranks that have ended without a word: how that is told."""
         self._closing = threading.Event()
         self._judged = threading.Event()
         self._asked: list[str] = []
@@ -126,7 +128,7 @@ class Line:
     def _listen(self, wire: Wire) -> None:
         messages = wire.receive()
         if messages is None:
-            self._hub_gone = f"rank 0 {NO_WORD}"
+            self._part_with_hub(NO_WORD)
             self._lost = self._lost or self._hub_gone
             return
         self._heard_s = time.monotonic()
@@ -138,8 +140,12 @@ class Line:
                 self._settle(Verdict(*message["verdict"]))
             elif message.get("kind") == "gone":
                 self._lost = f"rank {message['rank']} {message['how']}"
+                self.gone[int(message["rank"])] = str(message["how"])
             elif message.get("kind") == "bye":
-                self._hub_gone = f"rank 0 {message['how']}"
+                self._part_with_hub(str(message["how"]))
+
+    def _part_with_hub(self, how: str) -> None:
+        self._hub_gone, self._hub_gone_s = f"rank 0 {how}", time.monotonic()
 
     def _tick(self) -> None:
         wait, now = POSITION.waiting, time.monotonic()
@@ -163,7 +169,8 @@ class Line:
         if now - wait.since_s < PATIENCE_S:
             return
         if self._hub_gone:
-            if 0 in wait.event.ranks:
+            # Its last messages may have come at this very moment.
+            if 0 in wait.event.ranks and now - self._hub_gone_s > PATIENCE_S:
                 self._settle(
                     Verdict(
                         "lost",

@@ -1,0 +1,127 @@
+"""Rank 0's end of the lines, with ranks that the test plays."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+
+import pytest
+
+from torchloom.position import Verdict
+from torchloom.runtime.lines.hub import Hub
+from torchloom.runtime.lines.report import Report, Waiting
+from torchloom.runtime.lines.wire import Wire
+
+EVENT = "group:7"
+
+
+class Player:
+    """A rank that answers each question with its position of that moment."""
+
+    def __init__(self, address, rank: int) -> None:
+        self.rank = rank
+        self.waits_for: list[int] = []
+        self.verdicts: list[Verdict] = []
+        self.is_mute = False
+        self.num_asked = 0
+        self.wire = Wire(socket.create_connection(address, timeout=5))
+        self.wire.send(kind="hello", rank=rank, token="t")
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def report(self) -> dict:
+        waiting = None
+        if self.waits_for:
+            waiting = Waiting(event=EVENT, what="gather of a", ranks=self.waits_for, for_s=2.0)
+        return Report(rank=self.rank, waiting=waiting, begun={EVENT: bool(waiting)}).to_plain()
+
+    def stuck(self) -> None:
+        self.wire.send(kind="stuck", report=self.report())
+
+    def _run(self) -> None:
+        while True:
+            select.select([self.wire], [], [])
+            messages = self.wire.receive()
+            if messages is None:
+                return
+            for message in messages:
+                if message["kind"] == "where":
+                    self.num_asked += 1
+                    if not self.is_mute:
+                        self.wire.send(kind="report", report=self.report())
+                elif message["kind"] == "verdict":
+                    self.verdicts.append(Verdict(*message["verdict"]))
+
+
+@pytest.fixture
+def players():
+    listener = socket.create_server(("127.0.0.1", 0))
+    hub = Hub(listener, "t")
+    made = [Player(listener.getsockname()[:2], rank) for rank in range(2)]
+    yield made
+    hub.close("has ended")
+    for each in made:
+        each.wire.close()
+
+
+def wait_until(is_true, limit_s: float = 8.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_wait_that_is_over_is_not_held_against_a_rank_that_ends(players) -> None:
+    first, second = players
+    first.waits_for = [0, 1]
+    first.stuck()
+    wait_until(lambda: first.num_asked >= 3)  # the hub knows that it waits
+    first.waits_for = []  # goes on, and tells nobody
+    second.wire.send(kind="bye", how="has ended its program")
+    time.sleep(2.5)
+    assert first.verdicts == []
+
+
+def test_the_last_message_of_a_rank_that_ends_may_still_be_on_its_way(players) -> None:
+    first, second = players
+    first.waits_for = [0, 1]
+    first.stuck()
+    wait_until(lambda: first.num_asked >= 3)
+    second.wire.send(kind="bye", how="has ended its program")
+    time.sleep(0.2)
+    first.waits_for = []
+    time.sleep(2)
+    assert first.verdicts == []
+
+
+def test_a_rank_that_ends_is_told_to_who_waits_for_it(players) -> None:
+    first, second = players
+    first.waits_for = [0, 1]
+    first.stuck()
+    second.wire.send(kind="bye", how="has ended its program")
+    wait_until(lambda: first.verdicts, limit_s=3.0)
+    assert first.verdicts[0].kind == "lost"
+    assert (
+        "rank 1 has ended its program; rank 0 waits for it at gather of a" in first.verdicts[0].text
+    )
+
+
+def test_positions_that_a_round_ago_were_a_circle_are_none(players) -> None:
+    first, second = players
+    first.waits_for = second.waits_for = []
+    first.is_mute = second.is_mute = False
+    first.waits_for = [0, 1]
+    first.stuck()
+    wait_until(lambda: first.num_asked >= 2)
+    second.is_mute = True  # computes, and holds the interpreter
+    time.sleep(1.0)
+    assert first.verdicts == []
+    second.is_mute = False
+    first.waits_for = []
+    second.stuck()
+    asked = first.num_asked
+    time.sleep(2.0)
+    assert first.verdicts == []
+    assert first.num_asked <= asked + 6, "nobody waits: nothing is asked any more"
