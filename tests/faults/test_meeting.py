@@ -112,15 +112,16 @@ def test_an_address_that_does_not_resolve(port: int) -> None:
 
 
 def test_two_processes_with_one_rank(port: int) -> None:
-    found = meet(rank(0, 3, port), rank(1, 3, port), rank(1, 3, port), limit_s=3.0)
-    assert any("ConfigError: two processes are rank 1" in said for _, said, _ in found)
-    assert any("ranks [2] of 3" in said for _, said, _ in found)
+    found = meet(rank(0, 3, port), rank(1, 3, port), rank(1, 3, port), limit_s=30.0)
+    assert all("ConfigError: two processes are rank 1" in said for _, said, _ in found)
+    assert all(seconds < 10 for *_, seconds in found), "nobody waits for what cannot come"
 
 
 def test_ranks_that_count_differently(port: int) -> None:
-    found = meet(rank(0, 2, port), rank(1, 3, port), limit_s=3.0)
-    assert "rank 1 was told that there are 3 ranks, rank 0 that there are 2" in found[1][1]
-    assert "ranks [1] of 2" in found[0][1]
+    found = meet(rank(0, 2, port), rank(1, 3, port), limit_s=30.0)
+    for _, said, seconds in found:
+        assert "rank 1 was told that there are 3 ranks, rank 0 that there are 2" in said
+        assert seconds < 10
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,6 @@ def test_blocks_of_several_threads_may_end_in_any_order() -> None:
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert level.value == 2
+    assert level.value == 3
     second.__exit__(None, None, None)
     assert level.value == before

@@ -19,8 +19,8 @@ import torch
 
 from torchloom import envs
 
-_ERROR = 2
-"""c10's levels: 0 information, 1 warning, 2 error."""
+_FATAL = 3
+"""c10's levels: 0 information, 1 warning, 2 error, 3 fatal."""
 
 _LOCK = threading.Lock()
 _HELD: list[int] = []
@@ -29,7 +29,7 @@ _HELD: list[int] = []
 
 @contextmanager
 def hushed_store() -> Iterator[None]:
-    """Print no warning of c10's within a `with` block whose errors are told in a sentence.
+    """Print no warning or error of c10's within a `with` block whose errors are told in a sentence.
 
     `TORCHLOOM_TRACEBACK=1` leaves them as they are.
     """
@@ -39,7 +39,7 @@ def hushed_store() -> Iterator[None]:
         return
     with _LOCK:
         _HELD.append(_HELD[0] if _HELD else level.value)
-        level.value = max(level.value, _ERROR)
+        level.value = max(level.value, _FATAL)
     try:
         yield
     finally:

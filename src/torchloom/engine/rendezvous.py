@@ -9,6 +9,7 @@ whom.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -37,6 +38,11 @@ _RESOLVE_S = 8.0
 _QUIET_S = 10.0
 """How long to wait before saying for whom."""
 
+_TURN_S = 0.5
+"""How often a rank that waits looks who has come, and whether it waits for nothing."""
+_CLASH = "clash"
+"""Where a process that can never be part of the run says why."""
+
 _MEETINGS = itertools.count()
 
 
@@ -62,6 +68,12 @@ def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S
     try:
         _claim(store, launch, place, deadline)
         _await_all(store, launch, place, limit_s, deadline)
+    except ConfigError as error:
+        with contextlib.suppress(dist.DistError):
+            store.set(_CLASH, str(error))  # no use for the others to wait
+        if launch.rank == 0:
+            time.sleep(2 * _TURN_S)  # the store goes with this process
+        raise
     except dist.DistError as error:
         raise PeerLostError(
             f"rank {launch.rank} lost the store at {_at(place)} while the ranks were meeting "
@@ -218,10 +230,12 @@ def _await_all(
     try:
         while missing and (left := deadline - time.monotonic()) > 0:
             try:
-                store.wait([str(rank) for rank in missing], timedelta(seconds=min(1.0, left)))
+                store.wait([str(rank) for rank in missing], timedelta(seconds=min(_TURN_S, left)))
                 return
             except dist.DistStoreError:
                 missing = [rank for rank in missing if not store.check([str(rank)])]
+            if store.check([_CLASH]):
+                raise ConfigError(store.get(_CLASH).decode())
             if launch.rank == 0 and time.monotonic() > told_at:
                 logger.warning("still waiting for ranks %s of %d", missing, launch.world_size)
                 told_at = deadline

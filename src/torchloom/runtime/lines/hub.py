@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 _TICK_S = 0.2
 _REMEMBERED = 256
 """Reports of checksums of which the first is kept: more than one rank is ahead of another."""
-_LATEST_ROUND_S = 5.0
+_LATEST_ROUND_S = 3.0
 """Rounds of questions become rarer while a wait lasts, up to this."""
 _SILENT_S = 3.0
 """A rank that has not answered for so long is taken for one that does not come: others wait for it no

@@ -9,6 +9,7 @@ wait of the main thread, which then raises the verdict as its error.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
@@ -32,8 +33,8 @@ _OPEN_S, _OPEN_TICK_S = 3.0, 0.02
 PATIENCE_S = 1.0
 """A wait that lasts longer is looked into; a step in which ranks differ by less costs nothing."""
 _REPEAT_S = 2.0
-_DEAF_S = 6.0
-"""Rank 0 asks at least every 5 s while a rank waits; after so long a silence it does not answer."""
+_DEAF_S = 4.5
+"""Rank 0 asks at least every 3 s while a rank waits; after so long a silence it does not answer."""
 
 
 class Line:
@@ -51,7 +52,9 @@ class Line:
         self._wire: Wire | None = None
         self._hub_gone, self._hub_gone_s = "", 0.0
         self._outbox: deque[dict[str, object]] = deque()
-        """What the thread sends when it comes round: the main thread never waits for a socket."""
+        """What the thread sends: the main thread never waits for a socket."""
+        self._bell, self._knock = socket.socketpair()
+        self._knock.setblocking(False)
         self._spoke_s, self._spoke_of = 0.0, 0.0
         self._heard_s = 0.0
         self._lost = ""
@@ -80,13 +83,14 @@ class Line:
         if self._wire is not None:
             self._wire.send(kind="bye", how=how)
         self._thread.join(2.0)
-        if self._wire is not None:
-            self._wire.close()
+        self.forget()
 
     def forget(self) -> None:
-        """Let go of the connection in a forked child, whose parent keeps it."""
+        """Let go of the connection; in a forked child without a word, as its parent keeps it."""
         if self._wire is not None:
             self._wire.close()
+        self._bell.close()
+        self._knock.close()
 
     def tell_digest(self, channel: str, step: int, digest: int) -> None:
         """Send a checksum of what this rank has begun in a group up to a step."""
@@ -98,17 +102,30 @@ class Line:
     def tell_graph(self, graph: str, state: str, words: str) -> None:
         """Send what became of a captured graph on this rank."""
         self._outbox.append({"kind": "graph", "graph": graph, "state": state, "words": words})
+        with contextlib.suppress(OSError):
+            self._knock.send(b"!")  # before the graph runs
 
     def _run(self) -> None:
         wire = self._wire = self._wire or self._connect(float("inf"))
         while wire is not None and not self._closing.is_set():
             if self._hub_gone:
                 self._closing.wait(_TICK_S)
-            elif select.select([wire], [], [], _TICK_S)[0]:
-                self._listen(wire)
+            else:
+                self._await(wire)
             while self._outbox and not self._hub_gone:
                 wire.send(**self._outbox.popleft())
             self._tick()
+
+    def _await(self, wire: Wire) -> None:
+        """Listen, until the next look at what this rank waits for or until it has something to say."""
+        ears = select.poll()  # not select(), which knows no descriptor above 1023
+        ears.register(wire, select.POLLIN)
+        ears.register(self._bell, select.POLLIN)
+        for descriptor, _ in ears.poll(1000 * _TICK_S):
+            if descriptor == wire.fileno():
+                self._listen(wire)
+            else:
+                self._bell.recv(1 << 10)
 
     def _connect(self, within_s: float) -> Wire | None:
         deadline = time.monotonic() + within_s

@@ -29,6 +29,6 @@ def pass_fails(rank: Rank) -> None:
 
 
 def _train(rank: Rank, engine: Any) -> None:
-    for index in range(3):
+    for index in range(30):  # long enough for a word from rank to rank
         rank.step(index)
     rank.finish(f",{len(engine.compile_report().fallbacks)}-graphs-run-eagerly")
