@@ -55,9 +55,10 @@ class Verdict(NamedTuple):
 class Rates(NamedTuple):
     """What the optimizer steps with."""
 
-    key: int
+    key: int = 0
     """A checksum of all its numbers."""
-    text: str
+    text: Callable[[], str] = str
+    """Says them in words."""
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Position:
     """Optimizer steps that have been taken: part of what ranks compare."""
     actor: int = 0
     """The engine that acts, where a process has several: part of what ranks compare."""
-    rates: Rates = field(default_factory=lambda: Rates(0, ""))
+    rates: Rates = field(default_factory=Rates)
     """What the optimizer steps with: part of what ranks compare."""
     phase: str = ""
     """What takes long just now, e.g. "compiling graph0"; empty in the course of a step."""

@@ -156,6 +156,7 @@ class Engine:
         self._num_backwards = 0
         if is_boundary:
             self.local.check(owners_of(self.module))
+            note_rates(optimizer)
             with self.timers.measure("step"):
                 self._step_applied = self._update.apply(
                     optimizer,
@@ -174,7 +175,6 @@ class Engine:
     def _take_place(self) -> None:
         """Let what follows be done by this engine in its present step, as all ranks compare it."""
         POSITION.actor, POSITION.step = self._serial, self.global_steps
-        note_rates(self.optimizer)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Leave the gradients of micro-steps inside unsynchronised; they add up locally.

@@ -6,10 +6,11 @@ pieces of one weight at different rates: nothing fails, and the weights are thos
 
 from __future__ import annotations
 
+import functools
 import inspect
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -28,39 +29,40 @@ def note_rates(optimizer: Optimizer | None) -> None:
     """
     if optimizer is None:
         return
-    numbers = [
-        number
-        for group in optimizer.param_groups
-        for key, value in group.items()
-        if key != "params"
-        for number in _numbers(value)
-    ]
+    numbers: list[float] = []
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            kind = type(value)
+            if kind is float or kind is int or kind is bool:
+                numbers.append(value)
+            elif key != "params":
+                numbers.extend(_numbers(value))
     try:
         packed = struct.pack(f"{len(numbers)}f", *numbers)
     except OverflowError:  # beyond single precision
         packed = struct.pack(f"{len(numbers)}d", *numbers)
     key = zlib.crc32(packed)
     if key != POSITION.rates.key:
-        POSITION.rates = Rates(key, _words(optimizer))
+        groups = [dict(group, params=None) for group in optimizer.param_groups]
+        POSITION.rates = Rates(key, functools.partial(_words, type(optimizer), groups))
 
 
 def _numbers(value: object) -> Iterator[float]:
-    if isinstance(value, bool | int | float):
+    if isinstance(value, (bool, int, float)):
         yield float(value)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _numbers(each)
     elif isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
         yield float(value)
 
 
-def _words(optimizer: Optimizer) -> str:
+def _words(kind: type[Optimizer], groups: Sequence[Mapping[str, Any]]) -> str:
     """Return each group's rate, and what else is not torch's default."""
-    defaults = _defaults(type(optimizer))
-    groups = dict.fromkeys(_group(group, defaults) for group in optimizer.param_groups)
-    shown = list(groups)[:_SHOWN]
-    more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
-    return f"{type(optimizer).__name__}: {'; '.join(shown)}{more}"
+    defaults = _defaults(kind)
+    told = list(dict.fromkeys(_group(group, defaults) for group in groups))
+    more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    return f"{kind.__name__}: {'; '.join(told[:_SHOWN])}{more}"
 
 
 def _group(group: Mapping[str, Any], defaults: Mapping[str, object]) -> str:
@@ -80,6 +82,7 @@ def _short(value: object) -> str:
     return numbers[0] if len(numbers) == 1 else f"({', '.join(numbers)})"
 
 
+@functools.cache
 def _defaults(kind: type[Optimizer]) -> dict[str, object]:
     try:
         found = inspect.signature(kind).parameters

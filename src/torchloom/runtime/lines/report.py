@@ -113,7 +113,7 @@ def report_of(rank: int, asked: Iterable[str], limits: Limits) -> Report:
         last="" if POSITION.last is None else POSITION.last.text(),
         blocked_in="" if wait is not None else blocked_in(),
         order={name: _order(each) for name, each in CHANNELS.items() if not each.has_tags},
-        rates=POSITION.rates.text,
+        rates=POSITION.rates.text(),
         notes=list(POSITION.notes.values()),
         limits=limits,
     )
