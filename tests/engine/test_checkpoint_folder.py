@@ -490,5 +490,8 @@ def test_nothing_piles_up(tmp_path) -> None:
         return seen
 
     for seen in run_ranks(2, fn):
-        assert max(seen[4:]) <= max(seen[:4])
+        early, late = seen[:4], seen[4:]
+        # A save in the background may still hold a connection; a leak would be one for each of eight.
+        assert max(fds for fds, _ in late) <= max(fds for fds, _ in early) + 2
+        assert max(threads for _, threads in late) <= max(threads for _, threads in early)
     assert len(names_in(tmp_path)) == 4

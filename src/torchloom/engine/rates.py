@@ -54,7 +54,7 @@ def _numbers(value: object) -> Iterator[float]:
         for each in value:
             yield from _numbers(each)
     elif isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
-        yield float(value)
+        yield float(value.detach())
 
 
 def _words(kind: type[Optimizer], groups: Sequence[Mapping[str, Any]]) -> str:

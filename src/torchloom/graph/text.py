@@ -9,6 +9,7 @@ dumps and hashes.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import fx
 
 from torchloom._torch import OpOverload
 
+_SERIAL = re.compile(r"'(\d+x\d+)#\d+(?:/model\d+)?'")
+"""The handle of a communicator: sizes of its groups, and a serial number of the process."""
 _SHORT = {
     torch.float32: "f32",
     torch.float64: "f64",
@@ -37,8 +40,13 @@ def graph_text(graph: fx.Graph) -> str:
 
 
 def graph_digest(graph: fx.Graph) -> str:
-    """Return a short hash of a graph, equal on all ranks that captured the same."""
-    return hashlib.blake2b(graph_text(graph).encode(), digest_size=8).hexdigest()
+    """Return a short hash of a graph, equal on all ranks that captured the same.
+
+    Which of several communicators over as many ranks it names does not count: a plan of one engine is
+    good for the next.
+    """
+    text = _SERIAL.sub(r"\1", graph_text(graph))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def op_counts(graph: fx.Graph) -> dict[str, int]:
