@@ -143,6 +143,7 @@ def _within(limit_s: float, call: Callable[[], Any]) -> Any:
     """
     found: list[Any] = []
 
+    @_torch.hushed_store()  # of its own: the thread may outlast the meeting
     def run() -> None:
         try:
             found.append(call())

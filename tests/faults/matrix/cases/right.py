@@ -18,8 +18,8 @@ CASES = [
           trains_like="right.undisturbed [gloo eager stage3]"),
     *over("right", "one rank sleeps 5 s", "one_rank_sleeps", _TWO, [SHM], limit_s=30,
           trains_like="right.undisturbed [shm eager stage3]"),
-    *over("right", "one rank compiles 10 s longer", "one_rank_compiles_long", _TWO, [GLOO, SHM],
-          arguments={"seconds": 10}, limit_s=60),
+    *over("right", "one rank compiles 6 s longer", "one_rank_compiles_long", _TWO, [GLOO, SHM],
+          arguments={"seconds": 6}, limit_s=60),
     *over("right", "one rank compiles longer than timeouts.step_s", "one_rank_compiles_long", _TWO,
           [replace(GLOO, config={"timeouts": {"step_s": 3.0}})], arguments={"seconds": 6}, limit_s=60),
 ]  # fmt: skip

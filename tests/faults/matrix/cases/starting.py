@@ -7,7 +7,7 @@ from dataclasses import replace
 from faults.matrix.case import TAKEN, Case, Setup, told
 from faults.matrix.cases.making import GLOO
 
-_LIMIT = {"timeouts": {"agree_s": 3.0, "process_group_s": 5.0, "rendezvous_s": 8.0}}
+_LIMIT = {"timeouts": {"agree_s": 3.0, "process_group_s": 5.0, "rendezvous_s": 6.0}}
 _SHORT = Setup(config=_LIMIT)
 
 
