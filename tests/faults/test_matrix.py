@@ -17,6 +17,7 @@ from faults.matrix import __main__ as matrix
 from faults.matrix import table, traces
 from faults.matrix.case import FINE, Case, exits, killed, raised, told
 from faults.matrix.cases import CASES, chosen
+from faults.matrix.forkserver import ForkServer
 from faults.matrix.judge import Observation, Seen, judge, sentence_of
 from faults.matrix.programs import PROGRAMS
 from faults.matrix.ranks import LIBRARIES, run_case
@@ -160,6 +161,26 @@ def test_processes_that_stay_are_found_whoever_their_parent_is() -> None:
     assert not traces.processes_of(token)
 
 
+def test_processes_of_a_forked_rank_are_found_by_its_session() -> None:
+    """What it starts inherits no variable that /proc shows, and outlives it."""
+    script = "import os, time; os.fork() or time.sleep(60)"
+    leader = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    assert leader.wait() == 0
+    left = traces.processes_of(uuid.uuid4().hex, {leader.pid})
+    traces.kill(left)
+    assert len(left) == 1
+
+
+def test_a_server_that_has_ended_is_told(tmp_path) -> None:
+    forks = ForkServer()
+    try:
+        forks._process.kill()
+        with pytest.raises(RuntimeError, match="has ended"):
+            forks.start(["ends"], cwd=tmp_path, env={}, output=tmp_path / "output")
+    finally:
+        forks.close()
+
+
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
 def test_shared_memory_counts_once_nobody_holds_it() -> None:
     before = traces.shared_entries()
@@ -195,10 +216,16 @@ QUICK = (
 )
 
 
-def test_cases_end_to_end(tmp_path, capsys) -> None:
+@pytest.mark.parametrize("forked", [True, False])
+def test_cases_end_to_end(forked, tmp_path, capsys) -> None:
     cases = [replace(case, limit_s=PATIENT_S) for case in CASES if case.name in QUICK]
     assert len(cases) == len(QUICK)
-    rows = matrix.run_all(cases, tmp_path, 1)
+    forks = ForkServer() if forked else None
+    try:
+        rows = matrix.run_all(cases, tmp_path, 1, forks)
+    finally:
+        if forks is not None:
+            forks.close()
     assert table.exit_code(rows) == 0, [(row.outcome, row.outputs) for row in rows]
     printed = capsys.readouterr().out
     assert all(row.name in printed for row in rows)

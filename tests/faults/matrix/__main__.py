@@ -15,6 +15,7 @@ from pathlib import Path
 from faults.matrix import table
 from faults.matrix.case import Case
 from faults.matrix.cases import chosen
+from faults.matrix.forkserver import ForkServer
 from faults.matrix.judge import weights_of
 from faults.matrix.ranks import run_case
 from faults.matrix.table import Row
@@ -30,11 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(case.name for case in cases))
         return 0
     started_s = time.monotonic()
+    forks = None if options.exec else ForkServer()
     workspace = Path(tempfile.mkdtemp(prefix="torchloom-faults-"))
     print(table.head(), flush=True)
     try:
-        rows = run_all(cases, workspace, options.jobs)
+        rows = run_all(cases, workspace, options.jobs, forks)
     finally:
+        if forks is not None:
+            forks.close()
         if options.keep:
             print(f"folders of the cases: {workspace}")
         else:
@@ -46,13 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return table.exit_code(rows)
 
 
-def run_all(cases: Sequence[Case], workspace: Path, num_jobs: int) -> list[Row]:
+def run_all(
+    cases: Sequence[Case], workspace: Path, num_jobs: int, forks: ForkServer | None = None
+) -> list[Row]:
     """Run cases, some at a time, printing each row as it comes.
 
     Args:
         cases: in their order; those that others are compared with come first.
         workspace: where each gets a folder.
         num_jobs: how many run at a time.
+        forks: where ranks come from; None starts each by itself.
     """
     waiting, rows, weights = list(cases), [], {}
     running: dict[Future[Row], Case] = {}
@@ -62,7 +69,7 @@ def run_all(cases: Sequence[Case], workspace: Path, num_jobs: int) -> list[Row]:
             for case in ready[: num_jobs - len(running)]:
                 waiting.remove(case)
                 folder = workspace / f"{len(rows) + len(running)}-{time.monotonic_ns()}"
-                running[pool.submit(run_case, case, folder, dict(weights))] = case
+                running[pool.submit(run_case, case, folder, dict(weights), forks)] = case
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 del running[future]
@@ -87,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="cases at a time (2)")
     parser.add_argument("--slack", type=float, default=1.0, metavar="FACTOR",
                         help="on limits, where other programs use this machine (1)")  # fmt: skip
+    parser.add_argument("--exec", action="store_true",
+                        help="start each rank by itself, as users do, instead of forking it from"
+                        " a process that has imported torch: three seconds more a rank")  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="keep the folders of the cases")
     return parser
 

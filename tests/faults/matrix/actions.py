@@ -46,7 +46,7 @@ def _signal_launcher(number: int) -> Callable[[Run], None]:
 
 
 def _kill_worker(run: Run) -> None:
-    for pid in traces.processes_of(run.token):
+    for pid in run.living():
         if traces.rank_of(pid) == 1:
             kill(pid, signal.SIGKILL)
 

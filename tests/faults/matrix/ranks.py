@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from faults.matrix import traces
 from faults.matrix.actions import ACTIONS
 from faults.matrix.case import TAKEN, Case, Ends, exits
+from faults.matrix.forkserver import Forked, ForkServer, common_environment
 from faults.matrix.judge import Observation, Seen, judge
 from faults.matrix.network import Host, two_hosts
 from faults.matrix.table import Row
@@ -30,6 +30,7 @@ _EXPECTED = ("checkpoints", "out", "store", "text.txt", "logs")
 """What programs may leave in their folder."""
 _OF_LOADERS = "pymp-"
 """A folder that processes of torch's loaders leave when they raise, also without torchloom."""
+_WORKER = [sys.executable, "-m", "faults.matrix.worker"]
 _LAUNCHERS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -42,7 +43,7 @@ class Process:
 
     name: str
     ends: Ends
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Forked
     output: Path
     ended_s: float | None = None
     in_time: bool = True
@@ -58,6 +59,7 @@ class Run:
 
     case: Case
     folder: Path
+    forks: ForkServer | None = None
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     processes: list[Process] = field(default_factory=list)
     hosts: tuple[Host, ...] = ()
@@ -67,6 +69,7 @@ class Run:
         for name in ("work", "tmp", "logs"):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "marks").touch()
+        self._sessions: set[int] = set()
         self._shared_before = traces.shared_entries()
         self._taken = socket.create_server(("", 0))
         self.taken_port = int(self._taken.getsockname()[1])
@@ -86,18 +89,32 @@ class Run:
         port = free_port()
         for name, command, variables, ends in self._commands(program, port):
             output = self.folder / "logs" / f"{program} {name}"
-            with output.open("wb") as stream:
-                popen = subprocess.Popen(
-                    command, cwd=self.folder / "work", env=variables, stdin=subprocess.DEVNULL,
-                    stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
+            popen = self._started(command, variables, output)
             self.processes.append(Process(name, ends, popen, output))
+
+    def _started(
+        self, command: list[str], variables: dict[str, str], output: Path
+    ) -> subprocess.Popen[bytes] | Forked:
+        work = self.folder / "work"
+        if self.forks is not None and command[: len(_WORKER)] == _WORKER:
+            rank = self.forks.start(command[len(_WORKER) :], cwd=work, env=variables, output=output)
+            self._sessions.add(rank.pid)
+            return rank
+        with output.open("wb") as stream:
+            return subprocess.Popen(
+                command, cwd=work, env=variables, stdin=subprocess.DEVNULL,
+                stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def living(self) -> dict[int, str]:
+        """Return the processes of this case that live, with their command lines."""
+        return traces.processes_of(self.token, self._sessions)
 
     def _commands(
         self, program: str, port: int
     ) -> Iterator[tuple[str, list[str], dict[str, str], Ends]]:
         case, size = self.case, self.case.num_ranks
-        worker = ["-m", "faults.matrix.worker", program, self._settings()]
+        worker = [*_WORKER[1:], program, self._settings()]
         common = self._environment()
         if case.launcher == "torchrun":
             logs = ["--redirects", "3", "--log-dir", str(self.folder / "logs")]
@@ -126,18 +143,15 @@ class Run:
         return json.dumps({"setup": asdict(self.case.setup), "arguments": self.case.arguments})
 
     def _environment(self) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
-        # The folder of this package's parent, whatever folder the runner was started in.
-        paths = [str(Path(__file__).parents[2]), *filter(None, [inherited.get("PYTHONPATH")])]
-        inherited["PYTHONPATH"] = os.pathsep.join(paths)
+        inherited = {
+            name: value for name, value in common_environment().items() if name not in _LAUNCHERS
+        }
         inherited.setdefault("TORCHINDUCTOR_CACHE_DIR", str(self.folder.parent / "inductor"))
         return {
             **inherited,
             traces.TOKEN: self.token,
             "FAULTS_FOLDER": str(self.folder),
             "TMPDIR": str(self.folder / "tmp"),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
         }
 
     def watch(self) -> None:
@@ -176,7 +190,7 @@ class Run:
             if not self.case.launcher and _handles(each.popen.pid, signal.SIGUSR1):
                 each.popen.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
-        traces.kill(traces.processes_of(self.token))
+        traces.kill(self.living())
 
     def seen(self, other_weights: str) -> Observation:
         """Return what came of it, once it has ended."""
@@ -211,7 +225,7 @@ class Run:
 
     def _left(self) -> list[str]:
         deadline_s = time.monotonic() + _GONE_S
-        while (left := traces.processes_of(self.token)) and time.monotonic() < deadline_s:
+        while (left := self.living()) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
         traces.kill(left)
         found = [f"process {pid}: {line[:60]}" for pid, line in left.items()]
@@ -225,7 +239,7 @@ class Run:
     def clean_up(self) -> None:
         """End whatever is left, also where the matrix itself was broken off."""
         self._taken.close()
-        traces.kill(traces.processes_of(self.token))
+        traces.kill(self.living())
 
 
 _TRAIN = (
@@ -234,16 +248,20 @@ _TRAIN = (
 )
 
 
-def run_case(case: Case, folder: Path, weights: Mapping[str, str]) -> Row:
+def run_case(
+    case: Case, folder: Path, weights: Mapping[str, str], forks: ForkServer | None = None
+) -> Row:
     """Run a case and return its row.
 
     Args:
         case: what to run.
         folder: an empty place of its own.
         weights: that earlier cases came to, by their names.
+        forks: where ranks come from that no launcher and no other host starts; None starts each by
+            itself.
     """
     started_s = time.monotonic()
-    run = Run(case, folder)
+    run = Run(case, folder, forks)
     (folder / "work" / "text.txt").write_text(
         "".join(f"{i * i} is {i} times {i}\n" for i in range(2000))
     )
@@ -270,7 +288,7 @@ def run_case(case: Case, folder: Path, weights: Mapping[str, str]) -> Row:
 def _run_first(run: Run) -> None:
     run.start(run.case.first)
     run.watch()
-    traces.kill(traces.processes_of(run.token))
+    traces.kill(run.living())
     run.processes.clear()
     (run.folder / "marks").write_text("")
     for path in (run.folder / "tmp").iterdir():

@@ -1,14 +1,14 @@
 """What a case may leave behind: processes, files in its folders, entries of /dev/shm.
 
-A process belongs to a case when it has inherited the case's variable, whoever its parent is. Anonymous
-memory files live as long as a process that holds them, so they are left behind where processes are.
+A process belongs to a case when it has inherited the case's variable or is in the session of a forked
+rank, whoever its parent is. Anonymous memory files live as long as a process that holds them, so they are left behind where processes are.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,13 +16,19 @@ TOKEN = "FAULTS_CASE"
 _SHARED = Path("/dev/shm")
 
 
-def processes_of(token: str) -> dict[int, str]:
-    """Return the living processes of a case, with their command lines."""
+def processes_of(token: str, sessions: Collection[int] = ()) -> dict[int, str]:
+    """Return the living processes of a case, with their command lines.
+
+    Args:
+        token: that its processes have inherited.
+        sessions: of ranks that were forked, whose variables `/proc` does not show.
+    """
     mark = f"{TOKEN}={token}".encode()
     return {
         pid: line
         for pid in _pids()
-        if (line := _command_of(pid)) and mark in _read(pid, "environ").split(b"\0")
+        if (line := _command_of(pid))
+        and (_session_of(pid) in sessions or mark in _read(pid, "environ").split(b"\0"))
     }
 
 
@@ -68,6 +74,12 @@ def _held_by(pid: int) -> set[str]:
 
 def _pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _session_of(pid: int) -> int:
+    """Return the session of a process, 0 for one that is gone; see proc_pid_stat(5)."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[3]) if fields else 0
 
 
 def _command_of(pid: int) -> str:
