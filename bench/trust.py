@@ -135,7 +135,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few rounds, one batch size")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(_PARTS))
     parser.add_argument("--out", type=Path, default=_HERE / "out" / "trust.json")
-    parser.add_argument("--soak", type=Path, default=_HERE / "results" / "soak-cpu.json")
+    parser.add_argument("--soak", type=Path, default=_HERE / "out" / "soak.json")
     parser.add_argument("--folder", type=Path, help="where checkpoints are written")
     parser.add_argument("--cache", type=Path, default=_HERE.parent / ".cache" / "bench")
     return parser.parse_args(arguments)

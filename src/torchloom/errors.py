@@ -3,7 +3,6 @@
 * TorchloomError
   + ConfigError          the settings contradict each other or the machine
   + ShardError           a model cannot be sharded, or is already
-  + CaptureError         the model did not become a graph that can be woven
   + PassError            a pass left a graph wrong; names pass and node
     - PassOrderError     a pass runs before what it needs
   + BackendError         a compiler backend cannot be registered, found or used
@@ -50,10 +49,6 @@ class ConfigError(TorchloomError, ValueError):
 
 class ShardError(TorchloomError, ValueError):
     """A model or parameter cannot be sharded as asked."""
-
-
-class CaptureError(TorchloomError, RuntimeError):
-    """The captured graph is not one that can be woven."""
 
 
 class PassError(TorchloomError, RuntimeError):

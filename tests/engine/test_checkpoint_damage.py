@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from support.checkpoints import copied, flip_bit, names_in, outcome, save_steps, state_of
+from support.checkpoints import copied, flip_bit, load_all, names_in, outcome, save_steps, state_of
 from support.ranks import run_ranks
-from support.runs import make_engine, train
+from support.runs import make_engine
 
 
 @pytest.fixture(scope="module")
@@ -17,21 +17,6 @@ def saved(tmp_path_factory):
     root = tmp_path_factory.mktemp("saved")
     save_steps(root, 1, 2)
     return root
-
-
-def load_all(cases, tag="global_step2", ranks=2, **options):
-    """Load each case into one engine per rank; return what came of it, and whether it stayed."""
-
-    def fn(rank):
-        engine, _ = make_engine(3, seed=4)
-        train(engine, rank, 1)
-        before, found = state_of(engine), []
-        for root in cases:
-            text = outcome(lambda root=root: engine.load_checkpoint(root, tag, **options))
-            found.append((text, state_of(engine) == before))
-        return found
-
-    return run_ranks(ranks, fn)
 
 
 FILES = [
@@ -52,7 +37,7 @@ def test_a_flipped_bit_anywhere(saved, tmp_path) -> None:
             flip_bit(root / "global_step2" / name, position, bit=int(position * 7))
             cases.append(root)
             names.append(name)
-    for found in load_all(cases):
+    for found in load_all(cases, "global_step2"):
         for name, (text, stayed) in zip(names, found, strict=True):
             assert text.startswith("CheckpointError"), (name, text)
             assert name in text
@@ -101,7 +86,7 @@ def test_damaged_files(kind, saved, tmp_path) -> None:
         root = copied(saved, tmp_path / name)
         DAMAGE[kind](root / "global_step2" / name)
         cases.append(root)
-    for found in load_all(cases):
+    for found in load_all(cases, "global_step2"):
         for name, (text, stayed) in zip(FILES, found, strict=True):
             assert text.startswith("CheckpointError"), (name, text)
             assert name in text
@@ -131,7 +116,7 @@ def test_swapped_and_foreign_files(saved, tmp_path) -> None:
     (root / "global_step2" / "__2_0.distcp").write_bytes(b"foreign")
     cases.append(root)
     names.append("__2_0.distcp")
-    for found in load_all(cases):
+    for found in load_all(cases, "global_step2"):
         for name, (text, stayed) in zip(names, found, strict=True):
             assert text.startswith("CheckpointError"), (name, text)
             assert name in text or name == "manifest.json", (name, text)
@@ -164,7 +149,7 @@ def test_nothing_verifies(saved, tmp_path) -> None:
     root = copied(saved, tmp_path / "a")
     for tag in ("global_step1", "global_step2"):
         (root / tag / "rank_1.json").unlink()
-    for ((text, stayed),) in load_all([root], tag=None):
+    for ((text, stayed),) in load_all([root]):
         assert text.startswith("CheckpointError")
         assert "global_step1" in text
         assert "global_step2" in text

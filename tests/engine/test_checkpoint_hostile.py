@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.checkpoints import copied, names_in, outcome, save_steps, state_of
+from support.checkpoints import copied, load_all, names_in, outcome, save_steps, state_of
 from support.old_checkpoint import save_old
 from support.ranks import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
@@ -103,18 +103,10 @@ def test_hostile_pickles_in_every_file(make, resealed, saved, tmp_path) -> None:
     data.write_bytes(content)
     seal_again(case / "global_step1")
     cases.append(case)
+    names = [case.name for case in cases]
 
-    def fn(rank):
-        engine, _ = make_engine(3, seed=4)
-        found = []
-        for case in cases:
-            before = state_of(engine)
-            text = outcome(lambda case=case: engine.load_checkpoint(case))
-            found.append((case.name, text, state_of(engine) == before))
-        return found
-
-    for found in run_ranks(2, fn):
-        for name, text, stayed in found:
+    for found in load_all(cases):
+        for name, (text, stayed) in zip(names, found, strict=True):
             if resealed and name.startswith((".metadata", "rank_0.json")):
                 continue  # torchloom reads neither: rank 0 has nothing of its own
             assert text.startswith("CheckpointError"), (name, text)
@@ -158,18 +150,10 @@ def test_hostile_files_of_the_first_version(make, saved, tmp_path) -> None:
             case = copied(root, tmp_path / f"{name}-{index}")
             (case / "v1" / name).write_bytes(content)
             cases.append(case)
+    names = [case.name for case in cases]
 
-    def fn(rank):
-        engine, _ = make_engine(3, seed=4)
-        found = []
-        for case in cases:
-            before = state_of(engine)
-            text = outcome(lambda case=case: engine.load_checkpoint(case))
-            found.append((case.name, text, state_of(engine) == before))
-        return found
-
-    for found in run_ranks(2, fn):
-        for name, text, stayed in found:
+    for found in load_all(cases):
+        for name, (text, stayed) in zip(names, found, strict=True):
             assert text.startswith("CheckpointError"), (name, text)
             assert stayed, name
     assert not marker.exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,24 @@ def outcome(action: Callable[[], Any]) -> str:
     except TorchloomError as error:
         return f"{type(error).__name__}: {error}"
     return "done"
+
+
+def load_all(
+    cases: Iterable[Path], tag: str | None = None, ranks: int = 2, **options: Any
+) -> list[list[tuple[str, bool]]]:
+    """Load each case into one engine per rank; return what came of it, and whether it stayed."""
+
+    def fn(rank):
+        engine, _ = make_engine(3, seed=4)
+        train(engine, rank, 1)
+        found = []
+        for root in cases:
+            before = state_of(engine)
+            text = outcome(lambda root=root: engine.load_checkpoint(root, tag, **options))
+            found.append((text, state_of(engine) == before))
+        return found
+
+    return run_ranks(ranks, fn)
 
 
 def copied(root: Path, target: Path) -> Path:

@@ -43,7 +43,14 @@ def make_optimizer(
             depends on more than the element that it steps while it holds pieces.
         ConfigError: the optimizer does not take the configured arguments.
     """
-    made = _made(config, optimizer, model_parameters, local, stage)
+    if isinstance(optimizer, Optimizer):
+        made: Optimizer | None = _over_leaves(optimizer, local)
+    else:
+        groups = _groups(model_parameters, local)
+        if optimizer is not None:
+            made = _from_factory(optimizer, groups, local, stage)
+        else:
+            made = None if config is None else _configured(config, groups)
     if made is not None:
         _check_without_closure(made)
         check_elementwise(made, local.divided(), stage)
@@ -59,27 +66,18 @@ def _check_without_closure(optimizer: Optimizer) -> None:
         )
 
 
-def _made(
-    config: OptimizerConfig | None,
-    optimizer: Optimizer | OptimizerFactory | None,
-    model_parameters: Iterable[Any] | None,
-    local: LocalParams,
-    stage: int,
-) -> Optimizer | None:
-    if isinstance(optimizer, Optimizer):
-        if optimizer.state:
-            raise EngineError(
-                "the optimizer has stepped before torchloom.initialize: its states belong to "
-                "whole parameters. Hand over a fresh optimizer, and load states with "
-                "engine.load_checkpoint"
-            )
-        local.replace_in(optimizer.param_groups)
-        return optimizer
-    groups = _groups(model_parameters, local)
-    if optimizer is not None:
-        return _from_factory(optimizer, groups, local, stage)
-    if config is None:
-        return None
+def _over_leaves(optimizer: Optimizer, local: LocalParams) -> Optimizer:
+    if optimizer.state:
+        raise EngineError(
+            "the optimizer has stepped before torchloom.initialize: its states belong to "
+            "whole parameters. Hand over a fresh optimizer, and load states with "
+            "engine.load_checkpoint"
+        )
+    local.replace_in(optimizer.param_groups)
+    return optimizer
+
+
+def _configured(config: OptimizerConfig, groups: Groups) -> Optimizer:
     params = thawed_map(config.params)
     if "betas" in params:
         params["betas"] = tuple(params["betas"])
