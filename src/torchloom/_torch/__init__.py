@@ -11,6 +11,7 @@ import functools
 import logging
 import time
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -353,7 +354,39 @@ def compiled_call(module: torch.nn.Module, backend: Any, **kwargs: Any) -> Calla
         co_name=type(module).__name__, co_consts=(*code.co_consts, *_forward_place(module))
     )
     own = types.FunctionType(code, globals(), code.co_name, None, enter.__closure__)
+    if callable(backend):
+        own.backend = backend  # type: ignore[attr-defined]
+        backend = _Backend(backend)
+    weakref.finalize(own, _forget_entries, code).atexit = False  # type: ignore[misc]
     return torch.compile(own, backend=backend, **kwargs)
+
+
+class _Backend:
+    """What Dynamo is given in the place of a backend, which ends with the function that it compiles.
+
+    Dynamo keeps every backend for good: in `cached_backends`, and in entries of the code of classes
+    whose forward breaks, also once their guards have found that the module is gone (2.11-2.13).
+    """
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        self._backend = weakref.ref(backend)
+        self.compiler_name = getattr(backend, "compiler_name", type(backend).__name__)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        backend = self._backend()
+        if backend is None:
+            raise RuntimeError(f"what {self.compiler_name} compiled for has been deleted")
+        return backend(*args, **options)
+
+
+def _forget_entries(code: types.CodeType) -> None:
+    """Drop Dynamo's entries of a function that is gone (2.11-2.13).
+
+    They would live on: they hold the key of a weak dict, `orig_code_map`, whose value is the code.
+    """
+    from torch._C._dynamo.eval_frame import reset_code
+
+    reset_code(code)
 
 
 def _forward_place(module: torch.nn.Module) -> tuple[tuple[str, str, int], ...]:

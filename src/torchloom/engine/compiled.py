@@ -162,7 +162,7 @@ def start(
     entry = timetable.due(engine.global_steps)
     session, kwargs = build_session(
         config,
-        layout_of(model),
+        model,
         passes=entry.passes,
         backend=backend,
         compile_kwargs=compile_kwargs,

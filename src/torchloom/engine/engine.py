@@ -517,7 +517,7 @@ class Engine:
         finally:
             self.local.zero_grad()
             if self._compiled is not None:
-                self._compiled.session.keeps = None
+                self._compiled.session.close()
             self._compiled = None
             self.world.comm.residents.clear()
             _torch.forget_compiled_call(self.module)

@@ -148,7 +148,7 @@ def compile_model(
     config = load_config({"compile": {"deepcompile": True, "strict": strict}}, world_size=1)
     session, kwargs = build_session(
         config,
-        layout,
+        model,
         passes=resolve_passes(layout.stage, passes),
         backend=backend,
         compile_kwargs=compile_kwargs,

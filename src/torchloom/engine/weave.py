@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
 from torchloom.plan.costs import KernelChooser
 from torchloom.runtime import lookup
-from torchloom.shard import Layout, detach_hooks
+from torchloom.shard import Layout, detach_hooks, layout_of
 
 logger = get_logger(__name__)
 
@@ -30,7 +31,7 @@ _DUMP_DIR = "runs/graphs"
 
 def build_session(
     config: Config,
-    layout: Layout,
+    model: nn.Module,
     *,
     passes: tuple[GraphPass, ...],
     backend: str | Callable[..., Any] | None,
@@ -41,13 +42,13 @@ def build_session(
 
     Args:
         config: the run's settings.
-        layout: how the model is sharded.
+        model: sharded; the session lets go of it when it is deleted.
         passes: what runs first.
         backend: as for `Engine.compile`; None is the configured one.
         compile_kwargs: more arguments of `torch.compile`.
         budget_bytes: device memory that a step may use, where somebody has said.
     """
-    options = config.compile
+    options, layout = config.compile, layout_of(model)
     kwargs = {**thawed_map(options.kwargs), **(compile_kwargs or {})}
     if "backend" in kwargs:
         named = kwargs.pop("backend")
@@ -71,6 +72,8 @@ def build_session(
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
     session.choose_kernels = KernelChooser(announce=session.announce)
+    # Dynamo keeps code that it made of parts of a model, and the session behind it, for good.
+    weakref.finalize(model, session.close).atexit = False  # type: ignore[misc]
     return session, kwargs
 
 

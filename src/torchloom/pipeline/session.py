@@ -155,6 +155,11 @@ class CompileSession:
         self._rounds.append(len(self.report.graphs))
         return _Round(self)
 
+    def close(self) -> None:
+        """Let go of the model, its optimizer and what woven graphs kept; compiled code may live on."""
+        self.keeps = self.planner = None
+        self.book = Book()
+
     def _compile_within_budget(
         self,
         gm: fx.GraphModule,
