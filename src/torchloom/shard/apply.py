@@ -74,6 +74,18 @@ def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(type(module), ORIGINAL) for module in model.modules()) or model in _ROOTS
 
 
+def _unexpand_buffers(model: nn.Module) -> None:
+    """Give each element of an expanded buffer a place of its own, as others could not be written."""
+    fresh: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None or buffer.layout != torch.strided:
+                continue
+            pairs = zip(buffer.stride(), buffer.shape, strict=True)
+            if any(stride == 0 and size > 1 for stride, size in pairs):
+                module._buffers[name] = fresh.setdefault(id(buffer), buffer.contiguous())
+
+
 def shard_module(
     model: nn.Module,
     layout: Layout,
@@ -124,6 +136,7 @@ def shard_module(
             keep.whole(param, spec)
         for owner in others:
             modules[owner.module]._parameters[owner.attr] = param
+    _unexpand_buffers(model)
     if broadcast is not None:
         _broadcast_all(broadcast, [b.detach() for b in model.buffers() if b.numel()])
     _swap_classes(modules, layout)

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from torchloom.engine.checkpoints import restore
 from torchloom.engine.checkpoints.choose import choose
 from torchloom.engine.checkpoints.contents import read_contents
 from torchloom.engine.checkpoints.exchange import Exchange, answers, attempt
 from torchloom.engine.checkpoints.restore import Options, Prepared
 from torchloom.engine.checkpoints.snapshot import Counters, Trained
-from torchloom.engine.checkpoints.weights import read_by_function
+from torchloom.engine.checkpoints.weights import load_by_function, whole_weights
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
 
@@ -40,18 +42,22 @@ def load(engine: Trained, root: Path, tag: str | None, options: Options, ranks: 
     path = choose(root, tag, ranks)
     failure = f"checkpoint {path.name!r} in {str(root)!r} cannot be loaded"
     ready: list[Prepared] = []
+    source: dict[str, Tensor] = {}
+    function = options.custom_load_fn
 
     def prepare() -> None:
         contents = read_contents(path, ranks.rank, ranks.world_size)
         ready.append(restore.prepare(engine, contents, options))
+        if function is not None:
+            source.update(whole_weights(engine, contents))
 
     def run_function() -> None:
-        contents = read_contents(path, ranks.rank, ranks.world_size)
-        assert options.custom_load_fn is not None
-        ready[0].writes += read_by_function(engine, contents, options.custom_load_fn)
+        assert function is not None
+        ready[0].writes += load_by_function(engine, source, function)
 
     ranks.together(failure, prepare)
-    if options.custom_load_fn is not None:
+    if function is not None:
+        # Weights are gathered for it: no rank may be missing, so nothing is read here.
         ranks.together(failure, run_function)
     prepared = ready[0]
     mine = attempt(lambda: restore.call_foreign(prepared))

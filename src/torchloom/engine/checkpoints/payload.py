@@ -206,7 +206,7 @@ class Payload:
         try:
             with path.open("rb", buffering=0) as file:
                 region: Any = _Region(file, chunk.start, chunk.length)
-                value = torch.load(region, map_location="cpu", weights_only=True)
+                value = torch.load(region, map_location="cpu", weights_only=True, mmap=False)
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing") from None
         except OSError as error:

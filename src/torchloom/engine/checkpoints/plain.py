@@ -22,8 +22,8 @@ from torch import Tensor
 from torchloom.errors import CheckpointError
 
 KINDS = (
-    "None, bool, int, float, complex, str, bytes, list, tuple, set, dict, Counter, OrderedDict, deque, "
-    "tensors, NumPy arrays, torch.dtype and torch.device"
+    "None, bool, int, float, complex, str, bytes, list, tuple, set, dict, defaultdict, Counter, "
+    "OrderedDict, deque, tensors, NumPy arrays, torch.dtype and torch.device"
 )
 _LISTS: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset, "$deque": deque}
 _LIST_NAMES: dict[type, str] = {list: "", **{kind: mark for mark, kind in _LISTS.items()}}
@@ -36,8 +36,8 @@ _MAP_NAMES: dict[type, str] = {
     dict: "$dict",
     OrderedDict: "$ordered",
     Counter: "$counter",
-    defaultdict: "$dict",
 }
+_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (int, float, list, dict, set)}
 
 
 def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
@@ -55,11 +55,11 @@ def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
     if isinstance(value, Tensor):
-        return {"$tensor": keep(value.detach())}
+        return {"$tensor": keep(plain_tensor(value, where))}
     if kind in _MAP_NAMES:
         return _encode_map(value, keep, where)
     mark = _LIST_NAMES.get(kind)
-    if mark is None:
+    if mark is None or getattr(value, "maxlen", None) is not None:
         return _encode_rare(value, keep, where)
     ordered = value if mark not in ("$set", "$frozenset") else sorted(value, key=repr)
     items = [encode(item, keep, f"{where}[{i}]") for i, item in enumerate(ordered)]
@@ -95,6 +95,38 @@ def decode(tree: Any, fetch: Callable[[str], Any]) -> Any:
     return _RARE[mark](held, fetch)
 
 
+def plain_tensor(value: Tensor, where: str) -> Tensor:
+    """Return a tensor as one that a file can hold and that is the same when it is read.
+
+    Raises:
+        CheckpointError: it is of a class, layout or device that would not come back.
+    """
+    odd = None
+    if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        odd = f"a {type(value).__module__}.{type(value).__qualname__}"
+    elif value.is_meta:
+        odd = "a tensor on meta, without values"
+    elif value.layout != torch.strided or value.is_quantized or value.is_nested:
+        odd = f"a {'quantized' if value.is_quantized else value.layout} tensor"
+    if odd is not None:
+        raise CheckpointError(
+            f"{where} is {odd}, which a checkpoint cannot keep: it holds plain dense tensors. Turn it "
+            "into one, or leave it out"
+        )
+    return value.detach().resolve_conj().resolve_neg()
+
+
+def _factory_name(value: defaultdict[Any, Any], where: str) -> str | None:
+    factory = value.default_factory
+    name = getattr(factory, "__name__", "")
+    if factory is None or _FACTORIES.get(name) is factory:
+        return name or None
+    raise CheckpointError(
+        f"{where} is a defaultdict that makes missing values by {factory!r}, which a checkpoint cannot "
+        f"keep: use one of {', '.join(_FACTORIES)}, or a dict"
+    )
+
+
 def _encode_map(value: Mapping[Any, Any], keep: Callable[[Tensor], str], where: str) -> Any:
     mark = _MAP_NAMES[type(value)]
     if mark == "$dict" and all(type(key) is str and not key.startswith("$") for key in value):
@@ -107,8 +139,14 @@ def _encode_map(value: Mapping[Any, Any], keep: Callable[[Tensor], str], where: 
 
 
 def _encode_rare(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS:
-        name = keep(torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))
+    if type(value) is deque:
+        return {"$bounded": [value.maxlen, encode(list(value), keep, where)]}
+    if type(value) is defaultdict:
+        return {"$default": [_factory_name(value, where), encode(dict(value), keep, where)]}
+    if type(value) in (np.ndarray, np.memmap) and value.dtype.kind in _NUMBERS:
+        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        # torch warns of memory that it may not write.
+        name = keep(torch.from_numpy(content if content.flags.writeable else content.copy()))
         return {"$numpy": [value.dtype.str, list(value.shape), name]}
     if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
         return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
@@ -165,4 +203,8 @@ _RARE: dict[str, Callable[[Any, Callable[[str], Any]], Any]] = {
     "$size": lambda held, _: torch.Size(held),
     "$dtype": lambda held, _: dtype_of(held),
     "$device": lambda held, _: torch.device(held),
+    "$bounded": lambda held, fetch: deque(decode(held[1], fetch), maxlen=int(held[0])),
+    "$default": lambda held, fetch: defaultdict(
+        None if held[0] is None else _FACTORIES[held[0]], decode(held[1], fetch)
+    ),
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchloom.engine.checkpoints import rng
 from torchloom.engine.checkpoints.contents import Contents
+from torchloom.engine.checkpoints.foreign import kind_of
 from torchloom.engine.checkpoints.gradients import is_gradient, read_gradients
 from torchloom.engine.checkpoints.snapshot import (
     Counters,
@@ -70,7 +71,8 @@ def prepare(engine: Trained, contents: Contents, options: Options) -> Prepared:
     ready.writes += read_buffers(engine.module, contents, options.strict)
     for path, module in modules_with_extra_state(engine.module).items():
         if f"extra/{path}" in contents:
-            state, before = contents.value(f"extra/{path}"), module.get_extra_state()
+            state = contents.value(f"extra/{path}")
+            before = copy.deepcopy(module.get_extra_state())
             ready.foreign.append(_there_and_back(module.set_extra_state, state, before))
     lost = contents.own if contents.world_size != engine.world.world_size else frozenset()
     if options.module_only:
@@ -91,20 +93,24 @@ def _prepare_run(engine: Trained, contents: Contents, options: Options, ready: P
     ready.counters = _counters(engine, contents)
     scaler_state = contents.value("scaler")
     _check_scaler(engine, scaler_state, contents)
-    factor = 1.0
-    if engine.scaler.config is None:
-        factor = 1.0 / float(scaler_state["scale"])  # of gradients that wait
-        scaler_state = {**scaler_state, "scale": 1.0}
+    saved_scale, scaler = float(scaler_state["scale"]), engine.scaler
+    is_static = scaler.config is None or bool(scaler.config.static_scale)
+    if is_static or not contents.facts.get("scales_loss", saved_scale != 1.0):
+        # The scale is a setting, or the run that saved had none.
+        scaler_state = {**scaler_state, "scale": scaler.scale}
+    factor = float(scaler_state["scale"]) / saved_scale  # of gradients that wait
     ready.writes.append(lambda: engine.scaler.load_state_dict(scaler_state))
     ready.writes += read_gradients(
         engine, contents, ready.counters.micro_steps, ready.notes, factor
     )
     if options.optimizer_states and engine.optimizer is not None and "groups" in contents:
+        _check_kind(contents, "optimizer", engine.optimizer)
         groups = read_groups(engine, contents, strict=options.strict)
         states = read_states(engine, contents)
         ready.writes += [lambda: _put_groups(groups), states]
     scheduler = engine.lr_scheduler
     if options.scheduler_states and scheduler is not None and "scheduler" in contents:
+        _check_kind(contents, "scheduler", scheduler)
         state = contents.value("scheduler")
         before = copy.deepcopy(scheduler.state_dict())
         ready.foreign.append(_there_and_back(scheduler.load_state_dict, state, before))
@@ -116,6 +122,17 @@ def _prepare_run(engine: Trained, contents: Contents, options: Options, ready: P
         )
     else:
         ready.writes.append(rng.read(contents.path / rng.file_name(engine.world.rank)))
+
+
+def _check_kind(contents: Contents, what: str, present: object) -> None:
+    """Refuse states of another algorithm, which would be taken for this one's."""
+    saved = contents.facts.get(what)  # not in older checkpoints
+    if saved is not None and saved != kind_of(present):
+        flag = "load_optimizer_states" if what == "optimizer" else "load_lr_scheduler_states"
+        raise CheckpointError(
+            f"the checkpoint holds the states of {saved}, this run's {what} is {kind_of(present)}: "
+            f"use {saved}, or load with {flag}=False"
+        )
 
 
 def apply(ready: Prepared) -> None:

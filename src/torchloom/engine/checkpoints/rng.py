@@ -55,7 +55,9 @@ def read(path: Path) -> Callable[[], None]:
     """
     try:
         with path.open("rb") as file:
-            state = torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
+            state = torch.load(
+                io.BytesIO(file.read()), map_location="cpu", weights_only=True, mmap=False
+            )
         torch.Generator().set_state(state["torch"])
         version, internal, gauss = state["python"]
         python = (version, tuple(internal), gauss)

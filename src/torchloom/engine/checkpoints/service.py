@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.checkpoints import snapshot
 from torchloom.engine.checkpoints.background import Pending, Staging
@@ -51,7 +53,7 @@ class Checkpoints:
         """
         if type(request.tag) is int:
             request = replace(request, tag=str(request.tag))
-        taken: list[Snapshot] = []
+        taken: list[tuple[Snapshot, Request]] = []
 
         def take() -> dict[str, Any]:
             self.wait()
@@ -60,17 +62,22 @@ class Checkpoints:
                 raise CheckpointError(
                     f"keep_last={keep_last!r}: pass the number to keep, at least 1"
                 )
-            state = snapshot.take(engine, counters, client_state, exclude_frozen=exclude_frozen)
-            taken.append(self._staging.copy(state) if in_background else state)
+            with torch.inference_mode(False):  # copies made in it could not be written again
+                state = snapshot.take(engine, counters, client_state, exclude_frozen=exclude_frozen)
+                if in_background:
+                    state = self._staging.copy(state)
+            taken.append((state, replace(request, root=request.root.absolute())))
             asked = {**asdict(request), "root": str(request.root), "tag": tag}
             return {**asked, "frozen": exclude_frozen, "background": in_background}
 
         ranks = self._together("the checkpoint to save", request.failure, take)
+        state, placed = taken[0]
         if in_background:
-            self._pending = Pending(taken[0], request, self._lock, ranks)
-            return str(request.root / request.tag)
-        with ranks:
-            return write(taken[0], request, self._lock, ranks)
+            self._pending = Pending(state, placed, self._lock, ranks)
+        else:
+            with ranks:
+                write(state, placed, self._lock, ranks)
+        return str(request.root / request.tag)
 
     def load(self, engine: Trained, root: Path, tag: object, options: Options) -> Loaded:
         """Continue from a checkpoint; see `Engine.load_checkpoint`.
@@ -86,7 +93,7 @@ class Checkpoints:
 
         failure = f"no checkpoint can be loaded from {str(root)!r}"
         ranks = self._together("the checkpoint to load", failure, look)
-        with ranks:
+        with ranks, torch.inference_mode(False):
             return load(engine, root, None if tag is None else check_tag(tag), options, ranks)
 
     def on_rank0(self, what: str, failure: str, action: Callable[[], None]) -> None:

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom.engine.checkpoints import rng
+from torchloom.engine.checkpoints.foreign import check_keeps_all, check_modules, kind_of
 from torchloom.engine.checkpoints.payload import Part
-from torchloom.engine.checkpoints.plain import encode
+from torchloom.engine.checkpoints.plain import encode, plain_tensor
 from torchloom.engine.groups import World
 from torchloom.engine.local import Leaf, LocalParams
 from torchloom.engine.offloads import Offloads
@@ -77,7 +78,9 @@ class Value:
         digest = hashlib.sha256(json.dumps(self.tree).encode())
         for key, tensor in self.tensors.items():
             digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            whole = tensor.detach().cpu().contiguous()
+            # One element with a stride of two counts as contiguous, and has no view of its bytes.
+            flat = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
             content: Any = flat.numpy()
             digest.update(content)
         return digest.hexdigest()[:16]
@@ -133,6 +136,9 @@ def take(
         "global_samples": counters.global_samples,
         "accumulation_steps": engine.gradient_accumulation_steps(),
         "has_optimizer": engine.optimizer is not None,
+        "scales_loss": engine.scaler.config is not None,
+        "optimizer": kind_of(engine.optimizer),
+        "scheduler": kind_of(engine.lr_scheduler),
         "frozen_left_out": exclude_frozen,
     }
     # Each rank's list of divided states, without their values: a rank that lacks one would leave a
@@ -175,7 +181,8 @@ def _values(
     yield "scaler", _value("scaler", engine.scaler.state_dict())
     for name, buffer in buffers_of(engine.module).items():
         key = f"buffer/{name}"
-        yield key, Value({"$tensor": key}, {key: buffer.detach()})
+        yield key, Value({"$tensor": key}, {key: plain_tensor(buffer, f"the buffer {name!r}")})
+    check_modules(engine.module)
     for path, module in modules_with_extra_state(engine.module).items():
         yield f"extra/{path}", _value(f"extra/{path}", module.get_extra_state())
     scheduler, loader, optimizer = engine.lr_scheduler, engine.training_dataloader, engine.optimizer
@@ -188,9 +195,10 @@ def _values(
         )
     if optimizer is None:
         return
+    check_keeps_all(optimizer)
     groups = [
-        {**group, "params": [names[id(param)] for param in group["params"]]}
-        for group in optimizer.param_groups
+        {**group, "params": [_name_of(param, names, index) for param in group["params"]]}
+        for index, group in enumerate(optimizer.param_groups)
     ]
     yield "groups", _value("groups", groups)
     others = {key: state for key, state in optimizer.state.items() if id(key) not in names}
@@ -201,6 +209,16 @@ def _values(
         )
     if others:
         yield "optimizer", _value("optimizer.state", dict(others), "optimizer")
+
+
+def _name_of(param: Tensor, names: dict[int, str], group: int) -> str:
+    if id(param) not in names:
+        raise CheckpointError(
+            f"the optimizer's group {group} holds a tensor of shape {list(param.shape)} that is no "
+            "trainable parameter of the engine: a checkpoint cannot name it. Give all parameters that "
+            "are trained to torchloom.initialize"
+        )
+    return names[id(param)]
 
 
 def _value(where: str, value: Any, name: str | None = None) -> Value:
@@ -272,16 +290,16 @@ def _states(
                     f"the optimizer's state of {each.spec.name!r} has a key {key!r}: a checkpoint "
                     "keeps states that are named by texts"
                 )
-            full = f"{name}/{key}"
+            full, where = f"{name}/{key}", f"the optimizer's state {key!r} of {each.spec.name!r}"
             if is_piece(key, state, each.leaf):
                 put = writers.piece if each.is_divided else writers.whole
-                parts += put(full, each.spec, state)
+                parts += put(full, each.spec, plain_tensor(state, where))
                 value.tree.append([key, "piece", None])
             elif isinstance(state, Tensor):
-                value.tensors[full] = state.detach()
+                value.tensors[full] = plain_tensor(state, where)
                 value.tree.append([key, "value", {"$tensor": full}])
             else:
-                made = _value(f"the optimizer's state {full}", state, full)
+                made = _value(where, state, full)
                 value.tensors.update(made.tensors)
                 value.tree.append([key, "value", made.tree])
             _check_divisible(each, key, state)

@@ -80,21 +80,16 @@ def read_buffers(
                 f"checkpoint {str(contents.path)!r} is of another model: buffer {name} has shape "
                 f"{shape}, in the model {list(buffer.shape)}"
             )
-        yield _copy(buffer, value)
+        yield _into_buffer(module, name, buffer, value)
 
 
-def read_by_function(
-    engine: Trained, contents: Contents, function: Callable[..., object]
-) -> list[Callable[[], object]]:
-    """Let the caller's function load whole weights; return the pieces that came of it.
-
-    All ranks must call, as weights are gathered. The model is as it was afterwards.
+def whole_weights(engine: Trained, contents: Contents) -> dict[str, Tensor]:
+    """Read all weights and buffers whole, for a function of the caller's.
 
     Raises:
-        Exception: whatever the function raises.
+        CheckpointError: they cannot be read.
     """
     module, layout = engine.module, layout_of(engine.module)
-    writes: list[Callable[[], object]] = []
     source = {
         spec.name: contents.payload.whole(f"model/{spec.name}").reshape(spec.shape)
         for spec in layout
@@ -105,6 +100,21 @@ def read_by_function(
         for name in buffers_of(module)
         if f"buffer/{name}" in contents
     }
+    return source
+
+
+def load_by_function(
+    engine: Trained, source: dict[str, Tensor], function: Callable[..., object]
+) -> list[Callable[[], object]]:
+    """Let the caller's function load whole weights; return what writes the pieces that came of it.
+
+    All ranks must call, as weights are gathered. The model is as it was afterwards.
+
+    Raises:
+        Exception: whatever the function raises.
+    """
+    module, layout = engine.module, layout_of(engine.module)
+    writes: list[Callable[[], object]] = []
     before = {name: buffer.clone() for name, buffer in buffers_of(module).items()}
     params, pieces = owners_of(module), {}
     with gathered(module):
@@ -118,13 +128,28 @@ def read_by_function(
                 )
                 pieces[spec.name] = piece.cpu().clone()
             writes += [
-                _copy(buffer, buffer.detach().clone()) for buffer in buffers_of(module).values()
+                _into_buffer(module, name, buffer, buffer.detach().clone())
+                for name, buffer in buffers_of(module).items()
             ]
         finally:
             for name, buffer in buffers_of(module).items():
-                buffer.copy_(before[name])
+                _into_buffer(module, name, buffer, before[name])()
     writes += [_copy(params[name], piece) for name, piece in pieces.items()]
     return writes
+
+
+def _into_buffer(
+    module: nn.Module, name: str, buffer: Tensor, value: Tensor
+) -> Callable[[], object]:
+    """Return what writes a buffer: in place, or anew where its memory cannot be written."""
+    is_expanded = any(
+        stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True)
+    )
+    if not (is_expanded or buffer.is_inference()):
+        return _copy(buffer, value)
+    path, _, own = name.rpartition(".")
+    fresh = value.to(device=buffer.device, dtype=buffer.dtype).reshape(buffer.shape).clone()
+    return lambda: setattr(module.get_submodule(path), own, fresh)
 
 
 def reader(
