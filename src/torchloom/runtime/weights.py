@@ -64,8 +64,8 @@ class WeightStore:
                 elsewhere.append(index)
         self._gather([shards[i] for i in elsewhere], elsewhere, wholes)
         numbers = [f"weight {index}" for index in params]
-        self._link.arrive(label("begin to read shared memory", numbers))
-        self._comm.begin("gather", wholes, Pending(self._link.meet))
+        number = self._link.arrive(label("begin to read shared memory", numbers))
+        self._comm.begin("gather", wholes, Pending(lambda: self._link.meet(number)))
         return wholes
 
     def done(self) -> None:

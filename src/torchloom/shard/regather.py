@@ -9,6 +9,7 @@ Compiled code reaches the same by tags on the joint graph; this is for everythin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,6 +109,16 @@ LIVE = LiveGathers()
 """The process's gathered weights; empty outside of eager stage-3 forward passes."""
 
 
+def _num_running(module: nn.Module) -> int:
+    """Return how many calls of a module this thread is in."""
+    frame, number = sys._getframe(1), 0
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module:
+            number += 1
+        frame = frame.f_back
+    return number
+
+
 def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandle, ...]:
     """Bracket the eager forward passes of `root`: tied weights once, saved weights as pieces.
 
@@ -116,19 +127,24 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
     """
     open_hooks: list[Any] = []
 
+    def close() -> None:
+        Memo.of(handle).close()
+        hooks = open_hooks.pop()
+        if hooks is not None:
+            LIVE.close(hooks)
+
     def before(module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        while open_hooks and len(open_hooks) >= _num_running(module):
+            close()  # torch runs no hook after a pass that e.g. KeyboardInterrupt has ended
         Memo.of(handle).open()
         open_hooks.append(LIVE.open() if regather and torch.is_grad_enabled() else None)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        Memo.of(handle).close()
-        hooks = open_hooks.pop()
-        if hooks is not None:
-            LIVE.close(hooks)
+        close()
 
     return (
         root.register_forward_pre_hook(before),

@@ -142,24 +142,33 @@ class Link:
 
     def barrier(self, what: Label) -> None:
         """Return when all ranks have called this as often as this rank has."""
-        self.arrive(what)
-        self.meet()
+        self.meet(self.arrive(what))
 
-    def arrive(self, what: Label) -> None:
-        """The first half of a barrier: tell the others; never blocks."""
+    def arrive(self, what: Label) -> int:
+        """The first half of a barrier: tell the others; never blocks.
+
+        Returns:
+            The number to `meet`.
+        """
         number, entry = self._num_arrived, self.channel.begin(what)
         self.mark(self._num_slots + number % _MARKS, mark_of(entry, number))
         self._num_arrived += 1
         self._arrived.append((number, entry))
         for peer in self.others:
             self.send(Signal.BARRIER, peer)
+        return number
 
-    def meet(self) -> None:
-        """The second half: return when all ranks have told; in the order of the first halves."""
-        number, entry = self._arrived.popleft()
-        for peer in self.others:
-            self.await_(Signal.BARRIER, peer, entry)
-            self.check(self._num_slots + number % _MARKS, mark_of(entry, number), peer, entry)
+    def meet(self, number: int) -> None:
+        """The second half: return when all ranks have told what this rank has, up to `number`.
+
+        First halves whose second one never came, as a forward pass raised between them, are met
+        here: their signals would otherwise stand for later ones, and a rank would read too early.
+        """
+        while self._arrived and self._arrived[0][0] <= number:
+            each, entry = self._arrived.popleft()
+            for peer in self.others:
+                self.await_(Signal.BARRIER, peer, entry)
+                self.check(self._num_slots + each % _MARKS, mark_of(entry, each), peer, entry)
 
     def _fail(self, verdict: Verdict, entry: Entry) -> TorchloomError:
         """Return the error of a run that cannot go on; from now on it is that of all attempts."""
