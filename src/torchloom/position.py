@@ -67,6 +67,8 @@ class Position:
 
     step: int = 0
     """Optimizer steps that have been taken: part of what ranks compare."""
+    updates: int = 0
+    """Steps of all torch optimizers over torchloom's parameters: part of what ranks compare."""
     actor: int = 0
     """The engine that acts, where a process has several: part of what ranks compare."""
     rates: Rates = field(default_factory=Rates)

@@ -23,12 +23,13 @@ from torchloom.engine.groups import World, ensure_process_group, make_world
 from torchloom.engine.loader import make_loader
 from torchloom.engine.local import LocalParams
 from torchloom.engine.optim import make_lr_scheduler, make_optimizer
+from torchloom.engine.own_loops import count_steps_of
 from torchloom.engine.precision import shard_precision
 from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
 from torchloom.runtime.lines import Limits, set_limits, show_last_words
-from torchloom.shard import is_sharded, plan_layout, shard_module
+from torchloom.shard import facts_of, is_sharded, plan_layout, shard_module
 
 logger = get_logger(__name__)
 
@@ -150,11 +151,13 @@ def _shard(
         precision=shard_precision(config.precision),
         sync_in_backward=False,
     )
-    agreement.check_facts("the model's parameters", layout.facts())
+    agreement.check_facts("the model's parameters", facts_of(model, layout))
     if not any(tensor.is_meta for tensor in model.parameters()):
         model.to(world.device)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
-    return LocalParams(model, layout, comm)
+    local = LocalParams(model, layout, comm)
+    count_steps_of((each.leaf for each in local), has_engine=True)
+    return local
 
 
 def _one_source(

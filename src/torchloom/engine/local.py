@@ -46,6 +46,7 @@ class LocalParams:
             for spec in layout
             if spec.requires_grad
         ]
+        self._frozen = [(spec.name, params[spec.name]) for spec in layout if not spec.requires_grad]
 
     def __iter__(self) -> Iterator[Leaf]:
         return iter(self._leaves)
@@ -54,8 +55,16 @@ class LocalParams:
         """Raise unless these are the parameters that the optimizer steps.
 
         Raises:
-            ShardError: one has been assigned anew; the optimizer would not train it.
+            ShardError: one has been assigned anew, or was frozen when the model was sharded and is
+                trained now; the optimizer would not train it.
         """
+        for name, param in self._frozen:
+            if param.requires_grad:
+                raise ShardError(
+                    f"parameter {name!r} was frozen when the model was sharded and requires a gradient "
+                    "now: its gradient would be lost. Leave all parameters that will be trained "
+                    "unfrozen until torchloom.initialize has returned, and freeze them then"
+                )
         for each in self._leaves:
             if params[each.spec.name] is not each.param:
                 raise ShardError(

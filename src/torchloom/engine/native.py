@@ -25,6 +25,7 @@ from torchloom.runtime import lookup
 from torchloom.runtime.lines import show_last_words, tell_graph
 from torchloom.shard import (
     Precision,
+    facts_of,
     layout_of,
     owners_of,
     plan_layout,
@@ -87,7 +88,7 @@ def shard_model(
         persistence_threshold=persistence_threshold,
         precision=precision,
     )
-    agreement.check_facts("the model's parameters", layout.facts())
+    agreement.check_facts("the model's parameters", facts_of(model, layout))
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
     count_steps_of(model.parameters())
     return model

@@ -1,7 +1,8 @@
-"""Counting the optimizer steps of loops without an engine, so that ranks can compare them.
+"""Counting the steps of optimizers, so that ranks can compare them.
 
 A rank that leaves a step out communicates like the others and trains to other weights. The steps of any
-torch optimizer over shards count, by torch's public hook; those of other optimizers do not.
+torch optimizer over torchloom's parameters count, by torch's public hook; those of other optimizers do
+not. In loops without an engine they also tell the step that a run is in.
 """
 
 from __future__ import annotations
@@ -18,30 +19,33 @@ from torchloom.engine.rates import note_rates
 from torchloom.position import POSITION
 from torchloom.runtime import tell_step
 
-_SHARDED: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
-"""Parameters of models that `shard_model` sharded, by their id."""
+_STEPPED: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
+"""Parameters that optimizers step: those of models that `shard_model` sharded, leaves of engines."""
+_OF_ENGINES: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
+"""Those of them whose engine counts its steps."""
 
 
-def count_steps_of(params: Iterable[nn.Parameter]) -> None:
+def count_steps_of(params: Iterable[nn.Parameter], *, has_engine: bool = False) -> None:
     """Let steps of optimizers over these parameters count as steps of this process."""
-    if not _SHARDED:
-        _hook_once()
-    _SHARDED.update({id(param): param for param in params})
+    if not _IS_HOOKED:
+        _IS_HOOKED.append(True)
+        register_optimizer_step_post_hook(_after_step)
+    found = {id(param): param for param in params}
+    _STEPPED.update(found)
+    if has_engine:
+        _OF_ENGINES.update(found)
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # One parameter of each group tells whose it is: groups are made of one model's parameters.
-    firsts = (group["params"][0] for group in optimizer.param_groups if group["params"])
-    if any(_SHARDED.get(id(param)) is param for param in firsts):
+    stepped = (param for group in optimizer.param_groups for param in group["params"])
+    first = next((param for param in stepped if _STEPPED.get(id(param)) is param), None)
+    if first is None:
+        return
+    POSITION.updates += 1
+    if _OF_ENGINES.get(id(first)) is not first:
         POSITION.step += 1
         note_rates(optimizer)
         tell_step(POSITION.step)
 
 
 _IS_HOOKED: list[bool] = []
-
-
-def _hook_once() -> None:
-    if not _IS_HOOKED:
-        _IS_HOOKED.append(True)
-        register_optimizer_step_post_hook(_after_step)

@@ -26,7 +26,7 @@ _REMEMBERED = 4096
 """Entries of a group that are known to have begun: more than any rank can be ahead of another."""
 _COMPARED = 64
 """Entries of a group without tags that ranks compare one by one where the run stands still."""
-_NUMBERS = struct.Struct("<QQQQ")
+_NUMBERS = struct.Struct("<QQQQQ")
 
 
 class Label(NamedTuple):
@@ -83,8 +83,8 @@ class Entry(NamedTuple):
 
     def text(self) -> str:
         """Say in words what it is."""
-        # All that the key is made of, or two ranks that differ would be told the same; what the
-        # optimizer steps with, which is in it too, is told where it differs (`lines.judge`).
+        # All that the key is made of, or two ranks that differ would be told the same; how often and
+        # with what optimizers stepped, which is in it too, is told where it differs (`lines.judge`).
         engine = f" of engine {self.actor}" if self.actor > 1 else ""
         return f"{self.label.text()}, number {self.number + 1}, in step {self.step}{engine}"
 
@@ -133,7 +133,8 @@ class Channel:
         self._numbers[what] = number + 1
         step = POSITION.step
         actor = POSITION.actor
-        key = zlib.crc32(_NUMBERS.pack(number, step, actor, POSITION.rates.key), what.seed)
+        rates = POSITION.rates.key
+        key = zlib.crc32(_NUMBERS.pack(number, step, POSITION.updates, actor, rates), what.seed)
         self.begun.append(key)
         self.num_begun += 1
         self.rolling = zlib.crc32(key.to_bytes(4, "little"), self.rolling)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torchloom.shard.apply import (
     detach_hooks,
+    facts_of,
     is_sharded,
     layout_of,
     living_layouts,
@@ -28,6 +29,7 @@ __all__ = [
     "ParamSpec",
     "Precision",
     "detach_hooks",
+    "facts_of",
     "full_state_dict",
     "gathered",
     "is_sharded",

@@ -74,6 +74,15 @@ def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(type(module), ORIGINAL) for module in model.modules()) or model in _ROOTS
 
 
+def facts_of(model: nn.Module, layout: Layout) -> dict[str, object]:
+    """Return what ranks must have in common before they shard a model together, as plain data."""
+    order = enumerate(meta.order_of(model, layout))
+    return {
+        **layout.facts(),
+        **{f"weight {index} to be made, those on meta first": name for index, name in order},
+    }
+
+
 def _unexpand_buffers(model: nn.Module) -> None:
     """Give each element of an expanded buffer a place of its own, as others could not be written."""
     fresh: dict[int, Tensor] = {}

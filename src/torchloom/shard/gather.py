@@ -49,9 +49,10 @@ def gathered(
         model = root_of(params)
     layout = layout_of(model)
     modules = dict(model.named_modules())
-    chosen = _choose(layout, modules, params)
+    chosen = _not_yet_whole(_choose(layout, modules, params), modules, modifier_rank)
     pieces: dict[str, Tensor] = {}
     classes = {path: type(module) for path, module in modules.items()}
+    _WHOLE.update((id(_param(modules, spec)), modifier_rank) for spec in chosen)
     for spec in chosen:
         param = _param(modules, spec)
         pieces[spec.name] = param.data
@@ -65,13 +66,41 @@ def gathered(
     try:
         yield
     finally:
-        for spec in chosen:
+        wholes: list[Tensor] = []
+        for spec in chosen:  # first all is as it was, as a change may be refused
             param = _param(modules, spec)
-            whole, param.data = param.data, pieces[spec.name]
-            if modifier_rank is not None:
-                _write_back(param, whole, spec, layout, modifier_rank)
+            del _WHOLE[id(param)]
+            wholes.append(param.data)
+            param.data = pieces[spec.name]
         for path, module in modules.items():
             module.__class__ = classes[path]
+        if modifier_rank is not None:
+            for spec, whole in zip(chosen, wholes, strict=True):
+                _check_shape(whole, spec)
+            for spec, whole in zip(chosen, wholes, strict=True):
+                _write_back(_param(modules, spec), whole, spec, layout, modifier_rank)
+
+
+_WHOLE: dict[int, int | None] = {}
+"""Parameters that a block has made whole, by their id, and whose changes it keeps."""
+
+
+def _not_yet_whole(
+    chosen: list[ParamSpec], modules: dict[str, nn.Module], modifier_rank: int | None
+) -> list[ParamSpec]:
+    """Return those that no outer block has gathered; it keeps or drops their changes."""
+    fresh = []
+    for spec in chosen:
+        param = _param(modules, spec)
+        if id(param) not in _WHOLE:
+            fresh.append(spec)
+        elif modifier_rank not in (None, _WHOLE[id(param)]):
+            raise ShardError(
+                f"parameter {spec.name!r} is gathered by an outer gathered() block with "
+                f"modifier_rank={_WHOLE[id(param)]}, which would throw changes of "
+                f"modifier_rank={modifier_rank} away: pass the same modifier_rank to both"
+            )
+    return fresh
 
 
 def _choose(
@@ -105,14 +134,17 @@ def _param(modules: dict[str, nn.Module], spec: ParamSpec) -> nn.Parameter:
     return param
 
 
-def _write_back(
-    param: nn.Parameter, whole: Tensor, spec: ParamSpec, layout: Layout, modifier_rank: int
-) -> None:
+def _check_shape(whole: Tensor, spec: ParamSpec) -> None:
     if tuple(whole.shape) != spec.shape:
         raise ShardError(
             f"parameter {spec.name!r} left gathered() with shape {tuple(whole.shape)}, it had "
             f"{spec.shape}: change values, not shapes"
         )
+
+
+def _write_back(
+    param: nn.Parameter, whole: Tensor, spec: ParamSpec, layout: Layout, modifier_rank: int
+) -> None:
     whole = whole.to(spec.dtype).contiguous()
     if dist.is_initialized() and dist.get_world_size() > 1:
         ops.broadcast_(whole, modifier_rank, layout.handle, spec.name)

@@ -34,6 +34,21 @@ def has_meta(model: nn.Module) -> bool:
     return any(p.is_meta for p in model.parameters()) or any(b.is_meta for b in model.buffers())
 
 
+def order_of(model: nn.Module, layout: Layout) -> list[str]:
+    """Return the parameters in the order in which they are made equal: those on meta come first.
+
+    Ranks whose models are on meta in different parts would take each other's weights of equal size.
+    """
+    specs = {owner: spec for spec in layout for owner in spec.owners}
+    late = [
+        specs[Owner(path, attr)].name
+        for path, module in model.named_modules()
+        for attr, param in module.named_parameters(recurse=False, remove_duplicate=False)
+        if param.is_meta
+    ]
+    return list(dict.fromkeys([*late, *(spec.name for spec in layout)]))
+
+
 def materialize(
     model: nn.Module,
     keep: Keep,

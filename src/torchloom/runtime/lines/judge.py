@@ -21,6 +21,9 @@ _ADVICE = (
     "that only some make (an evaluation, state_dict(), save_checkpoint()), or an error that one "
     "of them caught"
 )
+_UPDATES = (
+    "Look for an optimizer.step() that only some ranks call, or that a scaler leaves out on some"
+)
 _RATES = (
     "A schedule or a change of the optimizer's groups must see the same on every rank: average what it "
     "looks at over the ranks first (a loss, for ReduceLROnPlateau)"
@@ -140,6 +143,11 @@ def _advice(reports: Mapping[int, Report]) -> str:
     """Return why ranks may have come to different things."""
     for first, each in sorted(reports.items()):
         for other, that in sorted(reports.items()):
+            if each.step == that.step and each.updates != that.updates:
+                return (
+                    f"Their optimizers have stepped {each.updates} times on rank {first}, "
+                    f"{that.updates} times on rank {other}. {_UPDATES}"
+                )
             if each.step == that.step and each.rates != that.rates:
                 return (
                     f"Their optimizers step with different numbers: rank {first} with {each.rates or None}; "

@@ -55,6 +55,8 @@ class Report:
     """The call of torch.distributed that its main thread stands in, if any."""
     order: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
     """Of groups whose messages carry no names: place, key and words of what has begun last."""
+    updates: int = 0
+    """How often its optimizers have stepped."""
     rates: str = ""
     """What its optimizer steps with."""
     notes: list[str] = field(default_factory=list)
@@ -113,6 +115,7 @@ def report_of(rank: int, asked: Iterable[str], limits: Limits) -> Report:
         last="" if POSITION.last is None else POSITION.last.text(),
         blocked_in="" if wait is not None else blocked_in(),
         order={name: _order(each) for name, each in CHANNELS.items() if not each.has_tags},
+        updates=POSITION.updates,
         rates=POSITION.rates.text(),
         notes=list(POSITION.notes.values()),
         limits=limits,

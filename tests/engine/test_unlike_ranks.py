@@ -1,0 +1,213 @@
+"""Ranks whose programs differ where nothing is communicated: an error on all of them, not other weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from support.ranks import run_ranks
+from support.runs import settings
+from torchloom.errors import AgreementError, EngineError, ShardError
+from torchloom.shard import gathered
+
+WIDTH = 16
+
+
+class Net(nn.Module):
+    def __init__(self, num_layers=4):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(num_layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return Net()
+
+
+def batch(rank, step):
+    return torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def told(action) -> str:
+    """Return what an action raised, or "done"."""
+    try:
+        action()
+    except (AgreementError, EngineError, ShardError) as error:
+        return str(error)
+    return "done"
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("who", [None, 0, 1])
+def test_an_extra_step_of_an_engines_optimizer(stage, who) -> None:
+    def fn(rank):
+        engine = torchloom.initialize(model=net(), config=settings(stage))[0]
+
+        def run():
+            for step in range(4):
+                engine.backward(engine(batch(rank, step)))
+                if rank == who and step == 2:
+                    engine.optimizer.step()
+                engine.step()
+            engine(batch(rank, 5))
+            engine.module.state_dict()
+
+        return told(run)
+
+    for text in run_ranks(2, fn):
+        if who is None:
+            assert text == "done"
+        else:
+            assert f"have stepped {3 if who == 0 else 2} times on rank 0" in text
+
+
+def _loop(rank, skips, beside_engine):
+    model = torchloom.shard_model(net(), stage=3, persistence_threshold=0)
+    # A parameter of nobody's comes first, as temperatures and logit scales do.
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(())), *model.parameters()], lr=0.1)
+    engine = None
+    if beside_engine:
+        engine = torchloom.initialize(model=net(1), config=settings(3))[0]
+    for step in range(4):
+        if engine is not None:
+            engine.backward(engine(batch(rank, step)))
+            engine.step()
+        model(batch(rank, step)).backward()
+        if not (skips and rank == 1 and step == 1):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("beside_engine", [False, True])
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_step_left_out_in_a_loop_of_ones_own(skips, beside_engine) -> None:
+    def fn(rank):
+        return told(lambda: _loop(rank, skips, beside_engine))
+
+    for text in run_ranks(2, fn):
+        if not skips:
+            assert text == "done"
+        elif beside_engine:
+            assert "Their optimizers have stepped 4 times on rank 0, 3 times on rank 1" in text
+        else:
+            assert "in step 2; rank 1 waits" in text
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+@pytest.mark.parametrize("parts", [(None, "layers.2"), (None, ""), ("", "")])
+def test_models_on_meta_in_different_parts(parts, own_loop) -> None:
+    """Weights are made equal one by one: of rank 0 if the order is the same, else not at all."""
+
+    def fn(rank):
+        model = net(seed=rank)
+        part = parts[rank]
+        if part is not None:
+            model.get_submodule(part).to("meta")
+
+        def shard():
+            if own_loop:
+                torchloom.shard_model(model, stage=3, persistence_threshold=0)
+            else:
+                torchloom.initialize(model=model, config=settings(3))
+
+        text = told(shard)
+        return text, {} if text != "done" else model.state_dict()
+
+    found = run_ranks(2, fn)
+    expected = net(seed=0).state_dict()
+    for text, weights in found:
+        if parts[1]:
+            assert "those on meta first" in text
+            assert 'ranks [1]: "layers.2.weight"' in text
+            continue
+        assert text == "done"
+        for name, value in weights.items():
+            assert torch.equal(value, found[0][1][name])
+            assert parts[0] is not None or torch.equal(value, expected[name])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("backend", ["", "aot_eager"])
+def test_unfreezing(stage, backend) -> None:
+    """Frozen after the model was sharded and unfrozen later: exact. Before: refused, nothing is lost."""
+
+    def fn(rank, is_late):
+        model = net()
+        first = list(model.layers[0].parameters())
+        for param in first:
+            param.requires_grad_(is_late)
+        config = {**settings(stage), "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+        engine = torchloom.initialize(model=model, config=config)[0]
+        if backend:
+            engine.compile(backend=backend)
+        texts = []
+        for step in range(4):
+            for param in first:
+                param.requires_grad_(step >= 2)
+            engine.backward(engine(batch(rank, step)))
+            texts.append(told(engine.step))
+        return texts, model.state_dict()
+
+    for texts, _ in run_ranks(2, fn, False):
+        assert texts[:2] == ["done", "done"]
+        assert "'layers.0.weight' was frozen when the model was sharded" in texts[2]
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        for param in model.layers[0].parameters():
+            param.requires_grad_(step >= 2)
+        optimizer.zero_grad()
+        ((model(batch(0, step)) + model(batch(1, step))) / 2).backward()
+        optimizer.step()
+    for texts, weights in run_ranks(2, fn, True):
+        assert set(texts) == {"done"}
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-6)
+
+
+def test_gathered_inside_of_gathered() -> None:
+    def fn(rank):
+        model = torchloom.shard_model(net(), stage=3, persistence_threshold=0)
+        before = model.state_dict()
+        with gathered(model, modifier_rank=0):
+            with gathered(model.layers[1].weight, modifier_rank=0), torch.no_grad():
+                model.layers[1].weight.mul_(2)
+            assert model.layers[1].weight.shape == (WIDTH, WIDTH)
+            with gathered(model), torch.no_grad():
+                model.layers[2].weight.mul_(3)
+        after = model.state_dict()
+        with gathered(model, ["layers.0.weight"]):
+            text = told(gathered(model, modifier_rank=0).__enter__)
+        model(batch(rank, 0)).backward()
+        return before, after, text
+
+    for before, after, text in run_ranks(2, fn):
+        for index, factor in enumerate((1, 2, 3, 1)):
+            name = f"layers.{index}.weight"
+            assert torch.equal(after[name], factor * before[name])
+        assert "'layers.0.weight' is gathered by an outer gathered() block" in text
+
+
+def test_a_shape_that_gathered_refuses_leaves_the_model_as_it_was() -> None:
+    def fn(rank):
+        model = torchloom.shard_model(net(), stage=3, persistence_threshold=0)
+        before = model.state_dict()
+
+        def change():
+            with gathered(model, modifier_rank=0):
+                model.layers[1].weight.data = torch.zeros(4, 4)
+
+        text = told(change)
+        model(batch(rank, 0)).backward()
+        return text, all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+    for text, stayed in run_ranks(2, fn):
+        assert "'layers.1.weight' left gathered() with shape (4, 4)" in text
+        assert stayed
