@@ -100,6 +100,19 @@ def test_a_step_left_out_in_a_loop_of_ones_own(skips, beside_engine) -> None:
             assert "in step 2; rank 1 waits" in text
 
 
+def test_what_a_program_notes_in_groups_is_its_own_business() -> None:
+    def fn(rank):
+        engine = torchloom.initialize(model=net(), config=settings(3))[0]
+        for step in range(3):
+            loss = engine(batch(rank, step))
+            engine.backward(loss)
+            engine.optimizer.param_groups[0]["last_loss"] = loss.item()
+            engine.step()
+        return "trained"
+
+    assert run_ranks(2, fn) == ["trained"] * 2
+
+
 @pytest.mark.parametrize("own_loop", [False, True])
 @pytest.mark.parametrize("parts", [(None, "layers.2"), (None, ""), ("", "")])
 def test_models_on_meta_in_different_parts(parts, own_loop) -> None:

@@ -30,8 +30,11 @@ def note_rates(optimizer: Optimizer | None) -> None:
     if optimizer is None:
         return
     numbers: list[float] = []
+    known = getattr(optimizer, "defaults", {})  # not every one is of torch's class
     for group in optimizer.param_groups:
         for key, value in group.items():
+            if known and key not in known:  # what a program keeps there for itself
+                continue
             kind = type(value)
             if kind is float or kind is int or kind is bool:
                 numbers.append(value)
@@ -43,7 +46,10 @@ def note_rates(optimizer: Optimizer | None) -> None:
         packed = struct.pack(f"{len(numbers)}d", *numbers)
     key = zlib.crc32(packed)
     if key != POSITION.rates.key:
-        groups = [dict(group, params=None) for group in optimizer.param_groups]
+        groups = [
+            {k: v for k, v in group.items() if k != "params" and (k in known or not known)}
+            for group in optimizer.param_groups
+        ]
         POSITION.rates = Rates(key, functools.partial(_words, type(optimizer), groups))
 
 
@@ -70,7 +76,7 @@ def _group(group: Mapping[str, Any], defaults: Mapping[str, object]) -> str:
         key: value
         for key, value in group.items()
         if key == "lr"
-        or (key in defaults and list(_numbers(value)) != list(_numbers(defaults[key])))
+        or (key != "params" and list(_numbers(value)) != list(_numbers(defaults.get(key))))
     }
     return ", ".join(f"{key}={_short(value)}" for key, value in told.items())
 
