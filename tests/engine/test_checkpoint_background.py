@@ -242,3 +242,30 @@ def test_keys_of_the_config(tmp_path) -> None:
 
     run_ranks(2, fn)
     assert set(names_in(tmp_path)) - {".torchloom.lock"} == {"global_step2", "last", "latest"}
+
+
+def test_a_rank_that_gives_no_sign_of_life_and_lives(tmp_path) -> None:
+    """C code that keeps the interpreter, a suspended job: whether it has ended, its line tells."""
+    import ctypes
+
+    def fn(rank):
+        from torchloom.engine.checkpoints import exchange, write
+
+        exchange.LOST_AFTER_S = exchange.BEAT_S = 0.3
+        real = write._Job._write_own
+
+        def slow(self, own):
+            time.sleep(0.5)
+            return real(self, own)
+
+        write._Job._write_own = slow
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        engine.save_checkpoint(tmp_path, async_save=True)
+        if rank == 1:
+            ctypes.PyDLL(None).sleep(3)
+        train(engine, rank, 2, first=1)
+        engine.wait_for_checkpoint()
+        return engine.load_checkpoint(tmp_path)[0]
+
+    assert run_ranks(2, fn) == [str(tmp_path / "global_step1")] * 2

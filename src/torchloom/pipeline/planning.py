@@ -40,6 +40,7 @@ from torchloom.plan.costs import CollectiveKind
 from torchloom.plan.memory import Interface, interface_of, micro_step, replay_peak
 from torchloom.plan.timeline import timeline
 from torchloom.plan.traffic import Gathered, Traffic
+from torchloom.position import POSITION
 
 Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
 """Runs the lowered passes over a graph: `(gm, "forward" or "backward", what was chosen)`."""
@@ -91,6 +92,12 @@ class PlannedSplit:
         # The split writes tags, so what is tried is tried on copies.
         plan = self._planner.plan(trials.task(copy_graph_module(joint, is_sketch=True)))
         self._report.plan = plan
+        if plan.budget_bytes is not None:
+            # Buckets and weights that stay are part of a plan, so ranks with other lengths may differ.
+            POSITION.notes["plan"] = (
+                f"{self._report.name} is planned for its own inputs of {self._report.batch_bytes} "
+                "bytes under the memory budget"
+            )
         trials.forget()
         if plan.offload:
             trials.move(joint, plan.offload, plan.again)

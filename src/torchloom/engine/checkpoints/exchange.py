@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torchloom import _torch
 from torchloom.engine.checkpoints.payload import first_line
 from torchloom.errors import CheckpointError, PeerLostError, TorchloomError
-from torchloom.runtime.lines import how_gone
+from torchloom.runtime.lines import how_gone, patience_s
 
 BEAT_S = 1.0
 LOST_AFTER_S = 8.0
@@ -64,8 +64,8 @@ class Exchange:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._store is not None and (kind is None or issubclass(kind, CheckpointError)):
-            self._take_leave()
+        if self._store is not None:
+            self._take_leave(waits=kind is None or issubclass(kind, CheckpointError))
         self._over.set()
         if self._thread is not None:
             self._thread.join(BEAT_S)
@@ -134,13 +134,15 @@ class Exchange:
                 raise PeerLostError(
                     f"rank {rank} {how}, before it said {what!r}. Look at its output for the cause"
                 )
-            if pause == 0.05 and self._is_lost(rank):
+            if pause == 0.05 and self._is_lost(rank) and not store.check([str(rank)]):
                 raise PeerLostError(
                     f"rank {rank} has left before it said {what!r}: look at its output for an error, "
                     "or for a save or load that only some ranks call"
                 )
 
     def _is_lost(self, rank: int) -> bool:
+        if self._store.check([f"left/{rank}"]):
+            return True
         now = time.monotonic()
         seen, since = self._beats.get(rank, (b"", now))
         beat = f"beat/{rank}"
@@ -148,7 +150,9 @@ class Exchange:
         if current != seen or rank not in self._beats:
             self._beats[rank] = (current, now)
             return False
-        return now - since > LOST_AFTER_S
+        # A rank that C code keeps from its interpreter, or that is suspended, gives no sign of life. If
+        # it has ended, its line says so.
+        return now - since > (patience_s() or LOST_AFTER_S)
 
     @_torch.hushed_store()
     def _beat(self) -> None:
@@ -161,13 +165,13 @@ class Exchange:
                 return
 
     @_torch.hushed_store()
-    def _take_leave(self) -> None:
-        """Let rank 0, in whose process the store is, stay until the others have read all."""
+    def _take_leave(self, *, waits: bool) -> None:
+        """Tell the others; rank 0, in whose process the store is, may wait until they have read all."""
         try:
             self._store.set(f"left/{self.rank}", "")
             end = time.monotonic() + _FAREWELL_S
             others = [f"left/{rank}" for rank in range(self.world_size)]
-            while self.rank == 0 and time.monotonic() < end and not self._store.check(others):
+            while waits and self.rank == 0 and time.monotonic() < end and not self._store.check(others):
                 time.sleep(0.001)
         except dist.DistError:
             return  # all has been said

@@ -44,6 +44,7 @@ __all__ = [
     "how_gone",
     "longest_s",
     "open_lines",
+    "patience_s",
     "set_limits",
     "show_last_words",
     "tell_digests",
@@ -186,6 +187,11 @@ def explained(event: Event, seen: Verdict) -> TorchloomError:
 def how_gone(rank: int) -> str:
     """Return how a rank has ended without a word, as far as this rank was told; empty if it has not."""
     return "" if _LINES.line is None else _LINES.line.gone.get(rank, "")
+
+
+def patience_s() -> float | None:
+    """Return how long ranks wait for one that lives to agree; None where nobody tells who has ended."""
+    return None if _LINES.line is None else _LINES.limits.agree_s
 
 
 def broken(event: Event, error: RuntimeError) -> Verdict:
