@@ -397,3 +397,19 @@ def test_processes_that_need_a_key_at_once_make_one(tmp_path, monkeypatch):
         names = {key.name for key in pool.map(lambda _: Key(make=True), range(64))}
     assert len(names) == 1
     assert [each.name for each in (tmp_path / "key").iterdir()] == ["store.key"]
+
+
+@pytest.mark.parametrize("kind", ["below a file", "too long", "nul", "loop"])
+def test_a_store_that_is_no_folder_is_refused_in_one_sentence(kind, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    root = tmp_path / {"below a file": "file/a/b", "too long": "a" * 300, "nul": "a\0b", "loop": "loop"}[kind]
+    with pytest.raises(ArtifactError, match="cannot be used"):
+        Store(root).check()
+
+
+def test_a_key_that_is_a_loop_of_links_is_refused(tmp_path, monkeypatch) -> None:
+    (tmp_path / "key").symlink_to("key")
+    monkeypatch.setenv("TORCHLOOM_KEY_FILE", str(tmp_path / "key"))
+    with pytest.raises(ArtifactError, match="cannot be used"):
+        Key()

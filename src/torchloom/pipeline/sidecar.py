@@ -66,7 +66,15 @@ def load(key: str) -> Decided | None:
         plan = found["plan"]
         known = None if plan is None else GraphPlan.from_dict(plan)
         return Decided(known, bool(found["wants_another"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (
+        OSError,
+        ArithmeticError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):
         return None
 
 
@@ -80,7 +88,7 @@ def load_collectives(key: str, kind: str) -> dict[str, int]:
     try:
         found = json.loads(_path(f"{key}-{kind}").read_text())
         return {str(name): int(count) for name, count in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ArithmeticError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
 

@@ -55,6 +55,8 @@ class Key:
             reason = str(error) if error.errno is None else f"{self.path}: {error.strerror}"
         except OSError as error:
             reason = f"{self.path}: {error.strerror}"
+        except RuntimeError as error:  # a loop of links, before Python 3.13
+            reason = f"{self.path}: {error}"
         if not reason and len(self._secret) < _NUM_BYTES:
             reason = f"{self.path} holds {len(self._secret)} bytes, a key has {_NUM_BYTES}"
         if reason:

@@ -153,17 +153,25 @@ class Store:
         Raises:
             ArtifactError: somebody can, or it belongs to another user.
         """
+        try:
+            reason = self._why_not_own()
+        except (OSError, ValueError, RuntimeError) as error:  # no path, or a loop of links
+            raise ArtifactError(
+                f"the store {str(self.root)!r} cannot be used: {error}; name a folder of yours"
+            ) from error
+        if reason:
+            raise ArtifactError(
+                f"the store {self.root} is not used: {reason}, and what a store holds is run as code. "
+                f"If you know what is in it, make a copy of your own in a folder of yours with `cp -r "
+                f"--no-preserve=all`, or take the permission away with `chmod -R go-w`"
+            )
+
+    def _why_not_own(self) -> str:
         root = self.root.resolve()
         folders = [root, *(root / name for name in ("objects", "entries", "locks"))]
         folders += [each for each in (root / "objects").glob("*") if each.is_dir()]
         reasons = [why_not_own(each) for each in folders if each.exists()]
-        reasons = [reason for reason in reasons if reason] or [why_replaceable(root)]
-        if reasons[0]:
-            raise ArtifactError(
-                f"the store {self.root} is not used: {reasons[0]}, and what a store holds is run as code. "
-                f"If you know what is in it, make a copy of your own in a folder of yours with `cp -r "
-                f"--no-preserve=all`, or take the permission away with `chmod -R go-w`"
-            )
+        return next((reason for reason in reasons if reason), "") or why_replaceable(root) or ""
 
     def sign(self, key: str, entry: Mapping[str, Any]) -> None:
         """Sign what `unverified` returned, after its user has looked at it.

@@ -97,7 +97,14 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{file} is missing: the checkpoint is not complete") from None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ArithmeticError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(f"{file} is damaged: {type(error).__name__}: {error}") from error
 
 
