@@ -42,11 +42,14 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype, checkpoints: 
 def _write(weights: dict[str, Tensor], layout: Layout, path: Path, dtype: torch.dtype) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     tied = {".".join(filter(None, owner)) for spec in layout for owner in spec.owners[1:]}
-    chosen = {
-        name: (value.to(dtype) if value.is_floating_point() else value).contiguous()
-        for name, value in weights.items()
-        if isinstance(value, Tensor) and name not in tied
-    }
+    chosen, held = {}, set()
+    for name, value in weights.items():
+        if isinstance(value, Tensor) and name not in tied:
+            each = (value.to(dtype) if value.is_floating_point() else value).contiguous()
+            memory = each.untyped_storage().data_ptr()
+            # Buffers may share memory, which the format refuses.
+            chosen[name] = each.clone() if memory in held else each
+            held.add(memory)
     partial = path.with_name(path.name + ".partial")
     try:
         if path.suffix == ".safetensors":

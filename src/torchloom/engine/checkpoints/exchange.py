@@ -171,7 +171,12 @@ class Exchange:
             self._store.set(f"left/{self.rank}", "")
             end = time.monotonic() + _FAREWELL_S
             others = [f"left/{rank}" for rank in range(self.world_size)]
-            while waits and self.rank == 0 and time.monotonic() < end and not self._store.check(others):
+            while (
+                waits
+                and self.rank == 0
+                and time.monotonic() < end
+                and not self._store.check(others)
+            ):
                 time.sleep(0.001)
         except dist.DistError:
             return  # all has been said
