@@ -69,6 +69,10 @@ class Position:
     """Optimizer steps that have been taken: part of what ranks compare."""
     updates: int = 0
     """Steps of all torch optimizers over torchloom's parameters: part of what ranks compare."""
+    backwards: int = 0
+    """Backward passes of all engines: part of what ranks compare."""
+    loads: int = 0
+    """Modules of sharded models that took weights from a state dict: part of what ranks compare."""
     actor: int = 0
     """The engine that acts, where a process has several: part of what ranks compare."""
     rates: Rates = field(default_factory=Rates)

@@ -130,6 +130,11 @@ def test_wrong_arguments(saved, tmp_path) -> None:
             run("show", saved[0] / "runs", "--tag", tag)
     with pytest.raises(ConfigError):
         run("export", saved[0] / "runs", "--to", tmp_path, "--dtype", "int3")
+    for size in ("inf", "nan", "1e300", "0", "-1"):
+        with pytest.raises(ConfigError, match="use a positive number of GB"):
+            run("export", saved[0] / "runs", "--to", tmp_path, f"--shard-gb={size}")
+    with pytest.raises(CheckpointError, match="is a checkpoint, which weights in it would damage"):
+        run("export", saved[0] / "runs", "--to", saved[0] / "runs" / "global_step1")
     (tmp_path / "file").touch()
     with pytest.raises(RecordError):
         run("export", saved[0] / "runs", "--to", tmp_path / "file" / "x")

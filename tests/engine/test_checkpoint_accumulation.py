@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -127,3 +129,36 @@ def test_hybrid_sharding_in_the_middle_of_an_accumulation(tmp_path) -> None:
 
     for through, resumed in run_ranks(4, fn):
         assert through == resumed
+
+
+@pytest.mark.parametrize("forced", [None, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_saved_and_loaded_inside_no_sync(forced, inside, tmp_path) -> None:
+    """It holds steps off for its own time alone; what the caller said of the boundary is kept."""
+
+    def go_on(engine, rank):
+        for step in (1, 2):
+            loss = engine(tokens(step, rank))
+            engine.backward(loss)
+            engine.step()
+        return engine.global_steps, weights(engine.module)
+
+    def fn(rank):
+        engine, _ = make_engine(1)
+        with engine.no_sync():
+            engine.backward(engine(tokens(0, rank)))
+            if forced is not None:
+                engine.set_gradient_accumulation_boundary(forced)
+            engine.step()
+            engine.save_checkpoint(tmp_path)
+        assert engine.global_steps == 0
+        through = go_on(engine, rank)
+        engine, _ = make_engine(1, seed=2)
+        with engine.no_sync() if inside else contextlib.nullcontext():
+            engine.load_checkpoint(tmp_path)
+            assert engine.is_gradient_accumulation_boundary() is not inside
+        return through, go_on(engine, rank)
+
+    for through, resumed in run_ranks(2, fn):
+        assert through[0] == resumed[0] == 2
+        assert_equal(through[1], resumed[1])

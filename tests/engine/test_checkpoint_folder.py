@@ -1,11 +1,9 @@
-"""Names, places, locks, full disks: an error on all ranks, the old checkpoint intact."""
+"""Names, places, ranks that are lost: an error on all ranks, the old checkpoint intact."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,9 +12,10 @@ from support.checkpoints import leftovers, names_in, outcome
 from support.ranks import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from torchloom import files
+from torchloom.engine.checkpoints import choose as choosing
 from torchloom.engine.checkpoints import folder
+from torchloom.engine.checkpoints import write as writing
 from torchloom.engine.checkpoints.exchange import Exchange
-from torchloom.engine.checkpoints.lock import FolderLock
 from torchloom.errors import CheckpointError
 
 BAD_TAGS = [
@@ -125,6 +124,106 @@ def test_a_save_takes_nothing_of_others(tmp_path) -> None:
     assert {"x.partial", ".torchloom-partial-mine", "good"} <= set(names_in(tmp_path))
 
 
+def test_a_tag_that_is_a_link(tmp_path) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3)
+        engine.save_checkpoint(tmp_path, "a")
+        if rank == 0:
+            (tmp_path / "best").symlink_to("a")
+            (tmp_path / "next").symlink_to("nothing")
+        found = [outcome(lambda t=t: engine.save_checkpoint(tmp_path, t)) for t in ("best", "next")]
+        return [*found, names_in(tmp_path), engine.load_checkpoint(tmp_path, "best")[0]]
+
+    for *texts, names, loaded in run_ranks(2, fn):
+        for text in texts:
+            assert text.startswith("CheckpointError")
+            assert "is a symbolic link to" in text
+            assert "choose another tag, or remove the link" in text
+        assert names == [".torchloom.lock", "a", "best", "latest", "next"]
+        assert loaded == str(tmp_path / "best")
+
+
+@pytest.mark.parametrize("below", ["", "sub"])
+def test_saving_into_a_checkpoint(below, tmp_path) -> None:
+    """As with the path that a load returned."""
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        path = engine.save_checkpoint(tmp_path, "a")
+        before = names_in(tmp_path / "a")
+        text = outcome(lambda: engine.save_checkpoint(tmp_path / "a" / below, "b"))
+        return text, names_in(tmp_path / "a") == before, engine.load_checkpoint(tmp_path)[0] == path
+
+    for text, *same in run_ranks(2, fn):
+        assert f"{tmp_path / 'a'} is a checkpoint" in text
+        assert f"such as {str(tmp_path)!r}" in text
+        assert same == [True, True]
+
+
+def test_files_of_others_make_no_checkpoint(tmp_path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")  # as of a web site
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        engine.save_checkpoint(tmp_path / "runs", "a")
+
+    run_ranks(2, fn)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_another_current_folder_meanwhile(background, tmp_path) -> None:
+    for name in "xy":
+        (tmp_path / name).mkdir()
+
+    def fn(rank):
+        os.chdir(tmp_path / "x")
+        real = writing._Job.open
+
+        def moved(job):
+            os.chdir(tmp_path / "y")
+            return real(job)
+
+        writing._Job.open = moved
+        engine, _ = make_engine(3)
+        path = engine.save_checkpoint("runs", "a", async_save=background)
+        engine.wait_for_checkpoint()
+        return path
+
+    assert run_ranks(2, fn) == ["runs/a"] * 2
+    assert names_in(tmp_path / "x" / "runs") == [".torchloom.lock", "a", "latest"]
+    assert names_in(tmp_path / "y") == []
+
+
+def test_a_folder_that_others_closed(tmp_path) -> None:
+    """As lost+found, which every disk has at its root."""
+    if os.geteuid() != 0:
+        pytest.skip("another user's folder is made by root")
+    tmp_path.chmod(0o777)
+    for parent in list(tmp_path.parents)[:3]:
+        parent.chmod(0o755)
+    (tmp_path / "lost+found").mkdir(mode=0o700)
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        os.seteuid(12345)
+        found = []
+        for step in range(3):
+            train(engine, rank, 1, first=step)
+            found.append(outcome(lambda: engine.save_checkpoint(tmp_path, keep_last=1)))
+        said = []
+        choosing.logger.warning = lambda *args: said.append(args[0] % args[1:])
+        found.append(outcome(lambda: engine.load_checkpoint(tmp_path)))
+        return found, said, outcome(lambda: engine.load_checkpoint(tmp_path, "lost+found"))
+
+    for rank, (found, said, by_name) in enumerate(run_ranks(2, fn)):
+        assert found == ["done"] * 4
+        assert "lost+found cannot be looked into: Permission denied" in by_name
+        if rank == 0:
+            assert len(said) == 1
+            assert "lost+found is passed over" in said[0]
+    assert names_in(tmp_path) == [".torchloom.lock", "global_step3", "latest", "lost+found"]
+
+
 # --- replacing, and being killed at any point
 
 POINTS = ["open", "fsync", "rename", "unlink", "mkdir", "rmtree", "write"]
@@ -227,66 +326,6 @@ def test_folders_change_places_at_once(tmp_path) -> None:
     assert names_in(tmp_path / "a") == ["b"]
     with pytest.raises(OSError, match="c"):
         files.swap(tmp_path / "a", tmp_path / "c")
-
-
-# --- two runs in one folder
-
-OTHER = """
-import sys, time
-from pathlib import Path
-from torchloom.engine.checkpoints.lock import FolderLock
-lock = FolderLock()
-lock.take(Path(sys.argv[1]))
-print("held", flush=True)
-time.sleep(60)
-"""
-
-
-def test_two_runs_in_one_folder(tmp_path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-
-        def fn(rank):
-            engine, _ = make_engine(3)
-            text = outcome(lambda: engine.save_checkpoint(tmp_path))
-            if rank == 0:
-                os.kill(other.pid, signal.SIGKILL)
-                time.sleep(0.3)
-            return text, outcome(lambda: engine.save_checkpoint(tmp_path))
-
-        for refused, taken_over in run_ranks(2, fn):
-            assert "another run writes" in refused
-            assert str(other.pid) in refused
-            assert taken_over == "done"
-
-
-def test_the_lock_is_released_by_destroy(tmp_path) -> None:
-    def fn(rank):
-        engine, _ = make_engine(3)
-        engine.save_checkpoint(tmp_path)
-        if rank == 0:
-            code = f"from pathlib import Path; from torchloom.engine.checkpoints.lock import FolderLock; FolderLock().take(Path({str(tmp_path)!r}))"
-            held = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-            assert "another run writes" in held.stderr
-            engine.destroy()
-            assert not (tmp_path / ".torchloom.lock").exists()
-            subprocess.run([sys.executable, "-c", code], check=True)
-
-    run_ranks(1, fn)
-
-
-def test_a_lock_that_is_taken_twice_here(tmp_path) -> None:
-    lock = FolderLock()
-    lock.take(tmp_path)
-    lock.take(tmp_path)
-    (tmp_path / ".torchloom.lock").unlink()  # someone cleaned up
-    lock.take(tmp_path)
-    assert (tmp_path / ".torchloom.lock").exists()
-    lock.release()
-    lock.release()
 
 
 # --- ranks that are lost

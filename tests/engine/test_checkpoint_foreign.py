@@ -336,3 +336,16 @@ def test_an_export_of_buffers_that_share_memory(tmp_path) -> None:
     found = load_file(tmp_path / "model.safetensors")
     assert found["whole"].tolist() == list(range(6))
     assert found["part"].tolist() == [2, 3]
+
+
+def test_weights_are_not_exported_into_a_checkpoint(tmp_path) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3)
+        path = engine.save_checkpoint(tmp_path)
+        text = outcome(lambda: engine.save_16bit_model(path))
+        return text, outcome(lambda: engine.load_checkpoint(tmp_path))
+
+    for text, loaded in run_ranks(2, fn):
+        assert text.startswith("CheckpointError")
+        assert "global_step0" in text
+        assert loaded == "done"

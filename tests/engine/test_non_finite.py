@@ -175,6 +175,25 @@ def test_stop_ends_the_run_in_order(stage: int, tmp_path) -> None:
         assert "step 1 was dropped" in reason
 
 
+def test_a_stopped_run_goes_on_from_a_checkpoint(tmp_path) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3, non_finite="stop")
+        train(engine, rank, 1)
+        engine.save_checkpoint(tmp_path)
+        through = train(engine, rank, 1, first=1)
+        spoiled_step(engine, rank, "loss", float("inf"))
+        engine.load_checkpoint(tmp_path, load_module_only=True)
+        assert engine.should_stop  # the optimizer is not that of the checkpoint
+        engine.load_checkpoint(tmp_path)
+        assert not engine.should_stop
+        assert engine.stop_reason is None
+        assert train(engine, rank, 1, first=1) == through
+        spoiled_step(engine, rank, "loss", float("inf"))
+        assert engine.should_stop
+
+    run_ranks(2, fn)
+
+
 @pytest.mark.parametrize("place", ["top", "fp16"])
 def test_skips_in_a_row_have_a_limit(place: str) -> None:
     limit = {"max_consecutive_skips": 2}

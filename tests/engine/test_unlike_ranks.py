@@ -224,3 +224,59 @@ def test_a_shape_that_gathered_refuses_leaves_the_model_as_it_was() -> None:
     for text, stayed in run_ranks(2, fn):
         assert "'layers.1.weight' left gathered() with shape (4, 4)" in text
         assert stayed
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("how", ["a micro-step", "a second backward", "the boundary"])
+def test_backward_passes_that_one_rank_alone_takes(stage, how) -> None:
+    """At stages 0 and 1 nothing travels before the boundary, where the means would be of unlike sums."""
+
+    def fn(rank):
+        accumulates = 2 if how == "the boundary" else 1
+        config = {**settings(stage), "gradient_accumulation_steps": accumulates}
+        engine = torchloom.initialize(model=net(), config=config)[0]
+
+        def run():
+            for step in range(6):
+                if rank == 1 and step == 2:
+                    if how == "a micro-step":
+                        engine.backward(engine(batch(rank, 9)))
+                    if how == "the boundary":
+                        engine.set_gradient_accumulation_boundary(True)
+                loss = engine(batch(rank, step))
+                if rank == 1 and step == 2 and how == "a second backward":
+                    engine.backward(loss, retain_graph=True)
+                engine.backward(loss)
+                engine.step()
+                if how == "the boundary":
+                    engine._boundary.forced = None
+
+        return told(run)
+
+    for text in run_ranks(2, fn):
+        assert "rank 0 " in text
+        assert "rank 1 " in text
+        if stage < 2:
+            assert how == "the boundary" or "3 on rank 0, 4 on rank 1" in text or "waits" in text
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("alone", [False, True])
+def test_weights_that_one_rank_alone_loads(stage, alone) -> None:
+    def fn(rank):
+        model = net()
+        engine = torchloom.initialize(model=model, config=settings(stage))[0]
+
+        def run():
+            if rank == 0 or not alone:
+                model.load_state_dict(net(seed=5).state_dict())
+            for step in range(2):
+                engine.backward(engine(batch(rank, step)))
+                engine.step()
+
+        return told(run)
+
+    for text in run_ranks(2, fn):
+        assert (
+            text == "done" if not alone else "Rank 0 has loaded weights that rank 1 has not" in text
+        )

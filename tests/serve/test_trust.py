@@ -403,7 +403,10 @@ def test_processes_that_need_a_key_at_once_make_one(tmp_path, monkeypatch):
 def test_a_store_that_is_no_folder_is_refused_in_one_sentence(kind, tmp_path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
-    root = tmp_path / {"below a file": "file/a/b", "too long": "a" * 300, "nul": "a\0b", "loop": "loop"}[kind]
+    root = (
+        tmp_path
+        / {"below a file": "file/a/b", "too long": "a" * 300, "nul": "a\0b", "loop": "loop"}[kind]
+    )
     with pytest.raises(ArtifactError, match="cannot be used"):
         Store(root).check()
 

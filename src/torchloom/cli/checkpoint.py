@@ -5,6 +5,7 @@ No process group and no GPU is needed, and nothing in a checkpoint is executed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.table import Table
 from torchloom.cli.failures import writing
 from torchloom.engine.checkpoints.contents import Contents, read_contents
 from torchloom.engine.checkpoints.export import export as export_weights
-from torchloom.engine.checkpoints.folder import check_tag, is_checkpoint
+from torchloom.engine.checkpoints.folder import check_tag, closed, find, is_checkpoint
 from torchloom.engine.checkpoints.manifest import check_files, check_names, check_sizes
 from torchloom.engine.checkpoints.retention import Candidate, candidate, candidates
 from torchloom.errors import CheckpointError, ConfigError
@@ -95,8 +96,8 @@ def export(
     """Verify a checkpoint and write its weights as safetensors, with an index if in several files."""
     if dtype != "keep" and dtype not in _DTYPES:
         raise ConfigError(f"--dtype {dtype}: use bf16, fp16, fp32 or keep")
-    if not shard_gb > 0:
-        raise ConfigError(f"--shard-gb {shard_gb}: use a positive number")
+    if not 0 < shard_gb * _GB < math.inf:
+        raise ConfigError(f"--shard-gb {shard_gb}: use a positive number of GB, such as 5")
     chosen = next(iter(_chosen(folder, tag)))
     wrong = [] if chosen.manifest is None and not chosen.why_not else _wrong(chosen)
     if wrong:
@@ -114,6 +115,8 @@ def _all(folder: Path) -> list[Candidate]:
     if is_checkpoint(folder):
         return [_one(folder)]
     found = candidates(folder)
+    for name, why in closed(folder).items():
+        print(f"{name}: cannot be looked into: {why}")
     if not found:
         raise CheckpointError(f"no checkpoint in {str(folder)!r}: name a folder that holds some")
     return found
@@ -123,11 +126,15 @@ def _chosen(folder: Path, tag: str | None) -> list[Candidate]:
     """Return the checkpoint that is asked for, as a list."""
     if tag is None:
         return _all(folder)[:1]
-    found = candidate(folder, check_tag(tag))
-    if not is_checkpoint(found.path):
+    if not is_checkpoint(find(folder, check_tag(tag))):
         have = ", ".join(each.tag for each in candidates(folder)) or "none"
-        raise CheckpointError(f"no checkpoint {tag!r} in {str(folder)!r}; there are: {have}")
-    return [found]
+        why = closed(folder).get(tag)
+        raise CheckpointError(
+            f"no checkpoint {tag!r} in {str(folder)!r}; there are: {have}"
+            if why is None
+            else f"{folder / tag} cannot be looked into: {why}; others: {have}"
+        )
+    return [candidate(folder, tag)]
 
 
 def _one(path: Path) -> Candidate:

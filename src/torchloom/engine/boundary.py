@@ -25,9 +25,13 @@ class Boundary:
     accumulation_steps: int
     forced: bool | None = None
     """What the caller said of the next micro-step."""
+    is_held_off: bool = False
+    """Inside `no_sync`: no micro-step is one, whatever was said; a checkpoint does not keep this."""
 
     def is_next(self, micro_steps: int) -> bool:
         """Say whether the micro-step after `micro_steps` others updates the weights."""
+        if self.is_held_off:
+            return False
         if self.forced is not None:
             return self.forced
         return (micro_steps + 1) % self.accumulation_steps == 0
@@ -41,11 +45,11 @@ class Boundary:
                 "stage 0 or 1 without accumulation averages them in its graph. Set "
                 "gradient_accumulation_steps in the config instead"
             )
-        before, self.forced = self.forced, False
+        before, self.is_held_off = self.is_held_off, True
         try:
             yield
         finally:
-            self.forced = before
+            self.is_held_off = before
 
 
 def reduces_at_boundary(layout: Layout) -> bool:

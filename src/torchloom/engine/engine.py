@@ -129,6 +129,7 @@ class Engine:
         with self.timers.measure("backward"), unwrapped():
             scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
+        POSITION.backwards += 1
         self._update.losses.append(loss.detach())
         self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
         return loss
@@ -485,6 +486,7 @@ class Engine:
             self.micro_steps = loaded.counters.micro_steps
             self._num_backwards = loaded.counters.num_backwards
             self._boundary.forced = loaded.counters.forced_boundary
+            self._update.go_on()
         self._take_place()
         self.world.comm.residents.invalidate()
         compiled.advance(self._compiled, self.global_steps)

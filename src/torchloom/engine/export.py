@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchloom.engine.checkpoints import Checkpoints
+from torchloom.engine.checkpoints.folder import check_outside
 from torchloom.shard import Layout, full_state_dict, layout_of
 
 
@@ -40,6 +41,7 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype, checkpoints: 
 
 
 def _write(weights: dict[str, Tensor], layout: Layout, path: Path, dtype: torch.dtype) -> None:
+    check_outside(path.parent, "weights")
     path.parent.mkdir(parents=True, exist_ok=True)
     tied = {".".join(filter(None, owner)) for spec in layout for owner in spec.owners[1:]}
     chosen, held = {}, set()

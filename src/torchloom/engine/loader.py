@@ -2,11 +2,18 @@
 
 The position is (epoch, samples that this rank has handed out). It is counted when a batch is handed
 out, and taken up by the order of indices, so going on reads nothing twice. A checkpoint keeps it.
+
+    loaded in the middle    the next pass begins there; a pass that runs goes there
+    loaded at an end        set_epoch of the same epoch: the next pass is empty, as it has been read
+                            no set_epoch: the next pass is a whole one, as it would have been
+    another epoch           begins at its beginning
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,105 +27,252 @@ from torchloom.log import get_logger
 logger = get_logger(__name__)
 
 
+@dataclass
+class Position:
+    """Where a rank is in its data."""
+
+    epoch: int = 0
+    """In which the samples were counted."""
+    samples: int = 0
+    """Of this rank, handed out in the epoch."""
+    is_over: bool = False
+    """The last pass over the epoch has come to its end."""
+    begin: int = 0
+    """Samples that the next pass leaves out."""
+    is_read: bool = False
+    """The epoch was over when it was loaded: `set_epoch` of it leaves all of it out."""
+
+    def enter(self, epoch: int) -> None:
+        """Be at the beginning of an epoch."""
+        self.epoch, self.samples, self.is_over = epoch, 0, False
+        self.move_on()
+
+    def move_on(self) -> None:
+        """Let the next pass be a whole one."""
+        self.begin, self.is_read = 0, False
+
+
 class Sampler(DistributedSampler[Any]):
     """A shuffled order, divided between ranks, that can begin in its middle."""
 
-    begin = 0
-    """Samples of this rank that the next pass leaves out."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.position = Position()
 
     def __iter__(self) -> Iterator[Any]:
         """Return the indices of this rank that are left of the epoch."""
-        begin, self.begin = self.begin, 0
-        return iter(list(super().__iter__())[begin:])
+        return itertools.islice(super().__iter__(), self.position.begin, None)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of an epoch; another one than the present begins at its beginning."""
         if epoch != self.epoch:
-            self.begin = 0
+            self.position.enter(epoch)
+        elif self.position.is_read:
+            self.position.begin = len(self)
         super().set_epoch(epoch)
 
 
-class Loader(DataLoader[Any]):
-    """torch's loader with a position. It is one, as programs ask for its attributes and its class."""
+class Rest(IterableDataset[Any]):
+    """An iterable dataset without its first samples, which are read and dropped."""
 
-    _handed_out = 0
-    """Samples of this rank in the present pass."""
+    def __init__(self, dataset: Any, begin: int) -> None:
+        self._dataset, self._begin = dataset, begin
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over what is left."""
+        return itertools.islice(iter(self._dataset), self._begin, None)
+
+
+class Loader(DataLoader[Any]):
+    """torch's loader with a position. It is one, as programs ask for its attributes and its class.
+
+    Args:
+        dataset: a torch dataset.
+        world: this rank among its peers.
+        rest: what torch's loader takes.
+    """
+
+    _num_loads = 0
+    """A pass that began before the last load goes on where that has put it."""
+    _drops = True
+    """A pass drops samples up to the position: no dataset that has one of its own is there already."""
+
+    def __init__(self, dataset: Any, *, world: World, **rest: Any) -> None:
+        super().__init__(dataset, **rest)
+        self._world = world
+        self._own_sampler = self.sampler if isinstance(self.sampler, Sampler) else None
+        self._position = self._own_sampler.position if self._own_sampler else Position()
 
     def __iter__(self) -> Any:
         """Iterate over micro-batches; the first pass after a load goes on where the saved one was."""
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        sampler = self.sampler if isinstance(self.sampler, Sampler) else None
-        size = self.batch_size or 1
-        skip = 0
-        if sampler is None:
-            skip, self._begin = self._begin, 0
-            self._handed_out = 0
-        else:
-            self._handed_out = sampler.begin
-        for batch in super().__iter__():
-            self._handed_out += size if sampler is None else min(size, self._left(sampler))
-            if skip > 0:  # datasets without an order are read again up to the position
-                skip -= size
-                continue
+        num_loads = None
+        while num_loads != self._num_loads:
+            num_loads = self._num_loads
+            yield from self._pass(num_loads)
+
+    def _pass(self, num_loads: int) -> Iterator[Any]:
+        """Yield the batches that are left of the epoch, until there are none or another load."""
+        at, size, sampler = self._position, self.batch_size or 1, self._own_sampler
+        epoch, samples = self._epoch, at.begin
+        for batch in self._rest():
+            samples += size if sampler is None else max(0, min(size, len(sampler) - samples))
+            at.epoch, at.samples, at.is_over = epoch, samples, False
             yield batch
-        self._handed_out = 0
+            if self._num_loads != num_loads:
+                self._stay_in(epoch)
+                return
+            at.move_on()  # only here: who looks at one batch alone has not gone on
+        at.enter(self._epoch)
+        at.is_over = epoch == self._epoch
 
-    _begin = 0
-    """Samples that the next pass over an iterable dataset leaves out."""
+    def _stay_in(self, epoch: int) -> None:
+        """Choose where a pass over `epoch` goes on after a load of another epoch."""
+        sampler, loaded = self._own_sampler, self._epoch
+        if sampler is None or loaded == epoch:
+            return
+        if self._position.is_read:
+            sampler.set_epoch(epoch)
+        if self._epoch != epoch or loaded != epoch - 1:
+            self._warn(
+                "a checkpoint of epoch %d was loaded in a pass over epoch %d, which goes on in epoch %d: "
+                "begin the loop over epochs again at loader.sampler.epoch",
+                loaded,
+                epoch,
+                self._epoch,
+            )
 
-    def _left(self, sampler: Sampler) -> int:
-        return max(0, len(sampler) - self._handed_out)
+    def _rest(self) -> Iterator[Any]:
+        begin = self._position.begin
+        if self._own_sampler is not None or not begin or not self._drops:
+            return super().__iter__()
+        rest: DataLoader[Any] = DataLoader(
+            Rest(self.dataset, begin),
+            batch_size=self.batch_size,
+            collate_fn=self.collate_fn,
+            drop_last=self.drop_last,
+            pin_memory=self.pin_memory,
+            generator=self.generator,
+        )
+        return iter(rest)
+
+    @property
+    def _epoch(self) -> int:
+        return 0 if self._own_sampler is None else self._own_sampler.epoch
+
+    @property
+    def _has_stateful_dataset(self) -> bool:
+        return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and that of a dataset that has one of its own."""
-        sampler = self.sampler if isinstance(self.sampler, Sampler) else None
-        waiting = self._begin if sampler is None else sampler.begin
+        at, sampler = self._position, self._own_sampler
         state: dict[str, Any] = {
-            "epoch": 0 if sampler is None else sampler.epoch,
-            "samples": waiting or self._handed_out,
-            "ranks": 1 if sampler is None else sampler.num_replicas,
+            "epoch": at.epoch,
+            "samples": at.samples,
+            "over": at.is_over,
+            "ranks": self._world.world_size,
             "seed": None if sampler is None else sampler.seed,
             "length": None if sampler is None else len(self.dataset),  # type: ignore[arg-type]
         }
-        if hasattr(self.dataset, "state_dict"):
-            state["dataset"] = self.dataset.state_dict()
+        if self._has_stateful_dataset:
+            state["dataset"] = self.dataset.state_dict()  # type: ignore[attr-defined]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position, also one of another number of ranks; the next pass begins there.
+        """Go on at a position, also one of another number of ranks, and also in a pass that runs.
 
         Raises:
-            CheckpointError: the position is one in other data.
+            CheckpointError: the position is one in other data; nothing has changed.
         """
-        self._handed_out = 0
-        sampler = self.sampler if isinstance(self.sampler, Sampler) else None
-        if sampler is None:
-            if "dataset" in state:
-                self.dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
-            else:
-                self._begin = int(state["samples"])
+        self._check_same_data(state)
+        seen, ranks = int(state["samples"]) * int(state["ranks"]), self._world.world_size
+        is_own = self._own_sampler is None and "dataset" in state
+        if is_own and ranks != int(state["ranks"]):
+            self._warn(
+                "the position that the dataset itself kept on %d ranks means nothing to %d: it stays "
+                "where it is, and if that is its beginning %d samples are read twice; keep a position "
+                "that any number of ranks can take in client_state",
+                state["ranks"],
+                ranks,
+                seen,
+            )
             return
-        for name, have in (("seed", sampler.seed), ("length", len(self.dataset))):  # type: ignore[arg-type]
-            if state[name] != have:
+        if "dataset" in state:
+            self.dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
+        self._drops = not is_own
+        self._go_to(int(state["epoch"]), self._share(seen, state), bool(state.get("over")))
+
+    def _check_same_data(self, state: dict[str, Any]) -> None:
+        sampler = self._own_sampler
+        have = {
+            "length": None if sampler is None else len(self.dataset),  # type: ignore[arg-type]
+            "seed": None if sampler is None else sampler.seed,
+        }
+        way_out = "or leave the position out with load_module_only=True"
+        if (state["length"] is None) != (sampler is None):
+            kinds = ("a map-style", "an iterable")
+            raise CheckpointError(
+                f"the saved position is one in {kinds[state['length'] is None]} dataset, here it is "
+                f"{kinds[sampler is None]} one: train on the same data, {way_out}"
+            )
+        for name, value in have.items():
+            if state[name] != value:
                 raise CheckpointError(
                     f"the saved position is one in a dataset whose {name} is {state[name]}, here it is "
-                    f"{have}: train on the same data with the same seed, or leave the position out "
-                    "with load_module_only=True"
+                    f"{value}: train on the same data with the same seed, {way_out}"
                 )
-        seen = int(state["samples"]) * int(state["ranks"])
-        if seen % sampler.num_replicas:
-            logger.warning(
-                "%d samples of the epoch were read by %d ranks, which %d ranks cannot share evenly: "
-                "up to %d of them are read again",
+        if "dataset" in state and not self._has_stateful_dataset:
+            raise CheckpointError(
+                "the checkpoint holds a state of the dataset's own, and the dataset here has no "
+                f"state_dict and load_state_dict: train on the same data, {way_out}"
+            )
+
+    def _share(self, seen: int, state: dict[str, Any]) -> int:
+        """Return how many of the samples that all ranks have seen are this rank's."""
+        ranks, sampler = self._world.world_size, self._own_sampler
+        begin, again = divmod(seen, ranks)
+        if sampler is not None and seen >= len(self.dataset):  # type: ignore[arg-type]
+            return len(sampler)  # the order is filled up to a multiple of the ranks
+        if sampler is None and seen and ranks != int(state["ranks"]):
+            self._warn(
+                "%d ranks have read %d samples of an iterable dataset, and each of %d ranks leaves its "
+                "first %d out: where rank r reads samples r, r + %d and so on, %d are read twice and none "
+                "is left out; where it is divided otherwise, up to %d samples are read twice and as many "
+                "left out: load on %d ranks, or train on a map-style dataset",
+                state["ranks"],
+                seen,
+                ranks,
+                begin,
+                ranks,
+                again,
                 seen,
                 state["ranks"],
-                sampler.num_replicas,
-                seen % sampler.num_replicas,
             )
-        sampler.set_epoch(int(state["epoch"]))
-        sampler.begin = seen // sampler.num_replicas
+        elif again:
+            self._warn(
+                "%d samples of the epoch were read by %d ranks, which %d ranks cannot share evenly: "
+                "%d of them are read twice",
+                seen,
+                state["ranks"],
+                ranks,
+                again,
+            )
+        return begin
+
+    def _go_to(self, epoch: int, samples: int, is_over: bool) -> None:
+        at, sampler = self._position, self._own_sampler
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        at.epoch, at.samples, at.is_over = epoch, samples, is_over
+        at.begin, at.is_read = (0, True) if is_over else (samples, False)
+        self._num_loads += 1
+
+    def _warn(self, text: str, *args: Any) -> None:
+        if self._world.rank == 0:
+            logger.warning(text, *args)
 
 
 def make_loader(
@@ -148,6 +302,7 @@ def make_loader(
         )
     return Loader(
         dataset,
+        world=world,
         batch_size=config.batch.micro_batch_size,
         sampler=sampler,
         collate_fn=collate_fn,

@@ -27,5 +27,6 @@ def communicator_of(model: nn.Module, comm: Communicator, agreement: Agreement) 
         other = lookup(layout.handle)
         if other.shard is comm.shard and not names.isdisjoint(spec.name for spec in layout):
             taken.add(other.model)
-    free = next(number for number in range(len(taken) + 1) if number not in taken)
+    # Not the first free number: ranks may have freed different ones of several earlier models.
+    free = max(taken, default=-1) + 1
     return for_model(comm, agreement.most("the number of models with equal names", free))

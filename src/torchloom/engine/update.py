@@ -91,6 +91,11 @@ class Update:
         self.scaler.update(found is not None)
         return found is None
 
+    def go_on(self) -> None:
+        """Let a run go on from a checkpoint: what it was to end for is of steps that are taken back."""
+        self.stop_reason = None
+        self.losses.clear()
+
     def _check(self) -> NonFinite | None:
         """Compute the global norm if anything asks for it; return what is not finite."""
         checks = self.config.non_finite.checks

@@ -26,7 +26,7 @@ _REMEMBERED = 4096
 """Entries of a group that are known to have begun: more than any rank can be ahead of another."""
 _COMPARED = 64
 """Entries of a group without tags that ranks compare one by one where the run stands still."""
-_NUMBERS = struct.Struct("<QQQQQ")
+_NUMBERS = struct.Struct("<7Q")
 
 
 class Label(NamedTuple):
@@ -133,8 +133,8 @@ class Channel:
         self._numbers[what] = number + 1
         step = POSITION.step
         actor = POSITION.actor
-        rates = POSITION.rates.key
-        key = zlib.crc32(_NUMBERS.pack(number, step, POSITION.updates, actor, rates), what.seed)
+        done = POSITION.updates, POSITION.backwards, POSITION.loads, POSITION.rates.key
+        key = zlib.crc32(_NUMBERS.pack(number, step, actor, *done), what.seed)
         self.begun.append(key)
         self.num_begun += 1
         self.rolling = zlib.crc32(key.to_bytes(4, "little"), self.rolling)

@@ -64,13 +64,15 @@ class WeightStore:
                 elsewhere.append(index)
         self._gather([shards[i] for i in elsewhere], elsewhere, wholes)
         numbers = [f"weight {index}" for index in params]
-        number = self._link.arrive(label("begin to read shared memory", numbers))
+        number = self._link.arrive(
+            label("begin to read shared memory", numbers, model=self._comm.model)
+        )
         self._comm.begin("gather", wholes, Pending(lambda: self._link.meet(number)))
         return wholes
 
     def done(self) -> None:
         """Return when all ranks have finished reading."""
-        self._link.barrier(label("end of reading shared memory"))
+        self._link.barrier(label("end of reading shared memory", model=self._comm.model))
 
     def _gather(self, shards: list[Tensor], places: list[int], wholes: list[Tensor]) -> None:
         """Gather what is not in the store the ordinary way."""

@@ -18,7 +18,7 @@ from torchloom.shard.classes import sharded_class
 from torchloom.shard.layout import Layout, Mode, ParamSpec
 from torchloom.shard.pieces import cut, join, pad_storage
 from torchloom.shard.regather import attach
-from torchloom.shard.state import ORIGINAL, gather_whole
+from torchloom.shard.state import ORIGINAL, count_load, gather_whole
 
 logger = get_logger(__name__)
 
@@ -29,6 +29,8 @@ Broadcast = Callable[[list[Tensor]], None]
 class _Root:
     layout: Layout
     hooks: tuple[RemovableHandle, ...]
+    """Around eager forward passes."""
+    counts_loads: RemovableHandle
 
 
 _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -150,7 +152,8 @@ def shard_module(
         _broadcast_all(broadcast, [b.detach() for b in model.buffers() if b.numel()])
     _swap_classes(modules, layout)
     hooks = attach(model, layout.handle, regather=layout.stage == 3)
-    _ROOTS[model] = _Root(layout, hooks)
+    counts_loads = model.register_load_state_dict_post_hook(count_load)
+    _ROOTS[model] = _Root(layout, hooks, counts_loads)
     _say_what_happened(layout)
     return model
 
@@ -170,7 +173,8 @@ def unshard(model: nn.Module) -> nn.Module:
         param.grad = None
         param.data = whole
     _restore_classes(modules)
-    for hook in _ROOTS.pop(model).hooks:
+    root = _ROOTS.pop(model)
+    for hook in (*root.hooks, root.counts_loads):
         hook.remove()
     return model
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchloom import ops
+from torchloom.position import POSITION
 from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.pieces import cut
 
@@ -82,6 +83,11 @@ def save_to_state_dict(
             )
 
 
+def count_load(*_: object) -> None:
+    """Let ranks compare that weights were loaded: on one rank alone they would no longer be equal."""
+    POSITION.loads += 1
+
+
 def load_from_state_dict(
     self: Any,
     state_dict: Mapping[str, Any],
@@ -91,6 +97,7 @@ def load_from_state_dict(
 ) -> None:
     """Stand in for `nn.Module._load_from_state_dict` in generated classes: cuts whole weights."""
     layout = self._loom_layout
+    count_load()
     cut_dict = dict(state_dict)
     for attr, name in self._loom_names.items():
         value, spec = state_dict.get(prefix + attr), layout[name]

@@ -6,6 +6,7 @@ import hashlib
 import stat
 from pathlib import Path
 
+from torchloom.engine.checkpoints import folder
 from torchloom.engine.checkpoints.exchange import Exchange
 from torchloom.engine.checkpoints.manifest import (
     NAME,
@@ -14,7 +15,7 @@ from torchloom.engine.checkpoints.manifest import (
     has_manifest,
     read_manifest,
 )
-from torchloom.engine.checkpoints.retention import candidate, candidates
+from torchloom.engine.checkpoints.retention import candidates
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
 
@@ -64,12 +65,18 @@ def choose(root: Path, tag: str | None, ranks: Exchange) -> Path:
 def _proposals(root: Path, tag: str | None) -> list[tuple[str, str]]:
     found = candidates(root)
     have = ", ".join(each.tag for each in found) or "none"
+    closed = folder.closed(root)
     if tag is not None:
-        if all(each.tag != tag for each in found):
+        path = folder.find(root, tag)
+        if tag in closed:
+            raise CheckpointError(f"{path} cannot be looked into: {closed[tag]}; others: {have}")
+        if not folder.is_checkpoint(path):
             raise CheckpointError(
                 f"checkpoint {tag!r} in {str(root)!r} is missing or incomplete; complete ones: {have}"
             )
-        return [(tag, str(candidate(root, tag).path))]
+        return [(tag, str(path))]
+    for name, why in closed.items():
+        logger.warning("%s is passed over, it cannot be looked into: %s", root / name, why)
     usable = [each for each in found if each.manifest is None or each.manifest.is_latest]
     if not usable:
         raise CheckpointError(

@@ -6,12 +6,18 @@
 
 The format is 8 bytes of length, a JSON header, and the tensors' bytes one after the other
 (https://huggingface.co/docs/safetensors, "Format"). Tied weights are written once.
+
+An export replaces the one that was there. Readers take model.safetensors if it is there, and else
+what the index names: an export that is killed at any moment leaves them the old weights or the new.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -20,8 +26,17 @@ import torch
 from torch import Tensor
 
 from torchloom.engine.checkpoints.contents import Contents
+from torchloom.engine.checkpoints.folder import check_outside
 from torchloom.errors import CheckpointError
+from torchloom.files import write_whole
 
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_WRITTEN = re.compile(
+    r"(model|model-\d{5,}-of-\d{5,}(\.[0-9a-f]{8})?)\.safetensors(\.partial)?"
+    r"|\.?model\.safetensors\.index\.json(\..*\.partial)?"
+)
+"""Names that an export gives, also one that was killed."""
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -51,33 +66,73 @@ def export(
 
     Args:
         contents: a checkpoint that has been verified.
-        folder: target; files of the same names are replaced when the new ones are complete.
+        folder: target; an export that is there is replaced when the new one is complete.
         dtype: of floating-point weights; None keeps theirs.
         shard_bytes: size at which a new file begins; a larger tensor has a file of its own.
 
     Raises:
-        CheckpointError: a weight cannot be read, or written as safetensors.
+        CheckpointError: a weight cannot be read, or written as safetensors; or the target lies in a
+            checkpoint.
         OSError: a file cannot be written.
     """
+    check_outside(folder, "weights")
     shards = _shards(_weights(contents, dtype), shard_bytes)
     folder.mkdir(parents=True, exist_ok=True)
-    width = len(shards)
-    names = [f"model-{i + 1:05d}-of-{width:05d}.safetensors" for i in range(width)]
-    if width == 1:
-        names = ["model.safetensors"]
+    names = _names(len(shards))
     partials: list[Path] = []
     try:
         for name, shard in zip(names, shards, strict=True):
             partials.append(folder / f"{name}.partial")
             with partials[-1].open("wb") as file:
                 _write(file, contents, shard)
-        written = [partial.replace(folder / partial.stem) for partial in partials]
+        if len(shards) == 1:
+            written = [partials[0].replace(folder / _SINGLE)]
+        else:
+            written = _place(folder, shards, names, partials)
     finally:
         for partial in partials:
             partial.unlink(missing_ok=True)
-    if width > 1:
-        written.append(_write_index(folder, names, shards))
+    _remove_others(folder, {path.name for path in written})
     return written
+
+
+def _names(width: int, ident: str = "") -> list[str]:
+    if width == 1:
+        return [_SINGLE]
+    return [f"model-{i + 1:05d}-of-{width:05d}{ident}.safetensors" for i in range(width)]
+
+
+def _place(
+    folder: Path, shards: list[list[Weight]], names: list[str], partials: list[Path]
+) -> list[Path]:
+    """Give complete files their names, and write the index.
+
+    Where the old index names the same files, it first changes to others with the new weights.
+    """
+    targets = [folder / name for name in names]
+    if not any(target.exists() for target in targets):
+        for partial, target in zip(partials, targets, strict=True):
+            partial.replace(target)
+    else:
+        others = _names(len(shards), f".{secrets.token_hex(4)}")
+        for partial, other in zip(partials, others, strict=True):
+            partial.replace(folder / other)
+        _write_index(folder, others, shards)
+        for partial, other, target in zip(partials, others, targets, strict=True):
+            try:
+                partial.hardlink_to(folder / other)
+            except OSError:  # the file system has no links
+                shutil.copyfile(folder / other, partial)
+            partial.replace(target)
+    return [*targets, _write_index(folder, names, shards)]
+
+
+def _remove_others(folder: Path, kept: set[str]) -> None:
+    """Remove what older exports left, first what readers look at first."""
+    old = [each for each in folder.iterdir() if _WRITTEN.fullmatch(each.name)]
+    for each in sorted(old, key=lambda each: (each.name not in (_SINGLE, _INDEX), each.name)):
+        if each.name not in kept:
+            each.unlink()
 
 
 def _weights(contents: Contents, dtype: torch.dtype | None) -> list[Weight]:
@@ -152,7 +207,5 @@ def _write_index(folder: Path, names: list[str], shards: list[list[Weight]]) -> 
         weight.name: name for name, shard in zip(names, shards, strict=True) for weight in shard
     }
     total = sum(weight.num_bytes for shard in shards for weight in shard)
-    path = folder / "model.safetensors.index.json"
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": place}, indent=1)
-    path.write_text(text + "\n")
-    return path
+    return write_whole(folder / _INDEX, text + "\n")

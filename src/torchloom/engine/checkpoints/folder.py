@@ -13,10 +13,14 @@ that, the old one steps aside first, and for that moment is found under its seco
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import stat
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+from torchloom.engine.checkpoints.manifest import read_manifest
 from torchloom.errors import CheckpointError
 from torchloom.files import swap
 from torchloom.log import get_logger
@@ -30,7 +34,9 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+,@~-]*")
 _OWN = re.compile(
     r"\.metadata|(engine|index|manifest|rank_\d+)\.json|rng_rank\d+\.pt|__\d+_\d+\.distcp"
 )
-_WORKING = re.compile(r"\.torchloom-(partial|old|gone)-[0-9a-f]{8}-(.+)")
+_WORKING = re.compile(r"\.torchloom-(partial|old|gone)-([0-9a-f]{8})-(.+)")
+_MARKS = ("engine.json", "manifest.json", ".metadata")
+"""Files of which other folders may have one, but hardly two."""
 
 
 def check_tag(tag: object) -> str:
@@ -67,7 +73,12 @@ def check_replaceable(path: Path) -> None:
     Raises:
         CheckpointError: something else than a checkpoint is there, or files of someone else in it.
     """
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
+    if path.is_symlink():
+        raise CheckpointError(
+            f"{path} is a symbolic link to {path.readlink()}, and a checkpoint takes the place of no "
+            "link: choose another tag, or remove the link"
+        )
+    if path.exists() and not path.is_dir():
         raise CheckpointError(
             f"{path} exists and is no checkpoint: choose another tag, or remove it"
         )
@@ -79,11 +90,34 @@ def check_replaceable(path: Path) -> None:
         )
 
 
+def check_outside(path: Path, what: str) -> None:
+    """Raise if a folder is a checkpoint or lies in one, which other files in it would damage.
+
+    Args:
+        path: a folder to write to; it need not exist.
+        what: what is to be written.
+
+    Raises:
+        CheckpointError: it is, or does.
+    """
+    path = _target(path)
+    for each in (path, *path.parents):
+        if sum(_is(each / name, stat.S_ISREG) for name in _MARKS) > 1:
+            raise CheckpointError(
+                f"{each} is a checkpoint, which {what} in it would damage: pass a folder outside it, "
+                f"such as {str(each.parent)!r}"
+            )
+
+
 def foreign_files(path: Path) -> list[str]:
-    """Return the names in a folder that no checkpoint has."""
-    if not path.is_dir():
+    """Return the names in a folder that no checkpoint has, or why they cannot be told."""
+    try:
+        names = [each.name for each in path.iterdir()]
+    except FileNotFoundError:
         return []
-    return sorted(each.name for each in path.iterdir() if not _OWN.fullmatch(each.name))
+    except OSError as error:
+        return [f"what cannot be listed: {error.strerror}"]
+    return sorted(name for name in names if not _OWN.fullmatch(name))
 
 
 def publish(partial: Path, final: Path, ident: str) -> Path | None:
@@ -110,20 +144,22 @@ def publish(partial: Path, final: Path, ident: str) -> Path | None:
 def find(root: Path, tag: str) -> Path:
     """Return the folder of a tag, also of one whose replacement was broken off half way."""
     final = root / tag
-    if final.exists() or not root.is_dir():
+    if _is(final) or not root.is_dir():
         return final
     aside = [path for path in sorted(root.iterdir()) if _is_working(path, "old", tag)]
     return aside[-1] if aside else final
 
 
 def tags(root: Path) -> list[str]:
-    """Return the names of all folders that look like checkpoints."""
+    """Return the names of all folders that look like checkpoints; a link to one of them is none."""
     if not root.is_dir():
         return []
     names = set()
     for path in root.iterdir():
+        if path.is_symlink() and _target(path).parent == _target(root):
+            continue
         found = _WORKING.fullmatch(path.name)
-        name = found[2] if found is not None and found[1] == "old" else path.name
+        name = found[3] if found is not None and found[1] == "old" else path.name
         if _TAG.fullmatch(name) and is_checkpoint(find(root, name)):
             names.add(name)
     return sorted(names)
@@ -131,20 +167,40 @@ def tags(root: Path) -> list[str]:
 
 def is_checkpoint(path: Path) -> bool:
     """Say whether a folder holds what only checkpoints hold."""
-    return any((path / name).is_file() for name in ("engine.json", "manifest.json"))
+    return any(_is(path / name, stat.S_ISREG) for name in ("engine.json", "manifest.json"))
 
 
-def clean(root: Path) -> None:
+def closed(root: Path) -> dict[str, str]:
+    """Return why the system does not let us look into folders that may be checkpoints, by name."""
+    found = {}
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        if _TAG.fullmatch(path.name) and _is(path, stat.S_ISDIR):
+            try:
+                (path / "manifest.json").lstat()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                found[path.name] = error.strerror or str(error)
+    return found
+
+
+def clean(root: Path, living: Collection[str]) -> None:
     """Remove what killed saves left; only for the holder of the folder's lock.
 
     A checkpoint that stepped aside for another one which then never came takes its name back.
+
+    Args:
+        root: the folder of checkpoints.
+        living: idents of saves of this process that are under way.
     """
     for path in root.iterdir():
         found = _WORKING.fullmatch(path.name)
-        if found is None or not path.is_dir() or path.is_symlink():
+        if found is None or path.is_symlink() or not _is(path, stat.S_ISDIR):
             continue
-        if found[1] == "old" and not (root / found[2]).exists():
-            path.rename(root / found[2])
+        if found[2] in living:
+            continue
+        if found[1] == "old" and not _is(root / found[3]):
+            path.rename(root / found[3])
         else:
             remove(path)
 
@@ -158,16 +214,42 @@ def remove(path: Path) -> None:
 
 
 def retire(path: Path, ident: str) -> None:
-    """Remove a checkpoint so that it is whole or gone at every moment."""
-    aside = working(path.parent, "gone", path.name, ident)
+    """Remove a checkpoint so that it is whole or gone at every moment.
+
+    One that was renamed, or that a link in the folder points to, is somebody's choice: it stays.
+    """
+    found = _WORKING.fullmatch(path.name)
+    tag = path.name if found is None else found[3]
+    aside = working(path.parent, "gone", tag, ident)
     try:
+        if path.is_symlink() or read_manifest(path).tag != tag or _is_linked(path):
+            logger.info("%s stays: it was renamed, or a link points to it", path)
+            return
         path.rename(aside)
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         logger.warning("cannot remove the old checkpoint %s: %s", path, error)
         return
     remove(aside)
 
 
+def _is_linked(path: Path) -> bool:
+    """Say whether a link beside a folder points to it, or into it."""
+    links = [_target(each) for each in path.parent.iterdir() if each.is_symlink()]
+    return any(_target(path) in (each, *each.parents) for each in links)
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # Path.resolve raises where links go in circles
+
+
+def _is(path: Path, kind: Callable[[int], bool] = bool) -> bool:
+    """Say whether something of a kind is there, as far as this user may see."""
+    try:
+        return kind(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def _is_working(path: Path, kind: str, tag: str) -> bool:
     found = _WORKING.fullmatch(path.name)
-    return found is not None and found[1] == kind and found[2] == tag and is_checkpoint(path)
+    return found is not None and found[1] == kind and found[3] == tag and is_checkpoint(path)

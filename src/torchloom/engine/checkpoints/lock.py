@@ -1,20 +1,24 @@
 """One run at a time writes into a folder of checkpoints.
 
-The lock is the system's own on an open file (fcntl), held by rank 0 from the first save until
-`engine.destroy()` or the end of the process, however it ends: a killed run leaves none. It also
-holds over NFS. The file says who holds it, for the message to the other one.
+The lock is the system's own on an open file (flock), held by the process of rank 0 from the first
+save until the last of its engines that saved there is destroyed, or the process ends, however it
+ends: a killed run leaves none. It belongs to the file that was opened here, so nobody loses it by
+reading the lock file, as a copy of the folder does. It also holds over NFS. The file says who holds
+it, for the message to the other one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import socket
+import threading
 import time
+import weakref
 from pathlib import Path
-from typing import BinaryIO
 
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
@@ -25,54 +29,103 @@ NAME = ".torchloom.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
 
-class FolderLock:
-    """The right to write into one folder at a time."""
+class Hold:
+    """A folder that this process may write to, shared by all its engines that save there."""
 
     def __init__(self) -> None:
-        self._held: dict[Path, BinaryIO] = {}
+        self.alone = threading.RLock()
+        """Held by the one thread that looks for leftovers, publishes or removes."""
+        self.living: set[str] = set()
+        """Idents of saves that are under way: their folders are no leftovers."""
+        self.owners: set[object] = set()
+        self.handle = -1
 
-    def take(self, root: Path) -> None:
+
+class FolderLock:
+    """The right of one engine to write into folders."""
+
+    def __init__(self) -> None:
+        self._owner = object()
+        weakref.finalize(self, _process.release, self._owner, None, removes=False)
+
+    def take(self, root: Path) -> Hold:
         """Take the right to write into a folder, unless it is held here already.
 
         Raises:
             CheckpointError: another process holds it.
             OSError: the lock file cannot be written.
         """
-        root = root.resolve()
-        path, held = root / NAME, self._held.get(root)
-        if held is not None and _is_at(held, path):
-            return
-        self.release(root)
-        while True:
-            file = path.open("a+b")
-            try:
-                _lock(file, path)
-            except BaseException:
-                file.close()
-                raise
-            if _is_at(file, path):
-                break
-            file.close()  # its holder removed it between opening and locking
-        file.truncate(0)
-        facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.ctime()}
-        file.write(json.dumps(facts).encode())
-        file.flush()
-        self._held[root] = file
+        return _process.take(self._owner, root.resolve())
 
     def release(self, root: Path | None = None) -> None:
-        """Let others write into the folder, or into all that are held."""
-        for each in [root] if root is not None else list(self._held):
-            file = self._held.pop(each, None)
-            if file is None:
-                continue
-            if _is_at(file, each / NAME):
-                (each / NAME).unlink(missing_ok=True)
-            file.close()
+        """Let others write into the folder, or into all, when no engine here does any more."""
+        _process.release(self._owner, root, removes=True)
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
+class _Process:
+    """The folders that this process holds."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, Hold] = {}
+        self._mutex = threading.RLock()  # taken again where an engine is collected meanwhile
+
+    def forked(self) -> None:
+        """Hold nothing in a forked process: a worker may outlive a run that is killed."""
+        inherited = [hold.handle for hold in self._held.values()]
+        self._held, self._mutex = {}, threading.RLock()
+        for handle in inherited:
+            os.close(handle)  # the lock itself stays with the parent
+
+    def take(self, owner: object, root: Path) -> Hold:
+        with self._mutex:
+            path, hold = root / NAME, self._held.get(root) or Hold()
+            if not _is_at(hold.handle, path):
+                new = _locked(path)
+                _close(hold.handle)
+                hold.handle = new
+                self._held[root] = hold
+            hold.owners.add(owner)
+            return hold
+
+    def release(self, owner: object, root: Path | None, *, removes: bool) -> None:
+        with self._mutex:
+            for each in [root.resolve()] if root is not None else list(self._held):
+                hold = self._held.get(each)
+                if hold is None or owner not in hold.owners:
+                    continue
+                hold.owners.remove(owner)
+                if hold.owners:
+                    continue
+                del self._held[each]
+                if removes and _is_at(hold.handle, each / NAME):
+                    (each / NAME).unlink(missing_ok=True)
+                _close(hold.handle)
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.forked)
+
+
+def _locked(path: Path) -> int:
+    """Return the lock file, open and locked."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _lock(handle, path)
+            if _is_at(handle, path):
+                facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.ctime()}
+                os.ftruncate(handle, 0)
+                os.write(handle, json.dumps(facts).encode())
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # its holder removed it between opening and locking
+
+
+def _lock(handle: int, path: Path) -> None:
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _NO_LOCKS:
             logger.warning(
@@ -89,6 +142,13 @@ def _lock(file: BinaryIO, path: Path) -> None:
         ) from None
 
 
+def _close(handle: int) -> None:
+    if handle >= 0:
+        with contextlib.suppress(OSError):  # a copy in a child that is about to exec holds it too
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+
 def _holder(path: Path) -> str:
     try:
         facts = json.loads(path.read_text())
@@ -97,9 +157,9 @@ def _holder(path: Path) -> str:
         return f"see {path}"
 
 
-def _is_at(file: BinaryIO, path: Path) -> bool:
+def _is_at(handle: int, path: Path) -> bool:
     try:
-        there, here = path.stat(), os.fstat(file.fileno())
+        there, here = path.stat(), os.fstat(handle)
     except OSError:
         return False
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)

@@ -26,7 +26,7 @@ from torchloom._torch.dcp import write_dcp_metadata
 from torchloom.engine.checkpoints import folder, rng
 from torchloom.engine.checkpoints.digests import SummedFile, Sums, write_summed
 from torchloom.engine.checkpoints.exchange import Exchange
-from torchloom.engine.checkpoints.lock import FolderLock
+from torchloom.engine.checkpoints.lock import FolderLock, Hold
 from torchloom.engine.checkpoints.manifest import FORMAT, NAME, Manifest
 from torchloom.engine.checkpoints.payload import Part, from_json, merged, to_json, write_parts
 from torchloom.engine.checkpoints.retention import next_serial, prune
@@ -43,6 +43,7 @@ class Request:
     """Where and how to save."""
 
     root: Path
+    """Relative as long as the caller waits, absolute once the save begins."""
     tag: Any
     """A name or a number, until it is checked."""
     is_latest: bool = True
@@ -54,8 +55,8 @@ class Request:
         return f"checkpoint {self.tag!r} cannot be saved into {str(self.root)!r}"
 
 
-def write(snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchange) -> str:
-    """Write a checkpoint; all ranks call, and all return its path or raise.
+def write(snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchange) -> None:
+    """Write a checkpoint; all ranks call, and all return or raise.
 
     Raises:
         CheckpointError: a rank failed; what was under the tag is still there.
@@ -65,11 +66,9 @@ def write(snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchang
     try:
         own = job.compare(job.open())
         job.write_files(own)
-        return job.publish()
-    except BaseException:
-        if job.partial is not None and ranks.rank == 0:
-            folder.remove(job.partial)
-        raise
+        job.publish()
+    finally:
+        job.end()
 
 
 class _Job:
@@ -78,6 +77,7 @@ class _Job:
     ) -> None:
         self.snapshot, self.request, self.ranks, self._lock = snapshot, request, ranks, lock
         self.partial: Path | None = None
+        self._hold = Hold()
         self._ident = ""
         self._rank_files: list[Sums] = []
         self._digests: dict[str, str] = {}
@@ -98,15 +98,18 @@ class _Job:
 
     def _make_folder(self) -> dict[str, str]:
         root, tag = self.request.root, self.request.tag
+        folder.check_outside(root, "another one")
         root.mkdir(parents=True, exist_ok=True)
-        self._lock.take(root)
-        folder.clean(root)
-        folder.check_replaceable(root / tag)
-        ident, token = secrets.token_hex(4), secrets.token_hex(8)
-        self.partial = folder.working(root, "partial", tag, ident)
-        self.partial.mkdir()
+        self._hold = self._lock.take(root)
+        with self._hold.alone:
+            folder.clean(root, self._hold.living)
+            folder.check_replaceable(root / tag)
+            self._ident, token = secrets.token_hex(4), secrets.token_hex(8)
+            self._hold.living.add(self._ident)
+            self.partial = folder.working(root, "partial", tag, self._ident)
+            self.partial.mkdir()
         (self.partial / f"token-{token}").touch()
-        return {"ident": ident, "token": token}
+        return {"ident": self._ident, "token": token}
 
     def compare(self, token: str) -> list[str]:
         """Return the names of values of which this rank keeps its own."""
@@ -162,14 +165,23 @@ class _Job:
         }
         return write_summed(path / f"rank_{rank}.json", _text(facts))
 
-    def publish(self) -> str:
-        """Let the checkpoint appear; return its path."""
-        told = self.ranks.together(
+    def publish(self) -> None:
+        """Let the checkpoint appear."""
+        self.ranks.together(
             self.request.failure, lambda: self._publish() if self.ranks.rank == 0 else None
         )
-        return str(told[0])
 
-    def _publish(self) -> str:
+    def end(self) -> None:
+        """Remove what is left of a save that failed."""
+        if self.partial is not None and self.ranks.rank == 0:
+            folder.remove(self.partial)
+        self._hold.living.discard(self._ident)
+
+    def _publish(self) -> None:
+        with self._hold.alone:
+            self._finish()
+
+    def _finish(self) -> None:
         root, path, request = self.request.root, self._folder, self.request
         manifest = self._finish_files()
         for token in path.glob("token-*"):
@@ -180,7 +192,6 @@ class _Job:
         replaced = folder.publish(path, final, self._ident)
         self.partial = None
         self._tidy(replaced)
-        return str(final)
 
     def _finish_files(self) -> Manifest:
         snapshot, path, world_size = self.snapshot, self._folder, self.ranks.world_size
@@ -230,7 +241,14 @@ class _Job:
         if replaced is not None:
             folder.remove(replaced)
         if request.keep_last is not None:
-            prune(root, request.keep_last, self._ident)
+            try:
+                prune(root, request.keep_last, self._ident)
+            except Exception as error:  # noqa: BLE001  the checkpoint is there, whatever others are
+                logger.warning(
+                    "checkpoint %s is saved, but not all old ones are removed: %s",
+                    root / request.tag,
+                    error,
+                )
 
 
 def _text(facts: Any, indent: int | None = None) -> bytes:

@@ -24,6 +24,10 @@ _ADVICE = (
 _UPDATES = (
     "Look for an optimizer.step() that only some ranks call, or that a scaler leaves out on some"
 )
+_LOADS = "Call load_state_dict on all ranks, with the same weights"
+_BACKWARDS = (
+    "Look for a micro-step that only some ranks take: the mean over ranks would be of unlike sums"
+)
 _RATES = (
     "A schedule or a change of the optimizer's groups must see the same on every rank: average what it "
     "looks at over the ranks first (a loss, for ReduceLROnPlateau)"
@@ -147,6 +151,14 @@ def _advice(reports: Mapping[int, Report]) -> str:
                 return (
                     f"Their optimizers have stepped {each.updates} times on rank {first}, "
                     f"{that.updates} times on rank {other}. {_UPDATES}"
+                )
+            if each.loads != that.loads:
+                more, less = (first, other) if each.loads > that.loads else (other, first)
+                return f"Rank {more} has loaded weights that rank {less} has not. {_LOADS}"
+            if each.step == that.step and each.backwards != that.backwards:
+                return (
+                    f"Their engines have run {each.backwards} backward passes on rank {first}, "
+                    f"{that.backwards} on rank {other}. {_BACKWARDS}"
                 )
             if each.step == that.step and each.rates != that.rates:
                 return (

@@ -13,6 +13,8 @@ from torchloom.position import POSITION
 from torchloom.runtime.channel import CHANNELS, Channel
 
 _INSIDE = ("/torch/distributed/", "/torchloom/")
+_COLLECTIVES = ("/distributed_c10d.py", "/_functional_collectives.py")
+"""Files of torch whose functions wait for other ranks; its checkpoints, e.g., wait for disks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,10 @@ class Report:
     """Of groups whose messages carry no names: place, key and words of what has begun last."""
     updates: int = 0
     """How often its optimizers have stepped."""
+    backwards: int = 0
+    """How many backward passes its engines have run."""
+    loads: int = 0
+    """How many modules took weights from a state dict."""
     rates: str = ""
     """What its optimizer steps with."""
     notes: list[str] = field(default_factory=list)
@@ -116,6 +122,8 @@ def report_of(rank: int, asked: Iterable[str], limits: Limits) -> Report:
         blocked_in="" if wait is not None else blocked_in(),
         order={name: _order(each) for name, each in CHANNELS.items() if not each.has_tags},
         updates=POSITION.updates,
+        backwards=POSITION.backwards,
+        loads=POSITION.loads,
         rates=POSITION.rates.text(),
         notes=list(POSITION.notes.values()),
         limits=limits,
@@ -147,7 +155,7 @@ def _has_begun(event: str) -> bool:
 def blocked_in() -> str:
     """Return the call of torch.distributed that the main thread stands in, with the user's line."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None or _INSIDE[0] not in frame.f_code.co_filename:
+    if frame is None or not frame.f_code.co_filename.endswith(_COLLECTIVES):
         return ""
     name = frame.f_code.co_name
     while frame is not None and any(part in frame.f_code.co_filename for part in _INSIDE):
