@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -258,6 +260,23 @@ def test_backward_passes_that_one_rank_alone_takes(stage, how) -> None:
         assert "rank 1 " in text
         if stage < 2:
             assert how == "the boundary" or "3 on rank 0, 4 on rank 1" in text or "waits" in text
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_copy_that_one_rank_keeps_may_load(stage) -> None:
+    """The best weights so far, on rank 0."""
+
+    def fn(rank):
+        engine = torchloom.initialize(model=net(), config=settings(stage))[0]
+        for step in range(3):
+            engine.backward(engine(batch(rank, step)))
+            engine.step()
+            if rank == 0:
+                best = copy.deepcopy(engine.module)
+                best.load_state_dict(net(seed=5).state_dict())
+        return "trained"
+
+    assert run_ranks(2, fn) == ["trained"] * 2
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

@@ -18,7 +18,7 @@ from torchloom.shard.classes import sharded_class
 from torchloom.shard.layout import Layout, Mode, ParamSpec
 from torchloom.shard.pieces import cut, join, pad_storage
 from torchloom.shard.regather import attach
-from torchloom.shard.state import ORIGINAL, count_load, gather_whole
+from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
 
 logger = get_logger(__name__)
 
@@ -153,6 +153,7 @@ def shard_module(
     _swap_classes(modules, layout)
     hooks = attach(model, layout.handle, regather=layout.stage == 3)
     counts_loads = model.register_load_state_dict_post_hook(count_load)
+    COUNTED.update(modules.values())
     _ROOTS[model] = _Root(layout, hooks, counts_loads)
     _say_what_happened(layout)
     return model
@@ -173,6 +174,7 @@ def unshard(model: nn.Module) -> nn.Module:
         param.grad = None
         param.data = whole
     _restore_classes(modules)
+    COUNTED.difference_update(modules.values())
     root = _ROOTS.pop(model)
     for hook in (*root.hooks, root.counts_loads):
         hook.remove()

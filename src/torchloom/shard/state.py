@@ -7,6 +7,7 @@ and communicates nothing. `load_state_dict` takes either.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -83,9 +84,14 @@ def save_to_state_dict(
             )
 
 
-def count_load(*_: object) -> None:
+COUNTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Modules whose loads ranks compare: those that were sharded, not copies, which a rank may have alone."""
+
+
+def count_load(module: nn.Module, *_: object) -> None:
     """Let ranks compare that weights were loaded: on one rank alone they would no longer be equal."""
-    POSITION.loads += 1
+    if module in COUNTED:
+        POSITION.loads += 1
 
 
 def load_from_state_dict(
@@ -97,7 +103,7 @@ def load_from_state_dict(
 ) -> None:
     """Stand in for `nn.Module._load_from_state_dict` in generated classes: cuts whole weights."""
     layout = self._loom_layout
-    count_load()
+    count_load(self)
     cut_dict = dict(state_dict)
     for attr, name in self._loom_names.items():
         value, spec = state_dict.get(prefix + attr), layout[name]
