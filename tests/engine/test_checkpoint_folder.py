@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 
 import pytest
@@ -194,14 +195,18 @@ def test_another_current_folder_meanwhile(background, tmp_path) -> None:
     assert names_in(tmp_path / "y") == []
 
 
-def test_a_folder_that_others_closed(tmp_path) -> None:
+@pytest.fixture
+def open_folder():
+    """Return a folder that every user can reach and write to, as those of pytest cannot."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder is made by root")
+def test_a_folder_that_others_closed(open_folder) -> None:
     """As lost+found, which every disk has at its root."""
-    if os.geteuid() != 0:
-        pytest.skip("another user's folder is made by root")
-    tmp_path.chmod(0o777)
-    for parent in list(tmp_path.parents)[:3]:
-        parent.chmod(0o755)
-    (tmp_path / "lost+found").mkdir(mode=0o700)
+    (open_folder / "lost+found").mkdir(mode=0o700)
 
     def fn(rank):
         engine, _ = make_engine(3)
@@ -209,11 +214,11 @@ def test_a_folder_that_others_closed(tmp_path) -> None:
         found = []
         for step in range(3):
             train(engine, rank, 1, first=step)
-            found.append(outcome(lambda: engine.save_checkpoint(tmp_path, keep_last=1)))
+            found.append(outcome(lambda: engine.save_checkpoint(open_folder, keep_last=1)))
         said = []
         choosing.logger.warning = lambda *args: said.append(args[0] % args[1:])
-        found.append(outcome(lambda: engine.load_checkpoint(tmp_path)))
-        return found, said, outcome(lambda: engine.load_checkpoint(tmp_path, "lost+found"))
+        found.append(outcome(lambda: engine.load_checkpoint(open_folder)))
+        return found, said, outcome(lambda: engine.load_checkpoint(open_folder, "lost+found"))
 
     for rank, (found, said, by_name) in enumerate(run_ranks(2, fn)):
         assert found == ["done"] * 4
@@ -221,7 +226,7 @@ def test_a_folder_that_others_closed(tmp_path) -> None:
         if rank == 0:
             assert len(said) == 1
             assert "lost+found is passed over" in said[0]
-    assert names_in(tmp_path) == [".torchloom.lock", "global_step3", "latest", "lost+found"]
+    assert names_in(open_folder) == [".torchloom.lock", "global_step3", "latest", "lost+found"]
 
 
 # --- replacing, and being killed at any point
