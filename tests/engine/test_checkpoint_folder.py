@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
