@@ -100,6 +100,28 @@ def another_layer(rank: Rank) -> None:
     rank.finish()
 
 
+def one_optimizer_step_more(rank: Rank) -> None:
+    engine = rank.start()
+    for index in range(_STEP + 2):
+        if index == _STEP and rank.rank == 1:
+            rank.mark()
+            engine.optimizer.step()
+        rank.step(index)
+    rank.finish()
+
+
+def loads_weights_alone(rank: Rank) -> None:
+    """Rank 0 alone takes other weights, as many programs that were written for one process do."""
+    engine = rank.start()
+    weights = {name: value + 1 for name, value in rank.make_model().state_dict().items()}
+    rank.step()
+    rank.mark()
+    if rank.rank == 0:
+        engine.module.load_state_dict(weights)
+    rank.step(1)
+    rank.finish()
+
+
 def one_micro_step_more(rank: Rank) -> None:
     engine = rank.start()
     for index in range(6):
