@@ -76,20 +76,9 @@ def test_a_pass_inside_of_a_pass_keeps_what_the_outer_one_has() -> None:
             inner = self(x, again=False) if again else 0.0
             return self.c(first).square().mean() + inner
 
-    def fn(rank):
+    def fn(rank, stage):
         torch.manual_seed(0)
-        engine = torchloom.initialize(model=Nested(), config=settings(3))[0]
-        losses = []
-        for step in range(3):
-            loss = engine(batch(rank, step))
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
-        return losses, engine.comm_stats()
-
-    def alone(rank):
-        torch.manual_seed(0)
-        engine = torchloom.initialize(model=Nested(), config=settings(0))[0]
+        engine = torchloom.initialize(model=Nested(), config=settings(stage))[0]
         losses = []
         for step in range(3):
             loss = engine(batch(rank, step))
@@ -98,7 +87,7 @@ def test_a_pass_inside_of_a_pass_keeps_what_the_outer_one_has() -> None:
             losses.append(loss.item())
         return losses
 
-    for (losses, _), expected in zip(run_ranks(2, fn), run_ranks(2, alone), strict=True):
+    for losses, expected in zip(run_ranks(2, fn, 3), run_ranks(2, fn, 0), strict=True):
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
