@@ -3,9 +3,10 @@
     before   w = gather(p, f32)   c = cast(w, bf16)    4 bytes per element travel
     after    c = gather(p, bf16)                       each rank casts its piece: 2 bytes
 
-It is for autocast; with `bf16.enabled` in the configuration weights are cast first anyway. The example
-trains under autocast without and with the pass, and shows that fewer bytes travel and that losses stay
-equal: each element is cast alone, before or after it travels. Start two ranks: one gathers nothing.
+It is for autocast, and the simple form of the built-in `cast_gathers`, which also looks through views and
+at several readers. The example trains under autocast without and with the pass, and shows that fewer bytes
+travel and that losses stay equal: each element is cast alone, before or after it travels. Start two ranks:
+one gathers nothing.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ def train(options: argparse.Namespace, budget: int | None = None):
     config = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 4}
     config["optimizer"] = {"type": "AdamW"}
     config["zero_optimization"] = {"stage": 3, "stage3_param_persistence_threshold": 1000}
+    config["compile"] = {"disable_passes": ["bucket"]}  # weights are kept one by one
     engine, *_ = torchloom.initialize(model=nn.Sequential(*layers), config=config)
     contract = PassContract(requires={"transfers"})
     engine.register_compile_pass("keep_gathered", keep_gathered, contract)

@@ -9,6 +9,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,20 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write golden files anew")
+
+
+def pytest_collection_finish() -> None:
+    """Let processes that tests fork run backward, also under a CUDA build of torch.
+
+    The first fake mode of a CUDA build that finds no device pretends that there are eight, and the first
+    backward of a process starts a thread for each device; a process with such threads cannot fork children
+    that run backward (torch 2.11-2.15: `ensureCUDADeviceGuardSet`, `start_device_threads`). So the first
+    backward is this one, before any fake mode.
+    """
+    if "torch" in sys.modules:  # some folders need none, and importing it takes seconds
+        import torch
+
+        torch.ones((), requires_grad=True).backward()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,6 +155,18 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 def set_default(name: str, value: str) -> None:
     """Set `name` unless the user has already chosen a value."""
     os.environ.setdefault(name, value)
+
+
+@contextmanager
+def default_within(name: str, value: str) -> Iterator[None]:
+    """Set `name` inside a `with` block, unless the user has chosen a value; afterwards it is as before."""
+    is_ours = name not in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if is_ours:
+            os.environ.pop(name, None)
 
 
 def set_value(name: str, value: str) -> None:

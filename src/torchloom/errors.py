@@ -67,6 +67,10 @@ class BackendError(TorchloomError, RuntimeError):
     """A compiler backend cannot be registered, found or used."""
 
 
+class UnnamedBackendError(BackendError, AttributeError):
+    """A backend has no name of its own and was given none."""
+
+
 class BackendConflictError(BackendError, ValueError):
     """Two backends claim one name."""
 

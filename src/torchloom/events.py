@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -91,6 +91,62 @@ class CompileFinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoweredCompiled(Event):
+    """The compiler wrote code for one of the graphs that a captured graph was split into."""
+
+    graph: str
+    lowered: str
+    """forward, backward or inference."""
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphPlanned(Event):
+    """A plan for a captured graph was settled."""
+
+    graph: str
+    plan: Mapping[str, object]
+    """The fields of `torchloom.plan.GraphPlan`, decisions included."""
+    planning_s: float
+    """Time of all tries in the planner; 0 where the plan came with cached code."""
+    num_tries: int
+    """How often the graph was compiled until code kept the budget well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReviewed(Event):
+    """Ranks measured the operators of their graphs, and asked whether that changes the plan."""
+
+    step: int
+    """Optimizer steps done before."""
+    duration_s: float
+    changes: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakFound(Event):
+    """The peak of a captured graph's forward and backward was predicted, and what is alive at it."""
+
+    graph: str
+    contents: Mapping[str, object]
+    """The fields of `torchloom.plan.memory.Contents`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandingFound(Event):
+    """What lives on the device between forwards and backwards was added up."""
+
+    budget_bytes: int | None
+    """What the user gave for everything."""
+    base_bytes: int
+    """All of it, on the rank that has most."""
+    step_bytes: int
+    """What the optimizer's step adds."""
+    parts: tuple[tuple[str, str, int], ...]
+    """(kind, layer, bytes) of this rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BackendChosen(Event):
     """A fallback settled on a backend; `failed` pairs the ones before it with their reasons."""
 
@@ -111,6 +167,8 @@ class CollectiveRan(Event):
     wait_s: float
     """When the wait for it began: what lies between start and wait ran beside it."""
     end_s: float
+    params: tuple[str, ...] = ()
+    """Names of the parameters that it carries."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,6 +62,32 @@ def test_patched_entry_points_are_seen(monkeypatch) -> None:  # B11, as torch's 
     assert "patched_backend" not in list_backends()
 
 
+def test_a_mocked_group_that_only_knows_names() -> None:
+    """As torch's own test stands in for the metadata: no iteration, no values, no distributions."""
+    from unittest.mock import MagicMock, patch
+
+    def backend(gm, example_inputs):
+        return gm.forward
+
+    point = MagicMock()
+    point.load.return_value = backend
+    group = MagicMock()
+    group.names = ["mocked_backend"]
+    group.__getitem__.side_effect = {"mocked_backend": point}.__getitem__
+    with patch("importlib.metadata.entry_points", lambda group_=None, **kw: group):
+        assert "mocked_backend" in list_backends()
+        point.load.assert_not_called()
+        assert row_of("mocked_backend").is_available
+        assert (
+            torch.compile(fn, backend=lookup_backend("mocked_backend"))(torch.ones(1)).item() == 2
+        )
+        point.load.assert_called_once()
+    from torch._dynamo.backends import registry as torchs
+
+    torchs._COMPILER_FNS.pop("mocked_backend")
+    torchs._BACKENDS.pop("mocked_backend")
+
+
 def test_a_module_that_registers_itself_works_the_first_time(distribution) -> None:  # R6
     source = (
         "from torch._dynamo import register_backend\n@register_backend(name='self_made')\n" + GOOD

@@ -213,8 +213,7 @@ def test_a_name_is_given_once() -> None:
         ("text", "text", "not a str"),
         (None, None, None),
         (functools.partial(forward_of), None, "has no name"),
-        (lambda gm, inputs: gm.forward, None, "has no name"),
-        (forward_of, "", "must not be empty"),
+        (functools.partial(forward_of), "", "has no name"),
         (forward_of, 3, "not a int"),
     ],
 )
@@ -227,6 +226,27 @@ def test_what_cannot_be_registered(backend, name, words) -> None:
             register_backend(backend, name)
     assert list_backends(None) == before
     assert torch._dynamo.list_backends(None)
+
+
+def test_names_are_those_that_torch_gives() -> None:
+    def named(gm, inputs):
+        return gm.forward
+
+    def nameless(gm, inputs):
+        return gm.forward
+
+    nameless.__name__ = "<lambda>"
+    assert register_backend(named, name="") is named  # an empty name is none
+    assert lookup_backend("named") is named
+    register_backend(nameless)
+    assert lookup_backend("<lambda>") is nameless
+    with pytest.raises(BackendConflictError):
+        register_backend(lambda gm, inputs: gm.forward)
+    with pytest.raises(AttributeError):  # torch's answer to what has no name
+        register_backend(functools.partial(forward_of))
+    for name in ("", "no such backend"):
+        with pytest.raises(InvalidBackend):
+            lookup_backend(name)
 
 
 def test_tags_must_be_several() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import typer
@@ -33,6 +34,29 @@ def test_a_machine_that_works() -> None:
     assert all(each["state"] != "FAIL" for group in found.values() for each in group)
     text = CliRunner().invoke(app, []).output
     assert "process group could be made" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "says"),
+    [
+        ("2.10.1", "FAIL", "pip install 'torch>=2.11'"),
+        ("2.11.0+cpu", "ok", ""),
+        ("2.11.0a0+git1234567", "ok", ""),
+        ("2.15.1+cu132", "ok", ""),
+        ("2.16.0.dev20261101+cpu", "note", "install 'torch~=2.15.0'"),
+        ("3.0", "note", "install 'torch~=2.15.0'"),
+    ],
+)
+def test_versions_of_torch(monkeypatch, version, state, says) -> None:
+    monkeypatch.setattr("torch.__version__", version)
+    found = next(each for each in module._versions() if each.about == "torch")
+    assert (found.state, says in (found.cure or "")) == (state, True)
+
+
+def test_the_range_is_that_of_the_package() -> None:
+    root = Path(__file__).parents[2]
+    assert f'"torch{module.TORCH_RANGE}"' in (root / "pyproject.toml").read_text()
+    assert f'"{module.NEWEST_TESTED}"]' in (root / ".github/workflows/ci.yml").read_text()
 
 
 def test_no_compiler(monkeypatch) -> None:

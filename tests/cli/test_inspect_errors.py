@@ -187,3 +187,21 @@ def test_files_that_cannot_run(run, tmp_path) -> None:
     code, _, err = run("explain", tmp_path)
     assert code == 1
     one_message(err, "there is no file")
+
+
+@pytest.mark.parametrize("name", ["", ":work"])
+def test_an_interrupted_program_still_prints_what_was_compiled(run, tmp_path, name) -> None:
+    file, kept = tmp_path / "stopped.py", tmp_path / "record.json"
+    file.write_text(
+        "import torch\n"
+        "def work():\n"
+        "    torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
+        "    raise KeyboardInterrupt\n"
+        "if __name__ == '__main__':\n"
+        "    work()\n"
+    )
+    code, out, err = run("explain", f"{file}{name}", "--record", kept)
+    assert "1 function, 1 entry" in out
+    assert "interrupted" in err
+    assert code == 130
+    assert len(list(load_record(kept).entries())) == 1

@@ -103,6 +103,21 @@ def test_collectives_lie_within_the_run(shown) -> None:
 
 
 @pytest.mark.slow
+def test_memory_and_communication_are_told_by_layer(shown) -> None:
+    moves = of_kind(shown, "CollectiveRan")
+    assert all(len(row["params"]) == row["num_tensors"] for row in moves)
+    assert "layers.0.attention.wq.weight" in {name for row in moves for name in row["params"]}
+    (standing,), (peak,) = shown["standing"], shown["peaks"]
+    assert shown["plans"] == []  # there is no budget
+    kinds = {part["kind"] for part in standing["parts"]}
+    assert kinds == {"parameters", "buffers", "gradients", "optimizer states"}
+    total = sum(part["num_bytes"] for part in standing["parts"])
+    assert 0 <= standing["base_bytes"] - total < 20_000
+    assert peak["peak_bytes"] == sum(each["num_bytes"] for each in peak["alive"])
+    assert any(each["layer"].startswith("layers.0.") for each in peak["alive"])
+
+
+@pytest.mark.slow
 def test_entries_have_passes_guards_graphs_and_hits(shown) -> None:
     (function,) = [f for f in shown["functions"] if f["entries"]]
     (entry,) = function["entries"]

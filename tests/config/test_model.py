@@ -99,7 +99,7 @@ def test_the_names_of_all_fields():
         "BatchConfig": "train_batch_size micro_batch_size accumulation_steps",
         "ZeroConfig": "stage param_persistence_threshold gather_bucket_bytes reduce_bucket_bytes "
         "prefetch_bytes shard_size gather_16bit_weights_on_model_save",
-        "PrecisionConfig": "dtype reduce_dtype loss_scale",
+        "PrecisionConfig": "dtype reduce_dtype loss_scale autocast",
         "LossScaleConfig": "static_scale initial_scale_power window hysteresis min_scale "
         "consecutive_hysteresis",
         "NonFiniteConfig": "policy checks max_consecutive_skips",

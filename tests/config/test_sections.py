@@ -6,6 +6,7 @@ import pytest
 
 from torchloom.config import check_config, load_config
 from torchloom.config.budget import MemoryBudget
+from torchloom.errors import ConfigError
 
 MIB = 1 << 20
 
@@ -152,7 +153,7 @@ def test_phases_of_offloading_are_left_out_with_a_note():
 
 
 def test_a_schedule_has_steps_and_budgets():
-    entries = [[5, [["prefetch", "2GB"], "z2"]], [0, ["zero2_compile"]]]
+    entries = [[0, ["zero2_compile"]], [5, [["prefetch", "2GB"], "z2"]]]
     config = load_config({"zero_optimization": {"stage": 2}, "compile": {"schedule": entries}})
 
     assert config.compile.passes is None
@@ -161,6 +162,12 @@ def test_a_schedule_has_steps_and_budgets():
         (5, (("prefetch", MemoryBudget(2 * 10**9)), "zero2")),
     )
     assert not warned(config)
+
+
+def test_a_schedule_out_of_order_is_refused():
+    section = {"schedule": [[5, ["z2"]], [0, ["zero2_compile"]]]}
+    with pytest.raises(ConfigError, match="step 0 comes behind step 5"):
+        load_config({"zero_optimization": {"stage": 2}, "compile": section})
 
 
 @pytest.mark.parametrize("written", ["auto", 0.9, "90%"])
@@ -186,3 +193,43 @@ def test_keys_in_the_wrong_place_are_shown_their_home():
 
     assert "optimizer.params.lr?" in told["lr"]
     assert "zero_optimization.stage?" in told["stage"]
+
+
+def test_autocast_is_off_unless_it_is_enabled():
+    assert load_config({}).precision.autocast is None
+    assert load_config({"torch_autocast": {"dtype": "fp16"}}).precision.autocast is None
+    assert load_config({"torch_autocast": {"enabled": False}}).precision.autocast is None
+
+
+def test_autocast_has_a_dtype_and_modules():
+    assert load_config({"torch_autocast": {"enabled": True}}).precision.autocast.dtype == "bf16"
+    section = {
+        "enabled": True,
+        "dtype": "float16",
+        "lower_precision_safe_modules": ["torch.nn.Linear"],
+    }
+    found = load_config({"torch_autocast": section}).precision
+    assert found.autocast.dtype == "fp16"
+    assert found.autocast.modules == ("torch.nn.Linear",)
+    assert found.scales_loss
+    assert not load_config({"torch_autocast": {"enabled": True}}).precision.scales_loss
+
+
+@pytest.mark.parametrize("other", ["bf16", "fp16"])
+def test_autocast_excludes_weights_that_are_cast_anyway(other):
+    document = {other: {"enabled": True}, "torch_autocast": {"enabled": True}}
+    (error,) = check_config(document).errors
+    assert error.path == "torch_autocast.enabled"
+    assert other in str(error)
+
+
+def test_a_raise_at_the_first_overflow_is_warned_of_where_autocast_scales():
+    section = {"enabled": True, "dtype": "fp16"}
+    notes = load_config({"torch_autocast": section, "non_finite": "raise"}).notes
+    assert "non_finite" in [note.path for note in notes if note.level == "warning"]
+
+
+def test_autocast_to_fp32_would_cast_nothing():
+    (error,) = check_config({"torch_autocast": {"enabled": True, "dtype": "fp32"}}).errors
+    assert error.path == "torch_autocast.dtype"
+    assert "bf16" in str(error)

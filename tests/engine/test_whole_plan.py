@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import torchloom
+from support.models import SMALL_BUCKETS, Deep
 from support.ranks import run_ranks
 from support.zoo import ZOO
 from torchloom.errors import PlanError
@@ -18,26 +19,6 @@ from torchloom.plan import Plan
 from torchloom.plan.memory import measure_peak
 
 ACCUMULATION = 4
-SMALL = {
-    "reduce_bucket_size": 4_000,
-    "allgather_bucket_size": 2_000,
-    "stage3_prefetch_bucket_size": 4_000,
-}
-"""Elements in flight; without these the model's weights are one bucket."""
-
-
-class Deep(nn.Module):
-    """Blocks around a residual, of odd widths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        wide = (nn.Sequential(nn.Linear(37, 60), nn.GELU(), nn.Linear(60, 37)) for _ in range(6))
-        self.blocks = nn.ModuleList(wide)
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = x + block(x)
-        return x.square().mean()
 
 
 class Broken(nn.Module):
@@ -77,7 +58,12 @@ class Trained:
     """What a short run at stage 3 came to."""
 
     def __init__(
-        self, rank: int, budget=None, accumulation: int = ACCUMULATION, zero=SMALL, **options
+        self,
+        rank: int,
+        budget=None,
+        accumulation: int = ACCUMULATION,
+        zero=SMALL_BUCKETS,
+        **options,
     ) -> None:
         torch._dynamo.reset()
         torch.manual_seed(3)

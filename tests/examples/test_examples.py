@@ -243,6 +243,31 @@ def test_the_programs_of_the_readme_run(tmp_path):
     assert list((tmp_path / "runs" / "graphs").glob("graph0.*.txt"))
 
 
+def test_the_programs_of_the_page_of_ragged_batches_run(tmp_path):
+    page = (ROOT / "docs" / "ragged.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 5
+    program = "\n".join(blocks).replace("engine.compile(", 'engine.compile("aot_eager", ')
+    path = tmp_path / "programs.py"
+    path.write_text(program)
+    text = run(tmp_path, path, ranks=2)
+    lengths = re.findall(r"padded to the longest: 2 graphs of length (\d+)", text)
+    assert len(lengths) == 2
+    assert len(set(lengths)) == 1
+    assert re.findall(r"few lengths: (\d) graphs", text) == ["2", "2"]
+    assert text.count("dynamic: 1 graph\n") == 2
+    assert text.count("mean over all tokens: True") == 2
+
+
+def test_the_page_of_ragged_batches_is_linked_and_named():
+    for page in ("README.md", "docs/training.md", "docs/planning.md", "docs/faults.md"):
+        assert "ragged.md" in (ROOT / page).read_text(), page
+    named = [
+        path.name for path in (ROOT / "src").rglob("*.py") if "docs/ragged.md" in path.read_text()
+    ]
+    assert sorted(named) == ["alike.py", "padding.py", "sizes.py"]
+
+
 def test_the_page_of_passes_has_a_section_for_each_pass_and_the_presets():
     page = (ROOT / "docs" / "passes.md").read_text()
     headings = re.findall(r"^## ([\w, ]+)$", page, re.MULTILINE)

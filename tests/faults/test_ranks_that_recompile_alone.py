@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
 from support.models import tokens
 from support.ranks import run_ranks
 from support.runs import make_engine, weights
+from torchloom.errors import AgreementError
 
 LENGTHS = {0: (7, 7, 9, 7, 12, 5), 1: (7, 8, 7, 7, 7, 7)}
 """Rank 0 recompiles at steps 2 and 4, rank 1 at step 1."""
@@ -68,3 +71,25 @@ def test_inductor() -> None:
 
     for losses, want in run_ranks(2, fn):
         assert losses == pytest.approx(want, abs=1e-5)
+
+
+def test_a_rank_that_has_met_too_many_sizes_says_so() -> None:
+    def fn(rank):
+        heard: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("torchloom.pipeline.sizes").addHandler(handler)
+        torch._dynamo.config.recompile_limit = 3
+        engine, _ = make_engine(3)
+        engine.compile(backend="aot_eager", compile_kwargs={"dynamic": False})
+        with pytest.raises(AgreementError) as caught:
+            for step in range(6):
+                loss = engine(tokens(step, rank, length=7 + step * (rank == 0)))
+                engine.backward(loss)
+                engine.step()
+        return heard, str(caught.value), step
+
+    for rank, (heard, sentence, step) in enumerate(run_ranks(2, fn)):
+        assert step == 3
+        assert [("recompile_limit" in line) for line in heard] == [True] * (rank == 0)
+        assert "docs/ragged.md" in sentence

@@ -73,3 +73,14 @@ def test_explain_counts_and_wipes_nothing() -> None:
     assert [e.compile_id for e in torchloom.entries(compiled, resume=True)] == before
     none = torchloom.explain(lambda x: x, torch.ones(2))
     assert (none.num_graphs, none.num_breaks) == (0, 0)
+
+
+def test_calls_over_the_limit_are_no_way_around_a_promise() -> None:
+    compiled = torch.compile(lambda x, n: x + len(n), backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        compiled(torch.ones(2), "a")
+        with (
+            pytest.raises(ExpectationError, match="the recompile limit of 1 is reached: 1 call"),
+            torchloom.expect(recompiles=0),
+        ):
+            compiled(torch.ones(2), "bb")

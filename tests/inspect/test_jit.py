@@ -160,3 +160,60 @@ def test_bad_input() -> None:
         torchloom.jit(nn.Linear(2, 2))
     with pytest.raises(BackendError, match="did you mean"):
         torchloom.jit(lambda x: x, backend="inducter")
+
+
+def test_an_entry_can_be_called() -> None:
+    @torchloom.jit(backend="eager", passes=[cancel_log_exp])
+    def f(x, mod, *, scale=1):
+        return torch.log(mod(x)) * scale
+
+    x, a, b = torch.rand(5), A(), B()
+    f(x, a), f(x, b)
+    first, second = f.compiled_entries
+    assert torch.equal(first(x, a), 2 * x)
+    assert torch.equal(second(x, b), -x)
+    with pytest.raises(InspectError, match=r"does not serve such a call: .*mod"):
+        first(x, b)
+    assert torch.equal(first.code(x, b), 2 * x)  # its code, whatever the guard says
+    with pytest.raises(InspectError, match="cannot be called so"):
+        first(x)
+    assert len(f.compiled_entries) == 2  # running an entry compiles nothing
+
+
+def test_an_entry_of_a_closure_with_defaults() -> None:
+    shift = torch.ones(3)
+
+    @torchloom.jit(backend="eager")
+    def f(x, y=2, *rest, **named):
+        return x * y + shift + sum(rest) + sum(named.values())
+
+    x = torch.ones(3)
+    expected = [f(x), f(x, 3, x, z=x)]
+    plain, full = f.compiled_entries
+    assert torch.equal(plain(x), expected[0])
+    assert torch.equal(full(x, 3, x, z=x), expected[1])
+
+
+def test_an_entry_with_a_graph_break_shows_and_runs_both_ways() -> None:
+    @torchloom.jit(backend="eager")
+    def f(x):
+        x = x * 2
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    x = torch.ones(2)
+    f(x)
+    (entry,) = f.compiled_entries
+    assert torch.equal(entry(x), x * 2 + 1)
+    assert torch.equal(entry(-x), x * -2 - 1)  # the branch that was never taken
+    first, second = entry.code.continuations
+    text = entry.code.source
+    positions = [text.index(f"return {each.name}(") for each in (first, second)]
+    assert positions == sorted(positions)
+    assert text.index(f"def {first.name}") < text.index(f"def {second.name}")
+    assert "x + 1" in text
+    assert "x - 1" in text
+    assert entry.code.original.co_name == "f"
+    assert entry.code.original is not entry.code.bytecode
+    assert len(f.compiled_entries) == 1

@@ -176,7 +176,7 @@ def test_overhead_is_measured_in_parts() -> None:
     found = torchloom.overhead(compiled, x)
     assert 0 < found.guard_us < found.compiled_us
     assert found.eager_us > 0
-    assert found.num_guards > 3
+    assert found.num_guards == len(torchloom.entries(compiled)[0].guard)
     assert "us" in str(found)
     with pytest.raises(InspectError, match="not compiled"):
         torchloom.overhead(fn, x)

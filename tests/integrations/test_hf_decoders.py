@@ -8,19 +8,11 @@ from torch import nn
 
 import torchloom
 from support.ranks import run_ranks
+from support.transformers_sizes import DECODER
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "use_cache": False,
-}
+SMALL = {**DECODER, "use_cache": False}
 CONFIGS = {
     "llama": ("LlamaConfig", SMALL),
     "qwen3": ("Qwen3Config", {**SMALL, "head_dim": 8}),

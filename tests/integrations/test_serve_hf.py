@@ -6,26 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.transformers_sizes import DECODER, GPT2
 from torchloom.serve import Contract, Dim, build, counter, tensor
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
 CONFIGS = {
-    "llama": ("LlamaConfig", SMALL),
-    "qwen3": ("Qwen3Config", {**SMALL, "head_dim": 8}),
-    "gpt2": (
-        "GPT2Config",
-        {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    ),
+    "llama": ("LlamaConfig", DECODER),
+    "qwen3": ("Qwen3Config", {**DECODER, "head_dim": 8}),
+    "gpt2": ("GPT2Config", GPT2),
 }
 LENGTH = 32
 """Positions of the cache."""

@@ -23,10 +23,21 @@ def test_one_pass_off_by_name() -> None:
 
 
 def test_deepspeed_names() -> None:
-    basis = ["dedupe_gathers", "elide_copies", "zero3", "symmetric_gathers", "place"]
-    assert names(3, ["zero3_compile"]) == basis
+    basis = [
+        "dedupe_gathers",
+        "elide_copies",
+        "cast_gathers",
+        "zero3",
+        "symmetric_gathers",
+        "place",
+    ]
+    assert names(3, ["zero3_compile"]) == [*basis, "bucket"]
     asked = ["zero3_compile", "offload_adam_states_sync", "prefetch", "selective_gather"]
-    assert names(3, asked) == [*basis, "selective_gather", "prefetch"]
+    assert names(3, asked) == [*basis, "selective_gather", "bucket", "prefetch"] == list(PRESETS[3])
+    for stage in (1, 2):
+        assert "bucket" in names(stage, [f"zero{stage}_compile"])
+    assert names(3, ["zero3_compile", "bucket"]) == [*basis, "bucket"]
+    assert "bucket" not in names(3, ["zero3_compile"], disabled=["bucket"])
 
 
 def test_own_passes_keep_their_place_among_deepspeeds() -> None:

@@ -26,7 +26,7 @@ def registry(**contracts: PassContract | None) -> PassRegistry:
 
 
 def test_an_entry_is_due_from_its_step_on():
-    plan = Resolver(3).timetable([(5, ["zero3_compile", "prefetch"]), (2, ["zero3_compile"])])
+    plan = Resolver(3).timetable([(2, ["zero3_compile"]), (5, ["zero3_compile", "prefetch"])])
     assert named(plan.due(0).passes) == named(Resolver(3).passes())
     assert "prefetch" not in named(plan.due(2).passes)
     assert "prefetch" not in named(plan.due(4).passes)
@@ -122,6 +122,7 @@ def test_validate_schedule():
         ([(True, [])], "whole number"),
         ([(-1, [])], "negative"),
         ([(0, []), (0, [])], "twice"),
+        ([(0, []), (9, []), (4, [])], r"schedule\[2\]: step 4 comes behind step 9"),
         ([(0, "zero3")], "not a list"),
         ([(0, [3])], "3 is no pass"),
         ([(0, [("prefetch", 1, 2)])], "not a pair"),

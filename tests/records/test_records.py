@@ -11,12 +11,15 @@ import pytest
 
 from torchloom.errors import RecordError
 from torchloom.records import (
+    Alive,
     Artifact,
     Break,
     Entry,
     Function,
     Guard,
+    Peak,
     Session,
+    Standing,
     from_json,
     load_record,
     save_record,
@@ -70,6 +73,22 @@ def test_what_a_session_answers() -> None:
     assert found["resume"].name == "f.resume"
     with pytest.raises(KeyError, match=r"compiled: f, f\.resume"):
         _ = found["g"]
+
+
+def test_plans_peaks_and_what_stands_come_back_and_may_be_missing() -> None:
+    found = session()
+    alive = [Alive(kind="activations", layer="layers.0", num_bytes=7, num_values=2)]
+    found.peaks.append(
+        Peak(graph="graph0", phase="backward", node="mm", layer="", peak_bytes=7, alive=alive)
+    )
+    found.standing.append(
+        Standing(budget_bytes=None, base_bytes=9, step_bytes=0, parts=list(alive))
+    )
+    data = json.loads(json.dumps(to_json(found)))
+    assert from_json(data) == found
+    for name in ("plans", "peaks", "standing"):  # records from before these were kept
+        del data[name]
+    assert from_json(data) == session()
 
 
 def test_fields_of_a_newer_minor_are_left_out() -> None:

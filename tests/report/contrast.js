@@ -88,6 +88,10 @@ const MARKS = {
   ".break": ["borderLeftColor"],
   ".fix": ["borderLeftColor"],
   ".card.bad": ["borderLeftColor"],
+  ".loud": ["borderLeftColor"],
+  ".stacked .part": ["backgroundColor"],
+  ".stacked .limit": ["borderLeftColor"],
+  ".swatch": ["backgroundColor"],
 };
 for (const [selector, properties] of Object.entries(MARKS)) {
   for (const e of document.querySelectorAll(selector)) {

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from report.test_page_records import big_session, recompiled_session, run_session, small_session
+from report.test_page_overview import planned_session
+from report.test_page_records import big_session, recompiled_session, small_session
 from torchloom.records import CacheUse, Session
 
 pytestmark = [
@@ -22,6 +23,7 @@ MARKS = {
     ".lanes .b", ".box > rect", ".frame > rect", ".toggle rect", ".edge", ".key", ".bar-line span",
     "button:not(.plain):not([role=tab]):not(:disabled)", "select", "input",
     "[role=tab][aria-selected=true]", ".break", ".fix", ".card.bad", "--focus", "--i6",
+    ".loud", ".stacked .part", ".stacked .limit", ".swatch",
 }  # fmt: skip
 CLASSES = {
     "tag bad", "tag warn", "tag good", "tag info", "t-k", "t-s", "t-n", "no", "told", "empty",
@@ -41,7 +43,8 @@ return (%g,)
 
 def full_session() -> Session:
     """Return a record of a run in which every kind of mark of the page occurs."""
-    session = run_session()
+    session = planned_session()
+    session.functions[0].recompile_limit, session.functions[0].num_eager_calls = 2, 6
     first = session.functions[0].entries[0]
     first.passes[0].after = GRAPH
     first.trigger = {"x": "a float32 tensor of shape [10]", "kw": "a `dict`"}

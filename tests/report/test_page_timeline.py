@@ -136,3 +136,18 @@ def test_waiting_is_drawn_higher_than_flight(show):
     )
     assert {height for name, height in heights if name == "step"} == {20}
     assert {height for name, height in heights if name in {"gather", "reduce"}} == {7, 20}
+
+
+def test_what_torchloom_does_between_steps_has_a_lane(show):
+    session = run_session()
+    passed = {"name": "bucket", "graph": "graph0.forward", "num_edits": 3, "duration_s": 0.1}
+    reviewed = {"step": 1, "duration_s": 0.2, "changes": True}
+    session.events += [
+        EventRow(kind="PassRan", at_s=1e9 + 0.2, data=passed),
+        EventRow(kind="PlanReviewed", at_s=1e9 + 0.99, data=reviewed),
+    ]
+    page = timeline(show, session)
+    assert page.texts(".lanes .lane")[:3] == ["phases", "compile", "torchloom"]
+    page.press("Whole run")
+    page.until(lambda: any("pass bucket on graph0.forward" in name for name in names(page)))
+    assert any("operators are measured, for the plan: 200 ms" in name for name in names(page))

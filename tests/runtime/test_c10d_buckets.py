@@ -217,7 +217,7 @@ def test_buckets_of_a_compiled_model_save_collectives(stage: int, coalesces: boo
 
     def fn(rank):
         group = recording_group(coalesces=coalesces)
-        return [trained(group, [f"zero{stage}_compile", *more]) for more in ([], ["bucket"])]
+        return [trained(group, [f"zero{stage}", "place", *more]) for more in ([], ["bucket"])]
 
     (apart, losses), (together, same_losses) = equal_on_all_but_losses(run_ranks(2, fn))
     assert losses == same_losses

@@ -30,6 +30,10 @@ COMMAND = "a list of arguments, no shell"
 
 KNOWN = {
     ("__init__.py", "import_module"): CONSTANT,
+    (
+        "_torch/dispatch.py",
+        "eval",
+    ): "what torch wrote to show a guard of this process, over the values that it guards",
     ("_torch/light.py", "import_module"): CONSTANT,
     ("_torch/hush.py", "CDLL"): "a library of torch's that is loaded already",
     ("_torch/pieces.py", "_load_library"): TRUSTED,
@@ -63,9 +67,15 @@ KNOWN = {
     ("ops/library.py", "import_module"): CONSTANT,
     ("runtime/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
     ("runtime/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
-    ("serve/entry.py", "exec"): GENERATED,
-    ("serve/facts.py", "import_module"): TRUSTED,
+    (
+        "serve/entry.py",
+        "exec",
+    ): "text that this process wrote, and conditions of an entry whose signature holds",
     ("serve/patches.py", "import_module"): USERS,
+    (
+        "serve/refusals.py",
+        "eval",
+    ): "conditions on sizes that the build wrote: of this process, or of a signed entry",
     ("serve/specs.py", "import_module"): TRUSTED,
     ("serve/stitch.py", "exec"): TRUSTED,
 }

@@ -40,6 +40,21 @@ class Even(nn.Module):
         return x + 1
 
 
+class Blocks(nn.Module):
+    """Works on blocks of eight, and on two rows for each of another argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+        assert x.shape[1] % 8 == 0
+        assert pairs.shape[0] == 2 * x.shape[0]
+        blocks = self.inner(x.view(x.shape[0], x.shape[1] // 8, 8)).reshape(x.shape[0], -1)
+        one, two = pairs.chunk(2)
+        return blocks + one * two, torch.cat([blocks, blocks]) + pairs
+
+
 class Squeezing(nn.Module):
     """Returns another rank at one row, without asking for the size."""
 

@@ -251,3 +251,79 @@ def test_results_equal_the_undecorated_model_bit_for_bit_where_nothing_is_compil
     model = Double().eval()
     x = torch.randn(3, 4)
     assert torch.equal(model(x), model.inner(x) * 2)
+
+
+class Inherited(nn.Module):
+    """Defines what others decorate."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def test_a_class_without_a_forward_of_its_own_is_compiled_with_what_it_inherits():
+    decorated = support_torch_compile(backend="eager")(type("Below", (Inherited,), {}))
+    again = support_torch_compile(backend="eager")(type("Again", (decorated,), {}))
+    with torch.no_grad():
+        for kind in (decorated, again):
+            model = kind().eval()
+            x = torch.randn(5, 4)
+            assert torch.equal(model(x), model.inner(x))
+            with counter.expect(num_traces=0):
+                assert torch.equal(model(x[:2]), model.inner(x[:2]))
+            assert served(model).program is not None
+    assert "_torchloom_plan" not in vars(Inherited.forward)  # the base is as it was
+    with pytest.raises(ServeError, match="has no forward"):
+        support_torch_compile(type("Empty", (nn.Module,), {}))
+
+
+def test_a_shallow_copy_has_a_program_of_its_own():
+    model = support_torch_compile(backend="eager")(type("Copied", (Inherited,), {}))().eval()
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        model(x)
+        shallow = copy.copy(model)
+        shallow._modules = {"inner": nn.Linear(4, 4)}
+        assert torch.equal(shallow(x), shallow.inner(x))
+        assert torch.equal(model(x), model.inner(x))
+        with counter.expect(num_traces=0):
+            shallow(x), model(x)
+        replica = model._replicate_for_data_parallel()
+        replica._modules = dict(shallow._modules)
+        with counter.expect(num_traces=0):
+            assert torch.equal(replica(x), shallow.inner(x))
+        assert "DataParallel" in served(replica).why_eager
+
+
+def test_lists_of_pairs_vary_as_their_tensors_do():
+    @support_torch_compile(dynamic_arg_dims={"x": 0, "layers": 0}, backend="eager")
+    class Sums(nn.Module):
+        def forward(self, x, layers):
+            for one, two in layers:
+                x = x + one * two
+            return x
+
+    model = Sums().eval()
+    with torch.no_grad():
+        for n in (6, 1, 4):
+            x, pairs = torch.randn(n, 3), [(torch.randn(n, 3), torch.randn(n, 3))] * 2
+            torch.testing.assert_close(model(x, pairs), x + 2 * pairs[0][0] * pairs[0][1])
+        with pytest.raises(ContractError, match="'layers' holds 1 values"):
+            model(x, pairs[:1])
+
+
+def test_lists_that_are_annotated_vary_without_being_named():
+    @support_torch_compile(backend="eager")
+    class Stacks(nn.Module):
+        def forward(self, parts: list[torch.Tensor]) -> torch.Tensor:
+            return sum(parts)
+
+    model = Stacks().eval()
+    with torch.no_grad():
+        for n in (6, 2):
+            parts = [torch.randn(n, 3) for _ in range(3)]
+            assert torch.equal(model(parts), sum(parts))
+    assert served(model).program.contract.dims["size_6"].min == 1

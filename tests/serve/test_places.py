@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from serve.models import BATCH
-from torchloom._torch.places import NoPlaceError, place_of, value_at
+from torchloom._torch.places import GuardOn, NoPlaceError, place_of, value_at
 from torchloom.serve import Contract, build
 from torchloom.serve.facts import facts_of
 
@@ -134,7 +134,7 @@ def test_a_module_that_the_trace_named_is_found_under_its_own_name():
 def test_what_calls_something_is_no_place(expression):
     with pytest.raises(NoPlaceError):
         place_of(expression, {})
-    found, unwritten = facts_of([expression], SCOPE, [])
+    found, unwritten = facts_of([GuardOn("EQUALS_MATCH", expression)], SCOPE, [])
     assert found == {}
     assert len(unwritten) == 1
 

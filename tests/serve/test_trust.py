@@ -103,21 +103,31 @@ class Case:
             call = f"__import__('pathlib').Path({str(self.marker)!r}).touch()"
             steps = [["module", "os"], ["attribute", "system"], ["applied", "call"]]
             variant["facts"] = {call: {"place": call, "was": ""}, "os": {"place": steps, "was": ""}}
-        elif kind == "sources":
-            variant["sources"] = {"files": {"hostile": ""}, "parts": {"hostile": {"f": ""}}}
+        elif kind == "codes":
+            reached = {"places": [[["module", "hostile"]]], "was": {"f": ""}, "files": {}}
+            variant["codes"] = {"names": ["f"], "reached": [reached]}
         elif kind == "contract":
-            (name,) = content["factors"]["contract"]["args"]
-            content["factors"]["contract"]["args"][name] = {"kind": "hostile:Kind", "parts": {}}
+            ((_, spec),) = content["factors"]["contract"]["args"]
+            spec.update(kind="hostile:Kind", parts=[])
+        elif kind == "checks":
+            variant["checks"] = [f"__import__('pathlib').Path({str(self.marker)!r}).touch() or 1"]
+        elif kind == "asked":
+            call = f"__import__('pathlib').Path({str(self.marker)!r}).touch()"
+            variant["asked"] = [["value", call, None]]
         self.write(content)
 
 
 KINDS = {
-    "eager": ["shell", "dynamo's shell", "graph", "facts", "sources", "contract", "stitching"],
+    "eager": [
+        *("shell", "dynamo's shell", "graph", "facts", "codes", "contract", "stitching"),
+        *("checks", "asked"),
+    ],
     "inductor": ["artifact", "source", "shared object", "constants"],
 }
 CASES = [(backend, kind) for backend, kinds in KINDS.items() for kind in kinds]
 RUNS_ONCE_TRUSTED = {
-    *("shell", "dynamo's shell", "graph", "artifact", "source", "shared object", "sources")
+    *("shell", "dynamo's shell", "graph", "artifact", "source", "shared object", "codes"),
+    "checks",
 }
 
 
@@ -174,8 +184,8 @@ def test_the_payloads_do_run_where_the_user_signs_them(case, kind):
     store = Store(case.root)
     for name, entry in store.unverified()[0].items():
         store.sign(name, entry)
-    with suppress(Exception):  # hostile objects are no programs
-        case.load()
+    with suppress(Exception), torch.no_grad():  # hostile objects are no programs
+        case.load()(torch.zeros(3, 16))
     assert case.marker.exists() == (kind in RUNS_ONCE_TRUSTED)
 
 

@@ -7,6 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCAB = 31
+SMALL_BUCKETS = {
+    "reduce_bucket_size": 4_000,
+    "allgather_bucket_size": 2_000,
+    "stage3_prefetch_bucket_size": 4_000,
+}
+"""Elements in flight; without these the weights of `Deep` are one bucket."""
 
 
 class Tricky(nn.Module):
@@ -43,3 +49,17 @@ def tokens(step: int, rank: int, batch: int = 3, length: int = 7) -> Tensor:
     """Return token ids that depend on step and rank only."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randint(0, VOCAB, (batch, length), generator=generator)
+
+
+class Deep(nn.Module):
+    """Blocks around a residual, of odd widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide = (nn.Sequential(nn.Linear(37, 60), nn.GELU(), nn.Linear(60, 37)) for _ in range(6))
+        self.blocks = nn.ModuleList(wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()

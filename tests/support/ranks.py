@@ -1,7 +1,8 @@
 """Ranks as forked processes.
 
 A fork inherits everything that is imported, so a test on two ranks starts in a tenth of a second,
-and the function may be a closure. The parent never makes a process group.
+and the function may be a closure. The parent never makes a process group. That its children can run
+backward is seen to in `conftest.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The only door to private torch: one name per internal, with the versions it is known for.
 
-Everything here was read in torch 2.11, 2.12 and 2.13. When upstream moves, this file changes and
-no other. Compiler internals are imported inside the functions that need them, because importing
+Everything here was read in torch 2.11 to 2.13; that the names are there in 2.14 and 2.15 was tried. When
+upstream moves, this file changes and no other. Compiler internals are imported inside the functions that need them, because importing
 them costs seconds that eager users should not pay.
 """
 
@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload as OpOverload  # 2.11-2.13
+from torch._ops import OpOverload as OpOverload  # 2.11-2.15
+from torch._ops import OpOverloadPacket as OpOverloadPacket  # 2.11-2.15
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,10 +36,10 @@ from torchloom._torch.exchange import texts_of as texts_of
 from torchloom._torch.hush import hushed_store as hushed_store
 
 DispatchMode = TorchDispatchMode
-"""Base of modes that see each operator below autograd (2.11-2.13)."""
+"""Base of modes that see each operator below autograd (2.11-2.15)."""
 
 BoxedCodeGen = _BoxedCodeGen
-"""Code generation for functions that take one list and empty it (2.11-2.13)."""
+"""Code generation for functions that take one list and empty it (2.11-2.15)."""
 
 
 def inductor_compile(
@@ -49,7 +50,7 @@ def inductor_compile(
     *,
     backward_at_once: bool = False,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with Inductor under config patches (2.11-2.13).
+    """Compile a Dynamo graph with Inductor under config patches (2.11-2.15).
 
     The patches also hold for the backward graph, which is compiled at its first run unless
     `backward_at_once`. `timed` is told "forward", "backward" or "inference", the seconds that it took
@@ -77,7 +78,7 @@ def inductor_compile(
 
 
 def load_inductor() -> None:
-    """Import Inductor now, as `torch.compile(backend="inductor")` does when it is called (2.11-2.13).
+    """Import Inductor now, as `torch.compile(backend="inductor")` does when it is called (2.11-2.15).
 
     The import takes a second, which would otherwise count as compile time of the first step.
     """
@@ -92,9 +93,15 @@ def aot_compile(
     backward: Callable[..., Any],
     partition: Callable[..., Any],
     inference: Callable[..., Any],
+    backward_at_once: bool = False,
 ) -> Callable[..., Any]:
-    """Run AOTAutograd over a Dynamo graph with own compilers and partitioner (2.11-2.13)."""
+    """Run AOTAutograd over a Dynamo graph with own compilers and partitioner (2.11-2.15).
+
+    With sizes that vary, a backward graph whose compile fails is otherwise tried again at its first run;
+    with `backward_at_once` the failure is that of the whole.
+    """
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch import config as functorch_config
 
     backend = aot_autograd(
         fw_compiler=forward,
@@ -102,38 +109,40 @@ def aot_compile(
         partition_fn=partition,
         inference_compiler=inference,
     )
-    return backend(gm, list(example_inputs))
+    eager = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
+    with functorch_config.patch(eager):
+        return backend(gm, list(example_inputs))
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Return a block in which operators really run, also inside of a compiler (2.11-2.13)."""
+    """Return a block in which operators really run, also inside of a compiler (2.11-2.15)."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
 
 
 def lives_on(value: torch.Tensor) -> bool:
-    """Say whether an input of a captured graph is a parameter or buffer (2.11-2.13)."""
+    """Say whether an input of a captured graph is a parameter or buffer (2.11-2.15)."""
     is_static = getattr(value, "_dynamo_static_input_type", None) is not None
     return is_static or isinstance(value, torch.nn.Parameter)
 
 
 def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` with the calling convention of compiled graphs: one list (2.11-2.13)."""
+    """Return `fn` with the calling convention of compiled graphs: one list (2.11-2.15)."""
     from torch._functorch.aot_autograd import make_boxed_func
 
     return fn if getattr(fn, "_boxed_call", False) else make_boxed_func(fn)
 
 
 def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
-    """Split a joint graph by min-cut, obeying the recompute tags of its nodes (2.11-2.13)."""
+    """Split a joint graph by min-cut, obeying the recompute tags of its nodes (2.11-2.15)."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
 
 
 def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Graph, fx.Graph]:
-    """Return the graphs that min-cut would make of a joint graph, which stays as it is (2.11-2.13).
+    """Return the graphs that min-cut would make of a joint graph, which stays as it is (2.11-2.15).
 
     Nodes keep their names: in the trial common subexpressions are not merged, and random operators
     that backward runs again are not wrapped.
@@ -156,44 +165,44 @@ def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Gra
 
 
 def sketch(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """Return a graph module that makes its code when it is called first, if ever (2.11-2.13)."""
+    """Return a graph module that makes its code when it is called first, if ever (2.11-2.15)."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     return _LazyGraphModule(root, graph)
 
 
 def sketching() -> AbstractContextManager[Any]:
-    """Return a block in which torch's partitioners return sketches (2.11-2.13)."""
+    """Return a block in which torch's partitioners return sketches (2.11-2.15)."""
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     return _use_lazy_graph_module(True)
 
 
 MUST_BE_IN_BACKWARD = {"partitioner_tag": "must_be_in_backward"}
-"""Meta of a node that min-cut leaves to the backward graph, with all that reads it (2.11-2.13)."""
+"""Meta of a node that min-cut leaves to the backward graph, with all that reads it (2.11-2.15)."""
 
 
 REALIZED_TO_STRIDES = "inductor_realize_to_strides"
-"""Meta of a node whose value Inductor must lay out with the strides of its fake (2.11-2.13)."""
+"""Meta of a node whose value Inductor must lay out with the strides of its fake (2.11-2.15)."""
 
 
 def keeps_graph() -> bool:
-    """Say whether the backward pass that runs here keeps its graph for another one (2.11-2.13)."""
+    """Say whether the backward pass that runs here keeps its graph for another one (2.11-2.15)."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def is_random(node: fx.Node) -> bool:
-    """Say whether a node draws random numbers (2.11-2.13)."""
+    """Say whether a node draws random numbers (2.11-2.15)."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def has_onednn_linear() -> bool:
-    """Say whether torch was built with oneDNN and its linear operator (2.11-2.13)."""
+    """Say whether torch was built with oneDNN and its linear operator (2.11-2.15)."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `x @ weight.T + bias` computed by oneDNN (2.11-2.13).
+    """Return `x @ weight.T + bias` computed by oneDNN (2.11-2.15).
 
     `weight` may have any strides; a transposed `x` is copied first.
     """
@@ -201,14 +210,14 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def fake_mode() -> Any:
-    """Return a new mode whose tensors hold no data; real ones may be mixed in (2.11-2.13)."""
+    """Return a new mode whose tensors hold no data; real ones may be mixed in (2.11-2.15)."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def size_hint(size: Any) -> int:
-    """Return a size as a number, without a guard: for a symbol what the trace saw (2.11-2.13)."""
+    """Return a size as a number, without a guard: for a symbol what the trace saw (2.11-2.15)."""
     if isinstance(size, int):
         return size
     hint = size.node.hint
@@ -229,21 +238,21 @@ def layout_hint(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
 
 
 def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:
-    """Hash the contents of source files with a salt (2.11-2.13; cached for the last call only)."""
+    """Hash the contents of source files with a salt (2.11-2.15; cached for the last call only)."""
     from torch._inductor.custom_graph_pass import get_hash_for_files
 
     return get_hash_for_files(paths, extra)
 
 
 def compile_counters() -> Mapping[str, Mapping[str, int]]:
-    """Return Dynamo's, Inductor's and AOTAutograd's running counters (2.11-2.13)."""
+    """Return Dynamo's, Inductor's and AOTAutograd's running counters (2.11-2.15)."""
     from torch._dynamo.utils import counters
 
     return counters
 
 
 def registered_backends() -> Mapping[str, Callable[..., Any]]:
-    """Return the loaded backends of torch's registry, built-ins included, by name (2.11-2.13).
+    """Return the loaded backends of torch's registry, built-ins included, by name (2.11-2.15).
 
     The first call runs torch's lazy import of its backends.
     """
@@ -254,26 +263,42 @@ def registered_backends() -> Mapping[str, Callable[..., Any]]:
 
 
 def register_backend(fn: Callable[..., Any], *, name: str, tags: tuple[str, ...]) -> None:
-    """Add a plain function to torch's registry (2.11-2.13)."""
+    """Add a plain function to torch's registry (2.11-2.15)."""
     from torch._dynamo.backends import registry
 
-    # torch asks `fn not in _BACKENDS`, a dict of names; main has since dropped that test.
+    # Up to 2.13 torch asks `fn not in _BACKENDS`, a dict of names.
     registry._COMPILER_FNS.pop(name, None)
     registry.register_backend(fn, name=name, tags=tags)  # type: ignore[arg-type]
 
 
 def forget_backend(name: str, entry_point: EntryPoint | None) -> None:
-    """Take a name out of torch's registry, or give it back to an entry point (2.11-2.13)."""
+    """Take a name out of torch's registry, or give it back to an entry point (2.11-2.15)."""
     from torch._dynamo.backends import registry
 
     registry._COMPILER_FNS.pop(name, None)
     registry._BACKENDS.pop(name, None)
+    tags: dict[str, Any] = getattr(registry, "_BACKEND_TAGS", {})  # 2.14, 2.15
+    tags.pop(name, None)
     if entry_point is not None:
         registry._BACKENDS[name] = entry_point
 
 
+def backend_tags(name: str) -> tuple[str, ...] | None:
+    """Return the tags of a loaded backend of torch's registry, None if there is none (2.11-2.15).
+
+    They are kept by name since 2.14, before as an attribute of the function.
+    """
+    from torch._dynamo.backends import registry
+
+    found = registered_backends().get(name)
+    if found is None:
+        return None
+    by_name: dict[str, tuple[str, ...]] | None = getattr(registry, "_BACKEND_TAGS", None)
+    return tuple(getattr(found, "_tags", ()) if by_name is None else by_name.get(name, ()))
+
+
 def unknown_backend_error(base: type[Exception]) -> type[Exception]:
-    """Return a class that is torch's `InvalidBackend` as well as `base` (2.11-2.13)."""
+    """Return a class that is torch's `InvalidBackend` as well as `base` (2.11-2.15)."""
     return _unknown_backend_error(base)
 
 
@@ -289,7 +314,7 @@ def _unknown_backend_error(base: type[Exception]) -> type[Exception]:
 
 
 def default_store() -> Any:
-    """Return the key-value store that the default process group was built with (2.11-2.13)."""
+    """Return the key-value store that the default process group was built with (2.11-2.15)."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
@@ -298,7 +323,7 @@ def default_store() -> Any:
 def own_store() -> Any:
     """Return the default group's store through a connection of its own, where it can have one.
 
-    A call that blocks holds a connection, so that a thread needs another one (2.11-2.13).
+    A call that blocks holds a connection, so that a thread needs another one (2.11-2.15).
     """
     store = default_store()
     try:
@@ -309,39 +334,48 @@ def own_store() -> Any:
 
 @functools.cache
 def ops_made_in_place() -> frozenset[Any]:
-    """Return the operators that Inductor may turn into ones that write their input (2.11-2.13)."""
+    """Return the operators that Inductor may turn into ones that write their input (2.11-2.15)."""
     from torch._inductor.fx_passes import reinplace
 
     return frozenset({*reinplace.inplaceable_ops, *reinplace.inplaceable_foreach_ops})
 
 
 def group_store(group: Any) -> Any:
-    """Return the key-value store of a process group, shared by its ranks alone (2.11-2.13)."""
+    """Return the key-value store of a process group, shared by its ranks alone (2.11-2.15)."""
     from torch.distributed.distributed_c10d import _get_process_group_store
 
     return _get_process_group_store(group)
 
 
 def group_timeout(group: Any) -> timedelta:
-    """Return how long a collective of a process group may take (2.11-2.13)."""
+    """Return how long a collective of a process group may take (2.11-2.15)."""
     return group._get_backend(torch.device("cpu")).options._timeout
 
 
 def compile_in_place(module: torch.nn.Module, backend: Any, **kwargs: Any) -> None:
-    """Let calls of `module` run compiled, as `Module.compile` does (2.11-2.13).
+    """Let calls of `module` run compiled, as `Module.compile` does (2.11-2.15).
 
-    `Module.compile` hands `_call_impl` to Dynamo, which skips frames of torch.nn: a root such as
+    `Module.compile` hands `_call_impl` to Dynamo, which up to 2.13 skips frames of torch.nn: a root such as
     nn.Sequential would then not be captured at all. One frame of our own is always captured.
     """
     module._compiled_call_impl = compiled_call(module, backend, **kwargs)
 
 
-def compiled_call(module: torch.nn.Module, backend: Any, **kwargs: Any) -> Callable[..., Any]:
-    """Return what calls `module` compiled, hooks included; see `compile_in_place` (2.11-2.13)."""
+def compiled_call(
+    module: torch.nn.Module, backend: Any, *, is_forward_alone: bool = False, **kwargs: Any
+) -> Callable[..., Any]:
+    """Return what calls `module` compiled; see `compile_in_place` (2.11-2.15).
+
+    Args:
+        module: as it is; a later change of its hooks is not noticed.
+        backend: a name or a callable.
+        is_forward_alone: leave the module's own hooks to the caller.
+        kwargs: for torch.compile.
+    """
     _ignore_logging()
     # A class may define a __call__ of its own; nn.Module's only chooses what to run.
-    call = module._call_impl
-    if type(module).__call__ is not torch.nn.Module.__call__:
+    call = module.forward if is_forward_alone else module._call_impl
+    if type(module).__call__ is not torch.nn.Module.__call__ and not is_forward_alone:
         call = functools.partial(type(module).__call__, module)
 
     def enter(*args: Any, **kwds: Any) -> Any:
@@ -365,7 +399,7 @@ class _Backend:
     """What Dynamo is given in the place of a backend, which ends with the function that it compiles.
 
     Dynamo keeps every backend for good: in `cached_backends`, and in entries of the code of classes
-    whose forward breaks, also once their guards have found that the module is gone (2.11-2.13).
+    whose forward breaks, also once their guards have found that the module is gone (2.11-2.15).
     """
 
     def __init__(self, backend: Callable[..., Any]) -> None:
@@ -380,7 +414,7 @@ class _Backend:
 
 
 def _forget_entries(code: types.CodeType) -> None:
-    """Drop Dynamo's entries of a function that is gone (2.11-2.13).
+    """Drop Dynamo's entries of a function that is gone (2.11-2.15).
 
     They would live on: they hold the key of a weak dict, `orig_code_map`, whose value is the code.
     """
@@ -400,7 +434,7 @@ def _forward_place(module: torch.nn.Module) -> tuple[tuple[str, str, int], ...]:
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Say whether torch.compile or Module.compile has been applied to a module (2.11-2.13)."""
+    """Say whether torch.compile or Module.compile has been applied to a module (2.11-2.15)."""
     from torch._dynamo.eval_frame import OptimizedModule
 
     return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
@@ -418,7 +452,7 @@ def why_no_dynamo() -> str | None:
 
 
 def _ignore_logging() -> None:
-    """Let Dynamo skip the once-only warnings that transformers adds to loggers (2.11-2.13).
+    """Let Dynamo skip the once-only warnings that transformers adds to loggers (2.11-2.15).
 
     A log call would otherwise break the graph, e.g. in GPT-2's attention mask.
     """
@@ -427,8 +461,32 @@ def _ignore_logging() -> None:
         torch._dynamo.config.ignore_logging_functions.add(warn_once)
 
 
+def compiled_in_place(module: torch.nn.Module) -> Callable[..., Any] | None:
+    """Return what calls of a module run, None where they run eagerly (2.11-2.13)."""
+    return module._compiled_call_impl
+
+
+def call_in_place(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
+    """Let calls of a module run what `compiled_in_place` returned (2.11-2.13)."""
+    module._compiled_call_impl = call
+
+
+def is_restart(error: BaseException) -> bool:
+    """Say whether Dynamo is about to capture the same code again, having learnt something (2.11-2.13)."""
+    from torch._dynamo.exc import RestartAnalysis
+
+    return isinstance(error, RestartAnalysis)
+
+
+def recompile_limit() -> int:
+    """Return how many captures of one function torch compiles before it runs it eagerly (2.11-2.13)."""
+    from torch._dynamo import config
+
+    return config.recompile_limit  # type: ignore[attr-defined]
+
+
 def forget_compiled_call(module: torch.nn.Module) -> None:
-    """Let calls of `module` run eagerly again (2.11-2.13)."""
+    """Let calls of `module` run eagerly again (2.11-2.15)."""
     module._compiled_call_impl = None
 
 
@@ -441,26 +499,26 @@ def bisect_status_file() -> str | None:
 
 
 def inductor_config() -> dict[str, Any]:
-    """Return a copy of Inductor's settings (2.11-2.13)."""
+    """Return a copy of Inductor's settings (2.11-2.15)."""
     from torch._inductor import config
 
     return dict(config.get_config_copy())  # type: ignore[attr-defined]
 
 
 def inductor_cache_dir() -> str:
-    """Return the folder of Inductor's caches (2.11-2.13)."""
+    """Return the folder of Inductor's caches (2.11-2.15)."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return cache_dir()
 
 
 def keep_calls(overload: Any) -> None:
-    """Let compilers keep each call of an operator, in order, though it returns nothing (2.11-2.13)."""
+    """Let compilers keep each call of an operator, in order, though it returns nothing (2.11-2.15)."""
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
     _register_effectful_op(overload, _EffectType.ORDERED)
 
 
 def has_autograd_kernel(overload: Any) -> bool:
-    """Return whether an operator has a backward of its own (2.11-2.13)."""
+    """Return whether an operator has a backward of its own (2.11-2.15)."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Autograd")

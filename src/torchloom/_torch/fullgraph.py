@@ -1,4 +1,4 @@
-"""One call of a function as one graph, and the code around it (2.11-2.13).
+"""One call of a function as one graph, and the code around it (2.11-2.15).
 
 Dynamo turns a function into a graph and into bytecode around it (`shell`). Here they are taken apart: what was
 compiled can be exchanged, the bytecode can be stored, and what would be guards are facts that may be checked
@@ -7,15 +7,19 @@ at any time.
 
 from __future__ import annotations
 
+import functools
+import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchloom._torch.places import GuardOn
 from torchloom._torch.shell import Shell, plain_function
-from torchloom._torch.symbols import SizeGuard, guards_of
+from torchloom._torch.symbols import SizeGuard, forget_constant_floats, guards_of
 
 
 @dataclass
@@ -30,8 +34,8 @@ class FullGraph:
     shell: Shell
     codes: tuple[types.CodeType, ...]
     """The functions that were traced."""
-    sources: tuple[str, ...]
-    """Expressions over `L` (arguments) and `G` (globals) whose values the trace relied on."""
+    guards: tuple[GuardOn, ...]
+    """What the trace relied on besides sizes."""
     modules: Mapping[str, str]
     """Modules that these refer to among the globals, by the names that the trace gave them."""
 
@@ -46,6 +50,8 @@ def capture_full(
     kwargs: Mapping[str, Any],
     *,
     unbacked: bool = False,
+    ints: Sequence[str] = (),
+    floats: Sequence[str] = (),
 ) -> FullGraph:
     """Trace a call as one graph; nothing is executed.
 
@@ -54,6 +60,8 @@ def capture_full(
         args: its arguments; sizes that `mark_varying` marked are symbols.
         kwargs: its keyword arguments.
         unbacked: whether marked sizes were marked with `unbacked=True`.
+        ints: expressions such as "L['n']" for whole numbers that are symbols.
+        floats: likewise for floats; the graph takes each as a tensor of one number.
 
     Raises:
         torch._dynamo.exc.Unsupported: the call cannot be one graph; the text says why and where.
@@ -63,14 +71,19 @@ def capture_full(
     from torch._dynamo.utils import get_metrics_context
     from torch.fx.experimental import _config
 
-    shape_config: Any = _config  # its patch() is made at run time
+    # Their patch() is made at run time.
+    shape_config: Any = _config
+    compiler_config: Any = torch.compiler.config
     plain, _ = plain_function(function)
     before = set(plain.__globals__)
     with (
         get_metrics_context(),
+        _varying_floats(plain, floats),
+        compiler_config.patch(dynamic_sources=",".join(f"{re.escape(source)}$" for source in ints)),
         shape_config.patch(backed_size_oblivious=not unbacked),
         dynamo_config.patch(
-            automatic_dynamic_shapes=False,
+            automatic_dynamic_shapes=bool(floats),  # else what is known of floats is not looked at
+            specialize_float=not floats,
             assume_static_by_default=True,
             record_runtime_overhead=False,  # two calls less in each call
         ),
@@ -89,9 +102,21 @@ def capture_full(
         and name not in imports
         and not name.startswith("__compiled_fn")  # the graph, whose place is taken
     }
+    guards = {
+        (each.source, each.kind, repr(each.name), each.other or ""): each
+        for each in map(_guard_on, output.output_graph.guards)
+        if each.source
+    }
+    roots = set(
+        re.findall(r"G\['(\w+)'\]", " ".join(f"{g.source} {g.other}" for g in guards.values()))
+    )
+    named = {
+        name: output.f_globals[name].__name__
+        for name in roots - before
+        if isinstance(output.f_globals.get(name), types.ModuleType)
+    }
     for name in set(plain.__globals__) - before:
         del plain.__globals__[name]  # what Dynamo left in the user's module
-    sources = sorted({guard.name for guard in output.output_graph.guards if guard.name})
     codes = tuple(output.traced_code)
     return FullGraph(
         backend.graph_module,
@@ -110,8 +135,43 @@ def capture_full(
             made,
         ),
         codes,
-        tuple(sources),
-        dict(imports),
+        tuple(guards[key] for key in sorted(guards)),
+        {**named, **imports},
+    )
+
+
+@contextmanager
+def _varying_floats(function: types.FunctionType, floats: Sequence[str]) -> Iterator[None]:
+    """Let Dynamo believe that it has seen other values of some floats: there is no mark to put on a float."""
+    if not floats:
+        yield
+        return
+    from torch._dynamo import pgo
+
+    forget_constant_floats()
+    states, known = pgo.get_code_state(), pgo.CodeId.make(function.__code__, function.__closure__)
+    before = states.pop(known, None)
+    for source in floats:
+        states[known].automatic_dynamic[source] = pgo.FrameStateSizeEntry(scalar=pgo.auto_dynamic)
+    try:
+        yield
+    finally:
+        states.pop(known, None)
+        if before is not None:
+            states[known] = before
+
+
+def _guard_on(guard: Any) -> GuardOn:
+    build, given = guard.create_fn, {}
+    while isinstance(build, functools.partial):
+        given = {**build.keywords, **given}
+        build = build.func
+    other = given.get("source_b", given.get("source"))
+    return GuardOn(
+        build.__name__,
+        guard.name,
+        given.get("attr", given.get("key")),
+        None if other is None else other.name if isinstance(other.name, str) else other.name(),
     )
 
 

@@ -6,7 +6,6 @@ Read in torch 2.13; the names were the same in 2.11 and 2.12. What a torch lacks
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.resources
 import json
@@ -15,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,20 +50,59 @@ def place_of(code: CodeType) -> tuple[str, int]:
     What torchloom puts in front of a module carries the place of the module's forward.
     """
     for constant in code.co_consts:
-        if isinstance(constant, tuple) and constant[:1] == (FORWARD_PLACE,):
-            return constant[1], constant[2]
+        # Dynamo puts any object of the program among the constants: ask nothing of those.
+        if type(constant) is tuple and len(constant) == 3 and type(constant[0]) is str:
+            mark, file, line = constant
+            if mark == FORWARD_PLACE:
+                return file, line
     return code.co_filename, code.co_firstlineno
+
+
+def qualname_of(code: CodeType) -> str:
+    """Return the qualified name of a code object; Python 3.10 keeps its plain name alone."""
+    found = getattr(code, "co_qualname", code.co_name)
+    # What torchloom puts in front of a module is renamed, and keeps its own qualified name.
+    return found if found.rpartition(".")[2] == code.co_name else code.co_name
+
+
+def is_invalid(manager: Any) -> bool:
+    """Return whether an entry's guards can never hold again: something that they look at is gone."""
+    return isinstance(getattr(manager, "invalidation_reason", None), str)
 
 
 FORWARD_PLACE = "torchloom: the place of forward"
 """Marks the constant that `place_of` reads."""
 
 
-def cache_entries(code: CodeType) -> list[Any]:
+class CacheEntry(NamedTuple):
+    """What one of Dynamo's entries holds.
+
+    Dynamo's own object is a reference into memory that `torch._dynamo.reset()` frees: reading it after
+    that ends the process. Its fields are Python objects, which stay whole.
+    """
+
+    code: CodeType
+    compile_id: Any
+    guard_manager: Any
+    backend: Any
+    region: int
+    """Number of `torch.compile(isolate_recompiles=True)`; -1 where entries are shared."""
+
+
+def cache_entries(code: CodeType) -> list[CacheEntry]:
     """Return Dynamo's entries for a code object, the one used last in front."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-    return list(_debug_get_cache_entry_list(code))
+    return [
+        CacheEntry(
+            raw.code,
+            raw.compile_id,
+            raw.guard_manager,
+            raw.backend,
+            getattr(raw, "isolate_recompiles_id", -1),
+        )
+        for raw in _debug_get_cache_entry_list(code)
+    ]
 
 
 _MAX_NAME = 120
@@ -148,39 +186,12 @@ def guard_failure(entry: Any, values: Mapping[str, Any]) -> str | None:
     return text.strip() or (checked.verbose_code_parts or ["a guard fails"])[0]
 
 
-@contextmanager
-def bytecode_hook(hook: Callable[[CodeType, CodeType], None]) -> Iterator[None]:
-    """Call `hook(original, transformed)` for each compile inside the block."""
-    from torch._dynamo.convert_frame import register_bytecode_hook
-
-    def watch(code: CodeType, new_code: CodeType) -> CodeType | None:
-        hook(code, new_code)
-        return None  # as it is
-
-    handle = register_bytecode_hook(watch)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def current_compile_id() -> str | None:
     """Return the id of the compile that this thread is in."""
     from torch._guards import CompileContext
 
     found = CompileContext.current_compile_id()
     return None if found is None else str(found)
-
-
-def compiling_globals() -> dict[str, Any] | None:
-    """Return the globals of the function that this thread is compiling."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "_compile" and "convert_frame" in frame.f_code.co_filename:
-            found = frame.f_locals.get("globals")
-            return found if isinstance(found, dict) else None
-        frame = frame.f_back
-    return None
 
 
 COMPILE_ERRORS: tuple[type[Exception], ...] = (torch._dynamo.exc.TorchDynamoException,)
@@ -207,23 +218,6 @@ def errors_suppressed(note: Callable[[str], None]) -> Iterator[None]:
                     break
                 if metrics.fail_reason:
                     note(f"{(metrics.fail_type or '').rpartition('.')[2]}: {metrics.fail_reason}")
-
-
-@contextmanager
-def after_compile(hook: Callable[[], None]) -> Iterator[None]:
-    """Call `hook` when a compile that began outside of any other has ended."""
-    from torch._dynamo.callback import callback_handler
-
-    def ended(_: Any) -> None:
-        hook()
-
-    callback_handler.register_end_callback(ended)
-    try:
-        yield
-    finally:
-        # torch._dynamo.reset() clears the handler.
-        with contextlib.suppress(ValueError):
-            callback_handler.remove_end_callback(ended)
 
 
 def never_compile(code: CodeType) -> None:

@@ -1,11 +1,13 @@
 """The pieces of torch's partitioner that do not choose: checks before, extraction after.
 
-Read in torch 2.11-2.13.
+Read in torch 2.11-2.15.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import fx
 
@@ -65,9 +67,10 @@ def split_joint(
         static_lifetime_input_nodes=info.static_lifetime_input_nodes,
     )
     if redraws:
-        forward, backward = torch_partitioners.functionalize_rng_ops(
-            joint, forward, backward, len(symbols)
-        )
+        with _fake_mode_of(joint):
+            forward, backward = torch_partitioners.functionalize_rng_ops(
+                joint, forward, backward, len(symbols)
+            )
     backward = torch_partitioners.reordering_to_mimic_autograd_engine(backward)
     forward = torch_partitioners.raise_getitems(forward)
     backward = torch_partitioners.raise_getitems(backward)
@@ -75,6 +78,16 @@ def split_joint(
     if thread is not None:
         forward, backward = thread(forward, is_backward=False), thread(backward, is_backward=True)
     return forward, backward
+
+
+def _fake_mode_of(joint: fx.GraphModule) -> AbstractContextManager[Any]:
+    """Return the mode in which a graph was traced: plans are also made when no trace is running."""
+    from torch._guards import detect_fake_mode
+
+    if detect_fake_mode() is not None:
+        return nullcontext()
+    values = [node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder")]
+    return detect_fake_mode(values) or nullcontext()
 
 
 def is_symbol(node: fx.Node) -> bool:

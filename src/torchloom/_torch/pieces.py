@@ -1,4 +1,4 @@
-"""Graphs compiled ahead of their calls, in a form that another process can run (2.11-2.13).
+"""Graphs compiled ahead of their calls, in a form that another process can run (2.11-2.15).
 
 Inductor stores generated source and builds it again where it is loaded. Here the shared objects that it
 built are part of what is stored, so loading needs no C++ compiler and builds nothing. Most graphs are `plain`:
@@ -7,8 +7,10 @@ they do not need the compiler's modules either.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
+import platform
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +25,8 @@ from torch import fx
 from torchloom._torch.libraries import with_suffix
 from torchloom._torch.light import light_imports
 from torchloom._torch.plain import NotPlainError, PlainGraph, plain_graph, run_plain
+from torchloom._torch.symbols import forget_constant_floats
+from torchloom.errors import ServeError
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +69,11 @@ def build_piece(
         unbacked: whether its symbols are unbacked.
         look: called when the graph is one of plain operators, and what that assumes of sizes is known,
             before code is generated for it, which takes most of the time; it may raise `StopBuild`.
+
+    Raises:
+        ServeError: a float that is a symbol reaches an operator that takes constants alone.
     """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._functorch import config as functorch_config
     from torch._inductor import config as inductor_config
     from torch._inductor import standalone_compile
@@ -82,13 +90,20 @@ def build_piece(
         enter(inductor_config.patch({"cpp.vec_isa_ok": True}))
         enter(functorch_config.patch(strict_autograd_cache=True, bypass_autograd_cache_key=True))
         enter(shape_config.patch(backed_size_oblivious=not unbacked))
-        artifact: Any = standalone_compile(
-            graph_module,
-            list(inputs),
-            dynamic_shapes="from_graph",
-            options={"config_patches": dict(patches)},
-            aot=True,
-        )
+        try:
+            artifact: Any = standalone_compile(
+                graph_module,
+                list(inputs),
+                dynamic_shapes="from_graph",
+                options={"config_patches": dict(patches)},
+                aot=True,
+            )
+        except TensorifyScalarRestartAnalysis as error:
+            forget_constant_floats()
+            raise ServeError(
+                "a float argument that varies is returned, or reaches an operator that takes constants alone: "
+                "Inductor cannot compile it. Give it as `fixed`, or as a tensor of one number"
+            ) from error
         built = Built(_inner(artifact))
         try:
             built.plain = plain_graph(built.call)
@@ -144,12 +159,16 @@ def load_graph(content: bytes) -> fx.GraphModule:
 
 
 def machine_of(device_types: Sequence[str]) -> dict[str, str]:
-    """Return what compiled code depends on: versions, the processor's vector instructions, the GPU."""
-    import platform
+    """Return what compiled code depends on: versions, the processor, the number of threads, the GPU.
+
+    Inductor compiles for the very processor (`-march=native`) and writes the number of threads into its loops.
+    """
 
     facts = {"torch": torch.__version__, "python": platform.python_version()}
     facts["machine"] = platform.machine()
     facts["vector instructions"] = _instructions()
+    facts["processor"] = _processor()
+    facts["threads"] = str(torch.get_num_threads())
     for kind in sorted(set(device_types) - {"cpu"}):
         module = torch.get_device_module(kind)
         facts[kind] = str(module.get_device_properties(0)) if module.is_available() else "none"
@@ -162,6 +181,21 @@ def _instructions() -> str:
     tests = {name: getattr(torch._C._cpu, f"_is_{name}_supported", None) for name in known}
     able = [name for name, test in tests.items() if test is not None and test()]
     return " ".join([torch.backends.cpu.get_cpu_capability(), *able])
+
+
+@functools.cache
+def _processor() -> str:
+    """Return the processor's name with a hash of all that it can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    said = dict(
+        reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line])
+    )
+    flags = said.get("flags", said.get("Features", ""))
+    digest = hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:12]
+    return f"{said.get('model name', platform.processor())} ({digest})"
 
 
 def _inner(artifact: Any) -> Call:

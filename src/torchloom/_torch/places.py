@@ -1,4 +1,4 @@
-"""Where a value is found that a trace relied on, as data: a root and the steps from it (2.11-2.13).
+"""Where a value is found that a trace relied on, as data: a root and the steps from it (2.11-2.15).
 
 Dynamo names such values by expressions, `L['self']._modules['norm'].eps`. They are taken apart once, in the
 process that traced; what is stored is a list of steps, of the kinds that are here and no other:
@@ -29,6 +29,20 @@ class NoPlaceError(ValueError):
     """An expression is of none of the kinds that can be written down."""
 
 
+@dataclasses.dataclass(frozen=True)
+class GuardOn:
+    """One of Dynamo's guards."""
+
+    kind: str
+    """The name of what builds it, such as "TYPE_MATCH"."""
+    source: str
+    """An expression over `L` (arguments) and `G` (globals)."""
+    name: Any = None
+    """The attribute or key that it asks for."""
+    other: str | None = None
+    """Another expression that stands for the same object."""
+
+
 def _iterated(iterator: Any) -> list[Any]:
     """Return what a tuple's iterator has still to give, without taking it."""
     _, (items,), *start = iterator.__reduce__()
@@ -47,6 +61,12 @@ def _size(value: Tensor) -> list[int]:
 
 def _stride(value: Tensor) -> list[int]:
     return list(Tensor.stride(value))
+
+
+def _default_device() -> torch.device | None:
+    """Return what `torch.set_default_device` was told; the module that holds it is loaded with Dynamo."""
+    module = sys.modules.get("torch.utils._device")
+    return None if module is None else module.CURRENT_DEVICE
 
 
 _APPLIED: Mapping[str, Callable[[Any], Any]] = {
@@ -69,20 +89,27 @@ _STATE: Mapping[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
     "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
-    "utils_device.CURRENT_DEVICE": lambda: torch.utils._device.CURRENT_DEVICE,
+    "utils_device.CURRENT_DEVICE": _default_device,
 }
 """Settings of torch's own that a trace may rely on."""
 _PER_THREAD = ("___get_current_stream(", "___get_torch_function_mode_stack_at(")
 """What belongs to whoever calls, and is no part of the model."""
+_UNNAMED = "___unnamed_scope_"
+"""How the trace calls globals of functions that were made by `exec`, such as those of named tuples."""
+_AT = ("item at", "dict item at")
+"""Steps whose key is at a place of its own."""
 _CONSTANTS = (str, int, float, bool, type(None))
 
 
-def place_of(expression: str, modules: Mapping[str, str]) -> list[list[Any]] | None:
+def place_of(
+    expression: str, modules: Mapping[str, str], scopes: Mapping[int, Place] | None = None
+) -> list[list[Any]] | None:
     """Return where an expression of `FullGraph.sources` leads, None if that is nowhere but in the trace.
 
     Args:
         expression: over `L` and `G`.
         modules: names that the trace gave to modules among its globals.
+        scopes: places of globals that belong to no module, by their `id`, which the trace named them by.
 
     Raises:
         NoPlaceError: it leads somewhere by a way that cannot be written down.
@@ -98,10 +125,46 @@ def place_of(expression: str, modules: Mapping[str, str]) -> list[list[Any]] | N
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if not names & {"L", "G", "torch", "__import__"}:
         return None  # a value that the trace made
-    root, *steps = _steps(tree)
-    if root[0] == "global" and root[1] in modules:
-        root = ["module", modules[root[1]]]
-    return [root, *steps]
+    return _rooted(_steps(tree), modules, scopes or {})
+
+
+def _rooted(
+    place: list[list[Any]], modules: Mapping[str, str], scopes: Mapping[int, Place]
+) -> list[list[Any]]:
+    """Return a place with the names that a trace gave to modules and scopes replaced by where these are."""
+    (kind, name), *steps = place
+    steps = [
+        [step[0], _rooted(step[1], modules, scopes)] if step[0] in _AT else step for step in steps
+    ]
+    if kind != "global":
+        return [[kind, name], *steps]
+    if name in modules:
+        return [["module", modules[name]], *steps]
+    if name.startswith("__builtins_dict__"):
+        return [["module", "builtins"], ["attribute", steps[0][1]], *steps[1:]]
+    if name.startswith(_UNNAMED):
+        number = int(name.removeprefix(_UNNAMED).partition("_")[0])
+        if number not in scopes:
+            raise NoPlaceError("globals of a function without a module")
+        return [*map(list, scopes[number]), *steps]
+    return [[kind, name], *steps]
+
+
+def settled(place: Place, scope: Mapping[str, Any]) -> list[list[Any]]:
+    """Return a place with names themselves where it says at which position of a dict they are.
+
+    Args:
+        place: what `place_of` returned.
+        scope: as for `value_at`.
+    """
+    found: list[list[Any]] = []
+    for step in place:
+        # Names stay, while numbers such as those of hooks are given out anew by each process.
+        if step[0] in _AT and type(key := value_at(step[1], scope)) is str:
+            found.append([step[0].removesuffix(" at"), key])
+        else:
+            found.append(list(step))
+    return found
 
 
 def value_at(place: Place, scope: Mapping[str, Any]) -> Any:
@@ -109,7 +172,7 @@ def value_at(place: Place, scope: Mapping[str, Any]) -> Any:
 
     Args:
         place: what `place_of` returned.
-        scope: `L`, the arguments, and `G`, the globals.
+        scope: `L`, the arguments, `G`, the globals, and `call`, what is served.
 
     Raises:
         ValueError: a step is of no kind that is known.
@@ -123,6 +186,8 @@ def value_at(place: Place, scope: Mapping[str, Any]) -> Any:
             value = scope["G"][name]
         case "module":
             value = sys.modules.get(name) or import_module(name)
+        case "call":
+            value = scope["call"]
         case "state" if name in _STATE:
             value = _STATE[name]()
         case _:

@@ -1,4 +1,4 @@
-"""What Inductor generated, run by itself: kernels and torch's operators, no compiler stack (2.11-2.13).
+"""What Inductor generated, run by itself: kernels and torch's operators, no compiler stack (2.11-2.15).
 
 A graph that only computes needs nothing of what `torch.compile` puts around it at run time: no wrapper for
 gradients, no aliases to restore, no module of Inductor. Its generated text is taken apart once, when it is
@@ -31,6 +31,21 @@ from torchloom._torch.libraries import in_memory
 
 Call = Callable[..., Any]
 
+
+def _assert_tensor_metadata(
+    tensor: Tensor | None, sizes: Any, strides: Any, dtype: torch.dtype, op_name: str | None = None
+) -> None:
+    """Check what an operator returned, as a function of Inductor's runtime does (2.14, 2.15)."""
+    if tensor is None:
+        return
+    if tensor.dtype != dtype:
+        raise RuntimeError(
+            f"{op_name or 'an operator'} returned {tensor.dtype} where its fake said {dtype}: "
+            "torchloom.ops.custom.check_op finds such mistakes"
+        )
+    torch._C._dynamo.guards.assert_size_stride(tensor, sizes, strides, op_name)  # type: ignore[attr-defined]
+
+
 _GIVEN: Mapping[str, Any] = {
     "torch": torch,
     "device": torch.device,
@@ -42,6 +57,7 @@ _GIVEN: Mapping[str, Any] = {
     "c_void_p": ctypes.c_void_p,
     "c_long": ctypes.c_long,
     "c_int": ctypes.c_int,
+    "assert_tensor_metadata": _assert_tensor_metadata,
 }
 """Names that generated text imports and may need, as its own imports define them."""
 _PUBLIC_OPS = frozenset({"_alloc_from_pool", "_reinterpret_tensor"})
@@ -197,13 +213,14 @@ def _reduced(
 ) -> tuple[str, dict[str, bytes]]:
     """Return what of a generated text defines `call`, and the shared objects of its kernels."""
     body = ast.parse(text).body
+    given = set(constants)
     kernels: dict[str, bytes] = {}
     kept: list[ast.stmt] = []
     wanted = {"call"}
     for statement in reversed(body):
         defined = _defined(statement)
-        if not defined & wanted:
-            continue
+        if not defined & wanted or defined & given:
+            continue  # the text says None for tensors that Inductor puts there itself
         if _is_kernel(statement):
             kernels |= {name: _library(scope[name]).read_bytes() for name in defined}
             continue
@@ -212,7 +229,7 @@ def _reduced(
     kept.reverse()
     source = ast.unparse(ast.Module(kept, [])) + "\n"
     _check(kept)
-    known = {*_GIVEN, *kernels, *constants, *dir(builtins)}
+    known = {*_GIVEN, *kernels, *given, *dir(builtins)}
     known |= {name for statement in kept for name in _defined(statement)}
     unknown = sorted(_names(source) - known)
     if unknown:

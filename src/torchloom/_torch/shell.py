@@ -1,4 +1,4 @@
-"""The code around a captured graph, and what it needs of Dynamo at run time, which is nearly nothing (2.11-2.13).
+"""The code around a captured graph, and what it needs of Dynamo at run time, which is nearly nothing (2.11-2.15).
 
 Dynamo's bytecode fetches a graph's inputs from the arguments and the model, calls the graph, and rebuilds the
 function's result. It runs in processes that never import Dynamo, which takes a second and a half; the few
@@ -57,6 +57,15 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
+class _Scope(dict[str, Any]):
+    """Globals of the bytecode: its own names, and behind them the function's, as they are at each call."""
+
+    outer: dict[str, Any]
+
+    def __missing__(self, name: str) -> Any:
+        return self.outer[name]
+
+
 @dataclass
 class Shell:
     """The bytecode around a graph."""
@@ -86,13 +95,15 @@ class Shell:
             alias: _Utils(name) if name == _UTILS else import_module(name)
             for alias, name in self.imports.items()
         }
-        scope = {
-            **modules,
-            **self.used_globals,
-            **plain.__globals__,
-            **self.made_globals,
-            self.backend_id: compiled,
+        made_names = {**self.made_globals, self.backend_id: compiled}
+        own = {
+            name: value
+            for name, value in self.used_globals.items()
+            if name not in plain.__globals__
         }
+        scope = _Scope({**modules, **own, **made_names})
+        scope.outer = plain.__globals__
+        scope["__builtins__"] = plain.__globals__["__builtins__"]
         made = types.FunctionType(
             self.code, scope, argdefs=plain.__defaults__, closure=plain.__closure__
         )

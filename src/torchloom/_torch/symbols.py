@@ -1,4 +1,4 @@
-"""Symbolic sizes: what a function on fake tensors relies on (2.11-2.13)."""
+"""Symbolic sizes: what a function on fake tensors relies on (2.11-2.15)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ class SizeGuard:
     text: str
     where: str
     """The user's file and line, where known."""
-    hints: frozenset[int]
-    """What the sizes in it were during the trace; different symbols have different ones."""
-    holds: Callable[[Mapping[int, int]], bool]
+    hints: frozenset[float]
+    """What the sizes in it were during the trace; different symbols have different ones. Floats are among them
+    where a call's floats are symbols; none of these is a whole number."""
+    holds: Callable[[Mapping[float, float]], bool]
     """Evaluate it for other sizes, by hint."""
+    code: str = ""
+    """The condition as Python, in which `{64}` stands for the size whose hint is 64."""
 
 
 def size_guards(
@@ -85,30 +88,41 @@ def guards_of(env: Any) -> list[SizeGuard]:
     ]
     for symbol, expression in env.replacements.items():
         if symbol in hints and not expression.free_symbols:
-            found.append(_equals(hints[symbol], int(expression)))
+            number = float(expression) if isinstance(hints[symbol], float) else int(expression)
+            found.append(_equals(hints[symbol], number))
     return [guard for guard in found if guard.hints]
 
 
-def _hints(env: Any) -> dict[Any, int]:
+def _hints(env: Any) -> dict[Any, float]:
     """Return what each symbol stood for during the trace."""
     values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-    return {symbol: int(value) for symbol, value in values.items()}
+    return {
+        symbol: int(value) if value == int(value) else float(value)
+        for symbol, value in values.items()
+    }
 
 
-def _equals(hint: int, number: int) -> SizeGuard:
+def _equals(hint: float, number: float) -> SizeGuard:
     return SizeGuard(
-        f"size == {number}", "", frozenset({hint}), lambda sizes: sizes[hint] == number
+        f"size == {number}",
+        "",
+        frozenset({hint}),
+        lambda sizes: sizes[hint] == number,
+        f"{{{hint!r}}} == {number!r}",
     )
 
 
-def _guard(expression: Any, place: Any, hints: Mapping[Any, int]) -> SizeGuard:
+def _guard(expression: Any, place: Any, hints: Mapping[Any, float]) -> SizeGuard:
     from torch.utils._sympy.printers import PythonPrinter
 
     symbols = sorted(expression.free_symbols & hints.keys(), key=str)
+    hint_of = {str(symbol): hints[symbol] for symbol in symbols}
     names = ", ".join(map(str, symbols))
-    test = eval(f"lambda {names}: {PythonPrinter().doprint(expression)}", {"math": math})
+    printed = PythonPrinter().doprint(expression)
+    test = eval(f"lambda {names}: {printed}", {"math": math})
+    code = _NAME.sub(lambda n: f"{{{hint_of[n[0]]!r}}}" if n[0] in hint_of else n[0], printed)
 
-    def holds(sizes: Mapping[int, int]) -> bool:
+    def holds(sizes: Mapping[float, float]) -> bool:
         return bool(test(*(sizes[hints[symbol]] for symbol in symbols)))
 
     where = where_of(
@@ -117,7 +131,10 @@ def _guard(expression: Any, place: Any, hints: Mapping[Any, int]) -> SizeGuard:
     text = str(expression)
     for symbol in symbols:
         text = text.replace(str(symbol), f"<size {hints[symbol]}>")
-    return SizeGuard(text, where, frozenset(hints[s] for s in symbols), holds)
+    return SizeGuard(text, where, frozenset(hints[s] for s in symbols), holds, code)
+
+
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
 
 def where_of(place: Any) -> str:
@@ -168,11 +185,18 @@ def with_numbers(
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    numbers = {symbol: sizes.get(hint, hint) for symbol, hint in _hints(env).items()}
+    numbers = {
+        symbol: sizes.get(hint, hint)
+        for symbol, hint in _hints(env).items()
+        if isinstance(hint, int)
+    }
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
     def number(size: Any) -> int:
-        return int(size.node.expr.xreplace(numbers)) if isinstance(size, torch.SymInt) else size
+        if not isinstance(size, torch.SymInt):
+            return size
+        expression: Any = size.node.expr  # of sympy, whose types say less than it does
+        return int(expression.xreplace(numbers))
 
     def copied(value: Any) -> Any:
         if isinstance(value, torch.SymInt):
@@ -188,3 +212,10 @@ def with_numbers(
 
     with mode:
         return mode, [copied(value) for value in values]
+
+
+def forget_constant_floats() -> None:
+    """Forget which floats an earlier compilation wanted as constants: torch notes them by number, for all."""
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    TensorifyState.clear()

@@ -1,6 +1,6 @@
 """Inductor's generated wrapper code as a function that can be replayed without data.
 
-Read in torch 2.11-2.13. The wrapper is Python: it allocates buffers, calls kernels, and drops
+Read in torch 2.11-2.15. The wrapper is Python: it allocates buffers, calls kernels, and drops
 buffers. Replayed, its kernels do nothing and its buffers are fake.
 """
 
@@ -41,6 +41,8 @@ def load_wrapper(source: str, on_extern: OnExtern) -> Wrapper | None:
         empty_strided_cuda=_empty_on("cuda"),
         reinterpret_tensor=_reinterpret,
         assert_size_stride=_ignore,
+        assert_size_stride_grouped=_ignore,  # 2.14, 2.15
+        assert_tensor_metadata=_ignore,  # 2.14, 2.15
         assert_alignment=_ignore,
         extern_kernels=_Extern(on_extern),
     )

@@ -17,6 +17,7 @@ from torchloom.backends.by_device import by_device
 from torchloom.backends.check import check_against_eager
 from torchloom.backends.describe import BackendInfo, describe_backends
 from torchloom.backends.fallback import fallback
+from torchloom.backends.records import CompiledFn, CompilerFn
 from torchloom.backends.registry import (
     list_backends,
     lookup_backend,
@@ -30,6 +31,8 @@ from torchloom.backends.tee import tee
 
 __all__ = [
     "BackendInfo",
+    "CompiledFn",
+    "CompilerFn",
     "by_device",
     "check_against_eager",
     "describe_backends",

@@ -9,6 +9,8 @@ import sys
 import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 from torchloom.backends.records import CompilerFn, Origin
 from torchloom.errors import BackendLoadError
@@ -40,7 +42,7 @@ def discover() -> dict[str, tuple[EntryPoint, ...]]:
     state = (path, *map(_modified, sys.path))
     if state != _found_for:
         by_name: dict[str, dict[tuple[str, str], EntryPoint]] = {}
-        for point in importlib.metadata.entry_points(group=GROUP):
+        for point in _announced():
             # The same distribution may be seen twice, once through each of two import paths.
             by_name.setdefault(point.name, {}).setdefault((_dist(point), point.value), point)
         _found = {
@@ -48,6 +50,25 @@ def discover() -> dict[str, tuple[EntryPoint, ...]]:
         }
         _found_for = state
     return _found
+
+
+def _announced() -> list[EntryPoint]:
+    """Return the entry points of the group, also of a stand-in that only answers by name."""
+    group: Any = importlib.metadata.entry_points(group=GROUP)
+    found = [(point.name, point) for point in group]
+    listed = {name for name, _ in found}
+    # torch asks for `.names` and `[name]`, so that is what stand-ins for metadata in tests have.
+    found += [(name, group[name]) for name in getattr(group, "names", ()) if name not in listed]
+    return [_as_point(name, each) for name, each in found]
+
+
+def _as_point(name: str, given: Any) -> EntryPoint:
+    """Return an entry point; of what stands in its place all that is sure is that it loads."""
+    if isinstance(given, EntryPoint):
+        return given
+    value = given.value if isinstance(getattr(given, "value", None), str) else ""
+    point = SimpleNamespace(name=name, value=value, group=GROUP, dist=None, load=given.load)
+    return cast("EntryPoint", point)
 
 
 def origin_of_point(point: EntryPoint) -> Origin:
@@ -62,7 +83,7 @@ def load(point: EntryPoint) -> CompilerFn:
         BackendLoadError: naming backend, distribution and cause.
     """
     try:
-        if not _VALUE.fullmatch(point.value):
+        if point.value and not _VALUE.fullmatch(point.value):
             raise ImportError(f"{point.value!r} is not of the form 'package.module:function'")
         fn = point.load()
     except Exception as error:
@@ -81,6 +102,8 @@ def load(point: EntryPoint) -> CompilerFn:
 
 def why_not(point: EntryPoint) -> str | None:
     """Say what would keep an entry point from loading, as far as that shows without loading it."""
+    if not point.value:
+        return None
     if not _VALUE.fullmatch(point.value):
         return f"its value {point.value!r} is not of the form 'package.module:function'"
     top = point.value.partition(":")[0].strip().partition(".")[0]

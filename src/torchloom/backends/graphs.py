@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torchloom import _torch
 
 _DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_id")
-"""What Dynamo hangs on a graph module for its compilers (2.11-2.13)."""
+"""What Dynamo hangs on a graph module for its compilers (2.11-2.15)."""
 _SOURCE = "_dynamo_source"
 
 

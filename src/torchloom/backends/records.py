@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 CompilerFn = Callable[..., Any]
-"""`(gm, example_inputs, **options) -> callable`."""
+"""`(gm, example_inputs, **options) -> callable`: what is registered."""
+
+CompiledFn = Callable[..., tuple[Any, ...]]
+"""What a backend returns: takes the inputs of the graph, gives its outputs."""
 
 Kind = Literal["built-in", "this process", "entry point"]
 

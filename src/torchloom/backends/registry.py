@@ -19,7 +19,7 @@ from torchloom.backends import discovery
 from torchloom.backends.builtin import OURS, load_own
 from torchloom.backends.publish import add_to_torch, make_published, remove_from_torch
 from torchloom.backends.records import CompilerFn, Origin, Registration, origin_of
-from torchloom.errors import BackendConflictError, BackendError
+from torchloom.errors import BackendConflictError, BackendError, UnnamedBackendError
 from torchloom.log import get_logger
 
 logger = get_logger(__name__)
@@ -49,7 +49,7 @@ def register_backend(
 
     Args:
         compiler_fn: any callable `(gm, example_inputs, **options) -> callable`.
-        name: default: the function's own name.
+        name: default, also for an empty one: the function's own name.
         tags: e.g. "debug" or "experimental", which `list_backends` leaves out. They belong to the
             name: one function may stand under two names with different tags.
 
@@ -57,7 +57,8 @@ def register_backend(
         `compiler_fn` itself.
 
     Raises:
-        BackendError: `compiler_fn` is not callable, or has no name that could be used.
+        BackendError: `compiler_fn` is not callable.
+        UnnamedBackendError: it has no name of its own, such as a partial, and none is given.
         BackendConflictError: the name is taken by a built-in or by another registration. Nothing
             is changed. (A name that only an entry point claims may be taken; a warning says so.)
 
@@ -205,10 +206,8 @@ def tags_of(name: str) -> tuple[str, ...] | None:
     with _LOCK:
         if name in _REGISTERED:
             return _REGISTERED[name].tags
-        found = _torch.registered_backends().get(name)
-        if found is not None:
-            return tuple(getattr(found, "_tags", ()))
-        return () if name in OURS else None
+        found = _torch.backend_tags(name)
+        return () if found is None and name in OURS else found
 
 
 def origin_by_name(name: str) -> Origin | None:
@@ -312,12 +311,11 @@ def _checked_name(fn: Any, name: str | None) -> str:
         )
     if name is not None and not isinstance(name, str):
         raise BackendError(f"the name of a backend is a string, not a {type(name).__name__}")
-    chosen = getattr(fn, "__name__", None) if name is None else name
-    if not isinstance(chosen, str) or not chosen or chosen == "<lambda>":
-        raise BackendError(
+    # An empty name is none, and a lambda's is "<lambda>", as in torch's registry.
+    chosen = name or getattr(fn, "__name__", None)
+    if not isinstance(chosen, str) or not chosen:
+        raise UnnamedBackendError(
             f"a {type(fn).__name__} has no name to be found by: register_backend(fn, name=...)"
-            if chosen != ""
-            else "the name of a backend must not be empty"
         )
     return chosen
 

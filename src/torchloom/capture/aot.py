@@ -57,6 +57,7 @@ def compile_with_aot(
         backward=compiler("backward"),
         partition=partition,
         inference=compiler("inference"),
+        backward_at_once=hooks.backward_at_once,
     )
 
 

@@ -75,6 +75,9 @@ class WeaveHooks:
     wrote, if it did."""
     partition: Partition | None = None
     """Splits the joint graph as a plan says; None leaves it to torch's min-cut."""
+    backward_at_once: bool = False
+    """Whether backward is compiled with forward, so that what fails there fails here. Else passes see the backward
+    graphs of a model in pieces after all of its forward graphs."""
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

@@ -43,7 +43,7 @@ def compile_with_inductor(
         example_inputs,
         patches,
         hooks.compiled,
-        backward_at_once=hooks.partition is not None,
+        backward_at_once=hooks.backward_at_once,
     )
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import typer
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -36,7 +37,10 @@ from torchloom.cli.interpreter import interpreter
 from torchloom.compiler.support import why_unsupported
 from torchloom.errors import ConfigError
 
-TORCH_RANGE = ">=2.11,<2.14"
+TORCH_RANGE = ">=2.11"
+"""As in pyproject.toml; there is no upper bound, so that a new torch can be tried on the day it comes out."""
+NEWEST_TESTED = "2.15"
+"""The newest torch that the test matrix in .github/workflows/ci.yml names."""
 _SWITCHES = {
     "TORCH_COMPILE_DISABLE": "torch.compile does nothing at all",
     "TORCHDYNAMO_DISABLE": "torch.compile does nothing at all",
@@ -93,15 +97,25 @@ def _print(findings: list[Finding]) -> None:
 def _versions() -> Iterator[Finding]:
     yield Finding("ok", "torchloom", torchloom.__version__)
     yield Finding("ok", "Python", f"{platform.python_version()} on {platform.platform()}")
-    inside = SpecifierSet(TORCH_RANGE).contains(torch.__version__.split("+")[0], prereleases=True)
-    cure = "" if inside else f"install a torch of {TORCH_RANGE}: pip install 'torch{TORCH_RANGE}'"
-    yield Finding("ok" if inside else "FAIL", "torch", torch.__version__, cure)
+    yield _torch_version(torch.__version__)
     reason = why_unsupported()
     yield (
         Finding("ok", "torch.compile", "supported here")
         if reason is None
         else Finding("FAIL", "torch.compile", reason, "use a Python that this torch supports")
     )
+
+
+def _torch_version(found: str) -> Finding:
+    numbers = Version(found).release
+    if not SpecifierSet(TORCH_RANGE).contains(Version(found).base_version):
+        cure = f"install a torch of {TORCH_RANGE}: pip install 'torch{TORCH_RANGE}'"
+        return Finding("FAIL", "torch", found, cure)
+    if numbers[:2] > Version(NEWEST_TESTED).release:
+        what = f"{found}, newer than {NEWEST_TESTED}, the newest that was tested"
+        cure = "torchloom reads torch's internals: where something breaks, install 'torch~={}.0'"
+        return Finding("note", "torch", what, cure.format(NEWEST_TESTED))
+    return Finding("ok", "torch", found)
 
 
 def _compiler() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import runpy
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,8 +58,13 @@ def explain(
     if seen.error is not None:
         raise InspectError(told(target, seen.error, kept_in=record or report)) from None
     if seen.exit_code:
-        typer.echo(f"the script ended with exit code {seen.exit_code}", err=True)
+        if seen.exit_code != _INTERRUPTED:
+            typer.echo(f"the script ended with exit code {seen.exit_code}", err=True)
         raise typer.Exit(seen.exit_code)
+
+
+_INTERRUPTED = 128 + signal.SIGINT
+"""As a shell tells of a program that Ctrl-C ended."""
 
 
 class _Seen(NamedTuple):
@@ -90,6 +96,9 @@ def _watched(call: Callable[[], object]) -> _Seen:
     try:
         with watch:
             call()
+    except KeyboardInterrupt:  # what was compiled until then is what one wants to see
+        typer.echo("interrupted: what was compiled until then", err=True)
+        code = _INTERRUPTED
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
@@ -110,12 +119,9 @@ def _call(file: Path, name: str) -> _Seen:
         raise InspectError(f"{file} has no function {name!r}; it has {known or 'none'}")
     _check_takes_nothing(fn, f"{file}:{name}")
     seen = _watched(fn)
-    if seen.error is not None or any(True for _ in seen.session.entries()):
+    if seen.error is not None or seen.exit_code or any(True for _ in seen.session.entries()):
         return seen
-    try:
-        return _Seen(explain_function(fn).record)
-    except Exception as error:  # noqa: BLE001 - as above
-        return _Seen(seen.session, error)
+    return _watched(lambda: explain_function(fn))
 
 
 def _check_takes_nothing(fn: Callable[..., object], name: str) -> None:

@@ -266,14 +266,19 @@ def _forms(pieces: Sequence[Mapping[str, Any]]) -> str:
     return f" ({others} run with torch's compiler imported)" if others else ""
 
 
+def _range(name: str, low: int, high: int, multiple_of: int = 1) -> str:
+    return f"{name} {low} to {high}{f' in multiples of {multiple_of}' if multiple_of > 1 else ''}"
+
+
 def _entry(name: str, entry: Mapping[str, Any]) -> str:
     factors = entry["factors"]
     machine = ", ".join(f"{key} {value}" for key, value in factors["machine"].items())
-    lines = [f"{name}  {factors['model']}", f"    for {machine}"]
-    ranges = [f"{key} {low} to {high}" for key, (low, high) in factors["contract"]["dims"].items()]
+    called = f" ({factors['name']!r})" if factors["name"] else ""
+    lines = [f"{name}  {factors['model']}{called}", f"    for {machine}"]
+    ranges = [_range(key, *ends) for key, ends in factors["contract"]["dims"].items()]
     lines.append(f"    contract: {', '.join(ranges) or 'nothing varies'}")
     for variant in entry["variants"]:
-        box = ", ".join(f"{key} {low} to {high}" for key, low, high in variant["box"])
+        box = ", ".join(_range(*ends) for ends in variant["box"])
         lines.append(
             f"    program for {box or 'all calls'}: {len(variant['stitching']['steps'])} graphs, "
             f"{len(variant['pieces'])} of them different{_forms(variant['pieces'])}, "

@@ -10,12 +10,18 @@ The engine uses the same pieces.
 from __future__ import annotations
 
 from torchloom.compiler.backend_fn import get_backend_fn
-from torchloom.compiler.config import COMPILE_CONFIG, CompileConfig, get_compile_config
+from torchloom.compiler.config import (
+    COMPILE_CONFIG,
+    COMPILE_CONFIG_KEY,
+    CompileConfig,
+    get_compile_config,
+)
 from torchloom.compiler.support import disable, is_compile_supported, is_compiling
 from torchloom.compiler.wrapper import CompiledModuleWrapper
 
 __all__ = [
     "COMPILE_CONFIG",
+    "COMPILE_CONFIG_KEY",
     "CompileConfig",
     "CompiledModuleWrapper",
     "disable",

@@ -14,6 +14,9 @@ from torchloom.errors import ConfigError
 COMPILE_CONFIG = "compile"
 """The key of the section."""
 
+COMPILE_CONFIG_KEY = COMPILE_CONFIG
+"""The same key, under a name that says that it is one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig(CompileOptions):

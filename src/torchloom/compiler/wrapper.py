@@ -12,6 +12,7 @@ and the original's class is not touched.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,8 @@ class _State:
     kwargs: dict[str, Any]
     compiler_fn: Callable[..., Any] | None = None
     compiled: Callable[..., Any] | None = field(default=None, repr=False)
+    calls: threading.local = field(default_factory=threading.local, repr=False)
+    """Of each thread, whether a call is about to ask for the forward that it runs."""
     is_new: bool = True
     """Python calls `__init__` once after the wrapper is made; the module has been through its own."""
 
@@ -155,6 +158,11 @@ class CompiledModuleWrapper:
         return _state_of(self).backend
 
     @_own_property
+    def compiler_fn(self) -> Callable[[nn.Module], Callable[..., Any]] | None:
+        """What `set_compiler_fn` was given, which compiles in place of torch.compile; or None."""
+        return _state_of(self).compiler_fn
+
+    @_own_property
     def torch_compile_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of torch.compile; a copy."""
         return dict(_state_of(self).kwargs)
@@ -204,6 +212,7 @@ def _generated(base: type[nn.Module]) -> type[nn.Module]:
             "__doc__": base.__doc__,
             "__init__": _init,
             "__call__": _call,
+            "forward": _Forward(),
             "__copy__": _copy,
             "__deepcopy__": _deepcopy,
             "__reduce_ex__": _reduce,
@@ -229,12 +238,52 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return state.module(*args, **kwargs)
     if state.compiled is None:
         state.compiled = _compile(state)
-    return state.compiled(*args, **kwargs)
+    if state.compiler_fn is not None or not _runs_hooks_around(state.module):
+        return state.compiled(*args, **kwargs)
+    # Dynamo does not look for hooks that were added or removed since it compiled: they run around
+    # what is compiled, as those of torch.compile(module) do.
+    state.calls.is_about_to_run = True
+    try:
+        return nn.Module._call_impl(self, *args, **kwargs)
+    finally:
+        state.calls.is_about_to_run = False
+
+
+class _Forward:
+    """The module's own forward; inside of a call, which asks for it first, the compiled one."""
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        if instance is None:
+            return owner._loom_base.forward
+        if not torch.compiler.is_compiling():
+            state = _state_of(instance)
+            if getattr(state.calls, "is_about_to_run", False):
+                state.calls.is_about_to_run = False
+                return state.compiled
+        own = instance.__dict__.get("forward")
+        return owner._loom_base.forward.__get__(instance) if own is None else own
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__["forward"] = value
+
+    def __delete__(self, instance: Any) -> None:
+        try:
+            del instance.__dict__["forward"]
+        except KeyError:
+            raise AttributeError("forward") from None
+
+
+def _runs_hooks_around(module: nn.Module) -> bool:
+    """Return whether hooks stay outside of what is compiled: not where a class has a call of its own."""
+    return type(module).__call__ is nn.Module.__call__
 
 
 def _compile(state: _State) -> Callable[..., Any]:
     if state.compiler_fn is None:
-        return _torch.compiled_call(state.module, state.backend, **state.kwargs)
+        is_forward_alone = _runs_hooks_around(state.module)
+        return _torch.compiled_call(
+            state.module, state.backend, is_forward_alone=is_forward_alone, **state.kwargs
+        )
     compiled = state.compiler_fn(state.module)
     if not callable(compiled):
         raise CompileError(

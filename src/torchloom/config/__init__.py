@@ -6,6 +6,7 @@ from torchloom.config.findings import Hint, Note, Problem
 from torchloom.config.frozen import FrozenMap, thaw, thawed_map
 from torchloom.config.load import Checked, check_config, load_config
 from torchloom.config.model import (
+    AutocastConfig,
     BatchConfig,
     CheckpointConfig,
     CompileOptions,
@@ -19,6 +20,7 @@ from torchloom.config.model import (
 )
 
 __all__ = [
+    "AutocastConfig",
     "BatchConfig",
     "Checked",
     "CheckpointConfig",

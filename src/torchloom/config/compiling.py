@@ -133,10 +133,16 @@ def _schedule(
             findings.error(f"{path}[0]", f"{show(step)} is not a step", "write a whole number")
         elif step in entries:
             findings.error(f"{path}[0]", f"step {step} is given twice", "merge the two entries")
+        elif entries and step < max(entries):
+            findings.error(
+                f"{path}[0]",
+                f"step {step} comes behind step {max(entries)}",
+                "list the entries in the order in which they take effect",
+            )
         else:
             items = _entry_names(names, f"{path}[1]", findings)
             entries[step] = _translated(items, f"{path}[1]", stage, findings)
-    return tuple(sorted(entries.items()))
+    return tuple(entries.items())
 
 
 def _entry_names(names: object, path: str, findings: Findings) -> tuple[PassName, ...]:

@@ -74,6 +74,15 @@ class LossScaleConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AutocastConfig:
+    """What `torch.autocast` does around the model's forward."""
+
+    dtype: Literal["bf16", "fp16"] = "bf16"
+    modules: tuple[str, ...] | None = None
+    """Classes of modules whose weights may be cast before they travel; None: all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionConfig:
     """In which types the model computes and the ranks communicate."""
 
@@ -82,6 +91,13 @@ class PrecisionConfig:
     reduce_dtype: DType = "fp32"
     """Type in which gradients are reduced over ranks."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    autocast: AutocastConfig | None = None
+    """None: forward runs as the caller runs it."""
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients may be fp16 somewhere, whose range is small."""
+        return self.dtype == "fp16" or (self.autocast is not None and self.autocast.dtype == "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,7 @@ def resolve_non_finite(
             "bf16.check_grad_overflow",
             "false: NaN or Inf in a gradient goes into the weights; remove it to skip such steps",
         )
-    is_dynamic = precision.dtype == "fp16" and not precision.loss_scale.static_scale
+    is_dynamic = precision.scales_loss and not precision.loss_scale.static_scale
     if is_dynamic and schema.non_finite != "skip":
         findings.warn(
             "non_finite",

@@ -6,7 +6,7 @@ from typing import cast
 
 from torchloom.config.findings import Findings
 from torchloom.config.keys import Written
-from torchloom.config.model import DType, LossScaleConfig, PrecisionConfig
+from torchloom.config.model import AutocastConfig, DType, LossScaleConfig, PrecisionConfig
 from torchloom.config.schema import ConfigSchema, Fp16Section
 
 _HALF = {"fp16.enabled", "bf16.enabled"}
@@ -20,6 +20,26 @@ def resolve_precision(
         dtype=_dtype(schema, written, findings),
         reduce_dtype=cast("DType", schema.communication_data_type or "fp32"),
         loss_scale=_loss_scale(schema.fp16, findings),
+        autocast=_autocast(schema, findings),
+    )
+
+
+def _autocast(schema: ConfigSchema, findings: Findings) -> AutocastConfig | None:
+    section = schema.torch_autocast
+    if not section.enabled:
+        return None
+    for name in ("fp16", "bf16"):
+        if getattr(schema, name).enabled:
+            findings.error(
+                "torch_autocast.enabled",
+                f"{name}.enabled is true as well: weights and inputs are {name} before autocast sees them",
+                "set one of them to false",
+            )
+    if section.dtype == "fp32":
+        findings.error("torch_autocast.dtype", "torch.autocast knows no fp32", "write bf16 or fp16")
+    return AutocastConfig(
+        dtype="fp16" if section.dtype == "fp16" else "bf16",
+        modules=section.lower_precision_safe_modules,
     )
 
 

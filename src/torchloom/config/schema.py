@@ -17,6 +17,7 @@ from torchloom.config.schema_types import (
     Items,
     MaybeCount,
     MaybeFlag,
+    MaybeNames,
     MaybeSeconds,
     Name,
     NonFinite,
@@ -61,6 +62,23 @@ class Bf16Section(Section):
     )
     bf16_master_weights_and_grads: AnyValue = refused("bf16 master weights", MASTER_FP32)
     bf16_optimizer_states: AnyValue = refused("bf16 optimizer states", MASTER_FP32)
+
+
+class AutocastSection(Section):
+    """`torch.autocast` around the model's forward."""
+
+    enabled: Flag = used(
+        False, "run forward under `torch.autocast`, weights being kept as they are"
+    )
+    dtype: DTypeName = used(
+        None,
+        "what autocast casts to: bf16 (when not given), or fp16 with a scaled loss, see `fp16`",
+    )
+    lower_precision_safe_modules: MaybeNames = used(
+        None,
+        "classes, as `torch.nn.Linear`, whose weights may travel in that type in compiled code; not "
+        "given: all. A weight only does where everything that reads it casts it",
+    )
 
 
 class DataTypesSection(Section):
@@ -150,6 +168,9 @@ class ConfigSchema(OtherKeys):
     zero_optimization: ZeroSection = section(ZeroSection, "how training state is divided")
     bf16: Bf16Section = section(Bf16Section, "mixed precision with bf16", aliases=("bfloat16",))
     fp16: Fp16Section = section(Fp16Section, "mixed precision with fp16")
+    torch_autocast: AutocastSection = section(
+        AutocastSection, "`torch.autocast` around the model's forward"
+    )
     communication_data_type: DTypeName = used(
         None, "type in which gradients are reduced; fp32 when not given"
     )

@@ -42,9 +42,6 @@ class OtherKeys(Section):
     csv_monitor: AnyValue = no_effect(None, "write CSV logs", OWN_LOOP, gated=True)
     comet: AnyValue = no_effect(None, "write Comet logs", OWN_LOOP, gated=True)
     monitor_config: AnyValue = no_effect(None, "loggers", OWN_LOOP, gated=True)
-    torch_autocast: AnyValue = refused(
-        "torch.autocast", "remove it; set bf16.enabled or fp16.enabled", gated=True
-    )
     amp: AnyValue = refused(
         "mixed precision by apex", "remove it; set bf16.enabled or fp16.enabled", gated=True
     )

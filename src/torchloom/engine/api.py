@@ -24,7 +24,7 @@ from torchloom.engine.loader import make_loader
 from torchloom.engine.local import LocalParams
 from torchloom.engine.optim import make_lr_scheduler, make_optimizer
 from torchloom.engine.own_loops import count_steps_of
-from torchloom.engine.precision import shard_precision
+from torchloom.engine.precision import cast_params, shard_precision
 from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
@@ -151,6 +151,7 @@ def _shard(
         precision=shard_precision(config.precision),
         sync_in_backward=False,
     )
+    cast_params(config.precision, model, layout)  # refuses names before anything is changed
     agreement.check_facts("the model's parameters", facts_of(model, layout))
     if not any(tensor.is_meta for tensor in model.parameters()):
         model.to(world.device)

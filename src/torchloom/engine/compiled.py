@@ -3,11 +3,13 @@
 start     the entry that is due is compiled
 advance   after an optimizer step: when another entry is due, or a pass asked for residents in a
           graph that was compiled before, the model is captured anew with its weights, optimizer
-          and counters as they are
+          and counters as they are. The code of the first plan is kept until a second one has been
+          compiled on all ranks
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from torchloom import _torch, events
 from torchloom.config import Config
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.groups import World
@@ -23,16 +26,19 @@ from torchloom.engine.offloads import PIECES, STATES, Offloads
 from torchloom.engine.pieces import piece_bytes
 from torchloom.engine.planning import (
     costs_of,
+    keep_figures,
     load_pinned,
     make_planner,
     plan_again,
 )
 from torchloom.engine.standing import MayWait, Standing, standing_of
+from torchloom.engine.standing_parts import found_standing
 from torchloom.engine.symmetric import share_weights
 from torchloom.engine.weave import build_session, extra_passes, start_compiled
 from torchloom.errors import ConfigError, EngineError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, PassItem, PassRegistry, Resolver, Schedule
+from torchloom.pipeline.alike import Alike
 from torchloom.pipeline.device import device_bytes
 from torchloom.pipeline.schedule import Entry, Timetable
 from torchloom.plan import Plan
@@ -58,6 +64,8 @@ class Compiled:
     standing: Standing
     replan_step: int = 0
     """When the plan is made again by measured times; 0: not any more, or never."""
+    _first_call: Callable[..., Any] | None = None
+    """What calls the code of the first plan while a second one is on trial."""
 
     def __post_init__(self) -> None:
         self._place()
@@ -73,6 +81,7 @@ class Compiled:
         """
         entry = self.timetable.due(step)
         switches = entry.passes != self.entry.passes
+        self._conclude(is_last=switches)
         if not switches:
             self._place()
         if not switches and not self.session.is_outdated and not self._plans_again(step):
@@ -104,10 +113,33 @@ class Compiled:
         if planner is None or not 0 < self.replan_step <= step:
             return False
         self.replan_step = 0
+        started = time.perf_counter()
+        first = planner.costs
         changes = plan_again(planner, self.agreement, self.device)
+        duration_s = time.perf_counter() - started
+        events.emit(events.PlanReviewed(step=step, duration_s=duration_s, changes=changes))
         if changes:
             logger.info("step %d: measured times change the plan, which is compiled", step)
+            self._first_call = _torch.compiled_in_place(self.model)
+            self.session.start_second(
+                self.agreement.texts,
+                first,
+                lambda: keep_figures(planner, self.agreement, self.device),
+            )
         return changes
+
+    def _conclude(self, *, is_last: bool) -> None:
+        """Let go of the first plan, or return to it, once it is known what becomes of the second."""
+        trial = self.session.trial
+        if trial is None:
+            return
+        became = trial.conclude()
+        if became == "kept":
+            self.session.trial = self._first_call = None
+        elif became == "refused" or is_last:
+            _torch.call_in_place(self.model, self._first_call)
+            self._first_call = None
+            self.session.return_to_first()
 
 
 def advance(compiled: Compiled | None, step: int) -> None:
@@ -171,18 +203,22 @@ def start(
     copy_bytes = _acquaint(session, engine, timetable)
     engine.offloads.follow([each.name for each in entry.passes])
     always = timetable.names_throughout
+    accumulates = config.batch.accumulation_steps > 1
     standing = standing_of(
         model,
         engine.optimizer,
         agreement,
         budget_bytes=budget_bytes,
-        accumulates=config.batch.accumulation_steps > 1,
+        accumulates=accumulates,
         may_wait=MayWait(
             states=STATES in always,
             piece_bytes=piece_bytes(layout_of(model)) if PIECES in always else None,
             num_slots=2 if config.offload.double_buffer else 1,
         ),
         copy_bytes=copy_bytes,
+    )
+    session.standing = found_standing(
+        standing, model, engine.optimizer, accumulates=accumulates, waits=STATES in always
     )
     pinned = load_pinned(config.compile.plan, world.comm.world_size)
     session.planner = make_planner(
@@ -195,6 +231,7 @@ def start(
     world.comm.residents.bucket_bytes = config.zero.gather_bucket_bytes
     agreement.check_facts("what engine.compile() weaves", session.facts)
     session.tell = tell_graph
+    session.alike = Alike(agreement.rank, agreement.texts)
     start_compiled(model, session, **kwargs)
     return Compiled(
         model=model,

@@ -25,14 +25,21 @@ from torchloom.compiler.support import check_supported
 from torchloom.config import Config
 from torchloom.engine import compiled, export
 from torchloom.engine.agreement import Agreement
-from torchloom.engine.boundary import Boundary, check_step, print_progress, reduces_at_boundary
+from torchloom.engine.boundary import (
+    Boundary,
+    SharedLoss,
+    check_shared,
+    check_step,
+    print_progress,
+    reduces_at_boundary,
+)
 from torchloom.engine.checkpoints import Checkpoints, Counters, Options
 from torchloom.engine.checkpoints.write import Request
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
 from torchloom.engine.offloads import Offloads
-from torchloom.engine.precision import cast_inputs, dtype_of
+from torchloom.engine.precision import autocasting, cast_inputs, dtype_of
 from torchloom.engine.rates import note_rates
 from torchloom.engine.scaling import LossScaler
 from torchloom.engine.timers import Timers
@@ -52,6 +59,7 @@ from torchloom.runtime import CommStats, MoveStats, mover_of, tell_step
 from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
 
 _SERIALS = itertools.count(1)
+_SHARED_LOSS = SharedLoss()
 
 
 class Engine:
@@ -79,7 +87,7 @@ class Engine:
         self.local = local
         self._agreement = agreement
         self.scaler = LossScaler(
-            config.precision.loss_scale if config.precision.dtype == "fp16" else None,
+            config.precision.loss_scale if config.precision.scales_loss else None,
             config.non_finite.max_consecutive_skips,
         )
         self._serial = next(_SERIALS)
@@ -90,16 +98,18 @@ class Engine:
         self._update = Update(config, local, world.comm, self.scaler, self.offloads)
         self._boundary = Boundary(config.batch.accumulation_steps)
         self._num_backwards = 0
+        self._seen = (_SHARED_LOSS.num_backwards, local.versions())
         self._step_applied = False
         self.timers = Timers(config.wall_clock_breakdown, world.device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model; floating-point inputs are cast to the compute dtype."""
+        """Run the model, under `torch_autocast`; floating-point inputs are cast to the compute dtype."""
         dtype = dtype_of(self.config.precision.dtype)
         if dtype is not torch.float32:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
         self._take_place()
-        with self.timers.measure("forward"), unwrapped():
+        autocast = autocasting(self.config.precision, self.device)
+        with self.timers.measure("forward"), unwrapped(), autocast:
             return self.module(*args, **kwargs)
 
     forward = __call__
@@ -130,6 +140,7 @@ class Engine:
             scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
         POSITION.backwards += 1
+        _SHARED_LOSS.note(self.gradient_accumulation_steps(), self.scaler.scale)
         self._update.losses.append(loss.detach())
         self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
         return loss
@@ -149,6 +160,9 @@ class Engine:
             EngineError: no backward pass since the last step, or there is no optimizer.
             NonFiniteError: by `raise`; after `max_consecutive_skips`; or called after `stop`.
         """
+        if not self._num_backwards and self._took_part():
+            check_shared(_SHARED_LOSS, self.gradient_accumulation_steps(), self.scaler.scale)
+            self._num_backwards = 1
         optimizer = check_step(self._num_backwards, self.optimizer)
         self._take_place()
         is_boundary = self.is_gradient_accumulation_boundary()
@@ -172,6 +186,12 @@ class Engine:
             compiled.advance(self._compiled, self.global_steps)
             print_progress(self)
             self._checkpoints.after_step(self.global_steps)
+        self._seen = (_SHARED_LOSS.num_backwards, self.local.versions())
+
+    def _took_part(self) -> bool:
+        """Say whether the loss of another engine has given gradients to this one since its last step."""
+        before, versions = self._seen
+        return _SHARED_LOSS.num_backwards > before and self.local.versions() != versions
 
     def _take_place(self) -> None:
         """Let what follows be done by this engine in its present step, as all ranks compare it."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchloom.errors import EngineError, ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, owners_of
-from torchloom.shard.pieces import padded_flat
+from torchloom.shard.pieces import clear_padding_, padded_flat
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,9 @@ class LocalParams:
             if each.param.grad is not None:
                 each.leaf.grad = _slice_of_gradient(each, self._layout)
                 each.param.grad = None
+        for each in self._leaves:  # hooks and noise of users may have written there
+            if each.is_divided and each.leaf.grad is not None:
+                clear_padding_(each.leaf.grad, each.spec.numel, self._layout.rank)
 
     def _with_gradient(self) -> list[Leaf]:
         return [each for each in self._leaves if each.param.grad is not None]
@@ -170,6 +173,11 @@ class LocalParams:
     def named_gradients(self) -> tuple[list[str], list[Tensor | None]]:
         """Return the names of all leaves and their gradients, in the model's order."""
         return [e.spec.name for e in self._leaves], [e.leaf.grad for e in self._leaves]
+
+    def versions(self) -> list[tuple[int, int] | None]:
+        """Return what tells whether a backward pass has added to a gradient since, for each leaf."""
+        grads = (each.param.grad for each in self._leaves)
+        return [None if grad is None else (id(grad), grad._version) for grad in grads]
 
     def zero_grad(self) -> None:
         """Drop all gradients."""

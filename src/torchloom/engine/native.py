@@ -31,6 +31,7 @@ from torchloom.shard import (
     plan_layout,
     shard_module,
 )
+from torchloom.shard.pieces import clear_padding_
 
 
 def shard_model(
@@ -187,6 +188,9 @@ def clip_grad_norm_(
     divided = [s.name for s in layout if s.mode == "sharded"]
     grads = {name: p.grad for name, p in params.items() if p.grad is not None}
     sharded = [grads[name] for name in divided if name in grads]
+    for name in divided:
+        if name in grads:
+            clear_padding_(grads[name], layout[name].numel, layout.rank)
     whole = [grad for name, grad in grads.items() if layout[name].mode != "sharded"]
     comm = lookup(layout.handle)
     norm = global_norm(sharded, whole, comm)

@@ -15,7 +15,7 @@ from torchloom.runtime import get_communicator
 def pad_tensors(
     specs: Iterable[tuple[Tensor, int, float]], group: dist.ProcessGroup | None = None
 ) -> list[Tensor]:
-    """Pad tensors so that each has the length of the longest rank's. All ranks must call.
+    """Pad tensors so that each has the length of the longest rank's. All ranks must call; see docs/ragged.md.
 
     One collective finds the lengths. Every rank, the longest one too, gets a new contiguous tensor:
     with other strides than its peers a rank would compile alone.
@@ -39,7 +39,7 @@ def pad_tensors(
         if not -tensor.dim() <= dim < tensor.dim():
             raise DataError(
                 f"pad_tensors got dim {dim} for a tensor of shape {tuple(tensor.shape)}: give a "
-                f"dim from 0 to {tensor.dim() - 1}"
+                f"dim from 0 to {tensor.dim() - 1} (docs/ragged.md)"
             )
     if not wanted:
         return []

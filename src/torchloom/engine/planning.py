@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -16,6 +18,8 @@ from torchloom.plan.memory import Transit
 from torchloom.runtime import refresh_bytes, transit_bytes
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 
 def make_planner(
@@ -88,8 +92,8 @@ def plan_again(planner: Planner, agreement: Agreement, device: torch.device) -> 
     """Measure the operators of the planned graphs and say whether that changes the plan.
 
     All ranks must call. Each operator runs alone, on random tensors; the slowest rank's figures
-    count, as a step waits for its slowest rank. New figures are kept on disk, where the next run
-    finds them before its first plan.
+    count, as a step waits for its slowest rank. Figures that change no plan are kept on disk, where the
+    next run finds them before its first plan; others are once their plan has been compiled.
 
     Returns:
         The same on all ranks.
@@ -97,13 +101,37 @@ def plan_again(planner: Planner, agreement: Agreement, device: torch.device) -> 
     # A rank that took its graphs from a cache has none to plan: nobody changes anything then.
     if agreement.least("graphs that were planned", planner.num_known) == 0:
         return False
-    planner.measure()
-    network = planner.costs.network
-    planner.costs = replace(shared_table(planner.costs, "max"), network=network)
-    if agreement.rank == 0:
-        try:
-            save_table(planner.costs, device)
-        except OSError as error:
-            logger.warning("measured times cannot be kept for the next run: %s", error)
-    changes = planner.would_change()
-    return agreement.most("whether the plan changes", int(changes)) > 0
+    first = planner.costs
+    _, is_measured = _tried(planner.measure, 0)
+    planner.costs = replace(shared_table(planner.costs, "max"), network=first.network)
+    changes, is_planned = _tried(planner.would_change, default=False)
+    if not agreement.least("whether planning again worked", int(is_measured and is_planned)):
+        planner.costs = first
+        return False
+    has_changed = agreement.most("whether the plan changes", int(changes)) > 0
+    if not has_changed:
+        keep_figures(planner, agreement, device)
+    return has_changed
+
+
+def keep_figures(planner: Planner, agreement: Agreement, device: torch.device) -> None:
+    """Let the next run on this machine plan by what was measured."""
+    if agreement.rank != 0:
+        return
+    try:
+        save_table(planner.costs, device)
+    except OSError as error:
+        logger.warning("measured times cannot be kept for the next run: %s", error)
+
+
+def _tried(ask: Callable[[], T], default: T) -> tuple[T, bool]:
+    """Return an answer and whether there is one: a second plan is not worth a run."""
+    try:
+        return ask(), True
+    except Exception as error:  # noqa: BLE001
+        logger.warning(
+            "the plan stays as it is, because planning again by measured times failed (%s: %s)",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+        return default, False

@@ -138,7 +138,7 @@ def _base_bytes(
     states = distinct_bytes(v for state in optimizer.state.values() for v in state.values())
     if not states:
         size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        states = _num_states(optimizer) * size + counters
+        states = num_states_of(optimizer) * size + counters
     return total + masters + states
 
 
@@ -158,7 +158,7 @@ def _host_states(
         may_wait: states, pieces of parameters, or both.
     """
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
-    num_states = _num_states(optimizer) if may_wait.states else 0
+    num_states = num_states_of(optimizer) if may_wait.states else 0
     sizes = [num_states * leaf.numel() * leaf.element_size() for leaf in leaves]
     return HostStates(
         total_bytes=agreement.most("bytes of optimizer states", sum(sizes)),
@@ -188,7 +188,8 @@ def _trained_bytes(model: nn.Module) -> int:
     return distinct_bytes(param for param in model.parameters() if param.requires_grad)
 
 
-def _num_states(optimizer: Optimizer) -> int:
+def num_states_of(optimizer: Optimizer) -> int:
+    """Return how many tensors of a parameter's size an optimizer keeps, before it has made them."""
     name = type(optimizer).__name__
     if name == "SGD":
         return int(any(group.get("momentum") for group in optimizer.param_groups))

@@ -17,6 +17,7 @@ from torchloom.backends.graphs import name_of
 from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, thawed_map
 from torchloom.engine.pieces import offloaded_params
+from torchloom.engine.precision import cast_params
 from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
@@ -62,7 +63,7 @@ def build_session(
     inductor_options = thawed_map(kwargs.pop("options", None) or {})
     session = CompileSession(
         passes=passes,
-        context=replace(pass_context(config, layout), memory_budget_bytes=budget_bytes),
+        context=replace(pass_context(config, model), memory_budget_bytes=budget_bytes),
         backend=get_backend_fn(backend or options.backend),
         options=inductor_options,
         strict=options.strict,
@@ -92,8 +93,9 @@ def start_compiled(
     detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was
 
 
-def pass_context(config: Config, layout: Layout) -> PassContext:
-    """Return what passes may know."""
+def pass_context(config: Config, model: nn.Module) -> PassContext:
+    """Return what passes may know of a sharded model."""
+    layout = layout_of(model)
     return PassContext(
         world_size=layout.world_size,
         gather_bucket_bytes=config.zero.gather_bucket_bytes,
@@ -106,6 +108,7 @@ def pass_context(config: Config, layout: Layout) -> PassContext:
         host_params=offloaded_params(layout),
         free_min_bytes=config.offload.free_min_bytes,
         copy_slots=2 if config.offload.double_buffer else 1,
+        cast_params=cast_params(config.precision, model, layout),
     )
 
 

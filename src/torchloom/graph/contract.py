@@ -98,6 +98,8 @@ class PassContext:
     params: Mapping[str, str] = field(default_factory=dict)
     """Which parameter each input of this graph holds (a piece of it, or all): input -> name.
     Follows from the graph, so it is not part of the key."""
+    cast_params: tuple[str, ...] | None = None
+    """Parameters that may be cast before they are gathered; None: all."""
     shared_weights: SharedWeights | None = None
     """Weights that are read in place, without a gather."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from torchloom.inspect.call import CallReport, explain_call
 from torchloom.inspect.expect import expect
 from torchloom.inspect.explain import Explanation, explain
 from torchloom.inspect.jit import CompiledEntry, JitFunction, jit
-from torchloom.inspect.live import CallReport, LiveEntry, entries, explain_call
+from torchloom.inspect.live import LiveEntry, entries
 from torchloom.inspect.overhead import Overhead, overhead
 from torchloom.inspect.watch import Watch, watch
 

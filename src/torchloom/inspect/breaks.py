@@ -49,6 +49,11 @@ def first_reason(text: str) -> str:
     return lines[0] if lines else "unknown"
 
 
+def without_debug_context(text: str) -> str:
+    """Return a message of Dynamo without the line in which it prints values for its developers."""
+    return re.sub(r"^\s*Developer debug context:.*\n?", "", text, flags=re.M)
+
+
 def _title(text: str) -> str:
     for pattern in (
         r"Graph Break Reason: (.+)",
@@ -59,7 +64,8 @@ def _title(text: str) -> str:
         if not found:
             continue
         title = found.group(1).strip()
-        if title.startswith("Encountered graph break"):  # says where in bytecode; why stands below
+        # Says where in bytecode, or that the frame is skipped; why stands below.
+        if title.startswith(("Encountered graph break", "Failed to handle graph break")):
             rest = text[found.end() :].lstrip().splitlines()
             title = rest[0].strip() if rest else title
         return title

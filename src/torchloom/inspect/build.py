@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import linecache
 import re
-import tokenize
 from collections.abc import Mapping, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchloom import events
 from torchloom._torch import introspect
-from torchloom.inspect.breaks import first_reason, parse_break
-from torchloom.inspect.english import guard_in_words, without_addresses
+from torchloom.inspect.breaks import first_reason, parse_break, without_debug_context
+from torchloom.inspect.compiled import Compile, Compiled, Key
+from torchloom.inspect.continuations import continuation
+from torchloom.inspect.eager import EagerCalls, is_limit
+from torchloom.inspect.english import without_addresses
+from torchloom.inspect.functions import functions_of
 from torchloom.inspect.guards import guards_of
 from torchloom.inspect.hits import graph_name
 from torchloom.inspect.kernels import parse_kernels
-from torchloom.inspect.pseudo import pseudo_source
-from torchloom.inspect.recompiles import parse_reasons
+from torchloom.inspect.memory import MEMORY_EVENTS, note_memory
+from torchloom.inspect.now_dynamic import explain_recompiles
+from torchloom.inspect.places import Places, user_stack
+from torchloom.inspect.pseudo import bytecode_listing, pseudo_source
+from torchloom.inspect.recompiles import parse_reason, parse_reasons
+from torchloom.inspect.source_names import name_sources
 from torchloom.inspect.spans import SpanReader
 from torchloom.inspect.tap import Row
 from torchloom.inspect.trigger import trigger_of
@@ -28,14 +33,9 @@ from torchloom.records import (
     CacheUse,
     Entry,
     EventRow,
-    Function,
-    Guard,
     PassRun,
     Session,
 )
-
-if TYPE_CHECKING:
-    from torchloom.inspect.watch import Compiled
 
 _GRAPHS = {
     "dynamo_output_graph": ("dynamo", "captured by Dynamo"),
@@ -56,14 +56,10 @@ _QUIET = re.compile(
     r"|symbolic_.*|.*_runtime|rank_.*|min_cut_.*|triton_.*|pre_decomp_.*|post_decomp_.*|graph_dump"
     r"|torch\._functorch.*|.*_config|expression_created|propagate_.*|dynamo_side_effects.*|link"
     r"|graph_break_dup.*|.*_compute_nodes.*|dynamo_timed.*|.*_prologue|.*_epilogue"
-    r"|compiled_function_.*|compiled_fn_.*|runtime_.*"
+    r"|compiled_autograd_.*|compiled_function_.*|compiled_fn_.*|runtime_.*"
 )
 """Kinds that are read elsewhere or say nothing that the record does not say otherwise."""
 _GRAPH_ID = re.compile(r"^\s*# graph id: \d+\n?", re.M)
-_RESUME = re.compile(r"(?:torch_dynamo_resume_in_)+(.*?)_at_(\d+)")
-
-Key = tuple[int, int, int]
-"""(epoch, frame id, version)."""
 
 
 def build_session(
@@ -71,6 +67,9 @@ def build_session(
     compiled: Sequence[Compiled],
     counts: Mapping[str, int],
     heard: Sequence[events.Event],
+    *,
+    eager: EagerCalls | None = None,
+    num_resets: int = 0,
 ) -> Session:
     """Return the record of one watch.
 
@@ -79,34 +78,26 @@ def build_session(
         compiled: code objects that Dynamo rewrote.
         counts: calls by the global name of an entry's graph.
         heard: events of torchloom.
+        eager: calls that ran eagerly because nothing fitted.
+        num_resets: how often Dynamo was reset.
     """
     builder = _Builder()
-    codes = {each.row: [] for each in compiled}
     for each in compiled:
-        codes[each.row].append(each)
-    for index, row in enumerate(rows):
-        for each in codes.pop(index, ()):
-            builder.code(each)
+        builder.code(each)
+    for row in rows:
         builder.row(row)
-    for left in codes.values():
-        for each in left:
-            builder.code(each)
-    return builder.finish(counts, heard)
+    builder.session.num_resets = num_resets
+    return builder.finish(counts, heard, EagerCalls() if eager is None else eager)
 
 
 class _Builder:
-    """Collects what belongs to each entry, then hangs entries under functions."""
+    """Collects what belongs to each compile, then hangs entries under functions."""
 
     def __init__(self) -> None:
         self.session = Session()
-        self.epoch = 0
-        self.entries: dict[Key, Entry] = {}
-        self.codes: dict[Key, Compiled] = {}
-        self.starts: dict[Key, Any] = {}
-        self.guard_rows: dict[Key, list[dict[str, Any]]] = {}
+        self.compiles: dict[Key, Compile] = {}
         self.tensors: dict[tuple[Any, Any], Any] = {}
-        self.sizes: dict[Key, dict[str, Any]] = {}
-        self.files = introspect.interned_files()
+        self.places = Places(introspect.interned_files())
         self.spans = SpanReader()
 
     # -- reading
@@ -115,65 +106,59 @@ class _Builder:
         """Read one row of the trace."""
         if row.kind == "chromium_event":
             self.spans.read(row)
-            return
-        if row.kind == "str" and isinstance(row.body, (list, tuple)):
+        elif row.kind == "str" and isinstance(row.body, (list, tuple)):
             path, number = row.body
-            self.files[number] = path
-            return
-        if row.frame_id is None or row.frame_compile_id is None:
+            self.places.files[number] = path
+        elif row.frame_id is None or row.frame_compile_id is None:
             self._orphan(row)
-            return
-        if row.kind == "dynamo_start":
-            self._start(row)
-        key = self._key(row)
-        entry = self._entry(key)
-        self._into(entry, key, row)
+        else:
+            compile_ = self._compile((row.epoch, int(row.frame_id), int(row.frame_compile_id)))
+            if row.code is not None:
+                compile_.code = row.code
+            if row.kind == "dynamo_start":
+                self._start(compile_, row)
+            self._into(compile_, row)
 
     def code(self, each: Compiled) -> None:
         """Note the code that Dynamo wrote for an entry."""
-        parts = each.compile_id.strip("[]").split("/")
+        # What compiled autograd hands over is called "!0/1/0".
+        parts = each.compile_id.strip("[]").split("/")[-2:]
         if len(parts) == 2 and all(part.isdigit() for part in parts):
-            key = (self.epoch, int(parts[0]), int(parts[1]))
-            self._entry(key)
-            self.codes[key] = each
+            compile_ = self._compile((each.epoch, int(parts[0]), int(parts[1])))
+            compile_.rewritten = each
+            compile_.code = each.original
 
-    def _start(self, row: Row) -> None:
-        key = self._key(row)
-        if row.attempt == 0 and key in self.starts:
-            # Ids begin anew: torch._dynamo.reset() was called.
-            self.epoch += 1
-            self.session.num_resets += 1
-            key = self._key(row)
-        self.starts.setdefault(key, row.body)
-        entry = self._entry(key)
+    def _start(self, compile_: Compile, row: Row) -> None:
+        entry = compile_.entry
+        stack = row.body.get("stack") if isinstance(row.body, Mapping) else None
+        compile_.stack = compile_.stack or stack or []
+        compile_.calls = compile_.calls or row.calls
         entry.attempts = max(entry.attempts, row.attempt + 1)
         if row.attempt:  # Dynamo starts over: its last graph is the one that counts
             entry.artifacts = [a for a in entry.artifacts if a.kind != "dynamo"]
 
-    def _key(self, row: Row) -> Key:
-        return (self.epoch, int(row.frame_id or 0), int(row.frame_compile_id or 0))
+    def _compile(self, key: Key) -> Compile:
+        if key not in self.compiles:
+            entry = Entry(compile_id=f"{key[1]}/{key[2]}", epoch=key[0])
+            self.compiles[key] = Compile(key, entry)
+        return self.compiles[key]
 
-    def _entry(self, key: Key) -> Entry:
-        if key not in self.entries:
-            self.entries[key] = Entry(compile_id=f"{key[1]}/{key[2]}", epoch=key[0])
-        return self.entries[key]
-
-    def _into(self, entry: Entry, key: Key, row: Row) -> None:
-        kind = row.kind
+    def _into(self, compile_: Compile, row: Row) -> None:
+        kind, entry = row.kind, compile_.entry
         if kind in _GRAPHS:
             self._graph(entry, row)
         elif kind in ("describe_tensor", "describe_source") and isinstance(row.body, Mapping):
-            self._described(key, row.body)
+            self._described(compile_, row.body)
         elif kind == "dynamo_guards":
-            self.guard_rows[key] = _json(row.payload, [])
+            compile_.guard_rows = _json(row.payload, [])
         elif kind == "dynamo_cpp_guards_str":
-            found = re.search(r"Guard latency = ([\d.]+) us", row.payload or "")
-            entry.guard_check_us = float(found.group(1)) if found else None
+            entry.guard_check_us = row.warm_guards_us
         elif kind == "recompile_reasons":
             entry.recompiles += parse_reasons(row.payload or "")
         elif kind == "dynamo_graph_break_reason":
             entry.breaks.append(parse_break(row.payload or ""))
         elif kind in ("compilation_metrics", "bwd_compilation_metrics"):
+            compile_.hit_limit |= is_limit(row)
             self._metrics(entry, kind, row.body)
         elif kind == "dynamo_error":
             entry.status = f"failed: {first_reason(row.payload or '')}"
@@ -182,14 +167,13 @@ class _Builder:
         elif kind != "dynamo_start" and not _QUIET.fullmatch(kind):
             self.session.unknown[kind] = self.session.unknown.get(kind, 0) + 1
 
-    def _described(self, key: Key, body: Mapping[str, Any]) -> None:
+    def _described(self, compile_: Compile, body: Mapping[str, Any]) -> None:
         """Note the size that came from a source: Dynamo tells of the tensor, then of its source."""
         tensor = (body.get("describer_id"), body.get("id"))
         if "size" in body:
             self.tensors[tensor] = body["size"]
         elif tensor in self.tensors:
-            sizes = self.sizes.setdefault(key, {})
-            sizes.setdefault(str(body.get("source")), self.tensors[tensor])
+            compile_.sizes.setdefault(str(body.get("source")), self.tensors[tensor])
 
     def _graph(self, entry: Entry, row: Row) -> None:
         kind, title = _GRAPHS[row.kind]
@@ -221,6 +205,10 @@ class _Builder:
             return
         side = "backward" if kind.startswith("bwd") else "forward"
         kept = {key: body[key] for key in _METRICS if body.get(key) is not None}
+        if "fail_reason" in kept:  # what follows the first line may show values
+            kept["fail_reason"] = first_reason(str(kept["fail_reason"]))
+        if "recompile_reason" in kept:
+            kept["recompile_reason"] = parse_reason(str(kept["recompile_reason"])).text
         entry.metrics[side] = kept
         times = [
             part.get("entire_frame_compile_time_s") or part.get("inductor_compile_time_s") or 0.0
@@ -230,74 +218,62 @@ class _Builder:
 
     def _orphan(self, row: Row) -> None:
         if row.kind in ("dynamo_graph_break_reason", "dynamo_error"):
-            self.session.orphans.append(row.payload or row.kind)
+            self.session.orphans.append(without_debug_context(row.payload or row.kind))
         elif not _QUIET.fullmatch(row.kind) and row.kind not in _GRAPHS:
             self.session.unknown[row.kind] = self.session.unknown.get(row.kind, 0) + 1
 
     # -- putting together
 
-    def finish(self, counts: Mapping[str, int], heard: Sequence[events.Event]) -> Session:
-        for key, entry in self.entries.items():
-            self._fill(key, entry, counts)
+    def finish(
+        self, counts: Mapping[str, int], heard: Sequence[events.Event], eager: EagerCalls
+    ) -> Session:
+        for compile_ in self.compiles.values():
+            self._fill_or_say(compile_, counts)
+        for compile_ in self.compiles.values():
+            explain_recompiles(compile_.entry)
+            name_sources(compile_)
         self._passes(heard)
-        self._hang()
+        note_memory(self.session, heard)
+        self.session.functions = functions_of(self.compiles, self.places, eager)
+        self.session.num_unknown_eager_calls = eager.num_unknown
         self.session.events = [
             EventRow(kind=type(event).__name__, at_s=event.at_s, data=_plain(event))
             for event in heard
+            if not isinstance(event, MEMORY_EVENTS)
         ]
         return self.session
 
-    def _fill(self, key: Key, entry: Entry, counts: Mapping[str, int]) -> None:
-        compiled = self.codes.get(key)
-        if compiled is not None:
-            entry.pseudo_source = pseudo_source(compiled.transformed, compiled.original.co_name)
-            entry.bytecode = _disassembled(compiled.transformed)
-            entry.num_hits = counts.get(graph_name(compiled.transformed) or "", 0)
-            live = _live(compiled)
+    def _fill_or_say(self, compile_: Compile, counts: Mapping[str, int]) -> None:
+        """Complete an entry; one that cannot be read must not hide the others."""
+        try:
+            self._fill(compile_, counts)
+        except Exception as error:  # noqa: BLE001
+            name = compile_.entry.compile_id
+            self.session.orphans.append(f"entry {name} is incomplete: {type(error).__name__}")
+
+    def _fill(self, compile_: Compile, counts: Mapping[str, int]) -> None:
+        entry, rewritten = compile_.entry, compile_.rewritten
+        if rewritten is not None:
+            original = rewritten.original
+            entry.pseudo_source = pseudo_source(
+                rewritten.transformed, original.co_name, original=original
+            )
+            entry.bytecode = _disassembled(rewritten.transformed, original)
+            entry.original_bytecode = _disassembled(original, original)
+            entry.continuations = [continuation(*each) for each in rewritten.continuations]
+            entry.num_hits = counts.get(graph_name(rewritten.transformed) or "", 0)
+            live = _live(rewritten)
             if live is not None:
                 entry.backend = introspect.backend_name(live)
                 entry.guards = guards_of(live.guard_manager)
+                if introspect.is_invalid(live.guard_manager):
+                    entry.status = "invalidated: what it guards on is gone"
             elif not entry.status.startswith("failed"):
                 entry.status = "invalidated: its module or closure is gone, or it was reset"
-        self._user_lines(key, entry)
-        entry.trigger = trigger_of(entry.guards, self.sizes.get(key, {}))
-        entry.spans = self.spans.of(entry.compile_id, key[0])
-
-    def _user_lines(self, key: Key, entry: Entry) -> None:
-        """Add where in the user's code each guard was born, from the trace."""
-        lines: dict[str, str] = {}
-        for each in self.guard_rows.get(key, ()):
-            stack = each.get("user_stack") or []
-            if stack:
-                frame = stack[-1]
-                lines[without_addresses(str(each.get("code", "")))] = self._place(frame)
-        if not entry.guards:
-            for each in self.guard_rows.get(key, ()):
-                code = str(each.get("code", ""))
-                text = without_addresses(code)
-                entry.guards.append(
-                    Guard(
-                        source="",
-                        kind="",
-                        text=text,
-                        english=guard_in_words("", "", code),
-                        user_line=lines.get(text),
-                    )
-                )
-        compiled = self.codes.get(key)
-        file = "" if compiled is None else compiled.original.co_filename
-        for guard in entry.guards:
-            place = lines.get(guard.text) or guard.user_line
-            if place and not place.startswith("/"):
-                path, _, line = place.rpartition(":")
-                # Dynamo writes the end of a path; places inside of torch say nothing to a user.
-                place = f"{file}:{line}" if file.endswith(path) else None
-            guard.user_line = place
-
-    def _place(self, frame: Mapping[str, Any]) -> str:
-        number = frame.get("filename")
-        path = self.files.get(number, str(number)) if isinstance(number, int) else str(number)
-        return f"{path}:{frame.get('line')}"
+        self.places.add_user_lines(compile_)
+        entry.stack = user_stack(compile_)
+        entry.trigger = trigger_of(entry.guards, compile_.sizes)
+        entry.spans = self.spans.of(entry.compile_id, entry.epoch)
 
     def _passes(self, heard: Sequence[events.Event]) -> None:
         for event in heard:
@@ -306,7 +282,7 @@ class _Builder:
             parts = event.compile_id.strip("[]").split("/")
             if len(parts) != 2 or not all(part.isdigit() for part in parts):
                 continue
-            candidates = [key for key in self.entries if key[1:] == (int(parts[0]), int(parts[1]))]
+            candidates = [key for key in self.compiles if key[1:] == (int(parts[0]), int(parts[1]))]
             if candidates:
                 run = PassRun(
                     name=event.name,
@@ -318,69 +294,7 @@ class _Builder:
                     after=event.after,
                     curve=None if event.curve is None else list(event.curve),
                 )
-                self.entries[max(candidates)].passes.append(run)
-
-    def _hang(self) -> None:
-        """Make functions of the entries, resume functions below the one that they continue."""
-        functions: dict[tuple[int, int], Function] = {}
-        for key in sorted(self.entries):
-            owner = functions.get(key[:2])
-            if owner is None:
-                owner = functions[key[:2]] = self._function(key)
-            entry = self.entries[key]
-            if key in self.codes or not entry.status.startswith("failed"):
-                owner.entries.append(entry)
-            else:
-                owner.skipped = entry.status
-                owner.breaks += entry.breaks
-            owner.num_hits += entry.num_hits
-            owner.num_misses += 1
-        roots: list[Function] = []
-        for function in functions.values():
-            match = _RESUME.fullmatch(function.name)
-            parent = None
-            if match:
-                parent = next(
-                    (
-                        f
-                        for f in functions.values()
-                        if f.file == function.file
-                        and f.epoch == function.epoch
-                        and f.name.rpartition(".")[2] == match.group(1)
-                    ),
-                    None,
-                )
-            (roots if parent is None else parent.children).append(function)
-        for function in functions.values():
-            function.children.sort(key=lambda child: child.line)
-        self.session.functions = roots
-
-    def _function(self, key: Key) -> Function:
-        same = [k for k in sorted(self.codes) if k[:2] == key[:2]]
-        if same:
-            code = self.codes[same[0]].original
-            file, line = introspect.place_of(code)
-            match = _RESUME.fullmatch(code.co_name)
-            return Function(
-                name=code.co_name,
-                file=file,
-                line=int(match.group(2)) if match else line,
-                source=_source_of(code),
-                frame_id=key[1],
-                epoch=key[0],
-            )
-        # A capture of a whole function, as for serving, says no name.
-        name, file, line = "captured graph" if self.entries[key].artifacts else "unknown", "", 0
-        metrics = self.entries[key].metrics.get("forward", {})
-        stack = (self.starts.get(key) or {}).get("stack") or []
-        if stack:
-            place = self._place(stack[-1])
-            file, _, number = place.rpartition(":")
-            name, line = str(stack[-1].get("name", name)), int(number or 0)
-        name = str(metrics.get("co_name", name))
-        file = str(metrics.get("co_filename", file))
-        line = int(metrics.get("co_firstlineno", line) or 0)
-        return Function(name=name, file=file, line=line, frame_id=key[1], epoch=key[0])
+                self.compiles[max(candidates)].entry.passes.append(run)
 
 
 _METRICS = (
@@ -405,32 +319,20 @@ _METRICS = (
 )
 
 
-def _live(compiled: Compiled) -> Any:
+def _live(rewritten: Compiled) -> Any:
     """Return torch's entry for a compiled code object, None when it is gone."""
     return next(
         (
             entry
-            for entry in introspect.cache_entries(compiled.original)
-            if entry.code is compiled.transformed
+            for entry in introspect.cache_entries(rewritten.original)
+            if entry.code is rewritten.transformed
         ),
         None,
     )
 
 
-def _source_of(code: CodeType) -> str:
-    if _RESUME.fullmatch(code.co_name):  # the report shows that of the function it continues
-        return ""
-    file, line = introspect.place_of(code)
-    try:
-        return "".join(inspect.getblock(linecache.getlines(file)[line - 1 :]))
-    except (OSError, IndexError, SyntaxError, tokenize.TokenError):
-        return ""
-
-
-def _disassembled(code: CodeType) -> str:
-    import dis
-
-    return without_addresses(dis.Bytecode(code).dis())
+def _disassembled(code: CodeType, original: CodeType) -> str:
+    return without_addresses(bytecode_listing(code, original))
 
 
 def _json(text: str | None, default: Any) -> Any:

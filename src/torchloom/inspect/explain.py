@@ -56,7 +56,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     # Dynamo keeps entries by code object: one of its own keeps the function's entries out of this.
     twin = twin_of(target.fn)
     with Watch() as watch:
-        torch.compile(twin, backend=keep)(*target.leading, *args, **kwargs)
+        torch.compile(twin, backend=keep)(*target.leading, *args, **{**target.keywords, **kwargs})
     record = watch.record
     breaks = tuple(record.breaks())
     return Explanation(

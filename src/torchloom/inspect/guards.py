@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchloom._torch import introspect
-from torchloom.inspect.english import guard_in_words, without_addresses
+from torchloom.inspect.english import guard_in_words, without_addresses, without_values
 from torchloom.records import Guard
 
 _RELATIONAL = frozenset(
@@ -25,7 +25,7 @@ def guards_of(manager: Any) -> list[Guard]:
             parts = [f"no dim of {source} is marked dynamic or static"]
         for part in parts or [leaf_type]:
             code, _, comment = part.partition("  # ")
-            code = code.strip()
+            code = without_values(code.strip())
             text = without_addresses(code)
             key = (kind, "" if kind in _RELATIONAL else source, text)
             if key in found:

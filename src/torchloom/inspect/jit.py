@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import fx
 
-from torchloom._torch import introspect
+from torchloom._torch import dispatch, introspect
 from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
 from torchloom.inspect.breaks import first_reason
+from torchloom.inspect.call import miss_of
+from torchloom.inspect.continuations import continuations_of
+from torchloom.inspect.pseudo import pseudo_source
 from torchloom.inspect.target import Target, frame_locals, twin_of
 from torchloom.log import get_logger
+from torchloom.records import Continuation
 
 logger = get_logger(__name__)
 
@@ -27,6 +31,18 @@ class CompiledEntry:
 
     def __init__(self, guard: EntryGuard, code: CompiledCode) -> None:
         self.guard, self.code = guard, code
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run this entry's code with the function's arguments.
+
+        Raises:
+            InspectError: the guard does not hold: the code would compute something else than the
+                function. `entry.code(...)` runs it all the same.
+        """
+        failure = self.guard.failure(*args, **kwargs)
+        if failure is not None:
+            raise InspectError(f"this entry does not serve such a call: {failure}")
+        return self.code(*args, **kwargs)
 
     def __iter__(self) -> Any:
         """Unpack as (guard, code)."""
@@ -44,8 +60,15 @@ class EntryGuard:
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool:
         """Say whether a call with these arguments would be served by this entry."""
+        return self.failure(*args, **kwargs) is None
+
+    def failure(self, *args: Any, **kwargs: Any) -> str | None:
+        """Return what a call with these arguments would fail, in words; None if the guard holds."""
         values = frame_locals(self._target, args, kwargs)
-        return bool(self._raw.guard_manager.check_verbose(values).result)
+        if introspect.is_invalid(self._raw.guard_manager):
+            return "what it was compiled for is gone"
+        failure = introspect.guard_failure(self._raw, values)
+        return None if failure is None else miss_of(str(self._raw.compile_id), failure).english
 
     def __str__(self) -> str:
         from torchloom.inspect.guards import guards_of
@@ -67,16 +90,39 @@ class EntryGuard:
 class CompiledCode:
     """What an entry runs: the rewritten bytecode and the graphs that it calls."""
 
-    def __init__(self, raw: Any, graphs: Sequence[fx.GraphModule], name: str) -> None:
+    def __init__(self, raw: Any, graphs: Sequence[fx.GraphModule], fn: FunctionType) -> None:
         self.bytecode = raw.code
-        self.graphs, self._name = tuple(graphs), name
+        """The code object that runs."""
+        self.graphs, self._fn = tuple(graphs), fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the code, whether or not its guard holds; what lies behind a graph break is found by guards."""
+        fn = self._fn
+        own = FunctionType(
+            self.bytecode, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        )
+        own.__kwdefaults__ = fn.__kwdefaults__
+        return dispatch.run_only(own)(*args, **kwargs)
+
+    @property
+    def original(self) -> CodeType:
+        """The code object that Python compiled from the source."""
+        return self._fn.__code__
+
+    @property
+    def continuations(self) -> list[Continuation]:
+        """What it goes on with behind its graph break, in the order of the calls, taken or not."""
+        return continuations_of(self.bytecode, self._fn.__globals__)
 
     @property
     def source(self) -> str:
-        """The bytecode as readable pseudo-source."""
-        from torchloom.inspect.pseudo import pseudo_source
-
-        return pseudo_source(self.bytecode, self._name)
+        """The bytecode as readable pseudo-source, and that of each continuation behind its graph break."""
+        own = pseudo_source(self.bytecode, self._fn.__name__, original=self.original)
+        behind = (
+            each.source.replace(f"def {each.function}(", f"def {each.name}(", 1)
+            for each in self.continuations
+        )
+        return "\n\n".join([own, *behind])
 
     @property
     def expression(self) -> str:
@@ -154,7 +200,7 @@ class JitFunction:
         return [
             CompiledEntry(
                 EntryGuard(raw, self._target),
-                CompiledCode(raw, self._graphs[str(raw.compile_id)], self._target.fn.__name__),
+                CompiledCode(raw, self._graphs[str(raw.compile_id)], self._target.fn),
             )
             for raw in ours
         ]
@@ -167,7 +213,7 @@ class JitFunction:
         shown = fx.GraphModule(gm, _copied(gm.graph))
         compiled = lookup_backend(self._lower)(gm, example_inputs, **options)
         compile_id = (introspect.current_compile_id() or "").strip("[]")
-        self._graphs.setdefault(compile_id, []).append(shown)
+        self._graphs[compile_id] = [shown]  # ids begin anew at torch._dynamo.reset()
         return compiled
 
     def _note(self, reason: str) -> None:

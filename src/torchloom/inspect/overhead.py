@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from torchloom._torch import introspect
 from torchloom.errors import InspectError
-from torchloom.inspect.live import explain_call
+from torchloom.inspect.call import explain_call
+from torchloom.inspect.guards import guards_of
 from torchloom.inspect.target import frame_locals, target_of
 
 _ROUNDS = 7
@@ -71,7 +72,7 @@ def overhead(fn: Any, *args: Any, **kwargs: Any) -> Overhead:
     check = raw.guard_manager.check
     given = (*target.leading, *args)
     runs: dict[str, Callable[[], Any]] = {
-        "eager": lambda: target.fn(*given, **kwargs),
+        "eager": lambda: target.fn(*given, **{**target.keywords, **kwargs}),
         "compiled": lambda: fn(*args, **kwargs),
         "guard": lambda: check(values),
     }
@@ -85,7 +86,7 @@ def overhead(fn: Any, *args: Any, **kwargs: Any) -> Overhead:
         eager_us=medians["eager"],
         compiled_us=medians["compiled"],
         guard_us=medians["guard"],
-        num_guards=sum(1 for _ in introspect.guard_leaves(raw.guard_manager)),
+        num_guards=len(guards_of(raw.guard_manager)),
     )
 
 

@@ -15,8 +15,7 @@ class SpanReader:
 
     def __init__(self) -> None:
         self._open: dict[Any, list[tuple[str, float, str | None]]] = {}
-        self._done: dict[str, list[Span]] = {}
-        self._epoch_of: dict[str, int] = {}
+        self._done: dict[tuple[int, str], list[Span]] = {}
 
     def read(self, row: Row) -> None:
         """Take one `chromium_event`."""
@@ -34,19 +33,21 @@ class SpanReader:
             index = next((i for i in reversed(range(len(stack))) if stack[i][0] == name), None)
             if index is not None:
                 _, start, owner = stack.pop(index)
-                self._close(name, start, float(at), index, compile_id or owner)
+                self._close(name, start, float(at), index, (row.epoch, compile_id or owner))
 
-    def _close(self, name: str, start: float, end: float, depth: int, owner: str | None) -> None:
-        if owner is None:
+    def _close(
+        self, name: str, start: float, end: float, depth: int, owner: tuple[int, str | None]
+    ) -> None:
+        epoch, compile_id = owner
+        if compile_id is None:
             return
         span = Span(name=name, start_us=start, duration_us=end - start, depth=depth)
-        self._done.setdefault(str(owner).strip("[]"), []).append(span)
+        self._done.setdefault((epoch, str(compile_id).strip("[]")), []).append(span)
 
     def of(self, compile_id: str, epoch: int) -> list[Span]:
-        """Return the phases of an entry in order of their start; those of the first epoch only."""
-        if epoch:
-            return []
-        return sorted(self._done.get(compile_id, []), key=lambda span: (span.start_us, span.depth))
+        """Return the phases of an entry in order of their start."""
+        found = self._done.get((epoch, compile_id), [])
+        return sorted(found, key=lambda span: (span.start_us, span.depth))
 
 
 def _event(row: Row) -> Mapping[str, Any]:

@@ -9,7 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, NamedTuple
+
+from torchloom._torch import compiling
 
 LOGGER = "torch.__trace"
 
@@ -42,6 +46,17 @@ class Row(NamedTuple):
     attempt: int
     stack: Any
     at_s: float
+    epoch: int = 0
+    """How often `torch._dynamo.reset()` was called before, where that is known."""
+    code: CodeType | None = None
+    """What is being compiled, with the kinds that begin a compile."""
+    calls: Sequence[tuple[str, int, str]] = ()
+    """File, line and function of the frames that led to a compile, with the kind that begins it."""
+    warm_guards_us: float | None = None
+    """What the guards cost that were just built, with the kind that tells of them."""
+
+
+_BEGINS = frozenset({"dynamo_start", "recompile_reasons", "compilation_metrics"})
 
 
 class TraceTap(logging.Handler):
@@ -52,10 +67,20 @@ class TraceTap(logging.Handler):
     Args:
         max_payload_chars: longer texts are cut; the row's body then says how long they were.
         max_total_chars: when this much has been kept, further payloads are dropped and counted.
+        epoch: asked at each row how often Dynamo has been reset.
+        told: gets each row of a compile.
     """
 
-    def __init__(self, max_payload_chars: int = 1 << 20, max_total_chars: int = 256 << 20) -> None:
+    def __init__(
+        self,
+        max_payload_chars: int = 1 << 20,
+        max_total_chars: int = 256 << 20,
+        *,
+        epoch: Callable[[], int] = lambda: 0,
+        told: Callable[[Row], None] = lambda row: None,
+    ) -> None:
         super().__init__(logging.DEBUG)
+        self._epoch, self._told = epoch, told
         self.rows: list[Row] = []
         self.spent_s = 0.0
         self.num_dropped = 0
@@ -90,9 +115,15 @@ class TraceTap(logging.Handler):
             metadata.get("attempt") or 0,
             metadata.get("stack"),
             time.time(),
+            self._epoch(),
+            compiling.compiling_code() if kind in _BEGINS else None,
+            compiling.compiling_stack() if kind == "dynamo_start" else (),
+            compiling.guards_being_built_us() if kind == "dynamo_cpp_guards_str" else None,
         )
         with self._guard:
             self.rows.append(row)
+        if row.frame_id is not None:
+            self._told(row)
 
     def _cut(self, kind: str, payload: Any) -> str | None:
         if payload is None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+import re
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from torchloom._torch import introspect
+from torchloom._torch import dispatch, introspect
 from torchloom.errors import InspectError
+from torchloom.inspect.compiled import Named
 
 
 class Target(NamedTuple):
@@ -22,6 +24,11 @@ class Target(NamedTuple):
     """The plain function."""
     leading: tuple[Any, ...]
     """Arguments that every call gets first: `self` of a method or module."""
+
+    keywords: Mapping[str, Any] = MappingProxyType({})
+    """Keyword arguments that every call gets: those of a partial."""
+    wrapped: Any = None
+    """What has no code of its own: `fn` is then torch's function that calls it, shared by all such."""
 
     @property
     def code(self) -> CodeType:
@@ -35,8 +42,12 @@ def target_of(fn: Any) -> Target:
     Raises:
         InspectError: there is no Python function behind it.
     """
-    given = fn
+    given = fn = dispatch.compiled_behind(fn)
     leading: tuple[Any, ...] = ()
+    if isinstance(fn, functools.partial) and dispatch.compilation_of(fn.func) is not None:
+        inner = target_of(fn.func)  # what was compiled is inside: a method under torchloom.jit
+        keywords = {**inner.keywords, **fn.keywords}
+        return inner._replace(leading=(*inner.leading, *fn.args), keywords=keywords)
     compiled = getattr(fn, "__torchloom_compiled__", None)
     if compiled is not None:  # a function under torchloom.jit, a wrapped module
         return target_of(compiled)
@@ -45,26 +56,95 @@ def target_of(fn: Any) -> Target:
         fn = given = introspect.original_module(fn)
         if in_place is not None:
             fn = in_place
+        elif dispatch.is_left_alone(type(fn).forward):
+            fn = dispatch.wrapped_inline(fn)
         else:
             fn = type(fn).forward
             leading = (given,)
     fn = introspect.innermost(fn)
-    if isinstance(fn, functools.partial):
-        leading, fn = (*leading, *fn.args), fn.func
     if inspect.ismethod(fn):
         owner = fn.__self__
-        leading, fn = (owner, *leading), fn.__func__
+        leading, fn = (owner, *leading), introspect.innermost(fn.__func__)
         # Dynamo passes through the frames of nn.Module and keeps its entries at forward.
         if isinstance(owner, nn.Module) and fn.__name__ in ("_call_impl", "_wrapped_call_impl"):
             fn = type(owner).forward
     if isinstance(fn, nn.Module):
         return target_of(fn)
+    if _is_wrapped_by_torch(fn):
+        fn = dispatch.wrapped_inline(fn)
     if not inspect.isfunction(fn):
         raise InspectError(
             f"{getattr(given, '__name__', given)!r} ({type(given).__name__}) is not a Python function "
             "or module: pass what torch.compile returned, or the function that it was given"
         )
-    return Target(getattr(fn, "__qualname__", fn.__name__), fn, leading)
+    wrapped = _wrapped_in(fn)
+    name = getattr(fn, "__qualname__", fn.__name__) if wrapped is None else name_of(wrapped)
+    return Target(name, fn, leading, wrapped=wrapped)
+
+
+def name_of(fn: Any) -> str:
+    """Return what to call a callable that is no plain function.
+
+    Example:
+        >>> name_of(functools.partial(target_of, 3))
+        'partial(target_of)'
+    """
+    if isinstance(fn, functools.partial):
+        return f"partial({name_of(fn.func)})"
+    name = getattr(fn, "__name__" if inspect.isbuiltin(fn) else "__qualname__", None)
+    return name if isinstance(name, str) else type(fn).__qualname__
+
+
+def short_name(name: str) -> str:
+    """Return a qualified name without the functions around it.
+
+    Example:
+        >>> short_name("partial(build.<locals>.Block.forward)")
+        'partial(Block.forward)'
+    """
+    return re.sub(r"[\w.<>]*<locals>\.", "", name)
+
+
+def named(fn: Any) -> Named:
+    """Return name, file and line of a callable that is no plain function."""
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = name_of(fn)
+    if isinstance(inner, nn.Module):
+        inner = type(inner).forward
+        name = f"{name}.forward" if inner is not fn else name
+    elif not inspect.isroutine(inner):
+        inner = type(inner).__call__
+    code = getattr(inner, "__code__", None)
+    return Named(name, *(("", 0) if code is None else introspect.place_of(code)))
+
+
+def entries_of(target: Target, code: CodeType) -> list[introspect.CacheEntry]:
+    """Return Dynamo's entries for a function or for a continuation of it, the one used last in front."""
+    found = introspect.cache_entries(code)
+    if target.wrapped is None or code is not target.code:
+        return found
+    return [entry for entry in found if dispatch.is_for_wrapped(entry, target.wrapped)]
+
+
+def _is_wrapped_by_torch(fn: Any) -> bool:
+    """Return whether torch.compile puts a function of its own in front: partials, callable objects."""
+    if isinstance(fn, functools.partial):
+        return True
+    if inspect.isroutine(fn) or inspect.isclass(fn) or not callable(fn):
+        return False
+    called = (vars(each).get("__call__") for each in type(fn).mro())
+    return inspect.isfunction(next((each for each in called if each is not None), None))
+
+
+def _wrapped_in(fn: FunctionType) -> Any:
+    """Return what torch's own function in front of a callable calls, None for any other function."""
+    if fn.__code__.co_name != "inner" or fn.__code__.co_freevars != ("fn",):
+        return None
+    if not fn.__code__.co_filename.endswith("external_utils.py"):
+        return None
+    return (fn.__closure__ or ())[0].cell_contents
 
 
 def twin_of(fn: Any) -> FunctionType:
@@ -85,7 +165,7 @@ def frame_locals(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     try:
         bound = inspect.signature(target.fn, follow_wrapped=False).bind(
-            *target.leading, *args, **kwargs
+            *target.leading, *args, **{**target.keywords, **kwargs}
         )
     except TypeError as error:
         raise InspectError(f"{target.name}() cannot be called so: {error}") from None

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 import torchloom
 from torchloom import envs, events
-from torchloom._torch import introspect
+from torchloom._torch import compiling, introspect
 from torchloom.errors import InspectError
 from torchloom.inspect.build import build_session
+from torchloom.inspect.compiled import Compiled
+from torchloom.inspect.continuations import continuations
+from torchloom.inspect.eager import EagerCalls
 from torchloom.inspect.hits import HitCounter
+from torchloom.inspect.quiet import caller_of_lookup, quietly
 from torchloom.inspect.tap import TraceTap
+from torchloom.inspect.target import named
 from torchloom.log import get_logger
 from torchloom.records import Function, Session, save_record
 
@@ -31,16 +36,6 @@ logger = get_logger(__name__)
 
 _MAX_EVENTS = 100_000
 """Each step of training tells some tens: a watch left open for days must not grow for days."""
-
-
-class Compiled(NamedTuple):
-    """One rewriting of a code object by Dynamo."""
-
-    compile_id: str
-    original: CodeType
-    transformed: CodeType
-    row: int
-    """How many rows the tap held when it was made: places it among them."""
 
 
 class Watch:
@@ -60,45 +55,89 @@ class Watch:
     def __enter__(self) -> Watch:  # noqa: PYI034
         if self._stack is not None:
             raise InspectError("this watch is open already: make another one with watch()")
-        self._tap = TraceTap()
+        self._num_resets = 0
+        self._eager, self._hits = EagerCalls(self._epoch), HitCounter()
+        self._tap = TraceTap(epoch=self._epoch, told=self._eager.told)
         self._recorder = events.Recorder(limit=_MAX_EVENTS)
         self._compiled: list[Compiled] = []
-        self._hits = HitCounter()
+        self._after_compile = compiling.AfterCompile(quietly(self._hits.install))
+        looked_up = compiling.AfterLookup(quietly(self._looked_up))
         self._started_at_s, self._started = time.time(), time.perf_counter()
         with ExitStack() as stack:
             stack.callback(self._hits.close)
             stack.enter_context(self._recorder)
-            stack.enter_context(introspect.bytecode_hook(self._on_bytecode))
-            stack.enter_context(introspect.after_compile(self._hits.install))
+            stack.enter_context(compiling.bytecode_hook(quietly(self._on_bytecode)))
+            stack.callback(self._after_compile.remove)
+            self._after_compile.install()
+            stack.callback(looked_up.remove)
+            looked_up.install()
             stack.enter_context(self._tap)
             self._stack = stack.pop_all()
         self._record = None
         return self
 
     def __exit__(self, *exc: object) -> None:
+        duration_s = time.perf_counter() - self._started if self._stack else 0.0
+        self._epoch()  # also of a reset that no compile has followed
         stack, self._stack = self._stack, None
         if stack is None:
             return
-        duration_s = time.perf_counter() - self._started
-        counts = self._hits.counts()
+        self._eager.close()
+        counts: dict[str, int] = {}
+        quietly(lambda: counts.update(self._hits.counts()))()
         stack.close()
         started = time.perf_counter()
-        self._record = build_session(self._tap.rows, self._compiled, counts, self._recorder.events)
-        self._describe(self._record, duration_s)
+        self._record = self._built(counts)
+        quietly(self._describe)(self._record, duration_s)
         self._record.overhead["tap_ms"] = self._tap.spent_s * 1e3
         self._record.overhead["build_ms"] = (time.perf_counter() - started) * 1e3
         for what, dropped in (("events", self._recorder), ("texts", self._tap)):
             if dropped.num_dropped:
                 self._record.overhead[f"{what}_dropped"] = dropped.num_dropped
         self._compiled, self._tap.rows = [], []
+        self._eager = EagerCalls()
         if self._path is not None:
             self._save(self._record)
 
+    def _built(self, counts: Mapping[str, int]) -> Session:
+        try:
+            return build_session(
+                self._tap.rows,
+                self._compiled,
+                counts,
+                self._recorder.events,
+                eager=self._eager,
+                num_resets=self._num_resets,
+            )
+        except Exception as error:  # what is watched must not fail for its watcher
+            logger.warning("the record could not be made: %s", type(error).__name__, exc_info=True)
+            return Session(orphans=[f"the record could not be made: {type(error).__name__}"])
+
+    def _epoch(self) -> int:
+        """Return how often Dynamo has been reset inside the block."""
+        if self._stack is not None and self._after_compile.install():
+            self._num_resets += 1
+        return self._num_resets
+
+    def _looked_up(self, is_hit: bool) -> None:
+        # Two frames of ours, one of the hook: above them stands the caller.
+        self._eager.looked_up(is_hit, None if is_hit else caller_of_lookup())
+
     def _on_bytecode(self, original: CodeType, transformed: CodeType) -> None:
-        compile_id = introspect.current_compile_id() or "?"
-        self._hits.install()  # torch._dynamo.reset() drops what was to run after compiles
-        self._compiled.append(Compiled(compile_id, original, transformed, len(self._tap.rows)))
-        self._hits.expect(compile_id, transformed, introspect.compiling_globals())
+        namespace = compiling.compiling_globals() or {}
+        wrapped = compiling.compiling_wrapped()
+        each = Compiled(
+            introspect.current_compile_id() or "?",
+            original,
+            transformed,
+            self._epoch(),
+            compiling.continued_code(original),
+            continuations(transformed, namespace),
+            None if wrapped is None else named(wrapped),
+        )
+        self._compiled.append(each)
+        self._hits.install()
+        self._hits.expect(each.compile_id, transformed, namespace)
 
     @property
     def record(self) -> Session:
@@ -148,7 +187,7 @@ class Watch:
             path = path.with_name(f"{path.stem}-rank{session.rank}{path.suffix}")
         try:
             save_record(session, path)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001
             # The block's own work is done and must not be lost for a record.
             logger.warning("the record could not be written to %s: %s", path, error)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torchloom.graph.contract import GraphPass
 from torchloom.passes.bucket import bucket
+from torchloom.passes.cast_gathers import cast_gathers
 from torchloom.passes.choose_kernels import choose_kernels
 from torchloom.passes.dedupe_gathers import dedupe_gathers
 from torchloom.passes.elide_copies import elide_copies
@@ -30,6 +31,7 @@ PASSES: dict[str, GraphPass] = {
     for each in (
         GraphPass(name="dedupe_gathers", fn=dedupe_gathers, stage="joint"),
         GraphPass(name="elide_copies", fn=elide_copies, stage="joint"),
+        GraphPass(name="cast_gathers", fn=cast_gathers, stage="joint"),
         GraphPass(
             name="zero1",
             fn=zero1,

@@ -171,7 +171,7 @@ class _Subject:
         if self.module is not None:
             if backend is None:
                 return self.module._call_impl
-            more = {} if options is None else {"options": options}
+            more: dict[str, Any] = {} if options is None else {"options": options}
             return _torch.compiled_call(self.module, backend, **more)
         leading = self._leading
         inner: Callable[..., Any] = twin_of(self._fn)

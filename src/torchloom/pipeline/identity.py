@@ -1,16 +1,19 @@
 """What a pass is, as text: compiled graphs are cached under it.
 
 A cached graph must never outlive the pass that made it. The text holds the pass's source and every
-plain value that it closes over; where something else is captured the pass has no identity, and its
-graphs are compiled anew each time.
+plain value that it closes over; where something else is captured, or a list that may be another one
+by then, the pass has no identity, and its graphs are compiled anew each time. Its text stays what it was when
+it was first asked for: a pass that records into a list is the same pass on ranks that recorded otherwise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import marshal
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +22,7 @@ import torch
 from torchloom.graph import GraphPass
 from torchloom.pipeline.forms import adapted_of
 
+_FIRST: weakref.WeakKeyDictionary[Callable[..., Any], str] = weakref.WeakKeyDictionary()
 _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype)
 
 
@@ -35,8 +39,11 @@ def identity_of(each: GraphPass) -> Identity:
     body = _function(each.fn if adapted is None else adapted.fn)
     # What other graphs, the optimizer or the runtime tell a pass is in no key.
     is_complete = body.is_complete and not (adapted and adapted.sees_beyond_its_graph)
-    text = f"{each.name}/{each.stage}/{each.memory_budget_bytes}: {body.text}"
-    return Identity(text, is_complete)
+    told = body.text
+    if not body.is_complete:
+        with contextlib.suppress(TypeError):  # no weak references, or no hash
+            told = _FIRST.setdefault(each.fn if adapted is None else adapted.fn, told)
+    return Identity(f"{each.name}/{each.stage}/{each.memory_budget_bytes}: {told}", is_complete)
 
 
 def _function(fn: Callable[..., Any]) -> Identity:
@@ -61,7 +68,8 @@ def _value(value: Any) -> Identity:
     if isinstance(value, _PLAIN):
         return Identity(repr(value), True)
     if isinstance(value, (list, tuple)):
-        return _joined([_value(item) for item in value])
+        items = _joined([_value(item) for item in value])
+        return items if isinstance(value, tuple) else Identity(items.text, False)
     if callable(value) and hasattr(value, "__code__"):
         return _function(value)
     return Identity(f"{type(value).__module__}.{type(value).__qualname__}", False)

@@ -8,6 +8,7 @@ passes leave them: what was simulated is what runs.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,6 @@ from torchloom.plan.costs import CollectiveKind
 from torchloom.plan.memory import Interface, interface_of, micro_step, replay_peak
 from torchloom.plan.timeline import timeline
 from torchloom.plan.traffic import Gathered, Traffic
-from torchloom.position import POSITION
 
 Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
 """Runs the lowered passes over a graph: `(gm, "forward" or "backward", what was chosen)`."""
@@ -90,14 +90,10 @@ class PlannedSplit:
         joint = torch_partition.prepare_joint(joint)
         trials = _Trials(self, joint_inputs, num_fwd_outputs, static_lifetime_input_indices)
         # The split writes tags, so what is tried is tried on copies.
+        started = time.perf_counter()
         plan = self._planner.plan(trials.task(copy_graph_module(joint, is_sketch=True)))
+        self._report.planning_s += time.perf_counter() - started
         self._report.plan = plan
-        if plan.budget_bytes is not None:
-            # Buckets and weights that stay are part of a plan, so ranks with other lengths may differ.
-            POSITION.notes["plan"] = (
-                f"{self._report.name} is planned for its own inputs of {self._report.batch_bytes} "
-                "bytes under the memory budget"
-            )
         trials.forget()
         if plan.offload:
             trials.move(joint, plan.offload, plan.again)
@@ -158,6 +154,7 @@ class _Trials:
             batch_bytes=self._report.batch_bytes,
             weights={name: each.num_bytes for name, each in may_stay.items()},
             pieces=_pieces(joint),
+            kind=self._report.kind,
             traffic=traffic,
             flights=self._flights(traffic),
             swap=swap if may_swap and OFFLOAD in self._passes else None,

@@ -6,11 +6,11 @@ PRESETS: dict[int, tuple[str, ...]] = {
     0: ("dedupe_gathers", "elide_copies", "place", "bucket", "prefetch"),
     1: ("dedupe_gathers", "elide_copies", "zero1", "place", "bucket", "prefetch"),
     2: (
-        *("dedupe_gathers", "elide_copies", "zero2"),
+        *("dedupe_gathers", "elide_copies", "cast_gathers", "zero2"),
         *("place", "selective_gather", "bucket", "prefetch"),
     ),
     3: (
-        *("dedupe_gathers", "elide_copies", "zero3"),
+        *("dedupe_gathers", "elide_copies", "cast_gathers", "zero3"),
         *("symmetric_gathers", "place", "selective_gather", "bucket", "prefetch"),
     ),
 }
@@ -42,10 +42,11 @@ SECOND_HALF: dict[str, str] = {
     "free_activation": "free_saved",
 }
 
-# What DeepSpeed's `zero3_compile` does with gathers and reductions takes torchloom several passes.
-BASIS: tuple[str, ...] = ("dedupe_gathers", "elide_copies")
+# What DeepSpeed's `zero3_compile` does with gathers and reductions takes torchloom several passes;
+# a list that names `bucket` says itself where that runs.
+BASIS: tuple[str, ...] = ("dedupe_gathers", "elide_copies", "cast_gathers")
 COMMUNICATION: dict[str, tuple[str, ...]] = {
-    "zero1": ("place",),
-    "zero2": ("place",),
-    "zero3": ("symmetric_gathers", "place"),
+    "zero1": ("place", "bucket"),
+    "zero2": ("place", "bucket"),
+    "zero3": ("symmetric_gathers", "place", "bucket"),
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torchloom import events
 from torchloom.plan import GraphPlan
+from torchloom.plan.memory import Contents
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,16 @@ class GraphReport:
     passes: list[PassReport] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)
     """Calls of torchloom operators in the final graphs: "forward torchloom.gather_start" -> 3."""
+    kind: str = ""
+    """Equal for graphs of the same operators with other sizes, which follow one plan; "" for none."""
     plan: GraphPlan | None = None
     """What was planned for this graph, where a budget was given."""
+    planning_s: float = 0.0
+    """Seconds in the planner, and in finding the peak of the code that came out."""
+    num_tries: int = 0
+    """How often it was compiled until code kept the budget well; 0 without a budget."""
+    peak: Contents | None = None
+    """The predicted peak of forward and backward, where somebody listens or plans."""
     fallback: str | None = None
     """Why this graph runs eagerly sharded, or None."""
 
@@ -48,11 +58,18 @@ class GraphReport:
         """
         self.compile_s, self.passes = other.compile_s, other.passes
         self.collectives, self.plan = other.collectives, other.plan
+        self.peak = other.peak
 
     @property
     def from_cache(self) -> bool:
         """Whether the compiler's caches held the woven graphs, so that no pass had to run."""
         return self.backend == "inductor" and not self.passes and self.fallback is None
+
+
+def tell_peak(report: GraphReport) -> None:
+    """Let recorders know what is alive at the peak of a graph, where that is known."""
+    if report.peak is not None and events.is_heard():
+        events.emit(events.PeakFound(graph=report.name, contents=report.peak.to_dict()))
 
 
 @dataclass

@@ -94,10 +94,11 @@ class Resolver:
         known = self.registry.known()
         items = PRESETS[self.stage] if asked is None else _as_list(asked, where)
         speaks_deepspeed = any(_is_deepspeed_name(item) for item in items)
+        said = {_name_of(item) for item in items}
         chosen: list[GraphPass] = []
         for item in items:
             found = self._resolved(item, known, where)
-            extra = {each.name for each in chosen}
+            extra = {each.name for each in chosen} | (said & {"bucket"})
             chosen += [each for each in found if len(found) == 1 or each.name not in extra]
         chosen = _with_extra(chosen, [_lookup(name, known, where) for name in self.extra], known)
         without = {_lookup(name, known, where).name for name in self.disabled}
@@ -124,8 +125,12 @@ class Resolver:
             if step < 0 or step in {each.step for each in entries}:
                 what = "is negative" if step < 0 else "is given twice"
                 raise PassOrderError(f"schedule[{index}]: step {step} {what}")
+            if entries and step < entries[-1].step:
+                raise PassOrderError(
+                    f"schedule[{index}]: step {step} comes behind step {entries[-1].step}: list the entries "
+                    "in the order in which they take effect"
+                )
             entries.append(Entry(step, self.passes(asked, f"schedule step {step}: ")))
-        entries.sort(key=lambda each: each.step)
         if not entries or entries[0].step > 0:
             entries.insert(0, Entry(0, self.passes()))
         return Timetable(tuple(entries))
@@ -263,6 +268,11 @@ def _with_extra(
         joint = each.stage == "joint" and "lowered" in stages
         chosen.insert(stages.index("lowered") if joint else len(chosen), each)
     return chosen
+
+
+def _name_of(item: PassItem) -> str | None:
+    name = item[0] if isinstance(item, tuple | list) and item else item
+    return name.name if isinstance(name, GraphPass) else name if isinstance(name, str) else None
 
 
 def _is_deepspeed_name(item: PassItem) -> bool:

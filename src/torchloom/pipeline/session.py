@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,22 @@ from torchloom import _torch, events
 from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
-from torchloom.errors import PassError, PlanError, own_error
+from torchloom.errors import AgreementError, PassError, PeerLostError, PlanError, own_error
 from torchloom.graph import GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
-from torchloom.pipeline.report import CompileReport, GraphReport
+from torchloom.pipeline.alike import Alike, Texts, parameters_of
+from torchloom.pipeline.report import CompileReport, GraphReport, tell_peak
+from torchloom.pipeline.second import SecondPlan
 from torchloom.pipeline.sidecar import calling_text
 from torchloom.pipeline.site import Book
-from torchloom.pipeline.weaving import Weaving, facts_of, key_of
+from torchloom.pipeline.sizes import Sizes
+from torchloom.pipeline.weaving import Weaving, common_key_of, facts_of
 from torchloom.plan import GraphPlan, Planner
+from torchloom.plan.costs import CostTable
 from torchloom.plan.memory import distinct_bytes
 from torchloom.position import POSITION
 from torchloom.shard.regather import LIVE
+from torchloom.shard.writes import check_graph
 
 logger = get_logger(__name__)
 
@@ -66,19 +71,29 @@ class CompileSession:
     """Log each pass, not only when debugging."""
     tell: Callable[[str, str, str], None] | None = None
     """Is told what became of a graph: what must be equal on ranks that compile it, and in words."""
+    trial: SecondPlan | None = None
+    """A second plan that is being compiled for the first time."""
     planner: Planner | None = None
     """Chooses what backward computes again; None leaves it to torch's partitioner."""
+    alike: Alike | None = None
+    """Lets ranks whose batches differ in size plan alike."""
     choose_kernels: ChooseKernels | None = None
     """Says which products of a graph run on which implementation, where a pass asks for it."""
     book: Book = field(default_factory=Book)
     """What custom passes are told of the model and of all graphs."""
+    standing: events.StandingFound | None = None
+    """What lives on beside the graphs, told whenever one is compiled and somebody listens."""
     keeps: object = None
     """What woven graphs need when they run, kept as long as they may."""
     report: CompileReport = field(default_factory=CompileReport)
     _rounds: list[int] = field(default_factory=lambda: [0])
     """Where in the report each compile of the module begins."""
+    _given_up: list[tuple[int, int]] = field(default_factory=list)
+    """Which graphs of the report belong to second plans that were given up."""
     _woven: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     """Of each compiled graph: its parameters, and the residents that it knows."""
+
+    _sizes: Sizes = field(default_factory=Sizes)
 
     def __call__(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
@@ -92,23 +107,25 @@ class CompileSession:
         report.graph_id = self.book.page(report.digest).graph_id
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
-        with POSITION.doing(f"compiling {name}"):
-            return self._compile_graph(gm, example_inputs, report)
+        try:
+            with POSITION.doing(f"compiling {name}"):
+                return self._compile_graph(gm, example_inputs, report)
+        except Exception as error:
+            if _torch.is_restart(error):
+                self.report.graphs.pop()  # nothing has come of this capture
+            raise
 
     def _compile_graph(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
     ) -> Callable[..., Any]:
-        context = self._context_of(gm, example_inputs)
+        check_graph(gm.graph)
         started = time.perf_counter()
         unwoven = copy_graph_module(gm)  # compilers may rewrite the original
-        try:
-            known = frozenset(self.book.residents)
-            compiled = self._compile_within_budget(gm, unwoven, example_inputs, report, context)
-            self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
-        except Exception as error:
-            if self.strict or not isinstance(own_error(error), PassError):
-                raise
-            compiled = self._fall_back(unwoven, report, error)
+        if self.trial is None:
+            compiled = self._weave(gm, unwoven, example_inputs, report)
+        else:
+            compiled = self._weave_on_trial(self.trial, unwoven, example_inputs, report)
+        self._sizes.count(report.name, unwoven.graph)
         if self.tell is not None:
             words = f"runs {report.name} woven"
             if report.fallback is not None:
@@ -116,12 +133,116 @@ class CompileSession:
             state = "woven" if report.fallback is None else "eager"
             self.tell(f"{report.digest} {self.round_key}", state, words)
         report.duration_s += time.perf_counter() - started
+        _tell_memory(report, self.standing)
         events.emit(
             events.CompileFinished(
                 graph=report.name, duration_s=report.duration_s, from_cache=report.from_cache
             )
         )
         return compiled
+
+    def _weave(
+        self,
+        gm: fx.GraphModule,
+        unwoven: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        report: GraphReport,
+        *,
+        is_trial: bool = False,
+    ) -> Callable[..., Any]:
+        """Compile one graph, in step with other ranks where all have come to it.
+
+        Raises:
+            Exception: whatever a compiler raises; and what passes raise, with `strict` or on trial.
+        """
+        alike, planner = self.alike, self.planner
+        if alike is not None and planner is not None:
+            alike.before(gm, example_inputs, report, planner)
+        try:
+            context = self._context_of(gm, example_inputs)
+            known = frozenset(self.book.residents)
+            compiled = self._compile_within_budget(gm, unwoven, example_inputs, report, context)
+            self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
+        except Exception as error:
+            if _torch.is_restart(error):
+                raise
+            if is_trial and alike is not None and planner is not None:
+                alike.after(report, planner)  # others may wait for this rank's plan
+            if self.strict or is_trial or not isinstance(own_error(error), PassError):
+                raise
+            compiled = self._fall_back(unwoven, report, error)
+        if alike is not None and planner is not None:
+            alike.after(report, planner)
+        return compiled
+
+    def _weave_on_trial(
+        self,
+        trial: SecondPlan,
+        unwoven: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        report: GraphReport,
+    ) -> Callable[..., Any]:
+        """Compile one graph by a second plan; where that fails on any rank, by the first, or not at all."""
+        alike, planner = self.alike, self.planner
+        assert alike is not None and planner is not None, "a second plan without a planner"
+        params = parameters_of(unwoven.graph)
+        is_shared = alike.is_shared(unwoven.graph) or params in trial.restarted
+        kinds, plans = alike.remember(), planner.remember()
+        first, failure = trial.plans.costs, None
+        all_figures = (first,) if trial.is_refused else (plans.costs, first)
+        for number, figures in enumerate(all_figures):
+            planner.restore(replace(plans, costs=figures))
+            if is_shared and number:
+                alike.restore(kinds, without=unwoven.graph)
+            compiled = failure = None
+            try:
+                gm = copy_graph_module(unwoven)
+                compiled = self._weave(gm, unwoven, example_inputs, report, is_trial=True)
+            except (AgreementError, PeerLostError):
+                raise
+            except Exception as error:
+                if _torch.is_restart(error):  # on all ranks that have come to this graph
+                    trial.restarted |= {params} if is_shared else set()
+                    raise
+                failure = error
+                trial.failed(error)
+            # Graphs that other ranks may not have come to send nothing, or are those of other sizes.
+            is_fine = trial.compare(report.name, failure) if is_shared else failure is None
+            if is_fine and compiled is not None:
+                break
+        else:
+            report.plan = None
+            failure = failure or PassError("another rank cannot compile it")
+            compiled = self._fall_back(unwoven, report, failure)
+        trial.restarted.discard(params)
+        trial.compiled()
+        if not is_shared:
+            planner.costs = plans.costs  # the others go on by these
+        return compiled
+
+    def start_second(self, texts: Texts, first: CostTable, keep: Callable[[], None]) -> None:
+        """Let what `begin` begins next be a second plan, from which all ranks can return.
+
+        Args:
+            texts: tells all ranks a text.
+            first: the figures of the first plan.
+            keep: is called once the second plan has been compiled on all ranks.
+        """
+        assert self.planner is not None, "a second plan without a planner"
+        plans = replace(self.planner.remember(), costs=first)
+        kinds = None if self.alike is None else self.alike.remember()
+        self.trial = SecondPlan(texts, plans, kinds, list(self._woven), keep)
+
+    def return_to_first(self) -> None:
+        """Know again what was known before a second plan, whose code is no longer called."""
+        trial, self.trial = self.trial, None
+        assert trial is not None and self.planner is not None, "no second plan"
+        self.planner.restore(trial.plans)
+        if self.alike is not None and trial.kinds is not None:
+            self.alike.restore(trial.kinds)
+        self._woven[:] = trial.woven
+        self._given_up.append((self._rounds.pop(), len(self.report.graphs)))
+        self.book.start_over(forget=False)
 
     @property
     def is_outdated(self) -> bool:
@@ -133,10 +254,11 @@ class CompileSession:
     def plans(self) -> tuple[GraphPlan, ...]:
         """Plans of the graphs that run: of the last compile of the module that has captured some."""
         graphs = self.report.graphs
+        void = {index for start, end in self._given_up for index in range(start, end)}
         ends = [*self._rounds[1:], len(graphs)]
         for start, end in zip(reversed(self._rounds), reversed(ends), strict=True):
-            if end > start:
-                return tuple(each.plan for each in graphs[start:end] if each.plan is not None)
+            if found := [graphs[index] for index in range(start, end) if index not in void]:
+                return tuple(each.plan for each in found if each.plan is not None)
         return ()
 
     def begin(self, passes: Sequence[GraphPass] | None = None) -> Callable[..., Any]:
@@ -147,17 +269,20 @@ class CompileSession:
         """
         if passes is not None:
             self.passes = passes
-        self.__dict__.pop("key", None)
+        self.__dict__.pop("_common_key", None)
         if self.planner is not None:
             self.planner.forget()
+        if self.alike is not None:
+            self.alike.start_over()
         self.book.start_over(forget=passes is not None)
         self._woven.clear()
+        self._sizes.start_over()
         self._rounds.append(len(self.report.graphs))
         return _Round(self)
 
     def close(self) -> None:
         """Let go of the model, its optimizer and what woven graphs kept; compiled code may live on."""
-        self.keeps = self.planner = None
+        self.keeps = self.planner = self.alike = self.trial = None
         self.book = Book()
 
     def _compile_within_budget(
@@ -175,10 +300,13 @@ class CompileSession:
         calling = calling_text(example_inputs)
         ignores_caches = False
         for _ in range(_MAX_ROUNDS):
-            own = replace(report, compile_s=[], passes=[], collectives={})
+            report.num_tries += planner is not None
+            own = replace(report, compile_s=[], passes=[], collectives={}, planning_s=0.0)
             weaving = Weaving(self, own, context, calling, ignores_caches)
-            compiled = self._compile(gm, example_inputs, weaving.hooks())
+            hooks = weaving.hooks(backward_at_once=self.trial is not None)
+            compiled = self._compile(gm, example_inputs, hooks)
             weaving.finish()
+            report.planning_s += own.planning_s
             if weaving.lacks_plan:  # nothing says that cached code keeps the budget
                 ignores_caches, gm = True, copy_graph_module(unwoven)
                 continue
@@ -224,14 +352,13 @@ class CompileSession:
         return f"torchloom({name_of(self.backend)})"
 
     @cached_property
-    def key(self) -> str:
-        """Hash of all that woven graphs depend on besides the captured graph."""
-        return key_of(self, self.context)
+    def _common_key(self) -> str:
+        return common_key_of(self, self.context)
 
     @property
     def round_key(self) -> str:
-        """The key, and how often the module has been compiled anew: ranks do so at equal steps."""
-        return f"{self.key} {len(self._rounds)}"
+        """Equal on ranks that compile the same: what they weave, and how often they have begun anew."""
+        return f"{self._common_key} {len(self._rounds)}"
 
     @property
     def facts(self) -> dict[str, object]:
@@ -279,6 +406,24 @@ class _Round:
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
     ) -> Callable[..., Any]:
         return self._session(gm, example_inputs, **options)
+
+
+def _tell_memory(report: GraphReport, standing: events.StandingFound | None) -> None:
+    """Let recorders know what was planned, what is alive at the peak, and what stands beside it."""
+    if not events.is_heard():
+        return
+    if standing is not None:
+        events.emit(standing)
+    if report.plan is not None:
+        events.emit(
+            events.GraphPlanned(
+                graph=report.name,
+                plan=asdict(report.plan),
+                planning_s=report.planning_s,
+                num_tries=report.num_tries,
+            )
+        )
+    tell_peak(report)
 
 
 def _batch_bytes(inputs: Sequence[Any]) -> int:

@@ -24,6 +24,7 @@ from torchloom import _torch
 from torchloom.files import write_whole
 from torchloom.log import get_logger
 from torchloom.plan import GraphPlan
+from torchloom.plan.memory import Contents
 
 logger = get_logger(__name__)
 
@@ -34,6 +35,8 @@ class Decided(NamedTuple):
     plan: GraphPlan | None
     wants_another: bool = False
     """Whether another plan was tried after this one."""
+    peak: Contents | None = None
+    """What is alive at the peak, where that was found."""
 
 
 def calling_text(example_inputs: Sequence[Any]) -> str:
@@ -56,7 +59,9 @@ def _input_text(value: Any) -> str:
 def save(key: str, decided: Decided) -> None:
     """Remember what was decided; a full disk costs a warning, not the run."""
     plan = None if decided.plan is None else asdict(decided.plan)
-    _write(_path(key), {"plan": plan, "wants_another": decided.wants_another})
+    peak = None if decided.peak is None else decided.peak.to_dict()
+    known = {"plan": plan, "wants_another": decided.wants_another, "peak": peak}
+    _write(_path(key), known)
 
 
 def load(key: str) -> Decided | None:
@@ -65,7 +70,9 @@ def load(key: str) -> Decided | None:
         found = json.loads(_path(key).read_text())
         plan = found["plan"]
         known = None if plan is None else GraphPlan.from_dict(plan)
-        return Decided(known, bool(found["wants_another"]))
+        peak = found.get("peak")  # older files have none
+        alive = None if peak is None else Contents.from_dict(peak)
+        return Decided(known, bool(found["wants_another"]), alive)
     except (
         OSError,
         ArithmeticError,

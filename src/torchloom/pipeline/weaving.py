@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,8 @@ import torchloom.graph
 import torchloom.ops
 import torchloom.passes
 import torchloom.plan
-from torchloom import _torch
-from torchloom.backends.graphs import name_of
+from torchloom import _torch, events
+from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
 from torchloom.graph import Choices, GraphPass, PassContext, graph_digest
@@ -30,9 +31,10 @@ from torchloom.pipeline.identity import identity_of
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.races import check_races, copies_in
-from torchloom.pipeline.report import GraphReport
+from torchloom.pipeline.report import GraphReport, tell_peak
 from torchloom.pipeline.site import Book, Spot
 from torchloom.plan import GraphPlan, Planner
+from torchloom.plan.memory import alive_at_peak, micro_step
 
 logger = get_logger(__name__)
 
@@ -82,20 +84,24 @@ class Weaving:
     _woven_here: set[GraphKind] = field(default_factory=set)
     """Other graphs came from a cache."""
     _sources: dict[str, str] = field(default_factory=dict)
+    _forward: fx.GraphModule | None = None
+    """A copy of the woven forward graph: compilers rewrite the original before backward is woven."""
+    _is_finished: bool = False
 
-    def hooks(self) -> WeaveHooks:
-        """Return what a route of capture calls."""
+    def hooks(self, *, backward_at_once: bool) -> WeaveHooks:
+        """Return what a route of capture calls; see `WeaveHooks`."""
         return WeaveHooks(
             joint=lambda joint, kind: self._weave("joint", joint, kind),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind),
             key=None if self.ignores_caches else self._cache_key,
             partition=self._split,
             compiled=self._compiled,
+            backward_at_once=backward_at_once,
         )
 
     def finish(self) -> None:
         """Complete the report: what was woven, and the peak of the code that came out."""
-        report = self.report
+        report, self._is_finished = self.report, True
         if self.setup.backend != "inductor":
             return
         if report.from_cache:
@@ -106,13 +112,20 @@ class Weaving:
                 self.lacks_plan = self.setup.planner is not None and not self.ignores_caches
                 return
             report.plan, self.wants_another = known.plan, known.wants_another
+            report.peak = known.peak
             if known.plan is not None and self.setup.planner is not None:
                 self.setup.planner.learn(known.plan)
                 self.setup.planner.settle(known.plan)
             return
         if self._split is not None and report.plan is not None:
+            started = time.perf_counter()
             self._weigh(self._split, report.plan)
-        sidecar.save(self._sidecar_name(), sidecar.Decided(report.plan, self.wants_another))
+            report.planning_s += time.perf_counter() - started
+        self._remember()
+
+    def _remember(self) -> None:
+        decided = sidecar.Decided(self.report.plan, self.wants_another, self.report.peak)
+        sidecar.save(self._sidecar_name(), decided)
 
     def _weigh(self, split: PlannedSplit, plan: GraphPlan) -> None:
         planner = self.setup.planner
@@ -128,6 +141,9 @@ class Weaving:
 
     def _compiled(self, kind: GraphKind, seconds: float, source: str | None) -> None:
         self.report.compile_s.append((kind, seconds))
+        events.emit(
+            events.LoweredCompiled(graph=self.report.name, lowered=kind, duration_s=seconds)
+        )
         if source is not None:
             self._sources[kind] = source
         if kind not in self._woven_here:  # it was in the caches, the captured graph as a whole not
@@ -140,7 +156,8 @@ class Weaving:
 
     @cached_property
     def _key(self) -> str:
-        return key_of(self.setup, self.context)
+        planner = self.setup.planner
+        return key_of(self.setup, self.context, "" if planner is None else planner.key)
 
     @cached_property
     def _cache_key(self) -> str | None:
@@ -176,9 +193,40 @@ class Weaving:
             words = f"wove {report.name}.{kind} into {len(gm.graph.nodes)} nodes ({state.strip()})"
             setup.tell(f"{report.digest} {kind} {setup.round_key}", state, words)
         self._woven_here.add(kind)
+        if stage == "lowered" and (events.is_heard() or setup.planner is not None):
+            self._find_peak(gm, kind, page.params)
         if setup.backend == "inductor":
             own = {k: n for k, n in report.collectives.items() if k.startswith(f"{kind} ")}
             sidecar.save_collectives(self._sidecar_name(), kind, own)
+
+    def _find_peak(self, gm: fx.GraphModule, kind: GraphKind, params: Mapping[str, str]) -> None:
+        """Note what is alive at the peak, once both graphs are woven; a report is not worth a compile."""
+        if kind == "forward":
+            self._forward = copy_graph_module(gm, is_sketch=True)
+        setup, forward, planner = self.setup, self._forward, self.setup.planner
+        if kind != "backward" or forward is None:
+            return
+        self._forward = None
+        graphs = forward.graph, gm.graph
+        try:
+            step = micro_step(
+                *graphs,
+                probe=None if planner is None else planner.workspaces,
+                transit=None if planner is None else planner.transit,
+                keeps_lives=True,
+            )
+            self.report.peak = alive_at_peak(*graphs, step, params)
+        except Exception as error:  # noqa: BLE001
+            logger.warning(
+                "%s: what is alive at the peak cannot be told: %s", self.report.name, error
+            )
+            return
+        if (
+            self._is_finished
+        ):  # this backward is compiled when it runs: the session has told the rest
+            if setup.backend == "inductor":
+                self._remember()
+            tell_peak(self.report)
 
     @cached_property
     def _split(self) -> PlannedSplit | None:
@@ -235,18 +283,28 @@ class Weaving:
         return dataclasses.replace(choices, resident=choices.resident | asked)
 
 
-def key_of(setup: Setup, context: PassContext) -> str:
-    """Return a hash of all that woven graphs depend on besides the captured graph."""
+def key_of(setup: Setup, context: PassContext, planned: str) -> str:
+    """Return a hash of all that woven graphs depend on besides the captured graph.
+
+    Args:
+        setup: the session.
+        context: what passes may know.
+        planned: what plans depend on.
+    """
     parts = [
         f"{each.name}/{each.memory_budget_bytes}" if _is_built_in(each) else identity_of(each).text
         for each in setup.passes
     ]
-    planned = "" if setup.planner is None else setup.planner.key
     return _torch.hash_files(_sources(), f"{parts}|{context.key()}|{planned}").hex()
 
 
+def common_key_of(setup: Setup, context: PassContext) -> str:
+    """Return a hash of what woven graphs depend on wherever they were captured."""
+    return key_of(setup, context, "" if setup.planner is None else setup.planner.common_key)
+
+
 def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
-    """Return by name what `key_of` is a hash of, for ranks to compare in words."""
+    """Return by name what `common_key_of` is a hash of, for ranks to compare in words."""
     foreign = [each for each in setup.passes if not _is_built_in(each)]
     settings = [f.name for f in dataclasses.fields(context) if f.name not in ("choices", "params")]
     return {
@@ -255,7 +313,7 @@ def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
         "strict": setup.strict,
         **{f"pass {each.name}": identity_of(each).text for each in foreign},
         **{f"setting {name}": str(getattr(context, name)) for name in settings},
-        "everything else": key_of(setup, context),
+        "everything else": common_key_of(setup, context),
     }
 
 

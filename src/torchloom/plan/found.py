@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import fx
 
 from torchloom.plan.field import Field
 from torchloom.plan.frontier import Point
+from torchloom.plan.memory import module_of
 from torchloom.plan.model import Decision, GraphPlan
+from torchloom.plan.places import op_of, places_of
 from torchloom.plan.task import Beside, Flight, Outcome, Task
 
 NOTICEABLE = 1e-3
 """Part of a graph's time that is worth another plan; less is rounding."""
-_ROOT = re.compile(r"^L\['\w+'\](\.__self__)?\.?")
-"""How Dynamo names the module that it captured: `L['self'].blocks.0` is `blocks.0`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,27 +111,34 @@ def _is_worth_it(one: Found, other: Found) -> bool:
 
 def _decisions(among: Field, point: Point) -> tuple[Decision, ...]:
     """List what matters: values that could cross, the biggest first, unread ones behind."""
-    model, swapped = among.model, among.move.swapped
+    model, swapped, places = among.model, among.move.swapped, places_of(among.task.joint)
     moved = {each.node.name for each in swapped}
     kept, again = among.handed_over(point), among.recomputed(point)
-    rows = [_decision(each.node, each.num_bytes, "offload", each.cost_us) for each in swapped]
+    rows = [
+        _decision(each.node, each.num_bytes, "offload", each.cost_us, places) for each in swapped
+    ]
     for index in among.may_drop:
         node = model.nodes[index]
         if node.name not in moved:
             size = sum(model.sizes[storage] for storage in model.fresh[index])
             action = "keep" if index in kept else "recompute" if index in again else "unused"
-            rows.append(_decision(node, size, action, among.cost_us[index]))
+            rows.append(_decision(node, size, action, among.cost_us[index], places))
     return tuple(sorted(rows, key=lambda row: (row.action == "unused", -row.num_bytes, row.value)))
 
 
-def _decision(node: fx.Node, num_bytes: int, action: str, cost_us: float) -> Decision:
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [str(path) for path, _ in stack.values()]
+def _decision(
+    node: fx.Node,
+    num_bytes: int,
+    action: str,
+    cost_us: float,
+    places: Mapping[str, tuple[str, int]],
+) -> Decision:
     return Decision(
         value=node.name,
-        op=str(node.target).removeprefix("aten."),
+        op=op_of(node),
         num_bytes=num_bytes,
         action=action,
         cost_us=round(cost_us, 3),
-        where=_ROOT.sub("", paths[-1]) if paths else "",
+        where=module_of(node),
+        place=places.get(node.name, ("", -1))[1],
     )

@@ -29,6 +29,8 @@ class Decision:
     """Time of computing this one again."""
     where: str = ""
     """Module or line that made it, where known."""
+    place: int = -1
+    """Which of the graph's calls of this operator makes it, counted from 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +127,21 @@ class GraphPlan:
     def beside_bytes(self) -> int:
         """Bytes of all that lives on beside the peak."""
         return self.resident_bytes + sum(self.pieces.values())
+
+    @property
+    def digest(self) -> str:
+        """Short hash, equal for equal plans."""
+        text = json.dumps(asdict(self), sort_keys=True, default=sorted)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def sends(self) -> tuple[object, ...]:
+        """All that decides which collectives run, equal for graphs that differ in sizes alone."""
+        crossing = ("recompute", "offload")
+        return (
+            frozenset((d.op, d.place, d.action) for d in self.decisions if d.action in crossing),
+            *(frozenset(self.resident), self.bucket_bytes, self.prefetch_bytes),
+        )
 
     @property
     def choices(self) -> tuple[object, ...]:

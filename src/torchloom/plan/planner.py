@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,7 @@ from torchloom.plan.found import NOTICEABLE
 from torchloom.plan.memory import Transit, WorkspaceTable
 from torchloom.plan.memory.joint import joint_model
 from torchloom.plan.model import GraphPlan, Plan
+from torchloom.plan.places import moved_to
 from torchloom.plan.search import Fields, Search
 from torchloom.plan.states import HostStates, StateCosts
 from torchloom.plan.task import Beside, Flight, Task
@@ -47,25 +49,35 @@ class Planner:
     transit: Transit | None = None
     states: HostStates | None = None
     base_bytes: int = 0
+    agreed: dict[str, GraphPlan] = field(default_factory=dict)
+    """By kind: what graphs of it follow as long as it fits."""
     _known: dict[str, _Known] = field(default_factory=dict)
     """By digest, in the order in which graphs were planned first."""
     _beyond: dict[str, Beyond] = field(default_factory=dict)
     """By graph; those whose code is known."""
     _fields: Fields = field(default_factory=Fields)
+    _too_large: set[tuple[object, ...]] = field(default_factory=set)
+    """By graph and choices: plans whose code does not fit."""
 
     @property
     def key(self) -> str:
         """Text of all that choices depend on, for cache keys."""
-        costs = hashlib.blake2b(table_to_json(self.costs).encode(), digest_size=8).hexdigest()
-        pinned = None if self.pinned is None else self.pinned.digest
         offsets = sorted((digest, each.key) for digest, each in self._beyond.items())
         # A plan that was read back has its residents in another order than when it was made.
         others = [
             (name, sorted(known.plan.resident.items()), sorted(known.plan.pieces.items()))
             for name, known in self._known.items()
         ]
+        agreed = sorted((kind, plan.digest) for kind, plan in self.agreed.items())
+        return f"{self.common_key} {offsets} {others} {agreed}"
+
+    @property
+    def common_key(self) -> str:
+        """The part that graphs planned so far do not change: ranks may have captured others."""
+        costs = hashlib.blake2b(table_to_json(self.costs).encode(), digest_size=8).hexdigest()
+        pinned = None if self.pinned is None else self.pinned.digest
         kept = f"{self.budget_bytes} {self.states}"
-        return f"{kept} {self.micro_steps} {costs} {pinned} {offsets} {others}"
+        return f"{kept} {self.micro_steps} {costs} {pinned}"
 
     def learn(self, plan: GraphPlan) -> None:
         """Take the difference between a graph and its code into account from now on.
@@ -74,6 +86,8 @@ class Planner:
             plan: one of this planner's, with the peak of the code that came out.
         """
         self._beyond.setdefault(plan.graph, Beyond()).learn(plan)
+        if not plan.fits:
+            self._too_large.add((plan.graph, *plan.choices))
 
     def has_another(self, plan: GraphPlan) -> bool:
         """Say whether, by what was learnt, another plan than those tried may be noticeably better."""
@@ -132,6 +146,25 @@ class Planner:
         """Drop the graphs planned so far: they are about to be captured anew."""
         self._known.clear()
         self._fields.clear()
+        self.agreed.clear()
+
+    def remember(self) -> Remembered:
+        """Return what it takes to come back to this point."""
+        return Remembered(
+            self.costs,
+            dict(self.agreed),
+            dict(self._known),
+            copy.deepcopy(self._beyond),
+            frozenset(self._too_large),
+        )
+
+    def restore(self, remembered: Remembered) -> None:
+        """Come back to a point: ranks that do so plan alike, whatever they planned since."""
+        self.costs = remembered.costs
+        self.agreed, self._known = dict(remembered.agreed), dict(remembered.known)
+        self._beyond = copy.deepcopy(remembered.beyond)
+        self._too_large = set(remembered.too_large)
+        self._fields.clear()
 
     def measure(self) -> int:
         """Measure operators of the known graphs, one at a time; return how many were new."""
@@ -166,6 +199,9 @@ class Planner:
 
     def _make(self, task: Task, given: Beside) -> GraphPlan:
         digest = graph_digest(task.joint)
+        agreed = self._as_agreed(task, digest, given)
+        if agreed is not None:
+            return agreed
         budget, room, beyond = (
             self._budget_of(task),
             self._room(digest),
@@ -195,6 +231,18 @@ class Planner:
             return plan if beyond.has(plain) else plain
         return plan
 
+    def _as_agreed(self, task: Task, digest: str, given: Beside) -> GraphPlan | None:
+        """Return the plan that graphs of this kind follow; None where there is none that fits."""
+        wanted = self.agreed.get(task.kind)
+        if wanted is None or wanted.graph == digest:
+            return None
+        try:
+            wanted = replace(moved_to(wanted, task.joint), graph=digest)
+            plan = self._obey(wanted, task, given)
+        except PlanError:
+            return None
+        return None if (digest, *plan.choices) in self._too_large else plan
+
     def _follow(self, pinned: Plan, digest: str, task: Task, given: Beside) -> GraphPlan:
         wanted = next((each for each in pinned.graphs if each.graph == digest), None)
         if wanted is None:
@@ -203,6 +251,15 @@ class Planner:
                 f"{', '.join(each.graph for each in pinned.graphs) or 'none'}): model, batch shape, "
                 "passes or torch have changed since; plan again, without compile.plan"
             )
+        return self._obey(wanted, task, given)
+
+    def _obey(self, wanted: GraphPlan, task: Task, given: Beside) -> GraphPlan:
+        """Return a plan with figures for this graph.
+
+        Raises:
+            PlanError: it decides about what this graph does not have, or does not fit.
+        """
+        digest = wanted.graph
         if wanted.offload:
             if task.swap is None:
                 raise PlanError(
@@ -238,9 +295,12 @@ class Planner:
         budget = self._budget_of(task)
         if budget is not None:
             budget -= beside.num_bytes
-            if peak_bytes > budget:
+            expected = peak_bytes
+            if self.is_estimate:
+                expected += wanted.peak_bytes - wanted.graph_peak_bytes
+            if expected > budget:
                 raise PlanError(
-                    f"the pinned plan of graph {digest} adds {peak_bytes:,} bytes, "
+                    f"the pinned plan of graph {digest} adds {expected:,} bytes, "
                     f"{budget:,} are left by compile.memory_budget: raise it, or plan again"
                 )
         return replace(
@@ -256,6 +316,17 @@ class Planner:
 
     def _budget_of(self, task: Task) -> int | None:
         return None if self.budget_bytes is None else self.budget_bytes - task.batch_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What a planner knew at some point."""
+
+    costs: CostTable
+    agreed: dict[str, GraphPlan]
+    known: dict[str, _Known]
+    beyond: dict[str, Beyond]
+    too_large: frozenset[tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True)

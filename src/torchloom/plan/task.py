@@ -98,6 +98,8 @@ class Task:
     """Pieces of parameters that wait on the host and may stay on the device, in bytes."""
     flights: tuple[Flight, ...] = ()
     """Other sizes of buckets, and other depths of prefetching, to try beside what the config says."""
+    kind: str = ""
+    """Equal for graphs that have to be planned alike, "" for none."""
     traffic: Traffic = field(default_factory=Traffic)
     """What is sent whatever is decided."""
     swap: Swap | None = None

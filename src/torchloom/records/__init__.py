@@ -6,10 +6,12 @@ Session -> Function (resume functions as children) -> Entry -> guards, graphs, k
 from __future__ import annotations
 
 from torchloom.records.io import SCHEMA_VERSION, from_json, load_record, save_record, to_json
+from torchloom.records.memory import Alive, Decision, GraphPlan, Peak, Standing
 from torchloom.records.model import (
     Artifact,
     Break,
     CacheUse,
+    Continuation,
     Entry,
     EventRow,
     Function,
@@ -23,18 +25,24 @@ from torchloom.records.model import (
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Alive",
     "Artifact",
     "Break",
     "CacheUse",
+    "Continuation",
+    "Decision",
     "Entry",
     "EventRow",
     "Function",
+    "GraphPlan",
     "Guard",
     "Kernel",
     "PassRun",
+    "Peak",
     "Recompile",
     "Session",
     "Span",
+    "Standing",
     "from_json",
     "load_record",
     "save_record",

@@ -42,7 +42,7 @@ class RecordDiff:
 def diff(before: Session, after: Session) -> RecordDiff:
     """Compare two records: new and lost functions, entries, breaks, guards, kernels, and times.
 
-    Functions are matched by file and name, entries by their order. Times are told where they differ
+    Functions are matched by file and qualified name, those that share both and entries by their order. Times are told where they differ
     by more than half and by at least half a second.
 
     Example:
@@ -91,8 +91,14 @@ def _entry(where: str, old: Entry, new: Entry, found: RecordDiff) -> None:
 
 
 def _by_name(session: Session) -> dict[str, Function]:
+    """Return functions by file and qualified name; those that share both are numbered."""
     found: dict[str, Function] = {}
     for function in session.all_functions():
         if function.entries:
-            found.setdefault(f"{function.file}:{function.name}", function)
+            name = place = f"{function.file}:{function.qualname or function.name}"
+            number = 1
+            while name in found:
+                number += 1
+                name = f"{place} ({number})"
+            found[name] = function
     return found

@@ -12,7 +12,6 @@ from typing import Any
 
 from torchloom.errors import RecordError
 from torchloom.files import write_whole
-from torchloom.records import model
 from torchloom.records.model import Session
 
 SCHEMA = "torchloom.record"
@@ -47,7 +46,9 @@ def from_json(data: Mapping[str, Any], name: str = "the record") -> Session:
 
 def save_record(session: Session, path: str | Path) -> Path:
     """Write a record; a reader never sees half of it."""
-    return write_whole(path, json.dumps(to_json(session), ensure_ascii=False))
+    text = json.dumps(to_json(session), ensure_ascii=False)
+    # Python's strings may hold halves of characters, which no file can.
+    return write_whole(path, text.encode("utf-8", "backslashreplace"))
 
 
 def load_record(path: str | Path) -> Session:
@@ -70,7 +71,7 @@ def _build(of: type[Any], data: Any) -> Any:
     """Build a dataclass, and the dataclasses in its lists, from plain data."""
     if not isinstance(data, Mapping):
         raise TypeError(f"a {of.__name__} is written as {type(data).__name__}")
-    hints = typing.get_type_hints(of, vars(model))
+    hints = typing.get_type_hints(of)
     known = {each.name for each in dataclasses.fields(of)}
     values = {}
     for key in known & data.keys():

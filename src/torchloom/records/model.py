@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchloom.records.memory import GraphPlan, Peak, Standing
+
 
 @dataclass(kw_only=True, slots=True)
 class Guard:
@@ -121,6 +123,20 @@ class PassRun:
 
 
 @dataclass(kw_only=True, slots=True)
+class Continuation:
+    """What an entry goes on with behind its graph break: one for each branch, taken or not."""
+
+    name: str
+    """Global name by which the entry calls it."""
+    function: str
+    line: int
+    source: str
+    """What it does, as readable pseudo-source."""
+    num_entries: int = 0
+    """How many compiled versions it had when the watch ended; 0: never taken, or not compiled."""
+
+
+@dataclass(kw_only=True, slots=True)
 class Entry:
     """One compiled version of a function."""
 
@@ -143,16 +159,32 @@ class Entry:
     pseudo_source: str = ""
     """What the transformed bytecode does."""
     bytecode: str = ""
+    """What runs, as Dynamo wrote it."""
+    original_bytecode: str = ""
+    """What Python compiled from the source."""
+    continuations: list[Continuation] = field(default_factory=list)
+    """What it calls behind its graph break, in the order of the calls."""
+    stack: list[str] = field(default_factory=list)
+    """The calls of the user's code that led to this compile: `file:line in function`, innermost last."""
     spans: list[Span] = field(default_factory=list)
     caches: list[CacheUse] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
     num_hits: int = 0
     """Calls that this entry served while watched."""
+    is_counted: bool = True
+    """Whether `num_hits` is known: calls are counted at graphs, which an entry may be without."""
     guard_check_us: float | None = None
+    """Checking all guards once, with caches warm, when they had just been built."""
 
     def artifact(self, kind: str) -> str | None:
         """Return the text of the last artifact of a kind, or None."""
         return next((a.text for a in reversed(self.artifacts) if a.kind == kind), None)
+
+    @property
+    def is_recompile(self) -> bool:
+        """Whether torch made it because it found that older entries did not fit."""
+        forward = self.metrics.get("forward") or {}
+        return bool(self.recompiles or forward.get("recompile_reason"))
 
     @property
     def compile_s(self) -> float:
@@ -165,8 +197,11 @@ class Function:
     """A Python function that Dynamo saw, or the rest of one after a graph break."""
 
     name: str
+    """Qualified from the innermost function on: `Block.forward`; see `qualname`."""
     file: str
     line: int
+    qualname: str = ""
+    """As Python names it: `build.<locals>.Block.forward`."""
     source: str = ""
     """The function's text, where the file could be read."""
     frame_id: int | None = None
@@ -179,8 +214,12 @@ class Function:
     num_hits: int = 0
     num_misses: int = 0
     """Calls that no entry could serve, and for which Dynamo compiled or tried to."""
+    num_eager_calls: int = 0
+    """Calls that no entry fitted and that ran eagerly because Dynamo compiles it no more."""
+    recompile_limit: int | None = None
+    """The limit that was reached while watched."""
     skipped: str | None = None
-    """Why Dynamo runs it eagerly, or None."""
+    """Why Dynamo runs it eagerly, always or for calls that no entry fits; or None."""
 
     def walk(self) -> Iterator[Function]:
         """Yield this function and all below it."""
@@ -218,6 +257,15 @@ class Session:
     orphans: list[str] = field(default_factory=list)
     """What was logged about no function in particular."""
     events: list[EventRow] = field(default_factory=list)
+    plans: list[GraphPlan] = field(default_factory=list)
+    """Of the graphs that were compiled under a budget, in order; a later one replaces those of the
+    same graph."""
+    peaks: list[Peak] = field(default_factory=list)
+    """Of the woven graphs, in order."""
+    standing: list[Standing] = field(default_factory=list)
+    """One for each engine that was compiled while watched."""
+    num_unknown_eager_calls: int = 0
+    """Calls over a recompile limit, or in run-only mode, of functions that could not be told."""
     unknown: dict[str, int] = field(default_factory=dict)
     """Kinds of trace records that this version does not read, with their counts."""
     overhead: dict[str, float] = field(default_factory=dict)
@@ -243,17 +291,29 @@ class Session:
 
     @property
     def num_recompiles(self) -> int:
-        """Entries beyond the first of each function."""
-        return sum(max(0, len(function.entries) - 1) for function in self.all_functions())
+        """Entries that torch made because older ones did not fit, also ones from before the watch."""
+        return sum(
+            # What torch said of an entry is known by its metrics; without them, by its place.
+            entry.is_recompile or (index > 0 and not entry.metrics.get("forward"))
+            for function in self.all_functions()
+            for index, entry in enumerate(function.entries)
+        )
 
     def __getitem__(self, name: str) -> Function:
         """Return the function of this name.
 
         Raises:
-            KeyError: nothing of this name was compiled; the message lists what was.
+            KeyError: nothing of this name was compiled, or several functions share it; the message
+                lists them.
         """
-        for function in self.all_functions():
-            if function.name == name or function.name.endswith(f".{name}"):
-                return function
-        known = ", ".join(sorted({f.name for f in self.all_functions()})) or "nothing"
+        every = list(self.all_functions())
+        found = [f for f in every if name in (f.name, f.qualname)]
+        found = found or [f for f in every if f.name.endswith(f".{name}")]
+        places = {(f.file, f.line, f.name): f for f in reversed(found)}
+        if len(places) == 1:
+            return found[0]
+        if found:
+            several = ", ".join(f"{name} ({file}:{line})" for file, line, name in sorted(places))
+            raise KeyError(f"several functions are called {name!r}: {several}")
+        known = ", ".join(sorted({f.name for f in every})) or "nothing"
         raise KeyError(f"no function {name!r} was compiled while watching; compiled: {known}")

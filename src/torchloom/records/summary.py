@@ -27,6 +27,12 @@ def summary(session: Session) -> str:
         f"compiling took {sum(entry.compile_s for entry in entries):.1f} s, "
         f"{hits} of {len(caches)} cache lookups hit"
     ]
+    lines += [_over_limit(each) for each in functions if each.num_eager_calls]
+    if session.num_unknown_eager_calls:
+        lines.append(
+            f"  {_count(session.num_unknown_eager_calls, 'call')} of functions that could not be told "
+            "ran eagerly: no entry fitted, and nothing is compiled any more"
+        )
     lines += [_program(row.data) for row in session.events if row.kind == "ProgramReady"]
     for function in session.functions[:_MAX_FUNCTIONS]:
         lines += _function(function, 0)
@@ -43,6 +49,13 @@ def summary(session: Session) -> str:
                 shown += 1
                 lines += _recompile(function, entry)
     return "\n".join(lines)
+
+
+def _over_limit(function: Function) -> str:
+    where = f"{function.name} ({_short(function.file)}:{function.line})"
+    if function.recompile_limit is None:
+        return f"  NOT COMPILED ANY MORE: {where}: {function.skipped}"
+    return f"  RECOMPILE LIMIT: {where}: {function.skipped}"
 
 
 def _program(data: Mapping[str, Any]) -> str:
@@ -64,12 +77,16 @@ def _function(function: Function, depth: int) -> list[str]:
         state = "" if entry.status == "live" else f", {entry.status}"
         lines.append(
             f"{indent}  entry {entry.compile_id}: {len(entry.guards)} guards, "
-            f"{_count(len(entry.kernels), 'kernel')}, {_count(entry.num_hits, 'call')}, "
+            f"{_count(len(entry.kernels), 'kernel')}, {_calls(entry)}, "
             f"{entry.compile_s:.1f} s{state}"
         )
     for child in function.children:
         lines += _function(child, depth + 1)
     return lines
+
+
+def _calls(entry: Entry) -> str:
+    return _count(entry.num_hits, "call") if entry.is_counted else "calls not counted"
 
 
 def _break(each: Break) -> list[str]:

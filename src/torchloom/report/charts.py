@@ -18,6 +18,7 @@ from torchloom.report.svg import (
     DASHES,
     INK,
     PALETTE,
+    PAPER,
     Frame,
     document,
     legend,
@@ -180,7 +181,7 @@ def _line_key(series: Series, index: int) -> str:
 
 
 def _marker(x: float, y: float, index: int, *, is_hollow: bool = False) -> str:
-    fill, stroke = ("#FFFFFF", PALETTE[index]) if is_hollow else (PALETTE[index], "#FFFFFF")
+    fill, stroke = (PAPER, PALETTE[index]) if is_hollow else (PALETTE[index], PAPER)
     return (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" '
         f'stroke="{stroke}" stroke-width="{2 if is_hollow else 1}"/>'

@@ -1,7 +1,8 @@
 """The frame that all charts share: a page, a title, two axes, a legend, as SVG text.
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines also differ
-by dash, so that a chart survives a grey print. The page is white whatever surrounds it.
+by dash, so that a chart survives a grey print. Where the reader's system is dark, so is the chart: a
+style inside it replaces each colour by its dark counterpart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,21 @@ from torchloom.report.axes import Axis, tick_text
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "5 2", "1 4", "12 4")
 INK, FAINT, GRID = "#222222", "#666666", "#E3E3E3"
+PAPER = "#FFFFFF"
+_DARK = {
+    "#0072B2": "#4BA3DB",
+    "#D55E00": "#EE8A3F",
+    "#009E73": "#35B98F",
+    "#CC79A7": "#DE93BC",
+    "#56B4E9": "#8CCBEF",
+    "#E69F00": "#E6B33E",
+    "#000000": "#F4F6F8",
+    INK: "#E3E6E9",
+    FAINT: "#A2ABB3",
+    GRID: "#363C42",
+    PAPER: "#14171A",
+}
+"""What takes the place of each colour where the reader's system is dark."""
 _FONT = "font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif\""
 # Mean advance of a letter of the fonts above, as a part of the font size; measured on DejaVu Sans.
 _LETTER = 0.58
@@ -49,12 +65,23 @@ def document(frame: Frame, title: str, note: str, body: Sequence[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
         f'viewBox="0 0 {frame.width} {frame.height}" role="img" {_FONT}>',
         f"<title>{escape(title)}</title>",
-        f'<rect {size} fill="#FFFFFF"/>',
+        _dark_style(),
+        f'<rect {size} fill="{PAPER}"/>',
         text(frame.left, 26, title, size=16, weight="bold"),
     ]
     if note:
         head.append(text(frame.left, 45, note, size=12, fill=FAINT))
     return "\n".join([*head, *body, "</svg>"]) + "\n"
+
+
+def _dark_style() -> str:
+    """Return a style that replaces colours: rules win over the attributes of shapes."""
+    rules = [
+        f'[{what}="{light}"]{{{what}:{dark}}}'
+        for light, dark in _DARK.items()
+        for what in ("fill", "stroke")
+    ]
+    return f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
 
 
 def text(

@@ -113,7 +113,7 @@ class Communicator:
         sources = [shard.detach().to(dtype).contiguous() for shard in shards]
         fulls = [source.new_empty(source.numel() * self.world_size) for source in sources]
         what = self._label("gather", names, fulls)
-        self.begin("gather", fulls, self.shard.all_gather(sources, fulls, what))
+        self.begin("gather", fulls, self.shard.all_gather(sources, fulls, what), params=names)
         return fulls
 
     def gather_into(
@@ -139,7 +139,8 @@ class Communicator:
         ]
         what = self._label("reduction", names, sources)
         pending = self.shard.reduce_scatter(sources, shards, self._mean, what)
-        self.begin("reduce", shards, self._then_replicate(pending, shards, what), payload=sources)
+        pending = self._then_replicate(pending, shards, what)
+        self.begin("reduce", shards, pending, payload=sources, params=names)
         return shards
 
     def begin_sync(
@@ -165,7 +166,7 @@ class Communicator:
         pending = self._then_replicate(self.shard.all_reduce(wires, self._mean, what), wires, what)
         if results is not wires:
             pending = _then_copy(pending, wires, results)
-        self.begin("sync", results, pending, payload=wires)
+        self.begin("sync", results, pending, payload=wires, params=names)
         return results
 
     def _begin_sync_slices(
@@ -193,7 +194,7 @@ class Communicator:
                 own = result.view(-1)[start : start + shard.numel()]
                 own.copy_(shard[: own.numel()])
 
-        self.begin("sync", results, Pending(finish), payload=sources)
+        self.begin("sync", results, Pending(finish), payload=sources, params=names)
         return results
 
     def wait(self, results: Sequence[Tensor]) -> None:
@@ -265,6 +266,7 @@ class Communicator:
         pending: Pending,
         *,
         payload: Sequence[Tensor] | None = None,
+        params: Sequence[str] = (),
     ) -> None:
         """Note communication that has begun, for `wait` and for those who count.
 
@@ -273,13 +275,14 @@ class Communicator:
             results: tensors that hold their values once it is waited for.
             pending: what to wait for.
             payload: the full tensors; default: the results.
+            params: names of the parameters, for those who count.
         """
         payload = results if payload is None else payload
         self._count(payload)
         key = _key(results)
         if key is not None:
             if events.is_heard():
-                pending = _told(op, payload, pending)
+                pending = _told(op, payload, pending, tuple(params))
             self._in_flight[key] = pending
 
     def _label(self, op: str, names: Sequence[str], tensors: Sequence[Tensor]) -> Label:
@@ -310,7 +313,7 @@ class Communicator:
         return Pending(finish)
 
 
-def _told(op: str, payload: Sequence[Tensor], pending: Pending) -> Pending:
+def _told(op: str, payload: Sequence[Tensor], pending: Pending, params: tuple[str, ...]) -> Pending:
     """Tell recorders when this communication began, was waited for, and was done."""
     start_s, num_tensors = time.time(), len(payload)
     num_bytes = sum(t.numel() * t.element_size() for t in payload)
@@ -326,6 +329,7 @@ def _told(op: str, payload: Sequence[Tensor], pending: Pending) -> Pending:
                 start_s=start_s,
                 wait_s=wait_s,
                 end_s=time.time(),
+                params=params,
             )
         )
 

@@ -24,11 +24,12 @@ from torchloom.serve.decorate import ignore_torch_compile as ignore_torch_compil
 from torchloom.serve.decorate import served as served
 from torchloom.serve.decorate import support_torch_compile as support_torch_compile
 from torchloom.serve.decorate import warm_up as warm_up
+from torchloom.serve.dims import Dim as Dim
 from torchloom.serve.program import Program as Program
 from torchloom.serve.program import Variant as Variant
 from torchloom.serve.saved import load as load
-from torchloom.serve.specs import Dim as Dim
 from torchloom.serve.specs import maybe as maybe
+from torchloom.serve.specs import number as number
 from torchloom.serve.specs import record as record
 from torchloom.serve.specs import tensor as tensor
 from torchloom.serve.store import Store as Store

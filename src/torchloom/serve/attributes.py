@@ -33,6 +33,12 @@ def unwatch_attributes(module: nn.Module) -> None:
             each.__class__ = own
 
 
+def own_class(kind: type) -> type:
+    """Return the class that a watched module had before; any other class as it is."""
+    own: type = vars(kind).get("_torchloom_own", kind)
+    return own
+
+
 def _watched(own: type) -> type:
     if own in _made:
         return _made[own]

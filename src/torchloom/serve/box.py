@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchloom.errors import ContractError
 from torchloom.serve.contract import Contract
-from torchloom.serve.specs import Dim
+from torchloom.serve.dims import Derived, Dim
 
 Sizes = Mapping[str, int]
 
@@ -34,11 +34,7 @@ class Box:
         return all(sizes[dim.name] in dim for dim in self.dims)
 
     def __str__(self) -> str:
-        shown = [
-            f"{d.name} {d.min}" if d.min == d.max else f"{d.name} {d.min} to {d.max}"
-            for d in self.dims
-        ]
-        return ", ".join(shown) or "all calls"
+        return ", ".join(map(str, self.dims)) or "all calls"
 
     @property
     def varying(self) -> tuple[Dim, ...]:
@@ -53,15 +49,20 @@ class Box:
     def cut(self, name: str, starts: Iterable[int]) -> list[Box]:
         """Return the parts that begin at the given sizes of one dim."""
         (dim,) = (dim for dim in self.dims if dim.name == name)
-        edges = sorted({dim.min, *(at for at in starts if dim.min < at <= dim.max)})
-        ends = [at - 1 for at in edges[1:]] + [dim.max]
+        step = dim.multiple_of
+        inside = (-(-at // step) * step for at in starts)
+        edges = sorted({dim.min, *(at for at in inside if dim.min < at <= dim.max)})
+        ends = [at - step for at in edges[1:]] + [dim.max]
         return [
-            Box(tuple(Dim(name, low, high) if d.name == name else d for d in self.dims))
+            Box(tuple(replace(d, min=low, max=high) if d.name == name else d for d in self.dims))
             for low, high in zip(edges, ends, strict=True)
         ]
 
-    def hints(self) -> dict[str, int]:
+    def hints(self, derived: Iterable[Derived] = ()) -> dict[str, int]:
         """Return sizes to trace with: large ones, and no two alike where they vary.
+
+        Args:
+            derived: sizes that follow from these, which are to be unlike all others too.
 
         Raises:
             ContractError: there are more varying dims than sizes to tell them apart.
@@ -70,14 +71,15 @@ class Box:
         used: set[int] = set()
         # The narrowest choose first, so that the others can give way.
         for dim in sorted(self.varying, key=lambda dim: dim.max - dim.min):
-            free = next((n for n in range(dim.max, dim.min - 1, -1) if n not in used), None)
+            its = [dim, *(size for size in derived if size.dim.name == dim.name)]
+            free = next((n for n in reversed(dim.sizes) if _are_new(n, its, used)), None)
             if free is None:
                 raise ContractError(
-                    f"{dim.name!r} ({dim.min} to {dim.max}) has no size of its own beside the other "
+                    f"{dim.name!r} ({dim.range_text}) has no size of its own beside the other "
                     "varying sizes: widen it, or fix one of them"
                 )
             found[dim.name] = free
-            used.add(free)
+            used.update(size.of(free) for size in its)
         return found
 
     def edges(self) -> Iterator[dict[str, int]]:
@@ -88,17 +90,28 @@ class Box:
         """
         seen: list[dict[str, int]] = []
         least = {dim.name: dim.min for dim in self.dims}
-        small = {
-            dim.name: min(max(3 + place, dim.min), dim.max) for place, dim in enumerate(self.dims)
-        }
+        small = {dim.name: _small(dim, place) for place, dim in enumerate(self.dims)}
         candidates = [least, small, self.largest]
         for dim in self.varying:
-            special = (0, 1, 2, dim.min, dim.min + 1, dim.max)
+            special = (0, 1, 2, *dim.sizes[:2], dim.max)
             candidates += [{**small, dim.name: size} for size in special if size in dim]
         for sizes in candidates:
             if sizes not in seen:
                 seen.append(sizes)
                 yield sizes
+
+
+def _are_new(number: int, sizes: Iterable[Dim | Derived], used: Iterable[int]) -> bool:
+    """Say whether sizes are unlike one another, and all others, where their dim is a number."""
+    found = [size.of(number) for size in sizes]
+    return len(set(found)) == len(found) and not set(found) & set(used)
+
+
+def _small(dim: Dim, place: int) -> int:
+    """Return a small size that is another one at each place."""
+    sizes = dim.sizes
+    first = next((at for at, size in enumerate(sizes) if size >= 3), len(sizes) - 1)
+    return sizes[min(first + place, len(sizes) - 1)]
 
 
 def first_boxes(
@@ -121,17 +134,17 @@ def first_boxes(
     for name, given in _by_name(contract, ranges, "ranges").items():
         dim = contract.dims[name]
         ordered = sorted(tuple(pair) for pair in given)
-        expected = dim.min
+        expected, step = dim.min, dim.multiple_of
         for low, high in ordered:
-            if low != expected or high < low:
+            if -(-low // step) * step != expected or high < low:
                 raise ContractError(
                     f"ranges of {name!r} go from {low} to {high} where {expected} has to begin: together "
                     f"they have to cover {dim.min} to {dim.max}, each size once"
                 )
-            expected = high + 1
-        if expected != dim.max + 1:
+            expected = high // step * step + step
+        if expected != dim.max + step:
             raise ContractError(
-                f"ranges of {name!r} end at {expected - 1}, the contract at {dim.max}: cover all of it"
+                f"ranges of {name!r} end at {expected - step}, the contract at {dim.max}: cover all of it"
             )
         boxes = [part for box in boxes for part in box.cut(name, [low for low, _ in ordered])]
     return boxes
@@ -151,9 +164,9 @@ def exact_boxes(
         for size in sorted(set(given)):
             if size not in dim:
                 raise ContractError(
-                    f"sizes names {size} for {name!r}, the contract allows {dim.min} to {dim.max}"
+                    f"sizes names {size} for {name!r}, the contract allows {dim.range_text}"
                 )
-            exact = {**contract.dims, name: Dim(name, size, size)}
+            exact = {**contract.dims, name: replace(dim, min=size, max=size)}
             boxes.append(Box.of(exact.values()))
     return boxes
 

@@ -2,13 +2,13 @@
 
     buckets 8, 16    a call of 11 rows:   x[11] ──pad──▶ x[16] ──program──▶ y[16] ──cut──▶ y[11]
 
-Right for models whose rows do not see one another. Whether they do is tried with NaN in the rows that are
-padding: what reaches the result was mixed in.
+Right for models whose rows do not see one another, which is tried (`serve.padding`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,12 +17,17 @@ from torch import Tensor
 
 from torchloom.errors import ProofError
 from torchloom.serve.contract import Contract, value_at
+from torchloom.serve.dims import Dim
 from torchloom.serve.entry import Run
-from torchloom.serve.specs import Dim, TensorSpec
+from torchloom.serve.specs import TensorSpec
 from torchloom.serve.target import Target
 
 Axes = dict[str, tuple[int, int]]
 """For each tensor in a result, which size varies, and how many of it there are for one row."""
+
+
+Filling = Callable[[TensorSpec, list[int], Tensor], Tensor]
+"""Makes padding of a shape for a tensor: `(what the contract says of it, shape, the tensor)`."""
 
 
 class Padded:
@@ -41,8 +46,8 @@ class Padded:
         self, run: Run, target: Target, contract: Contract, dim: Dim, size: int, axes: Axes
     ) -> None:
         self.run, self.size, self.axes = run, size, axes
-        self.poison = False
-        """Fill the padding with NaN instead of zeros."""
+        self.filling: Filling | None = None
+        """Makes what is in the padding, where that is not zeros."""
         self._names = [parameter.name for parameter in target.parameters]
         self._first = 0 if target.owner is None else 1
         self._places = {
@@ -60,7 +65,7 @@ class Padded:
             for path, (_, place) in self._places.items()
             if (tensor := value_at(values, path)) is not None
         )
-        if num == self.size and not self.poison:
+        if num == self.size and self.filling is None:
             return self.run(*args, **kwargs)
         padded = {name: self._padded(name, value) for name, value in values.items()}
         first = [padded.pop(name) for name in self._names[: len(given)]]
@@ -71,7 +76,7 @@ class Padded:
         return map_tensors(value, self._pad, name)
 
     def _pad(self, path: str, tensor: Tensor) -> Tensor:
-        path = path.replace("['", ".").replace("']", "")
+        path = re.sub(r"\['?(\w+)'?\]", r".\1", path)
         if path not in self._places:
             return tensor
         spec, place = self._places[path]
@@ -80,14 +85,9 @@ class Padded:
         if not missing:
             return tensor
         shape[place] = missing
-        return torch.cat([tensor, self._filling(spec, shape, tensor)], place)
-
-    def _filling(self, spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
-        if not self.poison:
-            return like.new_zeros(shape)
-        if like.dtype.is_floating_point:
-            return like.new_full(shape, torch.nan)
-        return like.new_full(shape, max(spec.below - 1, 0))
+        if self.filling is None:
+            return torch.cat([tensor, tensor.new_zeros(shape)], place)
+        return torch.cat([tensor, self.filling(spec, shape, tensor)], place)
 
     def _cut(self, path: str, tensor: Tensor, num: int) -> Tensor:
         if path not in self.axes:

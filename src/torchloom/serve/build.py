@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchloom.errors import ContractError, ServeError
+from torchloom import envs
+from torchloom.errors import ArtifactError, ContractError, ServeError
 from torchloom.serve.box import exact_boxes, first_boxes
 from torchloom.serve.contract import Contract
 from torchloom.serve.cudagraph import CudaGraphs
 from torchloom.serve.options import Options, Ranges, Shapes, Sizes, check_options
 from torchloom.serve.patches import resolved
 from torchloom.serve.program import OutOfRange, Program, Variant
-from torchloom.serve.saved import Saved, key_of
+from torchloom.serve.saved import Saved, key_of, why_miss
 from torchloom.serve.store import Store
 from torchloom.serve.target import Target
+from torchloom.serve.undisturbed import generators_kept
 
 if TYPE_CHECKING:
+    from torchloom.serve.builder import Builder
     from torchloom.serve.lower import Backend
 
+log = logging.getLogger(__name__)
+
 _MOST_OPTIONAL = 3
+_STORE = "TORCHLOOM_STORE"
+_DISABLE_STORE = "TORCHLOOM_DISABLE_STORE"
+_FORCE_LOAD = "TORCHLOOM_FORCE_LOAD"
 
 
 def build(  # noqa: PLR0913 - each is an independent choice of the user
@@ -42,6 +51,7 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
     cuda_graphs: CudaGraphs = "off",
     level: int = 2,
     store: str | Path | Store | None = None,
+    name: str = "",
 ) -> Program:
     """Compile a model for every call that a contract allows; no call ever compiles again.
 
@@ -69,9 +79,12 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
         level: 0 traces and proves but compiles nothing; 1 compiles, without exact sizes and CUDA graphs;
             2 does as asked; 3 also searches for the fastest kernels for exact sizes.
         store: a folder that programs are loaded from and saved to. A build leaves its record there, in
-            `records/`, for `torchloom report`.
+            `records/`, for `torchloom report`. Left out, the folder that TORCHLOOM_STORE names, if any;
+            TORCHLOOM_DISABLE_STORE=1 uses none, TORCHLOOM_FORCE_LOAD=1 loads and never compiles.
+        name: tells programs of one model and contract in one store apart; `load` takes it, too.
 
     Raises:
+        ArtifactError: programs are only to be loaded, and the store holds none that fits.
         ContractError: sizes or ranges are not of the contract.
         ProofError: the model decides by size; the text names line, sizes and ways out.
         ServeError: the model cannot be compiled as one graph.
@@ -102,11 +115,22 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
     )
     target = Target(model)
     check_options(chosen, contract, target)
+    store = _store(store)
     if store is None:
         return _built(target, contract, chosen, None, out_of_range, "")
-    store = store if isinstance(store, Store) else Store(store)
-    factors = key_of(target, contract, chosen.to_json())
+    factors = key_of(target, contract, chosen.to_json(), name)
     saved = Saved(store, factors)
+    if envs.is_on(_FORCE_LOAD):
+        return _loaded(saved, target, contract, out_of_range, name)
+    if store.is_read_only:
+        found = saved.load(target, contract, out_of_range)
+        if found is None:
+            log.warning(
+                "%s is built and not stored: %s cannot be written to by this user",
+                target.name,
+                store.root,
+            )
+        return found or _built(target, contract, chosen, None, out_of_range, "")
     with store.building(saved.key):
         found = saved.load(target, contract, out_of_range)
         if found is not None:
@@ -117,6 +141,46 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
             program = _built(target, contract, chosen, store, out_of_range, saved.key)
         saved.save(program)
     return program
+
+
+def _store(given: str | Path | Store | None) -> Store | None:
+    """Return the store to use: the one that was given, or the environment's; None if there is to be none.
+
+    Raises:
+        ServeError: programs are to be loaded, and there is no store to load them from.
+    """
+    if envs.is_on(_DISABLE_STORE):
+        given = None
+    elif given is None:
+        given = envs.get_str(_STORE, "") or None
+    if given is None and envs.is_on(_FORCE_LOAD):
+        why = (
+            f"{_DISABLE_STORE}=1"
+            if envs.is_on(_DISABLE_STORE)
+            else f"neither `store` nor {_STORE} names one"
+        )
+        raise ServeError(
+            f"{_FORCE_LOAD}=1 loads programs and compiles none, but there is no store: {why}"
+        )
+    return given if isinstance(given, Store) or given is None else Store(given)
+
+
+def _loaded(
+    saved: Saved, target: Target, contract: Contract, out_of_range: OutOfRange, name: str
+) -> Program:
+    """Return a stored program; nothing is compiled.
+
+    Raises:
+        ArtifactError: there is none that fits.
+    """
+    found = saved.load(target, contract, out_of_range)
+    if found is not None:
+        return found
+    reasons = why_miss(saved.store, target, contract, name) or ["it was built with other options"]
+    raise ArtifactError(
+        f"{saved.store.root} holds no program for {target.name}, and {_FORCE_LOAD}=1 forbids to build one: "
+        f"{'; '.join(reasons[:6])}"
+    )
 
 
 def _built(
@@ -133,11 +197,18 @@ def _built(
 
     started = time.perf_counter()
     builder = Builder(target, contract, options, Lowerer(options.backend, options.patches, store))
+    with generators_kept():
+        variants = _variants(builder, contract, options)
+    seconds = time.perf_counter() - started
+    return Program(target, contract, variants, out_of_range=out_of_range, key=key, seconds=seconds)
+
+
+def _variants(builder: Builder, contract: Contract, options: Options) -> list[Variant]:
     variants: list[Variant] = []
-    if options.shapes == "bucket":
-        for without in _patterns(contract):
+    for without in _patterns(contract):
+        if options.shapes == "bucket":
             variants += builder.buckets(without)
-    for without in _patterns(contract) if options.shapes != "bucket" else ():
+            continue
         # Ranges are built first, because their traces serve exact sizes too, and come last: the first
         # program that covers a call runs.
         ranges = first_boxes(contract, options.ranges)
@@ -145,8 +216,7 @@ def _built(
         for box in exact_boxes(contract, options.sizes):
             variants += builder.variants(box, without)
         variants += ranged
-    seconds = time.perf_counter() - started
-    return Program(target, contract, variants, out_of_range=out_of_range, key=key, seconds=seconds)
+    return variants
 
 
 def _patterns(contract: Contract) -> list[frozenset[str]]:

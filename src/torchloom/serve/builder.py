@@ -8,27 +8,30 @@ contract ──boxes──▶ trace ──guards──▶ prove ──pieces─�
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torchloom._torch.fullgraph import FullGraph
 from torchloom._torch.pieces import StopBuild
-from torchloom.errors import ContractError, ProofError, ServeError
+from torchloom.errors import ContractError, ProofError
 from torchloom.serve.box import Box, exact_boxes
 from torchloom.serve.bucket import Axes, Padded, axes_of
 from torchloom.serve.compare import Difference, differences_at, result_at
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
-from torchloom.serve.cudagraph import assembled
+from torchloom.serve.cudagraph import Pool, assembled
+from torchloom.serve.dims import Dim
 from torchloom.serve.exact import at_sizes
 from torchloom.serve.lower import Lowerer
 from torchloom.serve.options import Options
+from torchloom.serve.padding import check_padding
 from torchloom.serve.program import Variant
 from torchloom.serve.prove import Verdict, cuts, show_sizes
-from torchloom.serve.specs import Dim
 from torchloom.serve.split import Divided, divide
 from torchloom.serve.target import Target, as_promised
-from torchloom.serve.trace import Traced, trace
+from torchloom.serve.trace import Traced, how_to_promise, trace
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,9 @@ class Builder:
     lowerer: Lowerer
     _divided: dict[int, tuple[FullGraph, Divided]] = field(default_factory=dict)
     """Each graph in pieces, by its identity."""
+    _pool: Pool = field(default_factory=Pool)
+    _last_cut: str = ""
+    """What the last cut was made for."""
     _traces: dict[frozenset[str], list[Traced]] = field(default_factory=dict)
     """By which optional tensors are None."""
 
@@ -71,8 +77,9 @@ class Builder:
             if len(done) + len(waiting) > _MOST_BOXES:
                 raise ProofError(
                     f"{self.target.name} decides by size in more than {_MOST_BOXES} ways for {box}; the "
-                    f"parts so far: {'; '.join(str(each.box) for each in done[:4])}, ...: narrow the "
-                    "contract, or hide the decision in a custom operator"
+                    f"parts so far: {'; '.join(str(each.box) for each in done[:4])}, ...{self._last_cut}: narrow the "
+                    "contract, or hide the decision (a loop over a size, such as a scan, is one) in an operator of "
+                    "your own (torchloom.custom_op)"
                 )
         return sorted(done, key=lambda variant: [dim.min for dim in variant.box.dims])
 
@@ -85,9 +92,12 @@ class Builder:
         """
         boxes = exact_boxes(self.contract, self.options.sizes)
         whole = Box.of(self.contract.dims.values())
-        if len(whole.varying) != 1 or not boxes or boxes[-1].largest != whole.largest:
+        others = [*self.contract.derived, *self.contract.numbers()]
+        simple = len(whole.varying) == 1 and not others
+        if not simple or not boxes or boxes[-1].largest != whole.largest:
             raise ContractError(
-                "shapes='bucket' takes one varying size, and `sizes` up to the greatest of it: the contract "
+                "shapes='bucket' takes one varying size, that no other size or number follows, and `sizes` up to the "
+                f"greatest of it: the contract "
                 f"is {self.contract}, sizes {self.options.sizes!r}"
             )
         (dim,) = whole.varying
@@ -99,7 +109,7 @@ class Builder:
             assert variant is not None, "nothing varies, so nothing can be cut"
             padded = Padded(variant.run, self.target, self.contract, dim, size, axes)
             covered = whole.cut(dim.name, [low, size + 1])[1 if low > dim.min else 0]
-            self._try_padding(padded, covered, without)
+            check_padding(self.target, self.contract, padded, covered, without)
             variant.box, variant.run = covered, padded
             variant.stored["padded"] = {"dim": dim.name, "size": size, "axes": axes}
             variants.append(variant)
@@ -114,22 +124,6 @@ class Builder:
                 result_at(self.target, self.contract, {dim.name: size}, without) for size in sizes
             )
         return axes_of(small, large, sizes, dim.name)
-
-    def _try_padding(self, padded: Padded, box: Box, without: frozenset[str]) -> None:
-        """Compare with the model while the padding is NaN."""
-        padded.poison = True
-        try:
-            for sizes in box.edges():
-                with as_promised(self.contract):
-                    found = differences_at(self.target, self.contract, padded, sizes, without)
-                if found is not None:
-                    raise ProofError(
-                        f"{self.target.name} cannot be padded to {padded.size}: at {sizes} {found}. Rows see one "
-                        "another (a mean over the batch, a softmax over it), or padding is read: use "
-                        "shapes='split'"
-                    )
-        finally:
-            padded.poison = False
 
     def _one(
         self, box: Box, traced: Traced | None, without: frozenset[str]
@@ -158,14 +152,53 @@ class Builder:
         if parts := self._cut(traced, variant.verdicts):  # compilers assume more
             return self._with_traces(parts, traced), None
         if self.options.check == "edges":
-            for sizes in box.edges():
+            for sizes in self._trials(box):
                 with as_promised(self.contract):
                     found = differences_at(self.target, self.contract, variant.run, sizes, without)
                 if found is not None:
                     parts = self._without_size(box, sizes, found)
                     return self._with_traces(parts, traced), None
+            if not self._is_blind_to_identity(variant, without):
+                variant.asked = [*variant.asked, ["apart"]]
+            self._pool.forget()
+        else:
+            variant.asked = [*variant.asked, ["apart"]]
         counter.num_compiles += 1
         return [], variant
+
+    def _is_blind_to_identity(self, variant: Variant, without: frozenset[str]) -> bool:
+        """Say whether tensors that look alike may be one object: whether the model then does the same."""
+        if variant.writes or ["apart"] in variant.asked:
+            return True  # calls are asked already
+        filled = {path for path, spec in self.contract.tensors() if spec.fill is not None}
+        groups = self.contract.alike(without)
+        if any(filled & set(group) for group in groups):
+            return False  # the values of one may be none of another's
+        try:
+            with as_promised(self.contract):
+                return not any(
+                    differences_at(
+                        *(self.target, self.contract, variant.run, variant.box.largest, without),
+                        one_object=group,
+                    )
+                    for group in groups
+                )
+        except Exception:  # noqa: BLE001 - the model's own: it does not take one tensor for two
+            return False
+
+    def _trials(self, box: Box) -> Iterator[dict[str, Any]]:
+        """Yield sizes, and floats that vary, at which a program is compared with the model."""
+        floats, draw = self.contract.floats(), random.Random(0)
+        if not floats:
+            yield from box.edges()
+            return
+        values = [each.trials(draw) for each in floats]
+        edges = list(box.edges())
+        for number in range(max(len(edges), *map(len, values))):
+            chosen = {
+                each.path: its[number % len(its)] for each, its in zip(floats, values, strict=True)
+            }
+            yield {**edges[number % len(edges)], **chosen}
 
     def _traced(self, box: Box, without: frozenset[str]) -> Traced:
         """Return a trace for a box: one that is there, if it stands for it, or a new one."""
@@ -196,7 +229,10 @@ class Builder:
             divided = divide(
                 traced.graph.graph_module,
                 self.options.splitting_ops,
-                layers=self.options.layers and self.options.backend == "inductor",
+                # A float among the numbers of a graph can be no input of a part of it.
+                layers=self.options.layers
+                and self.options.backend == "inductor"
+                and not self.contract.floats(),
             )
             known = self._divided[id(traced.graph)] = (traced.graph, divided)
         if traced.numbers is None:
@@ -230,23 +266,29 @@ class Builder:
                 for piece in divided.pieces
             ]
         recorded = self.options.cuda_graphs if is_exact else "off"
-        if recorded != "off":
-            self._check_recordable(divided)
         fixed = [None if each.is_kept else sorted(each.fixed) for each in divided.pieces]
-        compiled = assembled(divided.stitching, [each.call for each in lowered], recorded, fixed)
+        written = [sorted(each.written) for each in divided.pieces]
+        calls = [each.call for each in lowered]
+        compiled = assembled(divided.stitching, calls, recorded, fixed, written, self._pool)
+        verdicts = tuple(traced.verdicts(guard for each in lowered for guard in each.guards))
         variant = Variant(
             traced.box,
             without,
             traced.graph.shell.around(compiled, self.target.call),
             traced.facts,
-            traced.sources,
-            tuple(traced.verdicts(guard for each in lowered for guard in each.guards)),
+            traced.codes,
+            verdicts,
             tuple(piece.digest for piece in divided.pieces),
             divided.num_calls,
             divided.writes,
+            is_recorded=recorded != "off",
+            checks=tuple(each.code for each in verdicts if not each.is_exhaustive),
+            asked=traced.asked,
         )
         reasons = [each.why_not for each in lowered if each.why_not]
-        reasons += [f"it relies on {each}, which has no place" for each in traced.unwritten]
+        reasons += [
+            f"it relies on {each}, which cannot be looked up again" for each in traced.unwritten
+        ]
         try:
             variant.stored = {
                 "shell": traced.graph.shell.to_bytes(),
@@ -254,26 +296,12 @@ class Builder:
                 "pieces": [each.stored for each in lowered],
                 "recorded": recorded,
                 "fixed": fixed,
+                "written": written,
             }
         except TypeError as error:
             reasons.append(str(error))
         variant.why_not_stored = "; ".join(reasons)
         return variant
-
-    def _check_recordable(self, divided: Divided) -> None:
-        """Refuse to record what writes to tensors that it is given: those are copies in a recording.
-
-        Raises:
-            ServeError: a piece that would be recorded does.
-        """
-        pieces = divided.pieces
-        if self.options.cuda_graphs == "pieces":  # operators that stay are not recorded
-            pieces = tuple(piece for piece in pieces if not piece.is_kept)
-        if any(piece.writes for piece in pieces):
-            raise ServeError(
-                f"{self.target.name} writes to its arguments or buffers, which a CUDA graph would do to "
-                "copies: leave cuda_graphs off"
-            )
 
     def _cut(self, traced: Traced, verdicts: Iterable[Verdict]) -> list[Box]:
         """Return parts of a box whose trace does not hold for all of it; none if it holds.
@@ -289,6 +317,8 @@ class Builder:
         for dim in traced.box.varying:
             starts = cuts(failed, dim)
             if starts:
+                at = f" at {failed[0].where}" if failed[0].where else ""
+                self._last_cut = f"; last cut by {failed[0].guard}{at}"
                 log.info("%s: %s is cut at %s", self.target.name, traced.box, starts)
                 return traced.box.cut(dim.name, starts)
         raise ProofError(_told(self.target, traced.box, failed))
@@ -323,4 +353,5 @@ def _told(target: Target, box: Box, failed: Collection[Verdict]) -> str:
         "Move the decision out of the model, hide it in an operator (torchloom.custom_op), leave these "
         "sizes out of the contract, or let shapes='split' compile the parts apart."
     )
+    lines += how_to_promise("\n".join(lines))
     return "\n".join(lines)

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchloom.serve.bypass import bypassed
 from torchloom.serve.contract import Contract
 from torchloom.serve.entry import Run
+from torchloom.serve.specs import TensorSpec
 from torchloom.serve.target import Target
+from torchloom.serve.undisturbed import State
 
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Of the largest value in a tensor. What is looked for are other results, not other roundings: kernels that
@@ -43,6 +45,8 @@ def differences_at(
     run: Run,
     sizes: Mapping[str, int],
     without: frozenset[str] = frozenset(),
+    values: Callable[[TensorSpec, Tensor], Tensor] | None = None,
+    one_object: Sequence[str] = (),
 ) -> Difference | None:
     """Run a program and the model itself; return the first difference.
 
@@ -52,13 +56,17 @@ def differences_at(
         run: the program, which takes the model first.
         sizes: of the arguments.
         without: paths of optional tensors that are None.
+        values: makes other arguments of random ones, those that the contract itself fills aside.
+        one_object: names of arguments that are one tensor.
     """
-    args = contract.example(sizes, without=without)
-    before = _buffers(target.module)
+    args = contract.example(sizes, without=without, values=values)
+    for name in one_object:
+        args[name] = args[one_object[0]]
+    before = State(target.module)
     with bypassed():
-        wanted, wanted_after = _ran(target.call, (), args, target.module, before)
+        wanted, wanted_after = _ran(target.call, target, (), args, before)
     first = () if target.owner is None else (target.owner,)
-    found, found_after = _ran(run, first, args, target.module, before)
+    found, found_after = _ran(run, target, first, args, before)
     return first_difference(wanted, found, "result") or first_difference(
         wanted_after, found_after, "what was written to"
     )
@@ -70,7 +78,7 @@ def result_at(
     """Run the model itself; its buffers are what they were before."""
     args = contract.example(sizes, without=without)
     with bypassed():
-        return _ran(target.call, (), args, target.module, _buffers(target.module))[0]
+        return _ran(target.call, target, (), args, State(target.module))[0]
 
 
 def first_difference(  # noqa: PLR0911 - one answer for each kind
@@ -130,38 +138,23 @@ def _tensors(wanted: Tensor, found: Tensor) -> str:
 
 def _ran(
     call: Any,
+    target: Target,
     first: tuple[Any, ...],
     args: Mapping[str, Any],
-    module: nn.Module | None,
-    before: Mapping[str, Tensor],
+    before: State,
 ) -> tuple[Any, Any]:
     """Run on copies; return the result, and arguments and buffers as they are afterwards."""
-    memo: dict[int, Any] = {id(module): module}
+    memo: dict[int, Any] = {id(target.module): target.module}
     copies = {name: copy.deepcopy(value, memo) for name, value in args.items()}
     try:
         torch.manual_seed(0)
-        result = call(*first, **copies)
-        after = {**{n: v for n, v in copies.items() if _holds_tensors(v)}, **_buffers(module)}
+        places, rest = target.divided(copies)
+        result = call(*first, *places, **rest)
+        after = {**{n: v for n, v in copies.items() if _holds_tensors(v)}, **before.tensors_now()}
     finally:
-        _restore(module, before)
+        before.restore()
     return result, after
 
 
 def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, (Tensor, Mapping)) or dataclasses.is_dataclass(value)
-
-
-def _buffers(module: nn.Module | None) -> dict[str, Tensor]:
-    if module is None:
-        return {}
-    return {f"buffer {name}": each.detach().clone() for name, each in module.named_buffers()}
-
-
-def _restore(module: nn.Module | None, before: Mapping[str, Tensor]) -> None:
-    if module is None:
-        return
-    with torch.no_grad():
-        for name, each in module.named_buffers():
-            old = before.get(f"buffer {name}")
-            if old is not None and not torch.equal(each, old):
-                each.copy_(old)
+    return isinstance(value, (Tensor, Mapping, list, tuple)) or dataclasses.is_dataclass(value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
@@ -48,11 +49,20 @@ class Served:
 class _States(dict[type, Served]):
     """What became of one model, by decorated class; copies and pickles of the model begin anew."""
 
+    def __init__(self, model: nn.Module | None = None) -> None:
+        super().__init__()
+        self.of = _nobody if model is None else weakref.ref(model)
+        """The model: a shallow copy holds these, too, and has other weights sooner or later."""
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _States:
         return _States()
 
     def __reduce__(self) -> tuple[type[_States], tuple[()]]:
         return _States, ()
+
+
+def _nobody() -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ def support_torch_compile(
         options: of `build`; `shapes` is "split" unless given.
 
     Raises:
-        ServeError: the class has no `forward`, names in the dims are no arguments of it, or nothing
+        ServeError: the class has no `forward`, its own or inherited, names in the dims are no arguments of it, or nothing
             varies.
 
     Example:
@@ -136,11 +146,11 @@ def support_torch_compile(
     """
 
     def decorate(cls: Model) -> Model:
-        if "forward" not in cls.__dict__:
-            raise ServeError(
-                f"{cls.__qualname__} defines no forward of its own: decorate the class that does"
-            )
-        original = cls.__dict__["forward"]
+        original = getattr(cls, "forward", nn.Module.forward)
+        if original is nn.Module.forward:
+            raise ServeError(f"{cls.__qualname__} has no forward: decorate a class that has")
+        if above := getattr(original, "_torchloom_plan", None):  # inherited from a decorated class
+            original = above.original
         plan = _Plan(
             original,
             named_dims(original, dynamic_arg_dims) if contract is None else {},
@@ -174,8 +184,12 @@ def served(model: nn.Module) -> Served:
     return _state(model, _owner(model))
 
 
-def warm_up(model: nn.Module) -> WarmUp:
-    """Compile a decorated model for its whole contract before the first call.
+def warm_up(model: nn.Module, **given: Any) -> WarmUp:
+    """Compile a decorated model for its whole contract, and record its CUDA graphs, before the first call.
+
+    Args:
+        model: the model.
+        given: see `Program.warm_up`.
 
     Raises:
         ServeError: it has no contract yet, or runs as it is.
@@ -196,6 +210,7 @@ def warm_up(model: nn.Module) -> WarmUp:
         )
     started = time.perf_counter()
     program = state.program or _start(model, plan, state, (), {})
+    program.warm_up(**given)
     seconds = time.perf_counter() - started
     return WarmUp(program, len(program.variants), seconds, peak_of(program))
 
@@ -224,7 +239,7 @@ def _dispatcher(owner: type[nn.Module], plan: _Plan) -> Callable[..., Any]:
         if torch.compiler.is_compiling() or is_bypassed():
             return plan.original(self, *args, **kwargs)
         states = self.__dict__.get(_SLOT)
-        state = states.get(owner) if states else None
+        state = states.get(owner) if states and states.of() is self else None
         if state is None:
             state = _state(self, owner)
         program = state.program
@@ -258,7 +273,9 @@ def _start(
 
 
 def _state(model: nn.Module, owner: type[nn.Module]) -> Served:
-    states = model.__dict__.setdefault(_SLOT, _States())
+    states = model.__dict__.get(_SLOT)
+    if states is None or states.of() is not model:
+        states = model.__dict__[_SLOT] = _States(model)
     if owner not in states:
         states[owner] = Served(why_eager=_why_eager(model, owner, _plan_of(owner)))
         if states[owner].why_eager:
@@ -272,6 +289,8 @@ def _why_eager(model: nn.Module, owner: type[nn.Module], plan: _Plan) -> str:
         return f"{_SWITCH}=1"
     if plan.enforce_eager:
         return "enforce_eager=True"
+    if getattr(model, "_is_replica", False):
+        return "a replica that nn.DataParallel makes for one call"
     ignored = getattr(type(model), "_torchloom_ignored", None)
     if ignored is not None and not (issubclass(owner, ignored) and owner is not ignored):
         return f"@ignore_torch_compile on {ignored.__name__}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import OpOverload
+from torchloom._torch import OpOverload, OpOverloadPacket
 from torchloom.graph.text import short_dtype, target_name
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")
@@ -41,7 +41,7 @@ def target_text(node: fx.Node) -> str:
     """Return what a node calls, by a name that is the same in each process."""
     if node.op == "placeholder":
         return ""
-    if isinstance(node.target, (str, OpOverload)):
+    if isinstance(node.target, (str, OpOverload, OpOverloadPacket)):
         return str(node.target)
     module = getattr(node.target, "__module__", "")
     return f"{module}.{getattr(node.target, '__qualname__', target_name(node.target))}"

@@ -16,20 +16,29 @@ Whatever does not pass goes to `SLOW`, which finds out why, in words.
 
 from __future__ import annotations
 
+import copy
 import inspect
-import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
+from torchloom._torch.modes import forward, num_dispatch_modes, num_function_modes
+from torchloom.serve.arguments import Asked, conditions
 from torchloom.serve.box import Box
 from torchloom.serve.contract import Contract
-from torchloom.serve.specs import Dim, RecordSpec, TensorSpec
+from torchloom.serve.dims import Derived, Float, Size, code_of
+from torchloom.serve.living import watched_weights
+from torchloom.serve.same import apart, is_plain, is_plainly_laid, same
+from torchloom.serve.specs import AnySpec, NumberSpec, RecordSpec, TensorSpec
 from torchloom.serve.target import Target
+from torchloom.serve.words import type_words
 
 Run = Callable[..., Any]
+Row = tuple[Box, Run, Sequence[str]]
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 _SINGLE = (bool, int, float, str, type(None))
 _MOST_TABLE = 1 << 16
@@ -39,54 +48,67 @@ _MOST_TABLE = 1 << 16
 def make_entry(
     target: Target,
     contract: Contract,
-    variants: Sequence[tuple[Box, Run]],
+    variants: Sequence[Row],
     without: frozenset[str],
     state: Any,
     slow: Callable[[dict[str, Any]], Any],
     *,
     writes: bool = False,
+    asked: Asked = (),
 ) -> Run:
     """Return the function for calls.
 
     Args:
         target: what is served.
         contract: what calls have to look like.
-        variants: programs and the sizes that they are for; the first that covers a call runs.
+        variants: programs, the sizes that they are for, and what is asked of sizes at each call; the first
+            that covers a call runs.
         without: paths of optional tensors that are None in these programs.
-        state: has `is_stale`, which sends every call to `slow`.
+        state: has `is_stale`, which sends every call to `slow`, and `next_hook`, which does if it is not
+            the number of the next hook, or unless there are `num_modes` of torch's function modes.
         slow: takes the arguments by name.
         writes: whether programs write to tensors: no argument may then be passed twice.
+        asked: what programs rely on of arguments beside their tensors.
     """
-    return _Writer(target, contract, without, writes).write(variants, state, slow)
+    return _Writer(target, contract, without, writes, asked).write(variants, state, slow)
 
 
 class _Writer:
     """Writes the source of an entry."""
 
     def __init__(
-        self, target: Target, contract: Contract, without: frozenset[str], writes: bool
+        self,
+        target: Target,
+        contract: Contract,
+        without: frozenset[str],
+        writes: bool,
+        asked: Asked,
     ) -> None:
         self._target = target
         self._contract = contract
         self._without = without
         self._scope: dict[str, Any] = {}
         self._writes = writes
-        self._tensors: list[str] = []
+        self._asked = asked
+        self._tensors: dict[str, TensorSpec] = {}
         self._parameters = target.parameters_for(contract)
         self._conditions: list[str] = []
         self._sizes: dict[str, str] = {}
         """The variable that holds each varying size."""
 
     def write(
-        self, variants: Sequence[tuple[Box, Run]], state: Any, slow: Callable[[dict[str, Any]], Any]
+        self, variants: Sequence[Row], state: Any, slow: Callable[[dict[str, Any]], Any]
     ) -> Run:
         """Return the compiled function."""
         self._scope |= {"PLAIN": _PLAIN, "STATE": state, "SLOW": slow, "MODEL": self._target.owner}
         for name, spec in self._contract.args.items():
             self._spec(name, name, spec)
-        if self._writes:
-            pairs = itertools.combinations(self._tensors, 2)
-            self._conditions += [f"{one} is not {other}" for one, other in pairs]
+        if self._writes and len(self._tensors) > 1:
+            self._scope["apart"] = apart
+            self._conditions.append(f"apart({', '.join(self._tensors)})")
+        self._scope |= {"same": same, "type_words": type_words, "Tensor": torch.Tensor}
+        self._scope["is_plainly_laid"] = is_plainly_laid
+        self._conditions += dict.fromkeys(conditions(self._asked, self._tensors))
         self._rest()
         self._mode()
         lines = [f"def entry({self._signature()}):"]
@@ -98,23 +120,30 @@ class _Writer:
         entry.source = "\n".join(lines)
         return entry
 
-    def _spec(self, path: str, value: str, spec: TensorSpec | RecordSpec) -> None:
+    def _spec(self, path: str, value: str, spec: AnySpec) -> None:
         if isinstance(spec, RecordSpec):
             is_dict = spec.kind is dict
             kind = self._name("kind", spec.kind)
             self._conditions.append(f"type({value}) is {kind}")
+            if spec.is_ordered:
+                self._conditions.append(f"len({value}) == {len(spec.parts)}")
+            if is_dict:
+                self._conditions.append(f"[*{value}] == {self._name('keys', [*spec.parts])}")
             for key, each in spec.parts.items():
-                part = f"{value}.get({key!r})" if is_dict else f"{value}.{key}"
+                part = f"{value}[{key!r}]" if is_dict else f"{value}.{key}"
+                part = f"{value}[{key}]" if spec.is_ordered else part
                 name = f"{path}.{key}".replace(".", "__")
                 self._conditions.append(f"(({name} := {part}), True)[1]")
                 self._spec(f"{path}.{key}", name, each)
+        elif isinstance(spec, NumberSpec):
+            self._number(path, value, spec)
         elif path in self._without:
             self._conditions.append(f"{value} is None")
         else:
             self._tensor(value, spec)
 
     def _tensor(self, value: str, spec: TensorSpec) -> None:
-        self._tensors.append(value)
+        self._tensors[value] = spec
         shape = f"s_{value}"
         on = f"{value}.is_cpu" if spec.device.type == "cpu" else self._on(value, spec.device)
         self._conditions += [
@@ -123,16 +152,40 @@ class _Writer:
             f"{value}.dtype is {self._name('dtype', spec.dtype)}",
             on,
         ]
-        for number, dim in enumerate(spec.shape):
-            size = f"{shape}[{number}]"
-            if not isinstance(dim, Dim):
-                self._conditions.append(f"{size} == {dim}")
-            elif dim.name in self._sizes:
-                self._conditions.append(f"{size} == {self._sizes[dim.name]}")
-            else:
-                variable = self._sizes[dim.name] = f"n_{dim.name}"
-                self._conditions.append(f"{dim.min} <= ({variable} := {size}) <= {dim.max}")
+        self._conditions += [
+            self._size(f"{shape}[{number}]", size) for number, size in enumerate(spec.shape)
+        ]
         self._conditions.append(f"{value}.is_contiguous()")
+        if spec.dtype.is_floating_point or spec.dtype.is_complex:
+            self._conditions.append(f"not {value}.is_neg()")
+        if spec.dtype.is_complex:
+            self._conditions.append(f"not {value}.is_conj()")
+
+    def _number(self, path: str, value: str, spec: NumberSpec) -> None:
+        if spec.size is not None:
+            self._conditions += [f"type({value}) is int", self._size(value, spec.size)]
+            return
+        variable = Float(path, spec.low, spec.high).variable
+        self._conditions += [
+            f"type({value}) is float",
+            f"{spec.low!r} <= ({variable} := {value}) <= {spec.high!r}",
+        ]
+
+    def _size(self, given: str, size: Size) -> str:
+        """Return the condition on one size, which names the dim if it is the first of it."""
+        if isinstance(size, int):
+            return f"{given} == {size}"
+        dim = size.dim
+        if dim.name in self._sizes:
+            return f"{given} == {code_of(size)}"
+        variable = self._sizes[dim.name] = f"n_{dim.name}"
+        exact = ""
+        if isinstance(size, Derived):
+            moved = f"{given} - {size.offset}"
+            exact = f"({moved}) % {size.factor} == 0 and "
+            given = f"({moved}) // {size.factor}"
+        step = f" and {variable} % {dim.multiple_of} == 0" if dim.multiple_of > 1 else ""
+        return f"{exact}{dim.min} <= ({variable} := {given}) <= {dim.max}{step}"
 
     def _on(self, value: str, device: torch.device) -> str:
         if device.index is None:
@@ -156,10 +209,12 @@ class _Writer:
     def _equals(self, name: str, wanted: Any) -> str:
         if wanted is None or isinstance(wanted, bool):
             return f"{name} is {wanted}"
-        known = self._name("fixed", wanted)
-        if isinstance(wanted, _SINGLE):
+        if type(wanted) in _SINGLE:
+            known = self._name("fixed", wanted)
             return f"type({name}) is {type(wanted).__name__} and {name} == {known}"
-        return f"{name} is {known}"
+        if is_plain(wanted):
+            return f"same({name}, {self._name('fixed', copy.deepcopy(wanted))})"
+        return f"{name} is {self._name('fixed', wanted)}"
 
     def _mode(self) -> None:
         contract = self._contract
@@ -176,26 +231,49 @@ class _Writer:
         self._conditions += [f"not is_autocast({kind!r})" for kind in sorted(kinds)]
         if self._target.module is not None:
             self._conditions.append(f"MODEL.training is {contract.training}")
+            for held, name, dtype in watched_weights(self._target.module):
+                weight = f"{self._name('held', held)}[{name!r}]"
+                self._conditions.append(f"{weight}.dtype is {self._name('dtype', dtype)}")
+        self._scope |= {
+            "default_dtype": torch.get_default_dtype,
+            "DTYPE": torch.get_default_dtype(),
+            "HANDLE": RemovableHandle,
+        }
+        self._scope |= {
+            "function_modes": num_function_modes,
+            "dispatch_modes": num_dispatch_modes,
+            "FORWARD": forward,
+        }
+        self._conditions += [
+            "function_modes() == STATE.num_modes",
+            "not dispatch_modes()",
+            "FORWARD._current_level < 0",
+        ]
+        self._conditions.append("default_dtype() is DTYPE")
+        self._conditions.append("HANDLE.next_id == STATE.next_hook")
         self._conditions.append("not STATE.is_stale")
 
-    def _dispatch(self, variants: Sequence[tuple[Box, Run]]) -> list[str]:
+    def _dispatch(self, variants: Sequence[Row]) -> list[str]:
         """Return the lines that pick and run a program."""
         call = self._call()
         varying = [dim for dim in self._contract.dims.values() if dim.min < dim.max]
-        if len(varying) == 1 and varying[0].max - varying[0].min < _MOST_TABLE:
+        checked = any(checks for *_, checks in variants)
+        if len(varying) == 1 and len(varying[0].sizes) <= _MOST_TABLE and not checked:
             dim = varying[0]
             fixed = {each.name: each.min for each in self._contract.dims.values()}
             table = [
-                next((run for box, run in variants if {**fixed, dim.name: size} in box), None)
-                for size in range(dim.min, dim.max + 1)
+                next((run for box, run, _ in variants if {**fixed, dim.name: size} in box), None)
+                for size in dim.sizes
             ]
             if None not in table:
                 if len(set(map(id, table))) == 1:
                     return [f"return {self._name('run', table[0])}({call})"]
                 at = f"{self._sizes[dim.name]} - {dim.min}" if dim.min else self._sizes[dim.name]
+                at = f"({at}) // {dim.multiple_of}" if dim.multiple_of > 1 else at
                 return [f"return {self._name('table', table)}[{at}]({call})"]
+        self._scope["math"] = math
         lines = []
-        for box, run in variants:
+        for box, run, checks in variants:
             tests = [
                 f"{self._sizes[d.name]} == {d.min}"
                 if d.min == d.max
@@ -203,6 +281,7 @@ class _Writer:
                 for d in box.dims
                 if d != self._contract.dims[d.name]
             ]
+            tests += [f"({check})" for check in checks]
             target = f"return {self._name('run', run)}({call})"
             lines += [f"if {' and '.join(tests)}:", f"    {target}"] if tests else [target]
             if not tests:

@@ -1,83 +1,187 @@
-"""What a trace read besides its tensors: constants, attributes, functions, source code.
+"""What a trace read besides its tensors: constants, attributes, what is there and what is not.
 
 A compiler would look at all of it at each call. Here it is written down once, in words that can be stored and
-compared: `self.norm.eps` was 1e-05, `model.py` defined `Block.forward` so. Looking a fact up evaluates nothing:
-it follows steps of a few kinds (`_torch.places`).
+compared: `self.norm.eps` was 1e-05, `self` had no attribute `scale`. Each guard of Dynamo's becomes one fact that
+asks the same. Looking a fact up evaluates nothing: it follows steps of a few kinds (`_torch.places`). What no
+words stand for is said, and its program is not stored. Code is compared apart from this (`serve.code`).
 """
 
 from __future__ import annotations
 
-import ast
-import enum
-import hashlib
-import inspect
 import re
-import sys
-import types
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from torchloom._torch.places import NoPlaceError, place_of, value_at
+from torchloom._torch.places import GuardOn, NoPlaceError, Place, place_of, settled, value_at
+from torchloom.serve.words import NotExactError, exact, type_words, words_for
 
-_MOST_ITEMS = 64
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _STEP = re.compile(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]")
+_OF_THE_CALL = frozenset(
+    {"SHAPE_ENV", "GRAD_MODE", "DYNAMIC_INDICES", "DUAL_LEVEL", "FSDP_TRAINING_STATE"}
+)
+"""Guards on what each call asks for itself, or the proof of sizes holds."""
+_LENGTHS = frozenset(
+    {
+        *("SEQUENCE_LENGTH", "LIST_LENGTH", "DICT_LENGTH", "TUPLE_ITERATOR_LEN"),
+        *("EMPTY_NN_MODULE_HOOKS_DICT",),
+    }
+)
+_KEYS = frozenset({"DICT_KEYS_MATCH", "DICT_KEYS", "DICT_CONST_KEYS", "MAPPING_KEYS_CHECK"})
+_CONTAINS = frozenset({"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"})
+_IDENTITY = frozenset({"ID_MATCH", "WEAKREF_ALIVE"})
+_NAMES = (str, int, float, bool, type(None))
 
 
 Facts = Mapping[str, Mapping[str, Any]]
-"""What was found, by a name for people: `{"place": [["argument", "self"], ...], "was": "1e-05"}`."""
+"""What was found, by a name for people: `{"place": [["argument", "self"], ...], "was": "1e-05"}`, and with
+"ask" what was asked of it, where that is not its value."""
+
+
+class _Asker:
+    """Answers what facts ask."""
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        self._scope = scope
+
+    def answer(self, place: Any, ask: Sequence[Any]) -> str:  # noqa: PLR0911 - one for each question
+        value = value_at(place, self._scope)
+        match list(ask):
+            case ["value"]:
+                return words_for(value)
+            case ["type"]:
+                return words_for(value) if isinstance(value, nn.Module) else type_words(type(value))
+            case ["has", str(name)]:
+                return f"with {name}" if hasattr(value, name) else f"without {name}"
+            case ["has own", str(name)]:
+                own = getattr(value, "__dict__", {})
+                return f"with {name} of its own" if name in own else f"without {name} of its own"
+            case ["contains", key]:
+                return f"with {key!r}" if key in value else f"without {key!r}"
+            case ["length"]:
+                return f"of length {value.__length_hint__() if hasattr(value, '__length_hint__') else len(value)}"
+            case ["keys"]:
+                return f"with the keys {words_for(list(value.keys()))}"
+            case ["same as", other]:
+                same = value is value_at(other, self._scope)
+                return "the same object" if same else "another object"
+            case ["which of", [*places]]:
+                objects = [value_at(each, self._scope) for each in places]
+                which = next(i for i, each in enumerate(objects) if each is value)
+                return f"{type_words(type(value))}, number {which}"
+        raise ValueError(f"{ask!r} is no question")
 
 
 def facts_of(
-    sources: Iterable[str],
+    guards: Iterable[GuardOn],
     scope: Mapping[str, Any],
-    varying: Iterable[str],
-    rest: str | None = None,
+    varying: Sequence[str],
     modules: Mapping[str, str] | None = None,
+    scopes: Mapping[int, Place] | None = None,
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return what each source stood for, in words, and those that cannot be written down.
+    """Return what each guard stood for, in words, and those that cannot be written down.
 
     Args:
-        sources: expressions over `L` and `G`.
-        scope: their values.
-        varying: arguments that may differ from call to call.
-        rest: the name under which a function holds further keyword arguments.
+        guards: of the trace.
+        scope: the values of `L` and `G`.
+        varying: expressions for what may differ from call to call.
         modules: what the trace called modules among the globals.
+        scopes: places of globals that are no module's, by their `id`.
     """
-    names = list(varying)
-    skipped = tuple(f"L['{name}']" for name in names)
-    skipped += tuple(f"L['{rest}']['{name}']" for name in names if rest)
-    found: dict[str, dict[str, Any]] = {}
-    unwritten = []
-    for source in sources:
-        if source.startswith(skipped):
-            continue
+    finder = _Finder(scope, varying, modules or {}, scopes or {})
+    for guard in guards:
+        finder.add(guard)
+    return finder.finish()
+
+
+class _Finder:
+    def __init__(
+        self,
+        scope: Mapping[str, Any],
+        varying: Sequence[str],
+        modules: Mapping[str, str],
+        scopes: Mapping[int, Place],
+    ) -> None:
+        self._scope, self._asker = scope, _Asker(scope)
+        self._place_of = partial(place_of, modules=modules, scopes=scopes)
+        self._skipped = tuple(varying)
+        self._found: dict[str, dict[str, Any]] = {}
+        self._unwritten: list[str] = []
+        self._objects: dict[str, Any] = {}
+        """Places of objects without a spelling that were compared by identity."""
+
+    def add(self, guard: GuardOn) -> None:
+        if not guard.source or guard.kind in _OF_THE_CALL or guard.source.startswith(self._skipped):
+            return
+        if guard.other is not None and guard.other.startswith(self._skipped):
+            return
         try:
-            place = place_of(source, modules or {})
-        except NoPlaceError:
-            unwritten.append(readable(source))
-            continue
-        if place is None:
-            continue
+            place = self._place_of(guard.source)
+            if place is not None:
+                self._ask(guard, settled(place, self._scope))
+        except Exception:  # noqa: BLE001 - no place, no spelling, and attributes may raise anything
+            self._unwritten.append(readable(guard.source))
+
+    def finish(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        places = list(self._objects.values())
+        for source, place in self._objects.items():
+            self._put(source, place, ["which of", places])
+        return self._found, list(dict.fromkeys(self._unwritten))
+
+    def _ask(self, guard: GuardOn, place: list[list[Any]]) -> None:
+        kind, source, name = guard.kind, guard.source, guard.name
+        if guard.other is not None:
+            other = self._place_of(guard.other)
+            if other is None:
+                raise NoPlaceError(guard.other)
+            other = settled(other, self._scope)
+            self._put(f"{source} is {guard.other}", place, ["same as", other])
+        elif kind == "HASATTR":
+            self._put(f"hasattr({source}, {name!r})", place, ["has", name])
+        elif kind == "NOT_PRESENT_IN_GENERIC_DICT":
+            self._put(f"{name!r} in vars({source})", place, ["has own", name])
+        elif kind in _CONTAINS and type(name) in _NAMES:
+            self._put(f"{name!r} in {source}", place, ["contains", name])
+        elif kind in _CONTAINS:
+            exact(list(value_at(place, self._scope)))
+            self._put(source, place, ["value"])
+        elif kind in _LENGTHS:
+            self._put(f"len({source})", place, ["length"])
+        elif kind in _KEYS:
+            exact(list(value_at(place, self._scope).keys()))
+            self._put(f"keys of {source}", place, ["keys"])
+        elif kind in ("TYPE_MATCH", "NN_MODULE"):
+            self._put(f"type({source})", place, ["type"])
+        elif kind == "TENSOR_MATCH":
+            self._put(source, place, ["value"])
+        else:
+            self._value(kind, source, place)
+
+    def _value(self, kind: str, source: str, place: list[list[Any]]) -> None:
+        value = value_at(place, self._scope)
         try:
-            found[source] = {"place": place, "was": words_for(value_at(place, scope))}
-        except Exception:  # noqa: BLE001 - what does not exist cannot be looked up later either
-            continue
-    return found, unwritten
+            if not isinstance(value, (Tensor, nn.Module)):
+                exact(value)
+        except NotExactError:
+            if kind not in _IDENTITY:
+                raise
+            self._objects[source] = place
+            return
+        self._put(source, place, ["value"])
+
+    def _put(self, name: str, place: list[list[Any]], ask: list[Any]) -> None:
+        fact = {"place": place, "was": self._asker.answer(place, ask)}
+        self._found[name] = fact if ask == ["value"] else {**fact, "ask": ask}
 
 
 def changed_facts(facts: Facts, scope: Mapping[str, Any]) -> list[str]:
     """Say which facts no longer hold, one line each."""
-    lines = []
+    asker, lines = _Asker(scope), []
     for source, fact in facts.items():
         try:
-            now = words_for(value_at(fact["place"], scope))
+            now = asker.answer(fact["place"], fact.get("ask", ["value"]))
         except Exception as error:  # noqa: BLE001 - attributes may raise anything
             now = f"gone ({type(error).__name__})"
         if now != fact["was"]:
@@ -92,156 +196,5 @@ def readable(source: str) -> str:
         >>> readable("L['self']._modules['layers']._modules['0'].eps")
         'self.layers.0.eps'
     """
-    text = re.sub(r"^L\['(\w+)'\]", r"\1", source)
-    text = re.sub(r"^G\['(\w+)'\]", r"\1", text)
+    text = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", source)
     return _STEP.sub(r".\1", text)
-
-
-def words_for(value: Any) -> str:  # noqa: PLR0911 - one answer for each kind
-    """Return what can be said of a value that another process can say too."""
-    if isinstance(value, Tensor):
-        grad = ", requires grad" if value.requires_grad else ""
-        return f"tensor {value.dtype}{list(value.shape)} strides {list(value.stride())} on {value.device}{grad}"
-    if isinstance(value, (*_PLAIN, enum.Enum)):
-        return repr(value)
-    if isinstance(value, nn.Module):
-        return f"module {_name(type(value))}, {'training' if value.training else 'evaluating'}"
-    if isinstance(value, types.ModuleType):
-        return f"module {value.__name__}"
-    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
-        return f"{'class' if isinstance(value, type) else 'function'} {_name(value)}"
-    if isinstance(value, Mapping):
-        keys = list(value)[:_MOST_ITEMS]
-        return f"{_name(type(value))} of {len(value)}: {', '.join(map(str, keys))}"
-    if isinstance(value, (list, tuple, set, frozenset)):
-        items = (
-            sorted(map(_item, value)) if isinstance(value, (set, frozenset)) else map(_item, value)
-        )
-        return f"{_name(type(value))} of {len(value)}: {', '.join(list(items)[:_MOST_ITEMS])}"
-    return f"a {_name(type(value))}"
-
-
-def _item(value: Any) -> str:
-    return repr(value) if isinstance(value, _PLAIN) else f"a {_name(type(value))}"
-
-
-def _name(value: Any) -> str:
-    return f"{getattr(value, '__module__', '')}.{value.__qualname__}".removeprefix("builtins.")
-
-
-@dataclass(frozen=True)
-class Sources:
-    """The code that was traced, without torch's own, which its version stands for."""
-
-    files: Mapping[str, str]
-    """Hash of a module's file, by module name."""
-    parts: Mapping[str, Mapping[str, str]]
-    """Hash of each traced definition, by module name and name in it."""
-
-    @classmethod
-    def of(cls, codes: Iterable[types.CodeType]) -> Sources:
-        """Return the sources of code objects."""
-        files: dict[str, str] = {}
-        parts: dict[str, dict[str, str]] = {}
-        indices: dict[str, _Index] = {}
-        for code in codes:
-            module = inspect.getmodule(code)
-            if module is None or module.__name__.partition(".")[0] == "torch":
-                continue
-            name = module.__name__
-            if name not in indices:
-                text = _text(module)
-                if text is None:
-                    continue
-                indices[name] = _Index(text)
-                files[name] = _hash(text)
-            found = indices[name].at(code.co_firstlineno)
-            if found is not None:
-                parts.setdefault(name, {})[found[0]] = found[1]
-        return cls(files, parts)
-
-    def changed(self) -> list[str]:
-        """Say what differs now, one line each; comments and other functions do not matter."""
-        lines = []
-        for name, parts in self.parts.items():
-            try:
-                module = sys.modules.get(name) or import_module(name)
-            except ImportError as error:
-                lines.append(f"source of {name}: cannot be imported ({error})")
-                continue
-            text = _text(module)
-            if text is None:
-                lines.append(f"source of {name}: cannot be read")
-                continue
-            if _hash(text) == self.files.get(name):
-                continue
-            index = _Index(text)
-            where = Path(str(module.__file__)).name
-            lines += [
-                f"source changed: {where}, {part}"
-                for part, digest in parts.items()
-                if digest not in index.digests_of(part)
-            ]
-        return lines
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as texts."""
-        return {"files": dict(self.files), "parts": {k: dict(v) for k, v in self.parts.items()}}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Sources:
-        """Return what `to_json` wrote."""
-        return cls(stored["files"], stored["parts"])
-
-
-class _Index:
-    """The definitions of a file: functions, methods and other statements at the top."""
-
-    def __init__(self, text: str) -> None:
-        self._found: list[tuple[int, int, str, str]] = []
-        try:
-            self._visit(ast.parse(text).body, "")
-        except SyntaxError:
-            return
-
-    def _visit(self, body: Iterable[ast.stmt], prefix: str) -> None:
-        for statement in body:
-            decorators = getattr(statement, "decorator_list", [])
-            first = min([statement.lineno, *(each.lineno for each in decorators)])
-            name = getattr(statement, "name", "")
-            if isinstance(statement, ast.ClassDef):
-                self._visit(statement.body, f"{prefix}{name}.")
-                continue
-            label = f"{prefix}{name}" if name else f"{prefix}<statement>"
-            content = _hash(ast.dump(statement))
-            self._found.append((first, statement.end_lineno or first, label, content))
-
-    def at(self, line: int) -> tuple[str, str] | None:
-        """Return name and hash of the definition that a line is in."""
-        for first, last, label, digest in self._found:
-            if first <= line <= last:
-                return (
-                    label if not label.endswith("<statement>") else f"{label} {digest[:12]}"
-                ), digest
-        return None
-
-    def digests_of(self, label: str) -> set[str]:
-        """Return the hashes of all definitions of a name."""
-        plain = (
-            label.partition("<statement>")[0] + "<statement>" if "<statement>" in label else label
-        )
-        return {digest for _, _, name, digest in self._found if name == plain}
-
-
-def _text(module: types.ModuleType) -> str | None:
-    path = getattr(module, "__file__", None)
-    if not path:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from torchloom.errors import ServeError
 from torchloom.serve.contract import Contract
-from torchloom.serve.specs import Dim, RecordSpec, TensorSpec
+from torchloom.serve.dims import Derived, Dim, Size
+from torchloom.serve.specs import RecordSpec, TensorSpec
 
-Dims = dict[str, dict[int, Dim | str | None]]
+Dims = dict[str, dict[int, Dim | Derived | str | None]]
 """For each argument, which of its sizes vary, and the dim or its name where given."""
 
 _TENSOR = re.compile(r"^(?:typing\.)?(?:Optional\[)?(?:torch\.)?Tensor\]?(?:\s*\|\s*None)?$")
@@ -68,21 +69,13 @@ def contract_of_call(
     specs: dict[str, TensorSpec | RecordSpec] = {}
     fixed: dict[str, Any] = {}
     for name, value in _flat(bound):
-        if isinstance(value, Tensor):
-            specs[name] = _spec(name, value, dims.get(name, {}))
-        elif parts := _tensor_parts(value):
-            kind = dict if isinstance(value, dict) else type(value)
-            specs[name] = RecordSpec(
-                {
-                    key: _spec(f"{name}.{key}", each, dims.get(name, {}))
-                    for key, each in parts.items()
-                },
-                kind,
-            )
+        spec = _described(name, value, dims.get(name, {}))
+        if spec is not None:
+            specs[name] = spec
         elif dims.get(name) and value is not None:
             raise ServeError(
                 f"{name!r} is {type(value).__name__}, but dynamic_arg_dims says that its size varies: only "
-                "tensors, and dicts and dataclasses of tensors, can vary"
+                "tensors, and dicts, lists, tuples and dataclasses of tensors, can vary"
             )
         else:
             fixed[name] = value
@@ -98,14 +91,29 @@ def _flat(bound: inspect.BoundArguments) -> Iterable[tuple[str, Any]]:
             yield name, value
 
 
-def _spec(path: str, value: Tensor, varying: Mapping[int, Dim | str | None]) -> TensorSpec:
+def _described(
+    path: str, value: Any, varying: Mapping[int, Dim | Derived | str | None]
+) -> TensorSpec | RecordSpec | None:
+    """Return what an argument looks like; None if it is no tensor and holds none, or other things as well."""
+    if isinstance(value, Tensor):
+        return _spec(path, value, varying)
+    found = {key: _described(f"{path}.{key}", each, varying) for key, each in _parts(value).items()}
+    parts = {key: spec for key, spec in found.items() if spec is not None}
+    if not parts or len(parts) < len(found):
+        return None
+    return RecordSpec(parts, dict if isinstance(value, dict) else type(value))
+
+
+def _spec(
+    path: str, value: Tensor, varying: Mapping[int, Dim | Derived | str | None]
+) -> TensorSpec:
     places = {_place(path, value, number): dim for number, dim in varying.items()}
-    shape: list[Dim | int] = []
+    shape: list[Size] = []
     for number, size in enumerate(value.shape):
         dim = places.get(number)
         if number not in places:
             shape.append(size)
-        elif isinstance(dim, Dim):
+        elif isinstance(dim, (Dim, Derived)):
             shape.append(dim)
         else:
             shape.append(Dim(dim or f"size_{size}", min(1, size), size))
@@ -120,7 +128,7 @@ def _place(path: str, value: Tensor, number: int) -> int:
     return number % value.dim()
 
 
-def _dims(name: str, given: Any) -> dict[int, Dim | str | None]:
+def _dims(name: str, given: Any) -> dict[int, Dim | Derived | str | None]:
     if isinstance(given, bool) or given is None:
         raise ServeError(f"dynamic_arg_dims[{name!r}] is {given!r}: give a number, or several")
     if isinstance(given, int):
@@ -143,7 +151,7 @@ def _annotated(forward: Callable[..., Any], parameters: Iterable[inspect.Paramet
 
 
 def _is_tensor(annotation: Any) -> bool:
-    """Say whether an annotation is a tensor, an optional one, or a dict or dataclass of tensors."""
+    """Say whether an annotation is a tensor, an optional one, or a dict, list, tuple or dataclass of them."""
     if isinstance(annotation, str):
         return bool(_TENSOR.match(annotation.strip().strip("'\"")))
     if isinstance(annotation, type) and issubclass(annotation, Tensor):
@@ -152,19 +160,21 @@ def _is_tensor(annotation: Any) -> bool:
     if origin is not None and type(None) in args:
         rest = [each for each in args if each is not type(None)]
         return len(rest) == 1 and _is_tensor(rest[0])
-    if origin in (dict, Mapping):
-        return len(args) == 2 and _is_tensor(args[1])
+    if origin in (dict, Mapping, list, tuple):
+        held = [each for each in (args if origin in (list, tuple) else args[1:]) if each is not ...]
+        return bool(held) and all(map(_is_tensor, held))
     if dataclasses.is_dataclass(annotation):
         parts = dataclasses.fields(annotation)
         return bool(parts) and all(_is_tensor(each.type) for each in parts)
     return False
 
 
-def _tensor_parts(value: Any) -> dict[str, Tensor]:
+def _parts(value: Any) -> dict[str, Any]:
+    """Return what an argument holds by name or place; nothing if it is of another kind."""
     if isinstance(value, dict):
-        parts = value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    else:
-        return {}
-    return parts if parts and all(isinstance(each, Tensor) for each in parts.values()) else {}
+        return value
+    if type(value) in (list, tuple):
+        return {str(place): each for place, each in enumerate(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    return {}

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from torchloom._torch.modes import num_function_modes
+from torchloom._torch.places import value_at
 from torchloom.errors import ContractError, ServeError
 from torchloom.events import ProgramReady, emit
+from torchloom.serve.arguments import Asked
 from torchloom.serve.attributes import unwatch_attributes, watch_attributes
 from torchloom.serve.box import Box
 from torchloom.serve.bypass import bypassed
+from torchloom.serve.code import Codes
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.entry import Run, make_entry
-from torchloom.serve.facts import Facts, Sources, changed_facts
+from torchloom.serve.facts import Facts, changed_facts
+from torchloom.serve.living import Looks, next_hook
+from torchloom.serve.refusals import refuse, refuse_modes
 from torchloom.serve.target import Target
+from torchloom.serve.warm import record_sizes
 
 if TYPE_CHECKING:
     from torchloom.serve.prove import Verdict
@@ -36,7 +45,7 @@ class Variant:
     run: Run
     """Takes what the model's forward takes, the model first."""
     facts: Facts
-    sources: Sources
+    codes: Codes
     verdicts: tuple[Verdict, ...] = ()
     """What was assumed of sizes, and that it holds; none for a program that was loaded."""
     pieces: tuple[str, ...] = ()
@@ -45,6 +54,12 @@ class Variant:
     """How many graphs run in a call."""
     writes: bool = False
     """Whether it may write to its arguments or to buffers."""
+    is_recorded: bool = False
+    """Whether CUDA graphs run in a call."""
+    checks: tuple[str, ...] = ()
+    """What of that was tried for some sizes only and is asked at each call, as Python: `n_batch < 9`."""
+    asked: Asked = ()
+    """What it relies on of arguments beside their tensors."""
     told: tuple[str, ...] = ()
     """What the verdicts were, for a program that was loaded."""
     stored: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +78,10 @@ class State:
 
     is_stale: bool = False
     """An attribute of the model was set since its facts were last checked."""
+    next_hook: int = -1
+    """The number of the next hook in this process when the model's hooks were last looked at."""
+    num_modes: int = 0
+    """Of torch's function modes: default devices, which change nothing as long as the device is the same."""
 
 
 class Program:
@@ -100,7 +119,10 @@ class Program:
         """"built" or "loaded"."""
         self.seconds = seconds
         """How long that took."""
-        self.state = State()
+        self.state = State(next_hook=next_hook(), num_modes=num_function_modes())
+        self._default_dtype = torch.get_default_dtype()
+        self._default_device = torch.get_default_device()
+        self._looks = Looks(target.module, target.structure())
         self.is_frozen = False
         self._entry = self._make_entry()
         self._tell()
@@ -130,6 +152,43 @@ class Program:
                 return variant
         raise ContractError(f"no program is for {sizes}: the contract is {self.contract}")
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        """Return a program of a copy of the model, with weights of its own.
+
+        Raises:
+            ServeError: it is recorded as CUDA graphs, which read these weights wherever they are.
+        """
+        if any(variant.is_recorded for variant in self.variants):
+            raise ServeError(
+                "a program with CUDA graphs cannot be copied: build one for the copied model"
+            )
+        call, owner = self.target.call, self.target.owner
+        if owner is not None:
+            own: Any = copy.deepcopy(owner, memo)
+            call = own if call is owner else getattr(own, self.target.function.__name__)
+        made = Program(
+            Target(call),
+            self.contract,
+            self.variants,
+            out_of_range=self.out_of_range,
+            key=self.key,
+            origin=self.origin,
+            seconds=self.seconds,
+        )
+        return made.freeze() if self.is_frozen else made
+
+    def warm_up(self, **given: Any) -> None:
+        """Record the CUDA graphs of all exact sizes before the first call; nothing else is changed by it.
+
+        Args:
+            given: arguments that calls pass at the same address each time, such as caches that the model
+                writes to: their graphs are recorded for these. They hold afterwards what they held.
+
+        Raises:
+            ContractError: one is in no contract.
+        """
+        record_sizes(self.target, self.contract, self.variants, given)
+
     def freeze(self) -> Program:
         """Notice from now on when an attribute of the model is set, and return the program.
 
@@ -151,9 +210,9 @@ class Program:
         lines: list[str] = []
         for variant in self.variants:
             scope = self.target.scope(self.contract.blank(variant.box.largest, variant.without))
-            for line in changed_facts(variant.facts, scope):
-                if line not in lines:
-                    lines.append(line)
+            found = variant.codes.changed(partial(value_at, scope=scope))
+            found += changed_facts(variant.facts, scope)
+            lines += [line for line in found if line not in lines]
         return lines
 
     def _tell(self) -> None:
@@ -185,11 +244,17 @@ class Program:
         entry: Run | None = None
         patterns = sorted({variant.without for variant in self.variants}, key=sorted, reverse=True)
         for without in patterns:
-            rows = [(each.box, each.run) for each in self.variants if each.without == without]
+            rows = [
+                (each.box, each.run, each.checks)
+                for each in self.variants
+                if each.without == without
+            ]
             slow = self._slow if entry is None else _passed_on(entry)
-            writes = any(each.writes for each in self.variants)
+            alike = [each for each in self.variants if each.without == without]
             entry = make_entry(
-                self.target, self.contract, rows, without, self.state, slow, writes=writes
+                *(self.target, self.contract, rows, without, self.state, slow),
+                writes=any(each.writes for each in self.variants),
+                asked=[line for each in alike for line in each.asked],
             )
         if entry is None:
             raise ServeError("a program needs at least one variant")
@@ -210,83 +275,49 @@ class Program:
     def _eager(self, args: dict[str, Any]) -> Any:
         several = [args.pop(name) for name in list(args) if name.startswith("*")]
         with bypassed():
-            return self.target.call(*itertools.chain(*several), **args)
+            places, rest = self.target.divided(args)
+            return self.target.call(*places, *itertools.chain(*several), **rest)
 
     def _explain(self, args: dict[str, Any]) -> None:
+        number = next_hook()
+        if number != self.state.next_hook or self._looks.other_dtypes():
+            _refuse(self._looks.changed(self.target.structure()))
+        if number != self.state.next_hook:
+            self.state.next_hook = number  # somebody else's hooks
+            return
         if self.state.is_stale:
-            changed = self.changed()
-            if changed:
-                raise ContractError(
-                    f"the model has changed since it was compiled: {'; '.join(changed[:4])}: build it "
-                    "again, or set it back"
-                )
+            _refuse(self.changed())
             self.state.is_stale = False
             return
-        self.contract.sizes_of(args)
-        self._explain_rest(args)
-
-    def _explain_rest(self, args: dict[str, Any]) -> None:
-        contract, module = self.contract, self.target.module
-        if contract.grad == "inference" and not torch.is_inference_mode_enabled():
-            raise ContractError("the contract wants calls under torch.inference_mode()")
-        if contract.grad == "no_grad" and torch.is_grad_enabled():
-            raise ContractError(
-                "the contract wants calls under torch.no_grad() or inference_mode()"
-            )
-        if contract.grad == "grad" and not torch.is_grad_enabled():
-            raise ContractError(
-                "the contract wants calls with gradients, under torch.enable_grad()"
-            )
-        if any(map(torch.is_autocast_enabled, self.target.device_types(contract))):
-            raise ContractError(
-                "the program was built without autocast, and the call is under it: enter autocast in the "
-                "model's forward, where it becomes part of the program"
-            )
-        if module is not None and module.training is not contract.training:
-            wanted = "train()" if contract.training else "eval()"
-            raise ContractError(
-                f"the contract wants the model in another mode: call model.{wanted}"
-            )
-        self._explain_twice(args)
-        known = {*contract.args, *contract.fixed}
-        defaults = {p.name: p.default for p in self.target.parameters_for(contract)}
-        for name, value in args.items():
-            if name in known:
-                continue
-            if name.startswith("*"):
-                if value:
-                    raise ContractError(
-                        f"{len(value)} more positional arguments are in no contract"
-                    )
-            elif name not in defaults:
-                raise ContractError(f"{name!r} is in no contract: name it in `args` or `fixed`")
-            elif value is not defaults[name]:
+        refuse_modes()
+        if num_function_modes() != self.state.num_modes:
+            if torch.get_default_device() != self._default_device:
                 raise ContractError(
-                    f"{name!r} is {value!r}, the program is for its default {defaults[name]!r}: name it "
-                    "in the contract's `fixed`"
+                    f"torch's default device is {torch.get_default_device()}, the program was made under "
+                    f"{self._default_device}: build it again, or set it back"
                 )
-        raise ContractError(
-            f"the call is none that the program was built for: the contract is {contract}, and tensors "
-            "have to be plain ones"
-        )
-
-    def _explain_twice(self, args: dict[str, Any]) -> None:
-        """Refuse a tensor that is two arguments of a program that writes."""
-        if not any(variant.writes for variant in self.variants):
+            self.state.num_modes = num_function_modes()
             return
-        seen: dict[int, str] = {}
-        for name, value in args.items():
-            if isinstance(value, torch.Tensor) and id(value) in seen:
-                raise ContractError(
-                    f"{seen[id(value)]!r} and {name!r} are one tensor, and the program may write to it: pass "
-                    "a clone() of it as one of them"
-                )
-            seen[id(value)] = name
+        self.contract.sizes_of(args)
+        if torch.get_default_dtype() is not self._default_dtype:
+            raise ContractError(
+                f"torch's default dtype is {torch.get_default_dtype()}, the program was made under "
+                f"{self._default_dtype}: build it again, or set it back"
+            )
+        refuse(self.target, self.contract, self.variants, args)
 
 
 def _shown(variant: Variant) -> str:
     without = f", without {', '.join(sorted(variant.without))}" if variant.without else ""
     return f"{variant.box}{without}"
+
+
+def _refuse(changed: Sequence[str]) -> None:
+    if changed:
+        raise ContractError(
+            f"the model has changed since it was compiled: {'; '.join(changed[:4])}: build it again, or "
+            "set it back"
+        )
 
 
 def _passed_on(entry: Run) -> Callable[[dict[str, Any]], Any]:

@@ -1,25 +1,31 @@
 """Does what a trace relied on hold for every size of a contract?
 
 Every guard that a trace recorded is evaluated for every size (for every combination, where several
-sizes vary and there are not too many). One that fails somewhere is no reason to compile again later, but
-to say so now: with the line that asked, the sizes that fail, and where the range would have to be cut.
+sizes vary and there are not too many; what is tried for some of them only is asked again at each call). One
+that fails somewhere is no reason to compile again later, but to say so now: with the line that asked, the
+sizes that fail, and where the range would have to be cut.
 """
 
 from __future__ import annotations
 
+import ast
 import itertools
+import math
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchloom._torch.symbols import SizeGuard
-from torchloom.serve.specs import Dim
+from torchloom.serve.dims import Derived, Dim, Float, code_of
 
 _MOST_POINTS = 200_000
 """Combinations that are all tried; of more, the corners and random ones."""
 _NUM_RANDOM = 20_000
+_MOST_SIZES_WITH_FLOATS = 500
 
-Sizes = Mapping[str, int]
+Sizes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Verdict:
     """Sizes for which it does not hold; all of them, or those found."""
     is_exhaustive: bool
     """Whether every combination of sizes was tried."""
+    code: str = ""
+    """The condition as Python, in which `n_batch` stands for the dim `batch`."""
 
     @property
     def holds(self) -> bool:
@@ -42,13 +50,22 @@ class Verdict:
     def __str__(self) -> str:
         at = f" at {self.where}" if self.where else ""
         if self.holds:
-            how = "for every size" if self.is_exhaustive else "wherever it was tried"
+            how = (
+                "for every size"
+                if self.is_exhaustive
+                else "wherever it was tried, and is asked at each call"
+            )
             return f"holds {how}: {self.guard}{at}"
         return f"fails for {show_sizes(self.failing)}: {self.guard}{at}"
 
 
 def prove(
-    guards: Iterable[SizeGuard], dims: Sequence[Dim], traced: Sizes, seed: int = 0
+    guards: Iterable[SizeGuard],
+    dims: Sequence[Dim],
+    traced: Sizes,
+    derived: Iterable[Derived] = (),
+    floats: Mapping[float, Float] | None = None,
+    seed: int = 0,
 ) -> list[Verdict]:
     """Evaluate guards for all sizes.
 
@@ -56,11 +73,18 @@ def prove(
         guards: what a trace relied on.
         dims: the sizes that vary.
         traced: what they were during the trace: different numbers for different ones.
+        derived: sizes that follow from them.
+        floats: arguments that vary, by what they were during the trace.
         seed: of random combinations, where there are too many to try all.
     """
     # Sizes that do not vary are numbers in a trace, even where one is equal to a varying one.
-    name_of = {traced[dim.name]: dim.name for dim in dims if dim.min < dim.max}
-    return [_judge(guard, dims, name_of, traced, seed) for guard in guards]
+    varying = {dim.name for dim in dims if dim.min < dim.max}
+    size_of: dict[float, Dim | Derived] = {
+        size.of(traced[size.dim.name]): size
+        for size in [*dims, *derived]
+        if size.dim.name in varying
+    }
+    return [_judge(guard, dims, size_of, floats or {}, seed) for guard in guards]
 
 
 def cuts(verdicts: Iterable[Verdict], dim: Dim) -> list[int]:
@@ -75,7 +99,9 @@ def cuts(verdicts: Iterable[Verdict], dim: Dim) -> list[int]:
     for verdict in verdicts:
         bad = {sizes[dim.name] for sizes in verdict.failing if dim.name in sizes}
         found |= {
-            size for size in range(dim.min + 1, dim.max + 1) if (size in bad) != (size - 1 in bad)
+            size
+            for before, size in itertools.pairwise(dim.sizes)
+            if (size in bad) != (before in bad)
         }
     return sorted(found)
 
@@ -104,34 +130,69 @@ def show_sizes(failing: Sequence[Sizes]) -> str:
 
 
 def _judge(
-    guard: SizeGuard, dims: Sequence[Dim], name_of: Mapping[int, str], traced: Sizes, seed: int
+    guard: SizeGuard,
+    dims: Sequence[Dim],
+    size_of: Mapping[float, Dim | Derived],
+    floats: Mapping[float, Float],
+    seed: int,
 ) -> Verdict:
-    names = sorted(name_of[hint] for hint in guard.hints if hint in name_of)
-    concerned = [dim for dim in dims if dim.name in names]
-    points, is_exhaustive = _points(concerned, seed)
+    sizes = {hint: size for hint, size in size_of.items() if hint in guard.hints}
+    names = {size.dim.name for size in sizes.values()}
+    numbers = {hint: floats[hint] for hint in guard.hints if hint in floats}
+    points, is_exhaustive = _points([dim for dim in dims if dim.name in names], seed)
+    if numbers:
+        points, is_exhaustive = _with_floats(points, list(numbers.values()), seed), False
     fixed = {hint: hint for hint in guard.hints}
     failing = []
     for point in points:
-        sizes = {**fixed, **{traced[name]: size for name, size in point.items()}}
-        if not guard.holds(sizes):
+        there = {hint: size.of(int(point[size.dim.name])) for hint, size in sizes.items()}
+        chosen = {hint: point[number.path] for hint, number in numbers.items()}
+        if not guard.holds({**fixed, **there, **chosen}):
             failing.append(point)
     text = guard.text
-    for hint in sorted(guard.hints, reverse=True):
-        if hint in name_of:
-            text = text.replace(f"<size {hint}>", name_of[hint])
-    return Verdict(text, guard.where, tuple(failing), is_exhaustive)
+    for hint in sorted({**sizes, **numbers}, reverse=True):
+        words = sizes[hint].text if hint in sizes else numbers[hint].path
+        text = text.replace(f"<size {hint}>", words)
+    code = _for_calls(guard.code, sizes, numbers)
+    return Verdict(text, guard.where, tuple(failing), is_exhaustive, code)
+
+
+def _for_calls(
+    code: str, sizes: Mapping[float, Dim | Derived], floats: Mapping[float, Float]
+) -> str:
+    """Return a guard's condition with sizes of calls in the place of hints."""
+
+    def said(found: re.Match[str]) -> str:
+        hint = ast.literal_eval(found[1])
+        if hint in floats:
+            return floats[hint].variable
+        return code_of(sizes[hint]) if hint in sizes else repr(hint)
+
+    return _HINT.sub(said, code)
+
+
+_HINT = re.compile(r"\{([^{}]+)\}")
+
+
+def _with_floats(
+    points: Iterable[dict[str, Any]], floats: Sequence[Float], seed: int
+) -> Iterator[dict[str, Any]]:
+    """Return combinations of sizes and floats: all ends and special values, at some of the sizes."""
+    draw = random.Random(seed)
+    rows = list(itertools.islice(points, _NUM_RANDOM))
+    chosen = rows[:: max(1, len(rows) // _MOST_SIZES_WITH_FLOATS)]
+    for row in chosen:
+        for values in itertools.product(*(each.trials(draw) for each in floats)):
+            yield {**row, **{each.path: v for each, v in zip(floats, values, strict=True)}}
 
 
 def _points(dims: Sequence[Dim], seed: int) -> tuple[Iterator[dict[str, int]], bool]:
     """Return combinations of sizes, and whether they are all there are."""
-    count = 1
-    for dim in dims:
-        count *= dim.max - dim.min + 1
-    ranges = [range(dim.min, dim.max + 1) for dim in dims]
-    if count <= _MOST_POINTS:
+    ranges = [dim.sizes for dim in dims]
+    if len(dims) == 1 or math.prod(map(len, ranges)) <= _MOST_POINTS:
         return (_named(dims, row) for row in itertools.product(*ranges)), True
     draw = random.Random(seed)
-    corners = itertools.product(*({d.min, min(d.min + 1, d.max), d.max} for d in dims))
+    corners = itertools.product(*({*each[:2], each[-1]} for each in ranges))
     others = (tuple(draw.choice(each) for each in ranges) for _ in range(_NUM_RANDOM))
     # Each size alone, with the others at an end: what depends on one size is then judged in full.
     alone = (

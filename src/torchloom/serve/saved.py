@@ -8,21 +8,24 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torchloom._torch.pieces import machine_of
+from torchloom._torch.places import value_at
 from torchloom._torch.shell import Shell
 from torchloom.errors import ArtifactError
 from torchloom.serve.box import Box
 from torchloom.serve.bucket import Padded
+from torchloom.serve.code import Codes
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
-from torchloom.serve.cudagraph import assembled
-from torchloom.serve.facts import Sources, changed_facts
+from torchloom.serve.cudagraph import Pool, assembled
+from torchloom.serve.dims import Dim, dim_to_json
+from torchloom.serve.facts import changed_facts
 from torchloom.serve.parts import loaded_piece, parts_of
 from torchloom.serve.program import OutOfRange, Program, Variant
-from torchloom.serve.specs import Dim
 from torchloom.serve.stitch import Stitching
 from torchloom.serve.store import Store, differences
 from torchloom.serve.target import Target
@@ -30,9 +33,12 @@ from torchloom.serve.target import Target
 log = logging.getLogger(__name__)
 
 
-def key_of(target: Target, contract: Contract, options: Mapping[str, Any]) -> dict[str, Any]:
+def key_of(
+    target: Target, contract: Contract, options: Mapping[str, Any], name: str = ""
+) -> dict[str, Any]:
     """Return what tells one program from another before anything is traced."""
     return {
+        "name": name,
         "model": target.name,
         "structure": target.structure_digest(),
         "contract": contract.to_json(),
@@ -84,7 +90,7 @@ class Saved:
             "variants": [_stored(variant, self.store) for variant in program.variants],
         }
         text = json.dumps(
-            [[each["facts"], each["sources"]["parts"]] for each in entry["variants"]],
+            [[each["facts"], each["codes"]] for each in entry["variants"]],
             sort_keys=True,
         )
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -98,6 +104,7 @@ def load(
     model: Callable[..., Any],
     contract: Contract | None = None,
     *,
+    name: str | None = None,
     out_of_range: OutOfRange = "raise",
 ) -> Program:
     """Return a stored program of a model; nothing is traced or compiled.
@@ -107,6 +114,7 @@ def load(
         model: what was given to `build`, with any weights.
         contract: what was given to `build`; the stored one if left out, which is possible where all that
             it fixes are numbers and texts.
+        name: what was given to `build`; of any name if left out.
         out_of_range: as in `build`.
 
     Raises:
@@ -114,30 +122,33 @@ def load(
     """
     store = path if isinstance(path, Store) else Store(path)
     target = Target(model)
-    for name, entry in _newest_first(store):
+    for key, entry in _newest_first(store):
         its = contract or Contract.from_json(entry["factors"]["contract"])
-        if not _differs(entry, target, its) and not _outdated(entry, target, its):
-            return _program(store, name, entry, target, its, out_of_range)
-    reasons = why_miss(store, target, contract)
+        if not _differs(entry, target, its, name) and not _outdated(entry, target, its):
+            return _program(store, key, entry, target, its, out_of_range)
+    reasons = why_miss(store, target, contract, name)
     raise ArtifactError(
         f"{store.root} holds no program for {target.name}: {'; '.join(reasons[:6])}. Build it again"
     )
 
 
-def why_miss(store: Store, target: Target, contract: Contract | None = None) -> list[str]:
+def why_miss(
+    store: Store, target: Target, contract: Contract | None = None, name: str | None = None
+) -> list[str]:
     """Say why nothing in a store fits a model, one line each; nothing if something does.
 
     Args:
         store: where programs are.
         target: the model.
         contract: what the calls look like; that of each program if left out.
+        name: of the program; any if left out.
     """
     broken, entries = store.look()
     nearest = [f"{store.root} holds no program"]
     for number, entry in enumerate(entries.values()):
         its = contract or Contract.from_json(entry["factors"]["contract"])
         lines = [
-            *_differs(entry, target, its),
+            *_differs(entry, target, its, name),
             *_outdated(entry, target, its),
             *faults_of(entry, store),
         ]
@@ -171,10 +182,13 @@ def _newest_first(store: Store) -> list[tuple[str, dict[str, Any]]]:
     return sorted(entries.items(), key=lambda item: store.saved_at(item[0]), reverse=True)
 
 
-def _differs(entry: Mapping[str, Any], target: Target, contract: Contract) -> list[str]:
+def _differs(
+    entry: Mapping[str, Any], target: Target, contract: Contract, name: str | None
+) -> list[str]:
     """Say in what the key of a program differs from what is asked."""
     stored = entry["factors"]
-    now = key_of(target, contract, stored["options"])
+    its = stored["name"] if name is None else name
+    now = key_of(target, contract, stored["options"], its)
     lines = differences(now, stored)
     if now["structure"] == stored["structure"]:
         return lines
@@ -188,10 +202,11 @@ def _outdated(entry: Mapping[str, Any], target: Target, contract: Contract) -> l
     """Say which sources and constants are no longer what they were."""
     lines: list[str] = []
     for stored in entry["variants"]:
-        found = Sources.from_json(stored["sources"]).changed()
+        found: list[str] = []
         try:
             without = frozenset(stored["without"])
             scope = target.scope(contract.blank(_box(stored["box"]).largest, without))
+            found += Codes.from_json(stored["codes"]).changed(partial(value_at, scope=scope))
             found += changed_facts(stored["facts"], scope)
         except (TypeError, KeyError) as error:  # another signature, other dims
             found.append(f"the call: {error}")
@@ -216,12 +231,14 @@ def _program(
             done[known] = loaded_piece(stored, store)
         return done[known]
 
-    variants = []
+    variants, pool = [], Pool()
     for stored in entry["variants"]:
         shell = Shell.from_bytes(store.get(stored["shell"]))
         stitching = Stitching.from_json(stored["stitching"])
         calls = [call(piece) for piece in stored["pieces"]]
-        compiled = assembled(stitching, calls, stored["recorded"], stored["fixed"])
+        compiled = assembled(
+            stitching, calls, stored["recorded"], stored["fixed"], stored["written"], pool
+        )
         run = shell.around(compiled, target.call)
         if padded := stored["padded"]:
             axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
@@ -233,11 +250,14 @@ def _program(
                 frozenset(stored["without"]),
                 run,
                 stored["facts"],
-                Sources.from_json(stored["sources"]),
+                Codes.from_json(stored["codes"]),
                 pieces=tuple(stored["digests"]),
                 num_calls=len(stitching.steps),
                 writes=stored["writes"],
+                is_recorded=stored["recorded"] != "off",
                 told=tuple(stored["verdicts"]),
+                checks=tuple(stored["checks"]),
+                asked=stored["asked"],
             )
         )
     counter.num_loads += 1
@@ -254,10 +274,12 @@ def _program(
 
 def _stored(variant: Variant, store: Store) -> dict[str, Any]:
     return {
-        "box": [[dim.name, dim.min, dim.max] for dim in variant.box.dims],
+        "box": [[dim.name, *dim_to_json(dim)] for dim in variant.box.dims],
+        "checks": list(variant.checks),
+        "asked": [list(line) for line in variant.asked],
         "without": sorted(variant.without),
         "facts": dict(variant.facts),
-        "sources": variant.sources.to_json(),
+        "codes": variant.codes.to_json(),
         "digests": list(variant.pieces),
         "shell": store.put(variant.stored["shell"]),
         "stitching": variant.stored["stitching"],
@@ -266,12 +288,13 @@ def _stored(variant: Variant, store: Store) -> dict[str, Any]:
         "recorded": variant.stored["recorded"],
         "writes": variant.writes,
         "fixed": variant.stored["fixed"],
+        "written": variant.stored["written"],
         "verdicts": list(variant.assumed),
     }
 
 
 def _box(stored: list[list[Any]]) -> Box:
-    return Box(tuple(Dim(name, low, high) for name, low, high in stored))
+    return Box(tuple(Dim(name, *ends) for name, *ends in stored))
 
 
 def faults_of(entry: Mapping[str, Any], store: Store) -> list[str]:

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from torchloom._torch import OpOverload
+from torchloom._torch import OpOverload, OpOverloadPacket
 from torchloom.errors import ServeError
 from torchloom.graph.text import target_name
 from torchloom.serve.digest import digest_of, target_text, typed
@@ -50,6 +50,23 @@ class Piece:
     def writes(self) -> bool:
         """Whether it may write to tensors."""
         return any(map(_writes, self.graph_module.graph.nodes))
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Places of inputs that it may write to, by itself or through views."""
+        storages = [
+            value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+            for value in self.inputs
+        ]
+        tensors = {place for place, storage in enumerate(storages) if storage is not None}
+        found: set[int] = set()
+        for node in filter(_writes, self.graph_module.graph.nodes):
+            values = [each.meta.get("example_value") for each in _targets(node)]
+            if any(value is None for value in values):
+                return frozenset(tensors)
+            known = {v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor)}
+            found |= {place for place in tensors if storages[place] in known}
+        return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -125,20 +142,48 @@ def _is_blind(piece: Piece) -> bool:
     return len(set(storages)) < len(storages)
 
 
+def _overloads(target: Any) -> list[OpOverload]:
+    """Return the operator that a node calls, or all that a name like `torch.ops.mylib.attention` stands for."""
+    if isinstance(target, OpOverloadPacket):
+        return [getattr(target, name) for name in target.overloads()]
+    return [target] if isinstance(target, OpOverload) else []
+
+
 def _writes(node: fx.Node) -> bool:
     """Say whether a node may write to its arguments."""
+    return bool(_targets(node))
+
+
+def _targets(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that a node may write to."""
     if node.op == "call_method":
-        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+        name = str(node.target)
+        return _nodes(node.args[:1]) if name.endswith("_") and not name.endswith("__") else []
     if node.op != "call_function":
-        return False
-    if isinstance(node.target, OpOverload):
-        return node.target._schema.is_mutable
+        return []
+    if operators := _overloads(node.target):
+        written = {
+            name
+            for each in operators
+            for place, argument in enumerate(each._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for name in (argument.name, place)
+        }
+        given = {**dict(enumerate(node.args)), **node.kwargs}
+        return _nodes([value for name, value in given.items() if name in written])
     name = target_name(node.target)
-    return (
-        name in ("setitem", "iadd", "isub", "imul", "itruediv")
-        or name.endswith("_")
-        or bool(node.kwargs.get("out") is not None or node.kwargs.get("inplace"))
-    )
+    out = _nodes([node.kwargs.get("out")])
+    is_in_place = name in ("setitem", "iadd", "isub", "imul", "itruediv") or name.endswith("_")
+    if is_in_place or node.kwargs.get("inplace"):
+        return [*out, *_nodes([*node.args[:1], node.kwargs.get("input")])]
+    return out
+
+
+def _nodes(values: Any) -> list[fx.Node]:
+    """Return the nodes in nested arguments."""
+    found: list[fx.Node] = []
+    fx.map_arg(values, found.append)
+    return found
 
 
 def _groups(
@@ -195,15 +240,14 @@ def _signature(group: Iterable[fx.Node]) -> tuple[str, ...]:
 
 
 def _is_named(node: fx.Node, names: Collection[str]) -> bool:
-    if not isinstance(node.target, OpOverload):
-        return False
-    full = node.target._schema.name
-    return full in names or f"{full}.{node.target._overloadname}" in names
+    return any(
+        each._schema.name in names or f"{each._schema.name}.{each._overloadname}" in names
+        for each in _overloads(node.target)
+    )
 
 
 def _check_named(names: Collection[str], kept: Iterable[fx.Node]) -> None:
-    targets = [node.target for node in kept]
-    seen = {target._schema.name for target in targets if isinstance(target, OpOverload)}
+    seen = {each._schema.name for node in kept for each in _overloads(node.target)}
     missing = [name for name in names if name.partition(".")[0] not in seen]
     if missing:
         raise ServeError(

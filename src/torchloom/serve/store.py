@@ -27,7 +27,7 @@ from torchloom.errors import ArtifactError
 from torchloom.files import make_own, read_own, why_not_own, why_replaceable, write_whole
 from torchloom.serve.key import Key
 
-VERSION = 3
+VERSION = 5
 _LOOK_S = 0.05
 _NAME = re.compile(r"[0-9a-f]{64}(\.[a-z]+)?")
 
@@ -185,6 +185,15 @@ class Store:
     def saved_at(self, key: str) -> float:
         """Return when an entry was written, in seconds since 1970."""
         return self._entry(key).stat().st_mtime
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether there is a store, and this user may not add to it."""
+        folders = [self.root, *(self.root / name for name in ("entries", "objects", "locks"))]
+        there = [each for each in folders if each.is_dir()]
+        return len(there) > 1 and not all(
+            os.access(each, os.W_OK | os.X_OK, effective_ids=True) for each in there
+        )
 
     @contextmanager
     def building(self, key: str, timeout_s: float = 1800.0) -> Iterator[None]:

@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from torchloom._torch.shell import plain_function
 from torchloom.errors import ServeError
 from torchloom.serve.contract import Contract
-from torchloom.serve.facts import words_for
+from torchloom.serve.words import words_for
 
 
 class Target:
@@ -41,8 +42,17 @@ class Target:
         parameters = list(inspect.signature(self.function).parameters.values())
         self.parameters = parameters if self.owner is None else parameters[1:]
         """What calls may pass."""
-        self.by_keyword = frozenset(p.name for p in self.parameters if p.name not in own)
+        self.by_position: tuple[str, ...] = ()
+        """Of these, what is handed on by position: hooks of a module see it so."""
+        if isinstance(call, nn.Module) and self.function is not type(call).forward:
+            self.parameters = list(inspect.signature(call.forward).parameters.values())
+            may = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            self.by_position = tuple(p.name for p in self.parameters if p.kind in may)
+        self.by_keyword = frozenset(
+            p.name for p in self.parameters if p.name not in own and p.name not in self.by_position
+        )
         """Of these, what the function itself takes by keyword only."""
+        self._several = next((p.name for p in own.values() if p.kind is p.VAR_POSITIONAL), "")
         self.rest = next((p.name for p in own.values() if p.kind is p.VAR_KEYWORD), None)
         """The name under which it holds further keyword arguments."""
 
@@ -57,11 +67,39 @@ class Target:
         kind = self.function if self.owner is None else type(self.owner)
         return f"{kind.__module__}.{kind.__qualname__}"
 
+    def divided(self, args: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what a call with these arguments passes by position, and by keyword."""
+        names: list[str] = []
+        for name in self.by_position:
+            if name not in args:
+                break
+            names.append(name)
+        return tuple(args[name] for name in names), {
+            name: value for name, value in args.items() if name not in names
+        }
+
+    def sources_of(self, args: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return how the expressions of a trace call the arguments of a call."""
+        return tuple(chain.from_iterable(self.sources_by_name(args).values()))
+
+    def sources_by_name(self, args: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Return how the expressions of a trace call each argument of a call."""
+        places, rest = self.divided(args)
+        found = {
+            name: [f"L['{self._several}'][{place}]"]
+            for place, name in enumerate(self.by_position[: len(places)])
+        }
+        for name in rest:
+            more = [f"L['{self.rest}']['{name}']"] if self.rest else []
+            found[name] = [f"L['{name}']", *more]
+        return found
+
     def scope(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return the names that facts about a call refer to."""
         signature = inspect.signature(self.function, follow_wrapped=False)
         first = () if self.owner is None else (self.owner,)
-        bound = signature.bind(*first, **args)
+        places, rest = self.divided(args)
+        bound = signature.bind(*first, *places, **rest)
         bound.apply_defaults()
         cells = dict(
             zip(
@@ -70,7 +108,11 @@ class Target:
                 strict=True,
             )
         )
-        return {"L": {**bound.arguments, **cells}, "G": self.function.__globals__}
+        return {
+            "L": {**bound.arguments, **cells},
+            "G": self.function.__globals__,
+            "call": self.call,
+        }
 
     def parameters_for(self, contract: Contract) -> list[inspect.Parameter]:
         """Return what calls may pass, with names of a contract that are further keywords."""

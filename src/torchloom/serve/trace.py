@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchloom._torch.fullgraph import FullGraph, capture_full, is_unsupported, mark_varying
+from torchloom._torch.places import GuardOn, Place, place_of, settled, value_at
 from torchloom._torch.symbols import SizeGuard
 from torchloom.errors import ServeError
+from torchloom.serve.arguments import Asked, asked_of
 from torchloom.serve.box import Box
+from torchloom.serve.code import Codes, codes_of, scopes_of
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
-from torchloom.serve.facts import Facts, Sources, facts_of
+from torchloom.serve.dims import Derived, Float
+from torchloom.serve.facts import Facts, facts_of
 from torchloom.serve.prove import Verdict, prove
-from torchloom.serve.specs import Dim, TensorSpec
+from torchloom.serve.specs import NumberSpec, TensorSpec, steps_to
 from torchloom.serve.target import Target, as_promised
 
-_GLOBAL_STATE = (
-    "torch.get_default_dtype()",
-    "torch.are_deterministic_algorithms_enabled()",
-    "torch.get_float32_matmul_precision()",
+_GLOBAL_STATE = tuple(
+    GuardOn("EQUALS_MATCH", text)
+    for text in (
+        "torch.get_default_dtype()",
+        "torch.are_deterministic_algorithms_enabled()",
+        "torch.get_float32_matmul_precision()",
+        "utils_device.CURRENT_DEVICE",
+    )
 )
 """What a trace relies on of torch's own settings; gradient mode and autocast are asked for at each call."""
 
@@ -38,10 +49,16 @@ class Traced:
     facts: Facts
     unwritten: Sequence[str]
     """What it relied on that cannot be written down: its program cannot be stored."""
-    sources: Sources
+    codes: Codes
+    asked: Asked
+    """What it relied on of arguments."""
     assumed: tuple[SizeGuard, ...] = ()
     """What the trace itself assumed of sizes; compiling its graph may add to it."""
     is_unbacked: bool = False
+    derived: tuple[Derived, ...] = ()
+    """Sizes that follow from those of the box."""
+    floats: Mapping[float, Float] = field(default_factory=dict)
+    """Arguments that vary, by what they were during the trace."""
     numbers: Mapping[int, int] | None = None
     """The sizes that its graph is to be compiled for, by hint; None where they stay symbols."""
 
@@ -52,11 +69,13 @@ class Traced:
             more: what was assumed where an equal graph of another trace was compiled.
         """
         if self.numbers is not None:
-            return prove(self.assumed, self.box.dims, self.hints)
+            return prove(self.assumed, self.box.dims, self.hints, self.derived)
         guards = self.graph.size_guards()
         known = {guard.text for guard in guards}
         others = {guard.text: guard for guard in more if guard.text not in known}
-        return prove([*guards, *others.values()], self.box.dims, self.hints)
+        return prove(
+            [*guards, *others.values()], self.box.dims, self.hints, self.derived, self.floats
+        )
 
     def within(self, part: Box) -> Traced | None:
         """Return this trace as one for a part of its box, if it stands for it.
@@ -67,9 +86,13 @@ class Traced:
         varying = {dim.name for dim in self.box.varying}
         if self.hints in part and {dim.name for dim in part.varying} == varying:
             return replace(self, box=part)
-        if part.varying or self.is_unbacked:
+        if part.varying or self.is_unbacked or self.floats:
             return None
-        numbers = {self.hints[name]: size for name, size in part.largest.items() if name in varying}
+        sizes = [size for size in (*part.dims, *self.derived) if size.dim.name in varying]
+        numbers = {
+            size.of(self.hints[size.dim.name]): size.of(part.largest[size.dim.name])
+            for size in sizes
+        }
         if all(g.holds({**{h: h for h in g.hints}, **numbers}) for g in self.assumed):
             return replace(self, box=part, numbers=numbers)
         return None
@@ -95,16 +118,20 @@ def trace(
     Raises:
         ServeError: the model is not one graph, or branches on an unbacked size.
     """
-    hints = box.hints()
-    varying = {dim.name for dim in box.varying}
+    hints = box.hints(contract.derived)
+    varying = {dim.name: dim for dim in box.varying}
 
-    def make(path: str, spec: TensorSpec) -> Tensor | None:
+    def make(path: str, spec: TensorSpec | NumberSpec) -> Any:
+        if isinstance(spec, NumberSpec):
+            return spec.value(path, hints)
         if path in without:
             return None
         made = spec.empty(hints)
-        for number, dim in enumerate(spec.shape):
-            if isinstance(dim, Dim) and dim.name in varying:
-                ends = next((d.min, d.max) for d in box.dims if d.name == dim.name)
+        if contract.grad == "grad" and made.is_floating_point():
+            made.requires_grad_()  # calls that want no gradient of it just do not use what is there
+        for number, size in enumerate(spec.shape):
+            if not isinstance(size, int) and (dim := varying.get(size.dim.name)):
+                ends = (size.of(dim.min), size.of(dim.max))
                 mark_varying(made, number, unbacked=ends if dim.name in unbacked else None)
         return made
 
@@ -116,7 +143,13 @@ def trace(
     args = contract.made(make)
     try:
         with as_promised(contract):
-            graph = capture_full(target.call, (), args, unbacked=bool(unbacked))
+            graph = capture_full(
+                target.call,
+                *target.divided(args),
+                unbacked=bool(unbacked),
+                ints=_sources(target, contract, args, varying),
+                floats=_sources(target, contract, args, None),
+            )
     except Exception as error:
         if not is_unsupported(error):
             raise
@@ -125,23 +158,63 @@ def trace(
         ) from error
     counter.num_traces += 1
     scope = target.scope(args)
-    facts, unwritten = facts_of(
-        [*graph.sources, *_GLOBAL_STATE], scope, contract.args, target.rest, graph.modules
-    )
+    sources = target.sources_of({name: args[name] for name in args if name in contract.args})
+    guards = [*graph.guards, *_GLOBAL_STATE]
+    read = _read(guards, scope, graph.modules)
+    facts, unwritten = facts_of(*(guards, scope, sources, graph.modules), scopes=scopes_of(read))
+    codes, unreached = codes_of(graph.codes, read, sys.modules)
     assumed = tuple(graph.size_guards())
     return Traced(
         box,
         graph,
         hints,
         facts,
-        unwritten,
-        Sources.of(graph.codes),
+        [*unwritten, *unreached],
+        codes,
+        asked_of(graph.guards, graph.codes, target, contract, args, varying),
         assumed,
         is_unbacked=bool(unbacked),
+        derived=contract.derived,
+        floats={each.hint: each for each in contract.floats()},
     )
+
+
+def _sources(
+    target: Target, contract: Contract, args: Mapping[str, Any], varying: Collection[str] | None
+) -> list[str]:
+    """Return how a trace calls the whole numbers that vary, or the floats if `varying` is None."""
+    by_name = target.sources_by_name(args)
+    found: list[str] = []
+    for path, spec in contract.numbers():
+        if varying is None if spec.size is None else varying and spec.size.dim.name in varying:
+            name, _, rest = path.partition(".")
+            found += [source + steps_to(contract.args[name], rest) for source in by_name[name]]
+    return found
+
+
+def _read(
+    guards: Iterable[GuardOn], scope: Mapping[str, Any], modules: Mapping[str, str]
+) -> list[tuple[Place, Any]]:
+    """Return what a trace read, with its place; what is served itself first."""
+    found: dict[str, tuple[Place, Any]] = {"": ([["call", ""]], scope["call"])}
+    for source in dict.fromkeys(guard.source for guard in guards):
+        with suppress(Exception):  # what has no place, or is not there, brings no code
+            place = place_of(source, modules)
+            if place is not None:
+                found.setdefault(repr(place), (settled(place, scope), value_at(place, scope)))
+    return list(found.values())
 
 
 def _first_lines(error: BaseException) -> str:
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     where = [line.strip() for line in lines if line.lstrip().startswith("File ")]
-    return "\n".join([*lines[:6], *where[-1:]])
+    return "\n".join([*lines[:6], *where[-1:], *how_to_promise(str(error))])
+
+
+def how_to_promise(text: str) -> list[str]:
+    """Return the advice for conditions of torch's that ask whether a size is a multiple of a number."""
+    numbers = dict.fromkeys(re.findall(r"Eq\(Mod\(\w+, (\d+)\), 0\)", text))
+    return [
+        f"If sizes are multiples of {number}, promise it: Dim(..., multiple_of={number})"
+        for number in numbers
+    ]

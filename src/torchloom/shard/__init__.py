@@ -8,6 +8,7 @@ gathered weight, in eager and in compiled code alike.
 from __future__ import annotations
 
 from torchloom.shard.apply import (
+    class_of,
     detach_hooks,
     facts_of,
     is_sharded,
@@ -28,6 +29,7 @@ __all__ = [
     "Layout",
     "ParamSpec",
     "Precision",
+    "class_of",
     "detach_hooks",
     "facts_of",
     "full_state_dict",

@@ -19,6 +19,7 @@ from torchloom.shard.layout import Layout, Mode, ParamSpec
 from torchloom.shard.pieces import cut, join, pad_storage
 from torchloom.shard.regather import attach
 from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
+from torchloom.shard.writes import check_code
 
 logger = get_logger(__name__)
 
@@ -69,6 +70,11 @@ def root_of(params: Sequence[nn.Parameter | str]) -> nn.Module:
         "no sharded model owns these parameters: pass parameters of a model that "
         "torchloom.initialize or torchloom.shard_model has sharded"
     )
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class that a module had before it was sharded."""
+    return getattr(type(module), ORIGINAL, type(module))
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -131,6 +137,7 @@ def shard_module(
             f"this {type(model).__name__} is already sharded: initialize it once, or call "
             "torchloom.shard.unshard(model) before sharding it again"
         )
+    check_code(model, layout)
     _forget_computed(model)
     keep = _Keeper(layout, broadcast)
     kept: set[str] = set()

@@ -21,6 +21,7 @@ from torchloom.errors import ShardError
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.memo import Memo
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
+from torchloom.shard.writes import WRITES
 
 _CLASSES: dict[tuple[Any, ...], type[nn.Module]] = {}
 
@@ -72,7 +73,13 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
     def cast(self: Any) -> Tensor:
         return self._parameters[attr].to(dtype)
 
-    getter = {"sharded": gather, "synced": replicate, "whole": cast}[spec.mode]
+    def noted(self: Any) -> Tensor:
+        weight = gather(self) if spec.mode == "sharded" else replicate(self)
+        return (
+            weight if torch.compiler.is_compiling() else WRITES.note(weight, self._loom_names[attr])
+        )
+
+    getter = {"sharded": noted, "synced": noted, "whole": cast}[spec.mode]
     if not spec.is_tied or spec.mode == "whole":
         return getter
 

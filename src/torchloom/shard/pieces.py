@@ -31,6 +31,19 @@ def valid_numel(numel: int, rank: int, shard_numel: int) -> int:
     return max(0, min(shard_numel, numel - rank * shard_numel))
 
 
+def clear_padding_(grad: Tensor, numel: int, rank: int) -> None:
+    """Set to zero what a piece of a gradient holds behind the last element of the whole.
+
+    Args:
+        grad: rank's piece.
+        numel: elements of the whole.
+        rank: whose piece it is.
+    """
+    valid = valid_numel(numel, rank, grad.numel())
+    if valid < grad.numel():
+        grad.view(-1)[valid:].zero_()
+
+
 def join(flat: Tensor, shape: Sequence[int]) -> Tensor:
     """View the front of a flat, padded tensor as a weight of `shape`."""
     numel = 1

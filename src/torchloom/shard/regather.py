@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torchloom import ops
 from torchloom.shard.memo import Memo
+from torchloom.shard.writes import WRITES
 
 
 class GatherCall(NamedTuple):
@@ -120,18 +121,19 @@ def _num_running(module: nn.Module) -> int:
 
 
 def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandle, ...]:
-    """Bracket the eager forward passes of `root`: tied weights once, saved weights as pieces.
+    """Bracket the eager forward passes of `root`: tied weights once, saved weights as pieces, no writes.
 
     Returns:
         Handles of the two hooks, for removal.
     """
-    open_hooks: list[Any] = []
+    open_hooks: list[tuple[Any, int]] = []
 
     def close() -> None:
         Memo.of(handle).close()
-        hooks = open_hooks.pop()
+        hooks, start = open_hooks.pop()
         if hooks is not None:
             LIVE.close(hooks)
+        WRITES.close(start)
 
     def before(module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -139,7 +141,8 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
         while open_hooks and len(open_hooks) >= _num_running(module):
             close()  # torch runs no hook after a pass that e.g. KeyboardInterrupt has ended
         Memo.of(handle).open()
-        open_hooks.append(LIVE.open() if regather and torch.is_grad_enabled() else None)
+        hooks = LIVE.open() if regather and torch.is_grad_enabled() else None
+        open_hooks.append((hooks, WRITES.open()))
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():

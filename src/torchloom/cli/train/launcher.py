@@ -97,11 +97,17 @@ class _QuietAgent(LocalElasticAgent):
     """Starts workers that answer signals once they have settled how, and knows them at once."""
 
     pids: tuple[int, ...] = ()
+    is_starting: bool = False
+    waiting: int | None = None
+    """A signal that came while workers were started, by way of another thread: it is handed on when they are known."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with held_back():
+            self.is_starting = True
             started = super()._start_workers(worker_group)
-            self.pids = tuple(started.values())
+            self.pids, self.is_starting = tuple(started.values()), False
+        if self.waiting is not None:
+            _signal_all(self.pids, self.waiting)
         return started
 
 
@@ -140,6 +146,9 @@ class _Relay:
         first, pids = self.received is None, self._agent.pids
         if first:
             self.received = signal.Signals(number)
+        if not pids and self._agent.is_starting:
+            self._agent.waiting = signal.SIGTERM if number == signal.SIGHUP else number
+            return
         if not pids:
             raise KeyboardInterrupt
         if first:

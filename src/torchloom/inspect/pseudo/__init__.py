@@ -6,6 +6,6 @@ becomes a comment. Pure Python, without torch, for CPython 3.10 to 3.14.
 
 from __future__ import annotations
 
-from torchloom.inspect.pseudo.printer import pseudo_source
+from torchloom.inspect.pseudo.printer import bytecode_listing, pseudo_source
 
-__all__ = ["pseudo_source"]
+__all__ = ["bytecode_listing", "pseudo_source"]

@@ -11,6 +11,8 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import CodeType
 from typing import Any
 
 from torchloom.inspect.pseudo.values import (
@@ -67,6 +69,8 @@ _MAX_TEXT = 4000
 _KEY = re.compile(r"(-?\d*)(:?)(-?\d*)")
 _GRAPH_ID = re.compile(r"(__compiled_fn_\d+)_[0-9a-f]{8}_[0-9a-f_]{27}")
 _HOOKS = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
+_ASKS = "_is_profiler_enabled"
+"""From 2.15 Dynamo calls the hooks under a condition, by locals that hold it, their module and a result."""
 
 
 @dataclass
@@ -81,6 +85,8 @@ class Machine:
     kw_names: tuple[str, ...] = ()
     hooks: frozenset[str] = frozenset()
     """Locals that hold Dynamo's own bookkeeping."""
+    kept: frozenset[str] = frozenset()
+    """Those among them that never hold anything else; see `bookkeeping`."""
 
     def fork(self, emit: Callable[[str], None]) -> Machine:
         """Return a machine with a stack of its own, for one of two branches."""
@@ -208,7 +214,7 @@ class Machine:
 
     def _store(self, target: str) -> None:
         value = self.pop()
-        if value is HOOK:
+        if value is HOOK or target in self.kept:
             self.hooks |= {target}
             return
         self.hooks -= {target}
@@ -243,20 +249,18 @@ class Machine:
 
     def op_LOAD_ATTR(self, ins: dis.Instruction) -> None:
         owner = self.pop()
-        if str(ins.argval).startswith(_HOOKS):
-            self.push(HOOK)
-            return
+        is_hook = owner is HOOK or str(ins.argval).startswith(_HOOKS)
         is_method = sys.version_info >= (3, 12) and ins.arg is not None and ins.arg & 1
         if is_method and sys.version_info < (3, 13):
             self.push(NULL)
-        self.push(primary(f"{owner.operand}.{ins.argval}", owner))
+        self.push(HOOK if is_hook else primary(f"{owner.operand}.{ins.argval}", owner))
         if is_method and sys.version_info >= (3, 13):
             self.push(NULL)
 
     def op_LOAD_METHOD(self, ins: dis.Instruction) -> None:
         owner = self.pop()
         self.push(NULL)
-        self.push(primary(f"{owner.operand}.{ins.argval}", owner))
+        self.push(HOOK if owner is HOOK else primary(f"{owner.operand}.{ins.argval}", owner))
 
     def op_LOAD_SUPER_ATTR(self, ins: dis.Instruction) -> None:
         self.pop_many(3)
@@ -381,6 +385,9 @@ class Machine:
 
     def op_IS_OP(self, ins: dis.Instruction) -> None:
         left, right = self.pop_many(2)
+        if left is HOOK:
+            self.push(HOOK)
+            return
         self.push(
             compound(f"{left.operand} is{' not' if ins.arg else ''} {right.operand}", left, right)
         )
@@ -703,6 +710,23 @@ class Machine:
         """The printer has popped the iterator already."""
 
 
+def bookkeeping(instructions: Sequence[dis.Instruction]) -> frozenset[str]:
+    """Return the locals that serve Dynamo's hooks alone: the condition, the module, the result (2.15)."""
+    found = set()
+    for before, ins in pairwise(instructions):
+        is_call = str(ins.argval).startswith(_HOOKS) and before.opname.startswith("LOAD_FAST")
+        if is_call:
+            found.add(str(before.argval))
+        if is_call or (ins.argval == _ASKS and str(before.argval).startswith("__import_torch")):
+            after = (each for each in instructions if each.offset > ins.offset)
+            follows = next(
+                (each for each in after if each.opname in ("STORE_FAST", "POP_TOP")), ins
+            )
+            if follows.opname == "STORE_FAST":
+                found.add(str(follows.argval))
+    return frozenset(found)
+
+
 def _pair(ins: dis.Instruction) -> tuple[str, str]:
     if isinstance(ins.argval, tuple):
         first, second = ins.argval
@@ -786,7 +810,7 @@ def _unquote(text: str) -> str:
 
 def constant_text(value: Any) -> str:
     """Return the text of a constant; code objects by name, long ones shortened, no addresses."""
-    if hasattr(value, "co_name"):
+    if isinstance(value, CodeType):
         return f"<code {value.co_name}>"
     if isinstance(value, tuple):
         inside = ", ".join(constant_text(each) for each in value)

@@ -15,20 +15,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
 
-from torchloom.inspect.pseudo.machine import Machine, constant_text
-from torchloom.inspect.pseudo.values import Part, Value, name, primary
+from torchloom.inspect.pseudo.constants import without_values
+from torchloom.inspect.pseudo.machine import Machine, bookkeeping, constant_text
+from torchloom.inspect.pseudo.values import HOOK, Part, Value, name, primary
 
 _MAX_LINES = 2000
 _MAX_DEPTH = 60
 _INDENT = "    "
 
 
-def pseudo_source(code: CodeType, title: str | None = None) -> str:
-    """Return readable pseudo-source of a code object; never raises.
+def pseudo_source(
+    code: CodeType, title: str | None = None, *, original: CodeType | None = None
+) -> str:
+    """Return readable pseudo-source of a code object; never raises, and shows no objects.
 
     Args:
         code: any bytecode, as compiled or as rewritten by Dynamo.
         title: what to call the function; default: the code's own name.
+        original: what Dynamo rewrote. Strings that it lacks are values of the program: not shown.
 
     Example:
         >>> print(pseudo_source((lambda x: x + 1).__code__, "f"))
@@ -36,10 +40,24 @@ def pseudo_source(code: CodeType, title: str | None = None) -> str:
             return x + 1
     """
     try:
+        code = without_values(code, original)
         return _Printer(code).text(title or code.co_name)
     except Exception as error:  # noqa: BLE001
-        listing = dis.Bytecode(code).dis()
-        return f"# not readable as source ({type(error).__name__}: {error}); bytecode:\n{listing}"
+        return _listed(code, original, error)
+
+
+def bytecode_listing(code: CodeType, original: CodeType | None = None) -> str:
+    """Return the instructions of a code object, one per line; constants as in `pseudo_source`."""
+    return dis.Bytecode(without_values(code, original)).dis()
+
+
+def _listed(code: CodeType, original: CodeType | None, error: Exception) -> str:
+    reason = f"{type(error).__name__}: {error}"
+    try:
+        listing = bytecode_listing(code, original)
+    except Exception:  # noqa: BLE001  nothing is left to show
+        return f"# not readable ({reason})"
+    return f"# not readable as source ({reason}); bytecode:\n{listing}"
 
 
 @dataclass
@@ -75,7 +93,8 @@ class _Printer:
         return "\n".join(self.lines)
 
     def _machine(self, depth: int, stack: list[Part]) -> Machine:
-        return Machine(stack, self._emitter(depth), self._fresh, self.code.co_consts)
+        kept = bookkeeping(self.instructions)
+        return Machine(stack, self._emitter(depth), self._fresh, self.code.co_consts, kept=kept)
 
     def _emitter(self, depth: int) -> Callable[[str], None]:
         def emit(line: str) -> None:
@@ -176,6 +195,11 @@ class _Printer:
                 machine.emit("...  # jumps back")
                 return None
             return target
+        if (
+            machine.stack and machine.stack[-1] is HOOK
+        ):  # both ways are the same but for bookkeeping
+            machine.pop_raw()
+            return index + 1
         condition = self._condition(ins, machine)
         if condition is None:
             machine.emit(f"# {kind} {ins.argrepr}")

@@ -66,7 +66,7 @@ def _counterexample(
         for size in _TRIED:
             if guard.holds({**{each: each for each in guard.hints}, hint: size}):
                 continue
-            other = sizes[hint].set(sample, size)
+            other = sizes[int(hint)].set(sample, size)
             if refusal(target, other) is None:
                 return str(other)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchloom.plan.memory.alive import Contents, alive_at_peak, module_of
 from torchloom.plan.memory.measure import Measured, measure_peak
 from torchloom.plan.memory.micro_step import MicroStep, micro_step
 from torchloom.plan.memory.optimizer import optimizer_peak
@@ -12,16 +13,19 @@ from torchloom.plan.memory.transit import Transit
 from torchloom.plan.memory.workspace import WorkspaceTable
 
 __all__ = [
+    "Contents",
     "Interface",
     "Measured",
     "MicroStep",
     "Program",
     "Transit",
     "WorkspaceTable",
+    "alive_at_peak",
     "distinct_bytes",
     "interface_of",
     "measure_peak",
     "micro_step",
+    "module_of",
     "optimizer_peak",
     "program_of",
     "replay_peak",

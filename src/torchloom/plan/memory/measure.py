@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -37,15 +38,19 @@ def measure_peak(fn: Callable[[], Any]) -> Measured:
     return Measured(peak, live)
 
 
-def memory_profile() -> torch.profiler.profile:
-    """Return a profiler of allocations, to be entered.
+@contextmanager
+def memory_profile() -> Iterator[torch.profiler.profile]:
+    """Profile allocations inside a `with` block.
 
     torch 2.13 tells the terminal of each start and stop of its profiler (Kineto's level "USDT", 5);
     nobody who plans has asked for that. A level that the environment names stands.
     """
-    envs.set_default("KINETO_LOG_LEVEL", "6")
     activities = [torch.profiler.ProfilerActivity.CPU]
-    return torch.profiler.profile(activities=activities, profile_memory=True)
+    with (
+        envs.default_within("KINETO_LOG_LEVEL", "6"),
+        torch.profiler.profile(activities=activities, profile_memory=True) as profile,
+    ):
+        yield profile
 
 
 def profiler_events(profile: torch.profiler.profile) -> list[Any]:

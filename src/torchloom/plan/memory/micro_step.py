@@ -34,6 +34,10 @@ class MicroStep:
     gradient_bytes: int
     """Gradients that backward allocates and returns."""
     held: frozenset[Storage] = field(repr=False, default=frozenset())
+    kept: frozenset[Storage] = field(repr=False, default=frozenset())
+    """What forward leaves: saved values and results."""
+    seeds: frozenset[Storage] = field(repr=False, default=frozenset())
+    """Gradients of results that backward begins with."""
 
     @property
     def peak_bytes(self) -> int:
@@ -48,6 +52,7 @@ def micro_step(
     *,
     probe: Probe | None = None,
     transit: Transit | None = None,
+    keeps_lives: bool = False,
 ) -> MicroStep:
     """Predict the memory of a forward and a backward graph that run boxed, one after the other.
 
@@ -56,6 +61,7 @@ def micro_step(
         backward: the graph whose inputs are saved values and gradients of results.
         probe: what operators allocate besides what the graphs show; see `WorkspaceTable`.
         transit: what the transport holds besides results.
+        keeps_lives: whether the programs say what is alive when.
     """
     inputs = _storages(forward.find_nodes(op="placeholder"))
     outputs = forward.output_node()
@@ -68,6 +74,7 @@ def micro_step(
         probe=probe,
         transit=transit,
         scratch=scratch,
+        keeps_lives=keeps_lives,
     )
     placeholders = list(backward.find_nodes(op="placeholder"))
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
@@ -89,6 +96,7 @@ def micro_step(
         probe=probe,
         transit=transit,
         scratch=scratch,
+        keeps_lives=keeps_lives,
     )
     return MicroStep(
         forward=program,
@@ -97,6 +105,8 @@ def micro_step(
         seed_bytes=sum(seeds.values()),
         gradient_bytes=sum(behind.results.values()),
         held=frozenset(inputs),
+        kept=frozenset(kept),
+        seeds=frozenset(seeds),
     )
 
 

@@ -34,6 +34,24 @@ class Step:
     workspace_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Something that takes memory, and when."""
+
+    storage: Storage | None
+    """None for what a collective holds."""
+    num_bytes: int
+    maker: fx.Node
+    begin: int
+    """Place of the node that allocates it; -1: it is there at the start."""
+    end: int | None
+    """Place of the node after which it dies; None: it lives on."""
+
+    def spans(self, place: int) -> bool:
+        """Return whether it is alive while the node at a place runs."""
+        return self.begin <= place and (self.end is None or place <= self.end)
+
+
 @dataclass(slots=True)
 class Program:
     """The nodes of one graph in order, with the storages that outlive it."""
@@ -41,6 +59,8 @@ class Program:
     steps: list[Step] = field(default_factory=list)
     results: dict[Storage, int] = field(default_factory=dict)
     """Storages that this graph allocated and its outputs hold."""
+    lives: list[Life] = field(default_factory=list)
+    """What is alive when, where that was asked for."""
 
     @property
     def peak_bytes(self) -> int:
@@ -71,6 +91,7 @@ def program_of(
     probe: Probe | None = None,
     transit: Transit | None = None,
     scratch: Mapping[fx.Node, int] | None = None,
+    keeps_lives: bool = False,
 ) -> Program:
     """Return the memory events of nodes that run in this order.
 
@@ -82,6 +103,7 @@ def program_of(
         probe: what operators allocate besides what the graph shows.
         transit: what collectives hold until they are waited for.
         scratch: what nodes hold while they run, besides what the probe says.
+        keeps_lives: whether the program says what is alive when.
 
     Returns:
         The program. Inputs that nobody holds are live at the start and are freed after their last
@@ -94,6 +116,8 @@ def program_of(
     last_use: dict[Storage, int] = {}
     fresh, dying = [0] * len(order), [0] * len(order)
     parts: dict[fx.Node, dict[Storage, int]] = {}
+    lives: list[Life] = []
+    makers: dict[Storage, tuple[fx.Node, int]] = {}
     for index, node in enumerate(order):
         storages = parts[node] = _storages(node, probed[index], parts)
         if node.op == "get_attr":
@@ -104,6 +128,7 @@ def program_of(
                 known.add(storage)
                 owned[storage] = (sizes or {}).get(storage, size)
                 fresh[index] += 0 if node.op == "placeholder" else size
+                makers[storage] = node, -1 if node.op == "placeholder" else index
             last_use[storage] = index
         for used in node.all_input_nodes:
             last_use.update(dict.fromkeys(parts[used], index))
@@ -111,6 +136,7 @@ def program_of(
         for start, end, num_bytes in _under_way(order, transit):
             fresh[start] += num_bytes
             dying[end] += num_bytes
+            lives.append(Life(None, num_bytes, order[start], start, end))
     kept = {s: owned[s] for node in outputs for s in parts[node] if s in owned}
     for storage, size in owned.items():
         if storage not in kept:
@@ -124,7 +150,12 @@ def program_of(
         )
         for index, node in enumerate(order)
     ]
-    return Program(steps, kept)
+    if keeps_lives:
+        for storage, size in owned.items():
+            maker, begin = makers[storage]
+            end = None if storage in kept else last_use[storage]
+            lives.append(Life(storage, size, maker, begin, end))
+    return Program(steps, kept, lives if keeps_lives else [])
 
 
 def _storages(

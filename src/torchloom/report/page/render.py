@@ -31,14 +31,21 @@ _SCRIPTS = (
     "graph_open.js",
     "graph_view.js",
     "recompiles.js",
+    "eager.js",
     "fixes.js",
     "programs.js",
+    "stacked.js",
+    "run_time.js",
+    "run_memory.js",
+    "run_plan.js",
+    "own_phases.js",
     "overview.js",
     "function.js",
     "guards.js",
     "passes.js",
     "entry_graphs.js",
     "entry_parts.js",
+    "bytecode.js",
     "entry.js",
     "steps.js",
     "timeline.js",
@@ -46,7 +53,7 @@ _SCRIPTS = (
     "app.js",
 )
 """In the order in which they are joined; together they are one scope."""
-_STYLES = ("theme.css", "style.css", "code.css", "charts.css", "graph.css")
+_STYLES = ("theme.css", "style.css", "code.css", "charts.css", "graph.css", "run.css")
 _LIBRARIES = ("uplot-1.6.32", "dagre-3.1.3")
 
 
@@ -75,10 +82,15 @@ def write_page(session: Session, path: str | Path, *, title: str | None = None) 
 
 
 def _title(session: Session) -> str:
-    names = ", ".join(function.name for function in session.functions[:3])
-    more = ", ..." if len(session.functions) > 3 else ""
+    served = [str(row.data.get("model")) for row in session.events if row.kind == "ProgramReady"]
+    if served:
+        return f"torchloom programs: {', '.join(dict.fromkeys(served))}"
+    known = list(dict.fromkeys(function.name for function in session.functions))
+    names, more = ", ".join(known[:3]), ", ..." if len(known) > 3 else ""
     rank = f", rank {session.rank} of {session.world_size}" if session.world_size > 1 else ""
-    return f"torch.compile record: {names or 'nothing compiled'}{more}{rank}"
+    is_run = any(row.kind == "PhaseRan" for row in session.events)
+    what = "torchloom run" if is_run else "torch.compile record"
+    return f"{what}: {names or 'nothing compiled'}{more}{rank}"
 
 
 @cache

@@ -73,7 +73,7 @@ def _collectives(session: Session) -> Iterator[dict[str, Any]]:
             yield _name(session.rank, _COLLECTIVES + lane, f"collectives {lane + 1}")
         free_from[lane] = end
         track = _COLLECTIVES + lane
-        args = {key: row.data.get(key) for key in ("num_bytes", "num_tensors")}
+        args = {key: row.data.get(key) for key in ("num_bytes", "num_tensors", "params")}
         op = str(row.data.get("op", "collective"))
         yield _slice(session.rank, track, "collective", op, start, end - start, args)
         if end > wait:

@@ -86,7 +86,15 @@ function collectBreaks() {
 }
 
 const placeOf = (each) => each.user_stack.at(-1) || "unknown";
-const compileSeconds = (entry) => Number(entry.metrics.compile_s || 0);
+// As torch's metrics tell; graphs that were captured to be served have spans alone.
+function compileSeconds(entry) {
+  if (entry.metrics.compile_s !== undefined) return Number(entry.metrics.compile_s);
+  const whole = flame(entry.spans).filter((item) => item.lane === 0);
+  return whole.reduce((sum, item) => sum + item.end - item.start, 0);
+}
+// Calls are counted at graphs; of an entry without one the number may not be known.
+const callsOf = (entry) => (entry.is_counted === false ? "not counted" : String(entry.num_hits));
+const sourcePlace = (fn) => (fn.file ? `${short(fn.file)}:${fn.line}` : "");
 const entriesOf = (item) => data.entries.filter((e) => e.owner === item);
 const fnHash = (item) => "fn/" + encodeURIComponent(item.id);
 const entryHash = (item, sub) => "entry/" + encodeURIComponent(item.id) + (sub ? "/" + sub : "");

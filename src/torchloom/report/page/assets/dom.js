@@ -42,21 +42,27 @@ function section(title, ...children) {
   return el("section", {}, el("h2", {}, title), ...children);
 }
 
-function table(columns, rows, attrs) {
+// On narrow screens each row becomes a block, with every cell under its name.
+function table(columns, rows, attrs = {}) {
   const head = columns.map((c) => el("th", { scope: "col", class: c.class }, c.name || c));
   const body = rows.map((row) =>
     el(
       "tr",
       {},
       row.map((cell, i) =>
-        el("td", { class: columns[i].class, "data-name": columns[i].name }, cell),
+        el("td", { class: columns[i].class, "data-name": columns[i].name || columns[i] }, cell),
       ),
     ),
   );
   return el(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": "table" },
-    el("table", attrs, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)),
+    el(
+      "table",
+      { ...attrs, class: `stack ${attrs.class || ""}`.trim() },
+      el("thead", {}, el("tr", {}, head)),
+      el("tbody", {}, body),
+    ),
   );
 }
 

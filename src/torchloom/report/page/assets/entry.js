@@ -58,12 +58,25 @@ function entryHead(item) {
     ["function", jump(fnHash(item.owner), nameOf(item.owner.fn))],
     ["backend", e.backend.length > 90 ? backend : e.backend],
     ["status", e.status === "live" ? "live" : el("span", { class: "tag warn" }, e.status)],
-    ["calls served", e.num_hits],
+    ["calls served", callsOf(e)],
     ["compile time", seconds(compileSeconds(e))],
     ["attempts", e.attempts > 1 ? e.attempts : null],
   ]);
   facts.classList.add("facts");
-  return [facts, triggerView(e)];
+  return [facts, triggerView(e), stackView(e)];
+}
+
+// The calls of the user's code that led to the compile.
+function stackView(entry) {
+  const calls = entry.stack || [];
+  if (!calls.length) return null;
+  const rows = calls.map((call) => el("li", {}, el("code", {}, short(call))));
+  return el(
+    "details",
+    { class: "trigger stack-of-calls" },
+    el("summary", {}, "Compiled in the call at ", el("code", {}, short(calls.at(-1)))),
+    el("ol", {}, rows),
+  );
 }
 
 // The arguments of the call that made the entry: tensors and constants before mere types.

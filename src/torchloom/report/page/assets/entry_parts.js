@@ -1,4 +1,4 @@
-// Smaller parts of an entry: kernels, generated code, bytecode, times.
+// Smaller parts of an entry: kernels, generated code, times.
 
 function kernelsView(item) {
   const kernels = item.entry.kernels;
@@ -68,31 +68,6 @@ function texts(item, kinds, missing) {
     ),
     out,
   ];
-}
-
-function bytecodeView(item) {
-  const e = item.entry;
-  if (!e.pseudo_source && !e.bytecode) return empty("No bytecode was recorded for this entry.");
-  return el(
-    "div",
-    { class: "beside" },
-    section(
-      "What it does",
-      code(e.pseudo_source, {
-        language: "python",
-        missing: "The bytecode could not be read back as source.",
-        label: "pseudo source",
-      }),
-    ),
-    section(
-      "Bytecode that Dynamo wrote",
-      code(e.bytecode, {
-        language: "plain",
-        missing: "The bytecode was not recorded.",
-        label: "bytecode",
-      }),
-    ),
-  );
 }
 
 function timeView(item) {

@@ -1,23 +1,26 @@
-// What to mend first: graph breaks and recompiles, those that cost most on top.
+// What to mend first: recompile limits, then graph breaks and recompiles, the costliest on top.
+
+function hasFixes() {
+  return data.breaks.length + recompileCauses().length + limitItems().length > 0;
+}
 
 function fixFirst() {
-  const items = [
-    ...data.breaks.slice(0, 10).map(breakItem),
-    ...recompileCauses().slice(0, 10).map(recompileItem),
-  ];
-  const rest = Math.max(0, data.breaks.length - 10) + Math.max(0, recompileCauses().length - 10);
-  if (!items.length) {
-    return section(
-      "What to fix first",
-      empty(
-        data.entries.length
-          ? "Nothing: no graph break and no recompile was seen."
-          : "Nothing was compiled while watching, so there is nothing to fix.",
-      ),
-    );
+  const title = "What to fix first";
+  if (!hasFixes()) {
+    const text = data.entries.length
+      ? "Nothing: no graph break and no recompile was seen."
+      : "Nothing was compiled while watching, so there is nothing to fix.";
+    return section(title, empty(text));
   }
+  const causes = recompileCauses();
+  const items = [
+    ...limitItems(),
+    ...data.breaks.slice(0, 10).map(breakItem),
+    ...causes.slice(0, 10).map(recompileItem),
+  ];
+  const rest = Math.max(0, data.breaks.length - 10) + Math.max(0, causes.length - 10);
   return section(
-    "What to fix first",
+    title,
     el("ol", { class: "fixes" }, items),
     rest ? el("p", { class: "told" }, `and ${rest} more, at their functions`) : null,
   );
@@ -29,7 +32,7 @@ function breakItem({ each, place, owner, count: times }) {
     {},
     el("span", { class: "tag bad" }, "graph break"),
     " ",
-    el("strong", {}, each.reason),
+    el("strong", {}, prose(each.reason)),
     " at ",
     el("code", {}, short(place)),
     times > 1 ? `, met ${times} times` : "",

@@ -18,13 +18,16 @@ function functionView(id) {
   const children = data.functions.filter((o) => o.parent === item);
   return [
     el("div", { class: "bar" }, pick),
+    limitBanner(item),
     pairs([
-      ["place", el("code", {}, `${f.file}:${f.line}`)],
+      ["place", f.file ? el("code", {}, `${f.file}:${f.line}`) : null],
+      ["qualified name", f.qualname && f.qualname !== f.name ? el("code", {}, f.qualname) : null],
       ["name of its code", nameOf(f) !== f.name ? el("code", {}, f.name) : null],
       ["continues", item.parent && jump(fnHash(item.parent), nameOf(item.parent.fn))],
       ["calls served by entries", f.num_hits],
       ["calls that fitted no entry at first", f.num_misses],
-      ["runs eagerly", f.skipped],
+      ["calls that ran eagerly", f.num_eager_calls || null],
+      ["runs eagerly", limitText(f) ? null : f.skipped],
       ["reset", f.epoch ? `after ${count(f.epoch, "reset")}` : ""],
     ]),
     section("Entries", entryTable(item)),
@@ -55,7 +58,7 @@ function entryTable(item) {
     jump(entryHash(e), e.name),
     String(e.entry.guards.length),
     String(e.entry.kernels.length),
-    String(e.entry.num_hits),
+    callsOf(e.entry),
     seconds(compileSeconds(e.entry)),
     e.entry.status,
     whyMade(e),
@@ -76,7 +79,6 @@ function entryTable(item) {
       { name: "why it was made" },
     ],
     rows,
-    { class: "stack" },
   );
 }
 
@@ -130,7 +132,11 @@ function sourceOwner(item) {
 function sourceView(item) {
   const owner = sourceOwner(item);
   if (!owner) {
-    return empty(`The text of the function was not recorded: ${item.fn.file} could not be read.`);
+    return empty(
+      item.fn.file
+        ? `The text of the function was not recorded: ${item.fn.file} could not be read.`
+        : "It has no text: the graph was captured to be served.",
+    );
   }
   const lines = dedent(owner.fn.source.trimEnd().split("\n"));
   const marks = sourceMarks(item, owner.fn, lines.length);

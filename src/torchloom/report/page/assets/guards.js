@@ -34,7 +34,7 @@ function guardsView(item) {
               { name: "calls rejected", class: "num" },
             ],
             rows,
-            { class: "guards stack" },
+            { class: "guards" },
           )
         : empty("No guard holds these words."),
     );

@@ -7,7 +7,7 @@ const THIN = 7;
 const SLIM = 4; // pixels: the edge between neighbours would hide what is narrower
 const LANE_LETTER = 6.7;
 const MAX_BARS = 2500;
-const SHORTEST = 1e-6; // seconds in sight at most zoom
+const SHORTEST = 1e-5; // seconds in sight at most zoom: times of day are exact to 0.2 µs
 const LANE_HELP =
   "Point at a bar to read it. Wheel or + and − zoom, dragging or arrow keys move, " +
   "n and p go from bar to bar, 0 shows all.";
@@ -144,7 +144,7 @@ function drawLanes(chart) {
   const { drawing, lanes, view, gutter } = chart;
   const width = Math.max(200, drawing.clientWidth);
   const x = (t) => gutter + ((t - view.from) / (view.to - view.from)) * (width - gutter);
-  const parts = ticks(view, chart.first).map(([t, name]) =>
+  const parts = ticks(view, chart.first, width - gutter).map(([t, name]) =>
     svg(
       "g",
       {},
@@ -155,7 +155,8 @@ function drawLanes(chart) {
         y2: LANES_TOP + lanes.length * LANE_STEP,
         class: "tick",
       }),
-      svg("text", { x: x(t) + 3, y: 11, class: "axis" }, name),
+      x(t) + 3 + name.length * LANE_LETTER < width &&
+        svg("text", { x: x(t) + 3, y: 11, class: "axis" }, name),
     ),
   );
   let drawn = 0;
@@ -215,13 +216,26 @@ function drawBar(chart, item, x, width, place) {
   );
 }
 
-function ticks(view, origin) {
-  const rough = (view.to - view.from) / 6;
+const TICK_ROOM = 100; // pixels: the longest label and a gap
+
+// Round times with labels in one unit, with as many digits as tell neighbours apart.
+function ticks(view, origin, room) {
+  const rough = (view.to - view.from) / Math.max(2, Math.min(8, room / TICK_ROOM));
   const base = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * base).find((s) => s >= rough);
+  const far = Math.max(Math.abs(view.from - origin), Math.abs(view.to - origin));
+  const [unit, size] = TICK_UNITS.find(([, s]) => far >= s) || TICK_UNITS.at(-1);
+  const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-6));
   const found = [];
   for (let n = Math.ceil((view.from - origin) / step); origin + n * step <= view.to; n++) {
-    found.push([origin + n * step, n === 0 ? "0" : seconds(n * step)]);
+    const t = (n * step) / size;
+    found.push([origin + n * step, n === 0 ? "0" : `${t.toFixed(digits)} ${unit}`]);
   }
   return found;
 }
+
+const TICK_UNITS = [
+  ["s", 1],
+  ["ms", 1e-3],
+  ["µs", 1e-6],
+];

@@ -1,13 +1,22 @@
-// The first view: what was compiled, what to mend first, where the time went.
+// The first view: where the time and the memory went, what to mend first, what was compiled.
+
+const isRun = () => data.record.events.some((r) => r.kind === "PhaseRan");
 
 function overviewView() {
   const r = data.record;
   return [
     cards(),
-    el("p", { class: "told" }, WORDS),
-    fixFirst(),
+    isRun() ? null : el("p", { class: "told" }, WORDS),
+    hasFixes() ? fixFirst() : null,
+    runTime(),
+    exposedCommunication(),
+    runMemory(),
+    runPlan(),
+    ownPhases(),
+    hasFixes() ? null : fixFirst(),
     programs(),
     section("Functions", functionTree()),
+    skippedFunctions(),
     section("Compile time by phase", phases()),
     el(
       "div",
@@ -64,7 +73,7 @@ function cards() {
       el("span", {}, name),
     );
   const many = (n, one, more) => card(n, n === 1 ? one : more);
-  const bad = (n, one) => card(n, n === 1 ? one : one + "s", n);
+  const bad = (n, one, more) => card(n, n === 1 ? one : more || one + "s", n);
   return el(
     "div",
     { class: "cards" },
@@ -72,8 +81,10 @@ function cards() {
     many(data.entries.length, "entry", "entries"),
     bad(data.breaks.length, "graph break"),
     bad(recompiles, "recompile"),
+    eagerCalls() ? bad(eagerCalls(), "call ran eagerly", "calls ran eagerly") : null,
     card(seconds(total), "compiling"),
     uses.length ? card(`${hits} of ${uses.length}`, "cache lookups hit") : null,
+    ...memoryCards(card),
     times.length
       ? card(
           seconds(times[times.length >> 1]),
@@ -81,6 +92,25 @@ function cards() {
         )
       : null,
   );
+}
+
+function memoryCards(card) {
+  const exposed = exposedTotal();
+  const memory = memoryOf(memoryGraphs().at(-1));
+  return [
+    exposed === null
+      ? null
+      : card(`${(100 * exposed).toFixed(1)}%`, "of a step is exposed communication"),
+    memory?.budget
+      ? card(
+          bytes(memory.total),
+          `predicted peak of ${bytes(memory.budget)}`,
+          memory.total > memory.budget,
+        )
+      : memory
+        ? card(bytes(memory.total), "predicted peak")
+        : null,
+  ];
 }
 
 const WORDS =
@@ -107,7 +137,7 @@ function functionTree() {
       { style: `padding-left:${item.depth * 1.4}em` },
       item.depth ? "↳ " : "",
       jump(fnHash(item), nameOf(item.fn)),
-      el("span", { class: "faint" }, ` ${short(item.fn.file)}:${item.fn.line}`),
+      el("span", { class: "faint" }, ` ${sourcePlace(item.fn)}`),
     ),
     functionStatus(item),
     entryLinks(item),
@@ -123,7 +153,6 @@ function functionTree() {
       { name: "compile time", class: "num" },
     ],
     rows,
-    { class: "stack" },
   );
 }
 
@@ -144,6 +173,7 @@ function entryLinks(item) {
 function functionStatus(item) {
   const f = item.fn;
   const tag = (kind, text) => [el("span", { class: "tag " + kind }, text), " "];
+  if (limitText(f)) return tag("bad", limitText(f));
   if (f.skipped) return tag("warn", "runs eagerly: " + f.skipped);
   const dead = f.entries.filter((e) => e.status !== "live");
   const breaks = data.breaks.filter((b) => b.owner === item).length;
@@ -176,5 +206,10 @@ function overhead() {
   const rows = Object.entries(data.record.overhead);
   if (!rows.length) return empty("Not measured.");
   const name = (key) => COSTS[key] || key.replace(/_ms$/, "").replaceAll("_", " ");
-  return pairs(rows.map(([key, ms]) => [name(key), seconds(ms / 1e3)]));
+  const dropped = /_dropped$/;
+  const told = ([key, value]) =>
+    dropped.test(key)
+      ? [`${key.replace(dropped, "")} left out`, String(value)]
+      : [name(key), seconds(value / 1e3)];
+  return pairs(rows.map(told));
 }

@@ -4,12 +4,42 @@ const NUM_INKS = 7; // colours --i0 to --i6
 const BINARY = Array.from({ length: 50 }, (_, i) => 2 ** i);
 
 function passesView(item) {
-  const runs = item.entry.passes;
-  if (!runs.length)
+  if (!item.entry.passes.length)
     return empty(
       "torchloom ran no pass over this entry: it was compiled by another backend, or read from a cache.",
     );
-  const rows = runs.map((p, i) => [
+  const tries = triesOf(item.entry.passes);
+  if (tries.length === 1) return triedPasses(tries[0]);
+  const out = el("div", {});
+  const draw = (i) => out.replaceChildren(...triedPasses(tries[i]).filter(Boolean));
+  const last = tries.length - 1;
+  draw(last);
+  const names = tries.map((_, i) => ({ value: i, name: `${i + 1} of ${tries.length}` }));
+  return [
+    el(
+      "div",
+      { class: "bar" },
+      choice("Try", names, last, (value) => draw(Number(value))),
+      el("span", { class: "told" }, "The graph was compiled again to keep the memory budget."),
+    ),
+    out,
+  ];
+}
+
+// Under a budget a graph may be woven several times: each try begins with the same pass.
+function triesOf(runs) {
+  const [first] = runs;
+  const tries = [];
+  for (const run of runs) {
+    if (run.name === first.name && run.graph === first.graph) tries.push([]);
+    tries.at(-1).push(run);
+  }
+  return tries;
+}
+
+function triedPasses(runs) {
+  const changed = runs.filter((p) => p.num_edits);
+  const rows = changed.map((p) => [
     p.name,
     p.stage,
     p.graph,
@@ -17,33 +47,50 @@ function passesView(item) {
     seconds(p.duration_s),
     p.curve?.length ? bytes(Math.max(...p.curve)) : "",
     p.before !== null && p.after !== null
-      ? el("button", { type: "button", class: "plain", onclick: () => show(i) }, "difference")
-      : p.num_edits
-        ? "not recorded"
-        : "unchanged",
+      ? el("button", { type: "button", class: "plain", onclick: () => show(p) }, "difference")
+      : "not recorded",
   ]);
   const place = el("div", {});
-  const show = (i) => {
-    const p = runs[i];
+  const show = (p) => {
     place.replaceChildren(section(`${p.name} on ${p.graph}`, diffView(p.before, p.after)));
     place.scrollIntoView({ block: "nearest" });
   };
+  const columns = [
+    { name: "pass" },
+    { name: "stage" },
+    { name: "graph" },
+    { name: "edits", class: "num" },
+    { name: "time", class: "num" },
+    { name: "peak bytes after", class: "num" },
+    { name: "change" },
+  ];
   return [
-    table(
-      [
-        { name: "pass" },
-        { name: "stage" },
-        { name: "graph" },
-        { name: "edits", class: "num" },
-        { name: "time", class: "num" },
-        { name: "peak bytes after", class: "num" },
-        { name: "change" },
-      ],
-      rows,
-    ),
+    rows.length ? table(columns, rows) : null,
+    unchanged(runs.filter((p) => !p.num_edits)),
     place,
     memoryCharts(runs),
   ];
+}
+
+// Passes that found nothing to do, in one line; one that ran over several graphs is named once.
+function unchanged(runs) {
+  if (!runs.length) return null;
+  const graphs = new Map();
+  for (const p of runs) graphs.set(p.name, (graphs.get(p.name) || new Set()).add(p.graph));
+  const names = [...graphs].map(([name, { size }]) => (size > 1 ? `${name} (${size} graphs)` : name));
+  return el(
+    "p",
+    { class: "told unchanged" },
+    `${count(graphs.size, "pass", "passes")} changed nothing: ${names.join(", ")}.`,
+  );
+}
+
+// A pass that changed nothing leaves the curve of the one before it: of these, only a first counts.
+function curvesOf(runs, graph) {
+  const own = runs.filter((p) => p.graph === graph && p.curve?.length);
+  const changed = own.filter((p) => p.num_edits);
+  const [first] = own;
+  return first && !first.num_edits ? [{ ...first, name: "before the passes" }, ...changed] : changed;
 }
 
 function memoryCharts(runs) {
@@ -55,15 +102,10 @@ function memoryCharts(runs) {
     el(
       "p",
       { class: "told" },
-      "Inputs and results counted, no buffer reused; one curve per pass, as the pass left the " +
-        "graph. Drag across a chart to zoom, double click to go back.",
+      "Inputs and results counted, no buffer reused; one curve for each pass that changed the " +
+        "graph, as the pass left it. Drag across a chart to zoom, double click to go back.",
     ),
-    graphs.map((g) =>
-      memoryChart(
-        g,
-        runs.filter((p) => p.graph === g && p.curve?.length),
-      ),
-    ),
+    graphs.map((g) => memoryChart(g, curvesOf(runs, g))),
   );
 }
 
@@ -92,7 +134,7 @@ function memoryChart(graph, runs) {
         series: [
           { label: "node" },
           ...runs.map((p, i) => ({
-            label: p.name + (p.num_edits ? "" : " (no edits)"),
+            label: p.name,
             stroke: tone("i" + (i % NUM_INKS)),
             width: 1.6,
             dash: [[], [7, 4], [2, 3], [9, 3, 2, 3], [5, 2]][i % 5],

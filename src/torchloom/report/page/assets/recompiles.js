@@ -76,7 +76,6 @@ function recompileView(item) {
     table(
       columns.map((name) => ({ name })),
       rows,
-      { class: "stack" },
     ),
     fixes.length ? section("Fix", list) : null,
   ];

@@ -9,14 +9,11 @@ function timelineView() {
   const rows = data.record.events;
   const phases = rows.filter((r) => r.kind === "PhaseRan");
   const moves = rows.filter((r) => r.kind === "CollectiveRan");
-  if (!phases.length && !moves.length) {
-    return empty(
-      "No run recorded its steps here, only compiling was watched. ",
-      el("code", {}, "torchloom train --report"),
-      " records the phases of each step and its collectives.",
-    );
-  }
   const { lanes, items } = timelineItems(phases, moves);
+  if (!items.length) {
+    return empty("Neither a compile nor a training step was recorded, so there is no timeline.");
+  }
+  if (!phases.length && !moves.length) return compileTimeline(lanes, items);
   const { all, steady, isSteady } = steadySteps(phases);
   const tables = el("div", {});
   const drawTables = ({ from, to }) => {
@@ -42,6 +39,22 @@ function timelineView() {
   const bar = stepBar(all, isSteady ? steady[0] : all.at(-1), isSteady, whole, chart);
   drawTables({ from: -Infinity, to: Infinity });
   return [section("Timeline", bar, timelineKey(moves.length), chart.node), tables];
+}
+
+// A record without steps: what was compiled when.
+function compileTimeline(lanes, items) {
+  const chart = laneChart(lanes, items, {
+    label: "timeline of compiles",
+    gutter: TIMELINE_GUTTER,
+  });
+  const told = el(
+    "p",
+    { class: "told" },
+    "No training step was recorded: these are the compiles, each with what it consists of. ",
+    el("code", {}, "torchloom train --report"),
+    " also records the phases of each step and its collectives.",
+  );
+  return section("Timeline of compiles", told, chart.node);
 }
 
 // Whole run or steps; among these, one after the other.
@@ -103,12 +116,13 @@ function timelineKey(hasMoves) {
 }
 
 function timelineItems(phases, moves) {
-  const lanes = ["phases"];
+  const lanes = phases.length ? ["phases"] : [];
   const items = phaseItems(phases);
-  const compiles = compileItems();
-  if (compiles.length) {
-    lanes.push("compile");
-    items.push(...compiles);
+  compileItems(phases.length || moves.length ? 1 : COMPILE_DEPTH, lanes, items);
+  const passes = passItems(lanes.length);
+  if (passes.length) {
+    lanes.push("torchloom");
+    items.push(...passes);
   }
   for (const op of [...new Set(moves.map((r) => r.data.op))].sort()) {
     placeMoves(
@@ -137,20 +151,51 @@ function phaseItems(phases) {
   });
 }
 
-function compileItems() {
-  return data.entries.flatMap(({ entry, owner, name }) =>
-    entry.spans
-      .filter((span) => span.depth === 0)
-      .map((span) => ({
-        lane: 1,
-        start: span.start_us / 1e6,
-        end: (span.start_us + span.duration_us) / 1e6,
-        name: `compile ${name}`,
-        color: "c5",
-        title: `${span.name} of entry ${name} of ${owner.fn.name}: ${seconds(span.duration_us / 1e6)}`,
-      })),
-  );
+const COMPILE_DEPTH = 5; // lanes; each entry has a flame chart of all its spans
+
+function compileItems(depth, lanes, items) {
+  const first = lanes.length;
+  for (const { entry, owner, name } of data.entries) {
+    for (const each of flame(entry.spans)) {
+      if (each.lane >= depth) continue;
+      const lane = first + each.lane;
+      lanes[lane] ??= each.lane ? "" : "compile";
+      items.push({
+        ...each,
+        lane,
+        name: each.lane ? each.name : `compile ${name}`,
+        color: each.lane ? each.color : "c5",
+        title: `${each.name} of entry ${name} of ${nameOf(owner.fn)}: ${seconds(each.end - each.start)}`,
+      });
+    }
+  }
 }
+
+// Passes, and what measures operators, tell when they ended and how long they took.
+function passItems(lane) {
+  const rows = data.record.events.filter((r) => OWN_WORK[r.kind] && r.data.duration_s);
+  return rows.map(({ kind, at_s, data: d }) => ({
+    ...OWN_WORK[kind](d),
+    lane,
+    start: at_s - d.duration_s,
+    end: at_s,
+  }));
+}
+
+const OWN_WORK = {
+  PassRan: (d) => ({
+    name: d.name,
+    color: d.num_edits ? "c2" : "c5",
+    title: `pass ${d.name} on ${d.graph}: ${seconds(d.duration_s)}, ${count(d.num_edits, "edit")}`,
+  }),
+  PlanReviewed: (d) => ({
+    name: "measure",
+    color: "c4",
+    title:
+      `operators are measured, for the plan: ${seconds(d.duration_s)}; ` +
+      `the plan ${d.changes ? "changes" : "stays"}`,
+  }),
+};
 
 // Collectives that overlap lie on lanes below each other.
 function placeMoves(op, moves, lanes, items) {
@@ -163,11 +208,12 @@ function placeMoves(op, moves, lanes, items) {
     free[lane] = Math.max(d.end_s, free[lane] || 0);
     lanes[first + lane] ??= lane ? "" : op;
     const waited = Math.max(0, d.end_s - d.wait_s);
+    const what = d.params?.length ? carried(d.params) : count(d.num_tensors, "tensor");
     const title =
-      `${op} of ${count(d.num_tensors, "tensor")}, ${bytes(d.num_bytes)}: ` +
+      `${op} of ${what}, ${bytes(d.num_bytes)}: ` +
       `${seconds(d.end_s - d.start_s)}, of which waited ${seconds(waited)}`;
     const own = { lane: first + lane, end: d.end_s, color, title };
-    const name = `${op} ${bytes(d.num_bytes)}`;
+    const name = d.params?.length ? carried(d.params) : `${op} ${bytes(d.num_bytes)}`;
     items.push({
       ...own,
       start: d.start_s,

@@ -1,0 +1,286 @@
+"""What Dynamo does with a call: which entries it asks, whether it compiles when none fits. Changes nothing.
+
+Read in torch 2.13; the names were the same in 2.11 and 2.12, where nothing of isolated recompiles and of a
+limit per function is known. What a torch lacks is answered with "nothing known", never with an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from torchloom._torch.introspect import CacheEntry, cache_entries, guard_leaves
+
+
+class Compilation(NamedTuple):
+    """How a function was handed to torch.compile."""
+
+    backend: Any
+    """What entries are compared with; None where that is not known."""
+    region: int
+    """Number of `isolate_recompiles=True`; -1 where entries are shared."""
+    limit: int | None
+    """`recompile_limit=` of the function."""
+    is_whole_graph: bool
+    """Whether failures are raised."""
+
+
+def compilation_of(fn: Any) -> Compilation | None:
+    """Return how what torch.compile returned is compiled; None for anything else."""
+    from torch._dynamo.eval_frame import innermost_backend
+
+    wrapper = _wrapper_of(fn)
+    if wrapper is None:
+        return None
+    cells = zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=False)
+    found = {name: cell.cell_contents for name, cell in cells if name in ("callback", "self")}
+    callback = found.get("callback")
+    convert = getattr(callback, "_torchdynamo_orig_backend", None)
+    return Compilation(
+        None if convert is None else innermost_backend(convert),
+        getattr(wrapper, "_isolate_recompiles_id", -1),
+        getattr(convert, "_recompile_limit", None),
+        type(convert).__name__ == "ConvertFrameAssert",
+    )
+
+
+def compiled_behind(fn: Any) -> Any:
+    """Return the compiled function that a decorator's function stands in front of, else `fn` itself."""
+    if not inspect.isfunction(fn) or _wrapper_of(fn) is not None or cache_entries(fn.__code__):
+        return fn
+    inner = fn
+    for _ in range(20):
+        inner = getattr(inner, "__wrapped__", None)
+        if inner is None:
+            break
+        if inspect.isfunction(inner) and _wrapper_of(inner) is not None:
+            return inner
+    return fn
+
+
+def _wrapper_of(fn: Any) -> Any:
+    """Return the function of Dynamo's that stands in front of a compiled one."""
+    import torch
+
+    for _ in range(20):  # wrappers in wrappers
+        inner = getattr(fn, "__torchloom_compiled__", None)
+        if inner is not None:
+            fn = inner
+        elif isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
+            fn = fn.forward
+        elif isinstance(fn, torch.nn.Module):
+            fn = fn._compiled_call_impl
+        elif getattr(getattr(fn, "__code__", None), "co_name", "") == "compile_wrapper":
+            return fn
+        elif hasattr(fn, "__func__"):
+            fn = fn.__func__
+        else:
+            return None
+    return None
+
+
+def asked(entries: Sequence[CacheEntry], how: Compilation | None) -> Iterator[CacheEntry]:
+    """Yield the entries that a call looks through, in that order; see also `is_same_backend`."""
+    region = -1 if how is None else how.region
+    yield from (entry for entry in entries if entry.region == region)
+    if region != -1:
+        yield from (entry for entry in entries if entry.region == -1)
+
+
+def is_same_backend(entry: CacheEntry, how: Compilation | None) -> bool:
+    """Return whether an entry was compiled by the backend of the call."""
+    from torch._dynamo import eval_frame
+
+    backend = None if how is None else how.backend
+    forced = getattr(eval_frame._stance, "backend", None)
+    if forced is not None and how is not None:
+        backend = eval_frame.get_compiler_fn(forced)
+        return _innermost(entry.backend) == _innermost(backend)
+    return backend is None or bool(entry.backend == backend)
+
+
+def _innermost(backend: Any) -> Any:
+    from torch._dynamo.eval_frame import innermost_backend
+
+    return innermost_backend(backend)
+
+
+def stance() -> str:
+    """Return what `torch.compiler.set_stance` asks for; "eager_on_recompile" where Dynamo is disabled."""
+    from torch._dynamo import config, eval_frame
+
+    found = str(eval_frame._stance.stance)
+    return "eager_on_recompile" if config.disable and found == "default" else found
+
+
+def skips_guards() -> bool:
+    """Return whether `set_stance(skip_guard_eval_unsafe=True)` is in force."""
+    from torch._dynamo import eval_frame
+
+    return bool(getattr(eval_frame._stance, "skip_guard_eval_unsafe", False))
+
+
+def is_never_compiled(code: CodeType) -> bool:
+    """Return whether a function is of a kind that Dynamo runs as it is."""
+    return bool(code.co_flags & inspect.CO_GENERATOR)
+
+
+def has_examples(code: CodeType) -> bool:
+    """Return whether the stance `eager_then_compile` has seen a call of a function."""
+    from torch._dynamo import eval_frame
+
+    key = code.co_filename + str(code.co_firstlineno)
+    examples = getattr(eval_frame, "get_example_inputs", None)
+    return examples is None or bool(examples(key))
+
+
+def exceeded_limit(
+    entries: Sequence[CacheEntry], how: Compilation | None, values: Mapping[str, Any]
+) -> str | None:
+    """Return the limit that keeps a call that no entry fits from being compiled, in words.
+
+    Args:
+        entries: all of the function.
+        how: as it is compiled.
+        values: the local variables with which the call begins.
+    """
+    from torch._dynamo import cache_size, config, convert_frame
+
+    region = -1 if how is None else how.region
+    frame: Any = SimpleNamespace(f_locals=dict(values))
+    own = [entry for entry in entries if entry.region == region]
+    size = cache_size.compute_cache_size(frame, own, len(entries))
+    limit = config.recompile_limit if how is None or how.limit is None else how.limit
+    if size.num_cache_entries_with_same_id_matched_objs >= limit:
+        return f"the limit of {limit} entries is reached"
+    most = config.accumulated_recompile_limit
+    frames = {entry.compile_id.frame_id for entry in entries}
+    attempts = max((convert_frame.FRAME_COMPILE_COUNTER.get(each, 0) for each in frames), default=0)
+    if max(len(entries), attempts) >= most:
+        return f"the limit of {most} compiles in all is reached"
+    if any(_hit_limit_before(frame_id, entries) for frame_id in frames):
+        return "a recompile limit was reached before, and Dynamo remembers it"
+    return None
+
+
+def _hit_limit_before(frame_id: int, entries: Sequence[CacheEntry]) -> bool:
+    """Return whether Dynamo refused to compile a frame since it made the newest of its entries."""
+    ids = [str(each.compile_id) for each in entries if each.compile_id.frame_id == frame_id]
+    for metrics in reversed(_metrics()):
+        found = re.fullmatch(r"(\d+)/\d+", str(getattr(metrics, "compile_id", "")))
+        if found is None or int(found.group(1)) != frame_id:
+            continue
+        if str(metrics.compile_id) in ids:
+            return False
+        if metrics.co_name is None and metrics.fail_type == "Unsupported":
+            return True
+    return False
+
+
+def last_failure(code: CodeType) -> str | None:
+    """Return how the last attempt to compile a function failed since the last reset; None if it did not."""
+    from torch._dynamo import convert_frame
+
+    if code not in convert_frame.input_codes:
+        return None
+    last = next((m for m in reversed(_metrics()) if _is_about(m, code)), None)
+    return None if last is None else getattr(last, "fail_type", None)
+
+
+_GIVES_UP = ("Unsupported", "UserError", None)
+"""How a compile ends after which Dynamo leaves the function alone; None: there was nothing to compile."""
+
+
+def given_up(code: CodeType, entries: Sequence[CacheEntry], how: Compilation | None) -> str | None:
+    """Return why Dynamo runs a function as it is from now on, in words; None if it does not."""
+    from torch._dynamo import config, convert_frame
+
+    if code not in convert_frame.input_codes or (how is not None and how.is_whole_graph):
+        return None
+    last = next((m for m in reversed(_metrics()) if _is_about(m, code)), None)
+    if last is None:
+        return None
+    reason = getattr(last, "fail_type", None)
+    if reason is None:
+        return None if entries else "nothing in it was to compile"
+    if reason.rpartition(".")[2] not in _GIVES_UP and not config.suppress_errors:
+        return None  # it was raised, and the next call tries again
+    words = str(getattr(last, "fail_reason", "") or reason).strip().splitlines()
+    return f"Dynamo gave it up: {words[0] if words else reason}"
+
+
+def is_forgotten(code: CodeType) -> bool:
+    """Return whether Dynamo has met a function and no longer notes what came of it."""
+    from torch._dynamo import convert_frame
+
+    found = _metrics()
+    known = any(_is_about(metrics, code) for metrics in found)
+    return code in convert_frame.input_codes and not known and len(found) >= _NUM_NOTED
+
+
+def _is_about(metrics: Any, code: CodeType) -> bool:
+    return (
+        getattr(metrics, "is_forward", True) is not False
+        and metrics.co_name == code.co_name
+        and metrics.co_filename == code.co_filename
+        and metrics.co_firstlineno == code.co_firstlineno
+    )
+
+
+_NUM_NOTED = 64
+"""Of how many compiles Dynamo keeps notes, unless it is told otherwise."""
+
+
+def _metrics() -> Sequence[Any]:
+    """Return what Dynamo noted of its last compiles."""
+    from torch._dynamo import utils
+
+    return list(getattr(utils, "_compilation_metrics", ()))
+
+
+def run_only(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs `fn`, with what is compiled of what it calls, and compiles nothing."""
+    import torch
+
+    return torch._dynamo.run(fn)
+
+
+def is_left_alone(fn: Callable[..., Any] | CodeType) -> bool:
+    """Return whether Dynamo makes no entries for a function itself, as for those of torch.nn."""
+    from torch._dynamo import trace_rules
+
+    return bool(trace_rules.check(fn))
+
+
+def wrapped_inline(fn: Callable[..., Any]) -> Any:
+    """Return the function in which torch.compile puts what has no code of its own: partials, objects."""
+    from torch._dynamo.external_utils import wrap_inline
+
+    return wrap_inline(fn)
+
+
+def is_for_wrapped(entry: CacheEntry, fn: Any) -> bool:
+    """Return whether an entry of `wrapped_inline`, whose code all such callables share, may be for `fn`.
+
+    Types and functions tell; values in it may have changed since the entry was made.
+    """
+    manager = entry.guard_manager
+    scope = {"L": {"fn": fn}, **(manager.closure_vars or {})}
+    names = dict(manager.global_scope or {})
+    for source, kind, parts, _ in guard_leaves(manager):
+        if kind not in ("TYPE_MATCH", "ID_MATCH") or not source.startswith("L['fn']"):
+            continue
+        for part in parts:
+            check = part.partition(", type=<")[0].partition("  # ")[0]
+            try:
+                if not eval(check, names, scope):
+                    return False
+            except Exception:  # noqa: BLE001  `fn` lacks what the guard looks at
+                return False
+    return True

@@ -1,0 +1,27 @@
+"""Modes around a call that change what its operators do (2.11-2.15)."""
+
+from __future__ import annotations
+
+from torch import _C
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+num_function_modes = _C._len_torch_function_stack
+"""Returns how many `TorchFunctionMode`s are active; `torch.set_default_device` is one."""
+num_dispatch_modes = _C._len_torch_dispatch_stack
+"""Returns how many `TorchDispatchMode`s are."""
+forward = forward_ad
+"""`forward._current_level` is -1 where nothing is differentiated forwards."""
+
+
+def function_modes() -> list[str]:
+    """Return the names of active modes, default devices aside."""
+    modes = _get_current_function_mode_stack()
+    return [type(each).__qualname__ for each in modes if not isinstance(each, DeviceContext)]
+
+
+def dispatch_modes() -> list[str]:
+    """Return the names of active modes."""
+    return [type(each).__qualname__ for each in _get_current_dispatch_mode_stack()]

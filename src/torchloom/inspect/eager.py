@@ -1,0 +1,114 @@
+"""Counting calls that no entry served and that Dynamo does not compile any more.
+
+Over the recompile limit Dynamo goes on looking for an entry, finds none, and runs the function as it is,
+without a word. A lookup that finds nothing and that no compile follows is such a call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from torchloom._torch import compiling
+from torchloom.inspect.tap import Row
+
+LIMIT_ERRORS = ("Unsupported", "FailOnRecompileLimitHit")
+
+
+class EagerCalls:
+    """Counts, by epoch and code object, calls that ran eagerly because nothing fitted.
+
+    Args:
+        epoch: asked how often Dynamo has been reset.
+    """
+
+    def __init__(self, epoch: Callable[[], int] = lambda: 0) -> None:
+        self._epoch = epoch
+        self.counts: Counter[tuple[int, CodeType]] = Counter()
+        self.limited: dict[tuple[int, CodeType], int] = {}
+        """What hit the limit while watched, and the limit."""
+        self.num_unknown = 0
+        """Calls whose function could not be told from what called it."""
+        self._waiting = threading.local()
+
+    def looked_up(self, is_hit: bool, caller: FrameType | None) -> None:
+        """Note that Dynamo has looked for an entry on this thread.
+
+        Args:
+            is_hit: whether it found one.
+            caller: the frame from which the function is called.
+        """
+        self._settle()
+        if not is_hit:
+            found = None if caller is None else self._called(caller)
+            self._waiting.call = (self._epoch(), found)
+
+    def told(self, row: Row) -> None:
+        """Note a row of a compile on this thread."""
+        if row.code is None:
+            return
+        waiting = getattr(self._waiting, "call", None)
+        if waiting in self.limited and waiting[1] is not row.code:
+            self._settle()  # another function's first call: that one is not compiled any more
+        self._waiting.call = None  # a compile follows the lookup
+        if is_limit(row):
+            self.limited[row.epoch, row.code] = compiling.limit_of_compile()
+            self.counts[row.epoch, row.code] += 1  # the call that found the limit
+
+    def close(self) -> None:
+        """Settle the last lookup of this thread."""
+        self._settle()
+
+    def _settle(self) -> None:
+        waiting = getattr(self._waiting, "call", None)
+        self._waiting.call = None
+        if waiting is None:
+            return
+        epoch, code = waiting
+        if code is None:
+            self.num_unknown += 1
+        else:
+            self.counts[epoch, code] += 1
+
+    def _called(self, caller: FrameType) -> CodeType | None:
+        """Return which function a frame that is about to run belongs to, by what its caller names."""
+        named = list(_named_by(caller))
+        epoch = self._epoch()
+        limited = [code for at, code in self.limited if at == epoch]
+        for code in limited:
+            if any(each is code for each in named):
+                return code
+        if caller.f_code.co_name == "compile_wrapper" and named:
+            return named[0]
+        same = [c for c in limited if c.co_name in caller.f_code.co_names]
+        return same[0] if len(same) == 1 else None
+
+
+def is_limit(row: Row) -> bool:
+    """Return whether a row tells that a frame has hit the recompile limit."""
+    return (
+        row.kind == "compilation_metrics"
+        and isinstance(row.body, dict)
+        and row.body.get("fail_type") in LIMIT_ERRORS
+        and row.body.get("co_name") is None  # refused before tracing began
+    )
+
+
+def _named_by(frame: FrameType) -> Iterator[CodeType]:
+    """Yield the code of functions that a frame can call by a name: the wrapper's own first."""
+    values = frame.f_locals
+    names = ["fn", "self", *frame.f_code.co_names, *values]
+    for name in names:
+        value = values.get(name, frame.f_globals.get(name))
+        yield from _code_of(value)
+
+
+def _code_of(value: Any) -> Iterator[CodeType]:
+    # By exact type: nothing of the program's own classes is asked.
+    if type(value) is MethodType:
+        value = value.__func__
+    if type(value) is FunctionType:
+        yield value.__code__

@@ -1,0 +1,105 @@
+"""Constants of bytecode as they may be shown: literals of the source, never objects of the program.
+
+Dynamo puts values into the code that it writes: the globals of a nested function, objects and strings
+that were read while tracing. Printing them would copy secrets and tensors into a record, and run the
+`__repr__` of a user's class.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Collection, Iterator
+from types import CodeType
+from typing import Any
+
+_NUMBERS = (bool, type(None), type(...), float, complex)
+_MAX_BITS = 256
+"""Python refuses to print integers of some thousand digits."""
+_MAX_CHARS = 200
+_PLAIN_TORCH = ("dtype", "device", "layout", "memory_format")
+_TAKES_NAMES = ("CALL_KW", "CALL_FUNCTION_KW")
+_type_name = type.__dict__["__name__"].__get__
+
+
+class Hidden:
+    """Stands for a constant whose value is not shown."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def without_values(code: CodeType, original: CodeType | None = None) -> CodeType:
+    """Return a copy of a code object in which only literals are left of its constants.
+
+    Args:
+        code: any bytecode.
+        original: the code of the source, whose strings are shown; default: those of `code`.
+    """
+    source = code if original is None else original
+    known = frozenset(_texts(source.co_consts)) | {*code.co_names, *code.co_varnames}
+    shown = code.replace(co_consts=tuple(_shown(each, known) for each in code.co_consts))
+    names = _name_constants(shown)
+    if not names:
+        return shown
+    consts = list(shown.co_consts)
+    for index in names:
+        consts[index] = _shown(code.co_consts[index], None)
+    return shown.replace(co_consts=tuple(consts))
+
+
+def _shown(value: Any, known: Collection[str | bytes] | None) -> Any:  # noqa: PLR0911
+    """Return a literal as it is, anything else as its type; `known` None shows every string."""
+    kind = type(value)
+    # Types are compared by identity alone: a metaclass of the program may define `==`.
+    if any(kind is each for each in (CodeType, *_NUMBERS, *_plain_torch())):
+        return value
+    if kind is int:
+        return value if value.bit_length() <= _MAX_BITS else Hidden("<int>")
+    if kind is str or kind is bytes:
+        if known is not None and value not in known:
+            return Hidden(f"<{kind.__name__}>")
+        return value if len(value) <= _MAX_CHARS else value[:_MAX_CHARS]
+    if kind is tuple:
+        return tuple(_shown(each, known) for each in value)
+    if kind is frozenset:
+        return frozenset(_shown(each, known) for each in value)
+    if kind is slice:
+        parts = (_shown(each, known) for each in (value.start, value.stop, value.step))
+        return slice(*parts)
+    return Hidden(f"<{_type_name(kind)}>")
+
+
+def _plain_torch() -> list[type]:
+    """Return torch's types whose values are words such as `torch.float32`, if torch is loaded."""
+    torch = sys.modules.get("torch")
+    return [] if torch is None else [getattr(torch, name) for name in _PLAIN_TORCH]
+
+
+def _texts(consts: tuple[Any, ...] | frozenset[Any]) -> Iterator[str | bytes]:
+    """Yield the strings among constants, those of nested functions included."""
+    for each in consts:
+        kind = type(each)
+        if kind is str or kind is bytes:
+            yield each
+        elif kind is tuple or kind is frozenset:
+            yield from _texts(each)
+        elif kind is CodeType:
+            yield from _texts(each.co_consts)
+
+
+def _name_constants(code: CodeType) -> set[int]:
+    """Return which constants name the keyword arguments of calls."""
+    found: set[int] = set()
+    previous = None
+    for ins in dis.get_instructions(code):
+        if ins.opname == "KW_NAMES" and ins.arg is not None:
+            found.add(ins.arg)
+        if ins.opname in _TAKES_NAMES and previous is not None and previous.arg is not None:
+            found.add(previous.arg)
+        if ins.opname not in ("CACHE", "EXTENDED_ARG"):
+            previous = ins
+    return found

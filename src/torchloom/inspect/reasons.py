@@ -1,0 +1,304 @@
+"""The sentences in which torch says why a guard failed: some name the check, others what was found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torchloom.inspect.english import source_in_words, without_addresses
+
+BRANCH = "each value makes an entry of its own: pass few different ones, or branch outside"
+DYNAMIC_FIX = "pass it as a tensor, or compile with dynamic=True"
+LENGTHS = (
+    "each length makes an entry of its own: pass one length, or stack the values into one tensor"
+)
+ATTRIBUTES = "give all objects that are passed the same attributes and keys"
+ANOTHER = "another value"
+ANOTHER_LENGTH = "another length"
+
+
+class Reason(NamedTuple):
+    """Why an entry was rejected."""
+
+    source: str
+    """The value that was looked at, in words; empty where it is none in particular."""
+    expected: str
+    """What the entry demands of it."""
+    actual: str
+    """What came, where torch says it."""
+    fix: str
+
+
+def reason_of(text: str) -> Reason:
+    """Read one sentence about a failed guard.
+
+    Example:
+        >>> reason_of("len(d) != 2").expected  # torch tells what it found
+        'len 2'
+    """
+    body = text.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
+    while body.startswith("(") and body.endswith(")") and body.count("(") == body.count(")"):
+        inner = body[1:-1]
+        if inner.find(")") < inner.find("("):
+            break
+        body = inner
+    for pattern, build in _RULES:
+        found = pattern.fullmatch(body)
+        if found:
+            return build(*found.groups())
+    return Reason("", without_addresses(body), "", "")
+
+
+def _size(source: str, what: str, index: str, expected: str, actual: str) -> Reason:
+    fix = (
+        f"torch._dynamo.mark_dynamic(tensor, {index}), dynamic=True, or pad to one size"
+        if what == "size"
+        else "call .contiguous() before, or compile with dynamic=True"
+    )
+    return Reason(_words(source), f"{what}({index}) == {expected}", actual.rstrip("."), fix)
+
+
+def _mismatch(name: str, fix: str) -> Callable[..., Reason]:
+    def build(source: str, expected: str, actual: str) -> Reason:
+        return Reason(_words(source), f"{name} {expected}", actual.strip().rstrip("."), fix)
+
+    return build
+
+
+def _grad(source: str, expected: str) -> Reason:
+    expected = expected.rstrip(".")
+    actual = {"1": "0", "0": "1", "True": "False", "False": "True"}.get(expected, "the other")
+    fix = "call it under one grad mode, with inputs that agree in requires_grad"
+    return Reason(_words(source), f"requires_grad={expected}", f"requires_grad={actual}", fix)
+
+
+def _not_a_tensor(source: str, found: str) -> Reason:
+    if found.startswith("torch."):
+        return Reason(
+            _words(source),
+            "a tensor of the class that it had",
+            f"`{found}`",
+            "pass tensors of one class, such as plain tensors or parameters alone",
+        )
+    fix = "each type makes an entry of its own: pass a tensor in each call"
+    return Reason(_words(source), "a tensor", f"`{found}`", fix)
+
+
+def _another_class(source: str, expected: str, found: str) -> Reason:
+    reason = _not_a_tensor(source, found)
+    return reason._replace(expected=f"a `{expected}`") if found.startswith("torch.") else reason
+
+
+def _length(source: str, sign: str, length: str) -> Reason:
+    # "!=" is how torch writes down what it found, never a demand.
+    del sign
+    return Reason(_words(source), f"len {length}", ANOTHER_LENGTH, LENGTHS)
+
+
+def _empty(source: str) -> Reason:
+    return Reason(_words(source), "empty", "not empty", LENGTHS)
+
+
+def _missing_key(source: str, key: str) -> Reason:
+    return Reason(_words(source), f"the key {key}", "no such key", ATTRIBUTES)
+
+
+def _missing_attribute(source: str) -> Reason:
+    return Reason(_words(source), "an attribute that it had", "no such attribute", ATTRIBUTES)
+
+
+def _has(negated: str | None, source: str, name: str) -> Reason:
+    with_it, without_it = f"the attribute {name}", f"no attribute {name}"
+    if negated:
+        return Reason(_words(source), without_it, with_it, ATTRIBUTES)
+    return Reason(_words(source), with_it, without_it, ATTRIBUTES)
+
+
+def _contains(negated: str | None, key: str, source: str) -> Reason:
+    with_it, without_it = f"the key {key}", f"no key {key}"
+    if negated:
+        return Reason(_words(source), without_it, with_it, ATTRIBUTES)
+    return Reason(_words(source), with_it, without_it, ATTRIBUTES)
+
+
+def _type(source: str, name: str | None) -> Reason:
+    expected = f"type `{name}`" if name else "the type that it had"
+    return Reason(_words(source), expected, "another type", "pass values of one type")
+
+
+def _object(source: str, name: str | None) -> Reason:
+    kept = " that it had" if name is None else f" `{name}` that it had"
+    if source.endswith(".__code__"):
+        fix = "keep one function object: one that is defined again at each call is another one"
+        return Reason(_words(source.removesuffix(".__code__")), "the same function", "another", fix)
+    return Reason(
+        _words(source), f"the object{kept}", "another object", "pass one and the same object"
+    )
+
+
+def _none(source: str, negated: str | None) -> Reason:
+    fix = "None and other values make entries of their own: pass few different ones"
+    if negated:
+        return Reason(_words(source), "not None", "None", fix)
+    return Reason(_words(source), "None", "another value", fix)
+
+
+def _one_object(left: str, negated: str | None, right: str) -> Reason:
+    both = "the same object as"
+    fix = "pass the same object twice in each call, or in none"
+    other = _words(right)
+    if negated:
+        return Reason(_words(left), f"not {both} {other}", f"{both} it", fix)
+    return Reason(_words(left), f"{both} {other}", "another object", fix)
+
+
+def _duplicates(names: str) -> Reason:
+    words = ", ".join(_words(each.strip(" \"'")) for each in names.split(","))
+    fix = "pass the same tensor twice in each call, or in none"
+    return Reason(words, "different tensors", "one tensor twice", fix)
+
+
+def _global_state(what: str) -> Reason:
+    fix = "keep grad mode, autocast and default dtype the same between calls"
+    return Reason("", "unchanged global state", what.strip(), fix)
+
+
+def _mode_stack() -> Reason:
+    fix = "keep torch function modes, such as `with torch.device(...)`, the same between calls"
+    return Reason("", "the same stack of torch function modes", "another stack", fix)
+
+
+def _backend(rest: str) -> Reason:
+    del rest
+    fix = "register the backend under a name, or keep one object"
+    return Reason("", "the same backend object", "another one", fix)
+
+
+def _range(low: str, source: str, index: str, high: str | None) -> Reason:
+    expected = f"size({index}) >= {low}" if high is None else f"{low} <= size({index}) <= {high}"
+    return Reason(_words(source), expected, "another size", _range_fix(high))
+
+
+def _least(source: str, index: str, low: str) -> Reason:
+    return _range(low, source, index, None)
+
+
+def _most(source: str, index: str, high: str) -> Reason:
+    return Reason(_words(source), f"size({index}) <= {high}", "another size", _range_fix(high))
+
+
+def _range_fix(high: str | None) -> str:
+    if high is None:
+        return "sizes below a bound are compiled apart, 0 and 1 always: pad to more"
+    return "the function treats sizes beyond this bound in another way: keep to one side of it"
+
+
+def _same_size(source: str, index: str, other: str) -> Reason:
+    fix = "sizes that were equal are compiled as one: keep them equal, or mark both dynamic"
+    return Reason(_words(source), f"size({index}) == {_sized(other)}", "another size", fix)
+
+
+def _equals(source: str, value: str) -> Reason:
+    words = _words(source)
+    return Reason(words, f"== {without_addresses(value)}", ANOTHER, constant_fix(words, value))
+
+
+def _freed(rest: str) -> Reason:
+    del rest
+    fix = "keep what the function was compiled for alive while it is called"
+    return Reason("", "what it was compiled for still there", "freed", fix)
+
+
+def constant_fix(source: str, value: str) -> str:
+    """Return what ends recompiles for a constant that changes.
+
+    Args:
+        source: in words. Only numbers among the arguments themselves can become dynamic.
+        value: as code.
+    """
+    is_number = re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?|-?inf|nan", value.strip()) is not None
+    if source.startswith("global "):
+        return (
+            "a global is a constant of the graph: pass it as an argument"
+            if not is_number
+            else "a global is a constant of the graph: pass it as an argument, as a tensor"
+        )
+    if source.startswith("self"):
+        return (
+            "an attribute of a module is a constant of the graph: make it a buffer, or an argument"
+            if is_number
+            else "an attribute of a module is a constant of the graph: keep it, or pass it as an argument"
+        )
+    if re.fullmatch(r"-?\d+", value.strip()):
+        return DYNAMIC_FIX
+    if is_number:
+        return "pass it as a tensor"
+    return BRANCH
+
+
+def _words(source: str) -> str:
+    return source_in_words(source.strip()) if source.strip() else ""
+
+
+def _sized(text: str) -> str:
+    return re.sub(r"\.size\(\)\[(\d+)\]", r".size(\1)", text)
+
+
+_SOURCE = r"([A-Za-z_][\w.\[\]'\"()]*?)"
+_TYPE = r"(?:, type=<class '([^']+)'>)?"
+_RULES: list[tuple[re.Pattern[str], Callable[..., Reason]]] = [
+    (re.compile(pattern, re.S), build)
+    for pattern, build in [
+        (
+            r"tensor '(.+?)' (size|stride) mismatch at index (\d+)\. expected (\S+), actual (\S+)",
+            _size,
+        ),
+        (
+            r"tensor '(.+?)' rank mismatch\. expected (\S+), actual (\S+)",
+            _mismatch(
+                "rank", "pass tensors with one number of dims, or compile one function for each"
+            ),
+        ),
+        (
+            r"tensor '(.+?)' dtype mismatch\. expected (\S+), actual (\S+)",
+            _mismatch("dtype", "cast to one dtype before the call"),
+        ),
+        (
+            r"tensor '(.+?)' requires_grad mismatch\. expected requires_grad=(\S+?)\.?(?: .*)?",
+            _grad,
+        ),
+        (
+            r"tensor '(.+?)' (?:dispatch key|device).*?mismatch\. expected (.+?), actual (.+)",
+            _mismatch("device or dispatch keys", "move tensors to one device before the call"),
+        ),
+        (
+            r"expected type of '(.+?)' to be a tensor type, ' but found <class '(.+?)'>",
+            _not_a_tensor,
+        ),
+        (  # 2.15 names the class that the entry expects
+            r"expected type of '(.+?)' to be <class '(.+?)'>, but found <class '(.+?)'>",
+            _another_class,
+        ),
+        (r"len\((.+?)\) (!=|==) (\d+)", _length),
+        (r"not " + _SOURCE, _empty),
+        (r"KeyError on (.+)\[(.+?)\]", _missing_key),
+        (r"getattr failed on source (.+)", _missing_attribute),
+        (r"(not )?hasattr\((.+?), ('.+?')\)", _has),
+        (r"(not )?___dict_contains\((.+?), (.+)\)", _contains),
+        (r"___check_type_id\((.+?), \d+\)" + _TYPE, _type),
+        (r"___check_obj_id\((.+?), \d+\)" + _TYPE, _object),
+        (r"(.+?) is (not )?None", lambda source, negated: _none(source, negated)),
+        (_SOURCE + r" is (not )?" + _SOURCE, _one_object),
+        (r"Duplicate tensors? found:? \[?(.+?)\]?", _duplicates),
+        (r"GLOBAL_STATE[^:]*:(.*)", _global_state),
+        (r"___check_torch_function_mode_stack\(\)", _mode_stack),
+        (r"BACKEND_MATCH(.*)", _backend),
+        (r"(\d+) <= (\S+)\.size\(\)\[(\d+)\](?: <= (\d+))?", _range),
+        (r"(\S+)\.size\(\)\[(\d+)\] >= (\d+)", _least),
+        (r"(\S+)\.size\(\)\[(\d+)\] <= (\d+)", _most),
+        (r"(\S+)\.size\(\)\[(\d+)\] == (.*size\(\).*)", _same_size),
+        (r"(Cache line invalidated.*)", _freed),
+        (r"([\w.\[\]'\"()]+) == (.+)", _equals),
+    ]
+]

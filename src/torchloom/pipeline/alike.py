@@ -1,0 +1,153 @@
+"""One plan on all ranks for graphs of one kind, whatever the sizes of their batches are.
+
+What backward computes again, which weights stay gathered and how large buckets are say which collectives
+a graph calls. Ranks whose batches differ in size would each plan otherwise under a memory budget, so:
+
+    first capture of a kind   the ranks compare their batches. Where these are equal, each plans for
+                              itself and all come to the same. Else the rank with the largest batch
+                              plans, as it is the one that the others wait for in each step, and the
+                              others do as it does
+    later captures            on whichever rank, they do the same again as long as it fits
+
+Graphs are of one kind if they read the same parameters. Ranks wait for each other at first captures alone:
+whoever comes to one has to wait for the others in its first collective in any case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torchloom import ops
+from torchloom.graph import args_of, find
+from torchloom.log import get_logger
+from torchloom.pipeline.report import GraphReport
+from torchloom.plan import GraphPlan, Planner
+from torchloom.position import POSITION
+
+logger = get_logger(__name__)
+
+Texts = Callable[[str, str], list[str]]
+"""Returns the text of every rank, by rank: `(what the ranks tell each other, this rank's own)`."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What had been agreed on at some point."""
+
+    met: frozenset[frozenset[str]]
+
+
+@dataclass
+class Alike:
+    """Lets the ranks of one session plan alike.
+
+    Args:
+        rank: this one, in the lists that `texts` returns.
+        texts: all ranks call it in the same order.
+    """
+
+    rank: int
+    texts: Texts
+    _met: set[frozenset[str]] = field(default_factory=set)
+    _leaders: dict[str, int] = field(default_factory=dict)
+    """By plan, where batches differ."""
+
+    def start_over(self) -> None:
+        """Forget all kinds: the module is about to be captured anew, on all ranks."""
+        self._met.clear()
+        self._leaders.clear()
+        POSITION.notes.pop("plan", None)
+
+    def remember(self) -> Remembered:
+        """Return what it takes to come back to this point."""
+        return Remembered(frozenset(self._met))
+
+    def restore(self, remembered: Remembered, *, without: fx.Graph | None = None) -> None:
+        """Come back to a point, at which the ranks had not come to a graph yet."""
+        self._met, self._leaders = set(remembered.met), {}
+        if without is not None:
+            self._met.discard(parameters_of(without))
+
+    def is_shared(self, graph: fx.Graph) -> bool:
+        """Say whether all ranks have come to this capture, and compare their batches at it."""
+        params = parameters_of(graph)
+        return bool(params) and torch.is_grad_enabled() and params not in self._met
+
+    def before(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], report: GraphReport, planner: Planner
+    ) -> None:
+        """Find out whose plan this graph follows, before any pass runs over it.
+
+        Raises:
+            AgreementError: other ranks have come to something else.
+        """
+        params = parameters_of(gm.graph)
+        if not params or not torch.is_grad_enabled():
+            return  # nothing is sent, or nothing planned
+        report.kind = _kind(gm.graph)
+        if params in self._met:
+            return
+        self._met.add(params)
+        what = f"the sizes of a batch for {len(params)} parameters ({min(params)}, ...)"
+        held = self.texts(what, f"{report.batch_bytes} {_sizes(inputs)} {planner.key}")
+        if len(set(held)) == 1:
+            return
+        leader = max(range(len(held)), key=lambda rank: int(held[rank].split()[0]))
+        if leader == self.rank:
+            self._leaders[report.kind] = leader
+            return
+        logger.info("%s: its plan is that of rank %d, whose batch is larger", report.name, leader)
+        told = json.loads(self._exchange_plan({})[leader])
+        if told.get("kind") == report.kind:
+            planner.agreed[report.kind] = GraphPlan.from_dict(told["plan"])
+
+    def after(self, report: GraphReport, planner: Planner) -> None:
+        """Let graphs of this kind follow the plan that a graph was compiled under."""
+        kind, plan = report.kind, report.plan
+        if self._leaders.pop(kind, None) is not None:
+            self._exchange_plan({} if plan is None else {"kind": kind, "plan": asdict(plan)})
+        if not kind or plan is None:
+            return
+        agreed = planner.agreed.setdefault(kind, plan)
+        if agreed.sends != plan.sends:
+            POSITION.notes["plan"] = (
+                f"{report.name}, with a batch of {report.batch_bytes} bytes, does not fit into the memory "
+                "budget under the plan that the ranks began with and has one of its own, which others may "
+                "not share: raise compile.memory_budget, or begin with the largest batch (docs/ragged.md)"
+            )
+
+    def _exchange_plan(self, mine: dict[str, Any]) -> list[str]:
+        return self.texts(
+            "the plan for batches of different sizes", json.dumps(mine, default=sorted)
+        )
+
+
+def parameters_of(graph: fx.Graph) -> frozenset[str]:
+    """Return the names of the parameters that a captured graph communicates about."""
+    nodes = (node for op in (ops.gather, ops.replicate) for node in find(graph, op))
+    return frozenset(args_of(node)[-1] for node in nodes)
+
+
+def _kind(graph: fx.Graph) -> str:
+    """Return a hash that is equal for captures of the same operators with other sizes."""
+    digest = hashlib.blake2b(digest_size=8)
+    for node in graph.nodes:
+        if node.op.startswith("call") and isinstance(node.meta.get("example_value"), Tensor):
+            name = node.target if isinstance(node.target, str) else node.target.__name__
+            param = args_of(node)[-1] if node.target in (ops.gather, ops.replicate) else ""
+            digest.update(f"{name} {param}\n".encode())
+    return digest.hexdigest()
+
+
+def _sizes(inputs: Sequence[Any]) -> list[str]:
+    return [
+        f"{each.dtype}{list(map(str, each.shape))}" if isinstance(each, Tensor) else str(each)
+        for each in inputs
+    ]

@@ -1,0 +1,102 @@
+"""A second plan on trial: either all ranks compile all of it, or all of them return to the first.
+
+    compile    each graph that ranks capture together is compiled by the second plan, and the ranks tell each
+               other how that went. Where it failed on any of them, all compile this graph, and those that
+               are captured after it, by the first plan's figures; should that fail as well, it runs eagerly
+               sharded on all of them
+    boundary   before the next optimizer step the ranks compare once more. If something has failed, all return
+               to the code of the first plan, which is still there
+
+What a plan decides says which collectives a graph calls, so a rank must never go its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torchloom.errors import own_error
+from torchloom.log import get_logger
+from torchloom.pipeline.alike import Remembered as RememberedKinds
+from torchloom.pipeline.alike import Texts
+from torchloom.plan.planner import Remembered as RememberedPlans
+
+logger = get_logger(__name__)
+
+_OPEN, _FINE = "not compiled yet", ""
+
+
+@dataclass
+class SecondPlan:
+    """What has come of a second plan so far, and what it takes to return to the first.
+
+    Args:
+        texts: tells all ranks a text; they call it in the same order.
+        plans: what the planner knew under the first plan.
+        kinds: what the ranks had agreed on under it.
+        woven: what the session knew of its graphs.
+        keep: is called once all ranks have compiled the second plan.
+    """
+
+    texts: Texts
+    plans: RememberedPlans
+    kinds: RememberedKinds | None
+    woven: list[tuple[frozenset[str], frozenset[str]]]
+    keep: Callable[[], None]
+    is_refused: bool = False
+    """Whether the ranks know that it failed on one of them."""
+    restarted: set[frozenset[str]] = field(default_factory=set)
+    """Parameters of shared graphs that Dynamo is about to capture again."""
+    _num_compiled: int = 0
+    _own: str = _FINE
+    """What has failed on this rank."""
+
+    def compiled(self) -> None:
+        """Note that a graph has been compiled."""
+        self._num_compiled += 1
+
+    def failed(self, error: Exception) -> None:
+        """Note a failure that the others do not know of; they are told when ranks compare next."""
+        cause = own_error(error) or error
+        self._own = self._own or f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
+
+    def compare(self, graph: str, error: Exception | None) -> bool:
+        """Return whether a graph was compiled on all ranks. All must call.
+
+        Args:
+            graph: what this rank calls it.
+            error: why it was not compiled here.
+        """
+        if error is not None:
+            self.failed(error)
+        told = self.texts("how compiling a second plan went", self._own)
+        failures = {rank: text for rank, text in enumerate(told) if text != _FINE}
+        self._say(graph, failures)
+        self._own = _FINE
+        return not failures
+
+    def conclude(self) -> Literal["open", "kept", "refused"]:
+        """Return what becomes of the second plan, at a boundary between steps. All ranks must call."""
+        own = self._own or (_FINE if self._num_compiled else _OPEN)
+        told = self.texts("what becomes of a second plan", own)
+        failures = {rank: text for rank, text in enumerate(told) if text not in (_FINE, _OPEN)}
+        self._say("a graph of its own", failures)
+        if self.is_refused:
+            return "refused"
+        if _OPEN in told:
+            return "open"
+        self.keep()
+        return "kept"
+
+    def _say(self, graph: str, failures: dict[int, str]) -> None:
+        if failures and not self.is_refused:
+            rank, reason = min(failures.items())
+            logger.warning(
+                "the first plan stays, on all ranks, because rank %d cannot compile %s by the second one, which "
+                "was made by measured times (%s)",
+                rank,
+                graph,
+                reason,
+            )
+        self.is_refused = self.is_refused or bool(failures)

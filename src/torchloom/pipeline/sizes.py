@@ -1,0 +1,51 @@
+"""How often the same parameters were captured: past a limit torch runs further sizes eagerly.
+
+A rank that runs eagerly calls other collectives than those that run compiled code. So the last capture
+before the limit is a warning, and what ends the run later says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from torchloom import _torch
+from torchloom.log import get_logger
+from torchloom.pipeline.alike import parameters_of
+from torchloom.position import POSITION
+
+logger = get_logger(__name__)
+
+_NOTE = "sizes"
+
+
+@dataclass
+class Sizes:
+    """Counts the captures of one module's graphs."""
+
+    _captures: Counter[tuple[frozenset[str], bool]] = field(default_factory=Counter)
+
+    def start_over(self) -> None:
+        """Forget all: the module is about to be captured anew."""
+        self._captures.clear()
+        POSITION.notes.pop(_NOTE, None)
+
+    def count(self, name: str, graph: fx.Graph) -> None:
+        """Count a captured graph, and warn where it is the last that torch will compile."""
+        params = parameters_of(graph)
+        if not params:
+            return
+        key = (params, torch.is_grad_enabled())
+        self._captures[key] += 1
+        if self._captures[key] != _torch.recompile_limit():
+            return
+        text = (
+            f"{name} is the capture number {self._captures[key]} of the same {len(params)} parameters, which is "
+            "torch's recompile_limit: at further sizes this rank runs eagerly, which ranks that run compiled "
+            "code cannot follow; compile with dynamic=True, or pad: docs/ragged.md"
+        )
+        POSITION.notes[_NOTE] = text
+        logger.warning("%s", text)

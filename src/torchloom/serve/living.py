@@ -1,0 +1,99 @@
+"""What may change in a living model without a call being told: dtypes of weights, and hooks.
+
+A call cannot look at each weight and each module. It looks at a few dtypes, since `model.half()` and
+`load_state_dict(assign=True)` change all of a part, and at the number that torch gives to the next hook of the
+process. Where one is not what it was, everything is looked at, and what differs is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+_MOST_WATCHED = 8
+"""Weights that a call looks at: each takes about 50 ns."""
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
+)
+_GLOBAL_HOOKS = tuple(
+    f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward")
+)
+
+
+def watched_weights(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.dtype]]:
+    """Return the dicts that hold a few floating-point weights of a model, with their names and dtypes.
+
+    One of each part of the model, as parts are converted as a whole.
+    """
+    found = [
+        (held, name, tensor.dtype)
+        for each in module.modules()
+        for held in (each._parameters, each._buffers)
+        for name, tensor in held.items()
+        if isinstance(tensor, Tensor) and tensor.is_floating_point()
+    ]
+    step = max(1, -(-len(found) // _MOST_WATCHED))
+    return found[::step]
+
+
+def next_hook() -> int:
+    """Return the number of the next hook that anybody registers in this process."""
+    return RemovableHandle.next_id
+
+
+class Looks:
+    """What a model looked like when its program was made.
+
+    Args:
+        module: the model, None for a plain function.
+        structure: of its tensors.
+    """
+
+    def __init__(self, module: nn.Module | None, structure: Mapping[str, str]) -> None:
+        self._module = module
+        self._structure = _without_grad(structure)
+        self._weights = [] if module is None else watched_weights(module)
+        self._hooks = _hooks_of(module)
+
+    def other_dtypes(self) -> bool:
+        """Return whether a weight that calls look at has another dtype."""
+        return any(held[name].dtype is not dtype for held, name, dtype in self._weights)
+
+    def changed(self, structure: Mapping[str, str]) -> list[str]:
+        """Say what is another thing now, one line each.
+
+        Args:
+            structure: of its tensors now.
+        """
+        there = _without_grad(structure)
+        lines = [
+            f"{name} was {was}, is {there.get(name, 'gone')}"
+            for name, was in self._structure.items()
+            if there.get(name) != was
+        ]
+        now = _hooks_of(self._module)
+        return lines + [
+            f"{place} are other hooks than when it was compiled"
+            for place in dict.fromkeys([*self._hooks, *now])
+            if self._hooks.get(place) != now.get(place)
+        ]
+
+
+def _without_grad(structure: Mapping[str, str]) -> dict[str, str]:
+    """Return what tensors look like; whether they require gradients is asked elsewhere where it matters."""
+    return {name: text.replace(", requires grad", "") for name, text in structure.items()}
+
+
+def _hooks_of(module: nn.Module | None) -> dict[str, tuple[int, ...]]:
+    shared = nn.modules.module
+    found = {name: tuple(getattr(shared, name)) for name in _GLOBAL_HOOKS}
+    if module is not None:
+        for path, each in module.named_modules():
+            for name in _HOOKS:
+                found[f"{path}.{name}".lstrip(".")] = tuple(getattr(each, name, ()))
+    return {place: keys for place, keys in found.items() if keys}

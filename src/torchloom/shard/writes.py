@@ -1,0 +1,183 @@
+"""Writes of a forward pass into gathered weights, which would be lost: found, and refused.
+
+A gathered weight is a copy for one use. Three ways lead to a write into it, and each is looked at where it
+can be seen:
+
+    weight.clamp_()            eager: the copy's version counter, when the forward pass ends
+                               compiled: the captured graph, before it is compiled
+    weight.data.clamp_(),      they leave no trace in a counter, so the code of `forward` is read when the
+    weight.data = ...          model is sharded
+"""
+
+from __future__ import annotations
+
+import dis
+import operator
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from torchloom import ops
+from torchloom._torch import OpOverload
+from torchloom.errors import ShardError
+from torchloom.graph import args_of, find
+from torchloom.shard.layout import Layout
+
+_IN_PLACE = frozenset(
+    getattr(operator, name)
+    for name in dir(operator)
+    if name.startswith("i") and name in operator.__all__ and hasattr(operator, name[1:])
+) | {operator.setitem, operator.iand, operator.ior}
+"""`iadd` and its like."""
+
+
+_OF_NO_VALUES = frozenset({"requires_grad_", "detach_", "share_memory_", "rename_"})
+"""Methods that change a tensor, and none of its values."""
+
+
+def lost(names: Collection[str]) -> ShardError:
+    """Return the error for writes into these parameters."""
+    first = min(names)
+    more = f" (and into {len(names) - 1} more)" if len(names) > 1 else ""
+    return ShardError(
+        f"forward writes into the weight {first!r}{more}, which is sharded: what it sees is a copy for one use, "
+        "so the write would be lost. Compute the weight as a value (torch.renorm(self.weight, ...) passed to "
+        "the operator), write it after the step inside torchloom.gathered(..., modifier_rank=0), or use "
+        "ZeRO stage 0 or 1"
+    )
+
+
+class Writes:
+    """Version counters of the weights that were gathered in the running eager forward passes."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._seen: list[tuple[str, int, Tensor]] = []
+
+    def open(self) -> int:
+        """Enter a forward pass; returns what to hand to `close`."""
+        self._depth += 1
+        return len(self._seen)
+
+    def note(self, weight: Tensor, param: str) -> Tensor:
+        """Remember a weight by its counter, without its memory; return the weight."""
+        if self._depth and not weight.is_inference():  # those count no writes
+            counter = weight.detach()  # shares the counter
+            counter.data = weight.new_empty(0)  # and lets go of the memory
+            self._seen.append((param, weight._version, counter))
+        return weight
+
+    def close(self, start: int) -> None:
+        """Leave a forward pass.
+
+        Raises:
+            ShardError: a weight was written in it.
+        """
+        self._depth -= 1
+        seen, self._seen[start:] = self._seen[start:], []
+        if written := {param for param, version, counter in seen if counter._version != version}:
+            raise lost(written)
+
+
+WRITES = Writes()
+"""Of this process; empty outside of eager forward passes of sharded models."""
+
+
+def check_graph(graph: fx.Graph) -> None:
+    """Refuse a captured graph that writes into a gathered weight.
+
+    Raises:
+        ShardError: it does.
+    """
+    weights: dict[int, str] = {}
+    for op in (ops.gather, ops.replicate):
+        for node in find(graph, op):
+            if (storage := _storage(node)) is not None:
+                weights[storage] = args_of(node)[-1]
+    if not weights:
+        return
+    written = {
+        weights[storage]
+        for node in graph.nodes
+        for target in _written(node)
+        if (storage := _storage(target)) in weights
+    }
+    if written:
+        raise lost(written)
+
+
+def _written(node: fx.Node) -> Iterator[Any]:
+    """Yield what a call of a captured graph writes."""
+    if node.op not in ("call_method", "call_function") or not node.args:
+        return
+    target = node.target
+    if isinstance(target, OpOverload):
+        for argument, value in zip(target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                yield from value if isinstance(value, (list, tuple)) else (value,)
+        return
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if target in _IN_PLACE or _writes(name):
+        first = node.args[0]
+        yield from first if isinstance(first, (list, tuple)) else (first,)
+    elif name.startswith("_foreach") and name.endswith("_"):
+        yield from node.args[0]  # type: ignore[misc]
+    out = node.kwargs.get("out")
+    yield from out if isinstance(out, (list, tuple)) else (out,)
+
+
+def _writes(name: str) -> bool:
+    """Say whether a function or method of this name writes its first argument."""
+    return name.endswith("_") and not name.startswith("_") and name not in _OF_NO_VALUES
+
+
+def _storage(node: Any) -> int | None:
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def check_code(model: nn.Module, layout: Layout) -> None:
+    """Refuse a model whose `forward` assigns the `.data` of a parameter that is gathered, or writes in it.
+
+    Args:
+        model: not sharded yet.
+        layout: of its parameters.
+
+    Raises:
+        ShardError: it does.
+    """
+    modules = dict(model.named_modules())
+    copied = {
+        (owner.module, owner.attr): spec.name
+        for spec in layout
+        if spec.mode != "whole"
+        for owner in spec.owners
+    }
+    by_module: dict[str, set[str]] = {}
+    for path, attr in copied:
+        by_module.setdefault(path, set()).add(attr)
+    written = {
+        copied[path, attr]
+        for path, attrs in by_module.items()
+        for attr in _written_through_data(type(modules[path]), attrs)
+    }
+    if written:
+        raise lost(written)
+
+
+def _written_through_data(kind: type[nn.Module], attrs: Collection[str]) -> list[str]:
+    code = getattr(getattr(kind, "forward", None), "__code__", None)
+    if code is None:
+        return []
+    found: list[str] = []
+    steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    for one, two, three in zip(steps, steps[1:], [*steps[2:], None], strict=False):
+        if not one.opname.startswith("LOAD_ATTR") or one.argval not in attrs:
+            continue
+        assigns = two.opname == "STORE_ATTR" and two.argval == "data"
+        reads = two.opname.startswith("LOAD_ATTR") and two.argval == "data"
+        method = str(three.argval) if three is not None and reads else ""
+        if assigns or _writes(method):
+            found.append(one.argval)
+    return found

@@ -1,0 +1,150 @@
+"""Hooks of a wrapper run as they do with torch.compile(module), whenever they were registered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from torchloom.compiler import CompileConfig, CompiledModuleWrapper
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, *, scale=1):
+        return self.linear(x) * scale
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.compiles = 0
+
+    def __call__(self, gm, example_inputs):
+        self.compiles += 1
+        return gm.forward
+
+
+def wrap(backend="eager", **kwargs):
+    return CompiledModuleWrapper(
+        Model(), CompileConfig(enabled=True, backend=backend, kwargs=kwargs)
+    )
+
+
+X = torch.ones(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("make", [wrap, lambda: torch.compile(Model(), backend="eager")])
+def test_hooks_that_come_and_go_after_the_first_call(make) -> None:
+    model, calls = make(), []
+    model(X)
+    before = model.register_forward_pre_hook(lambda module, args: calls.append("before"))
+    after = model.register_forward_hook(lambda module, args, output: output * 0 + 7)
+    assert model(X).eq(7).all()
+    assert calls == ["before"]
+    after.remove()
+    assert not model(X).eq(7).any()
+    assert calls == ["before"] * 2
+    before.remove()
+    model(X)
+    assert calls == ["before"] * 2
+
+
+def test_hooks_cost_no_compile() -> None:
+    counting = Counting()
+    model = wrap(counting)
+    handle = model.register_forward_pre_hook(lambda module, args: None)
+    for _ in range(12):  # more often than Dynamo's limit
+        model(X)
+        handle.remove()
+        handle = model.register_forward_pre_hook(lambda module, args: None)
+    assert counting.compiles == 1
+
+
+def test_hooks_with_keywords_and_those_that_always_run() -> None:
+    model, calls = wrap(), []
+    model(X)
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {"scale": 3}), with_kwargs=True
+    )
+    model.register_forward_hook(lambda *_: calls.append("always"), always_call=True)
+    assert torch.equal(model(X), model.linear(X) * 3)
+    with pytest.raises(Exception):  # noqa: B017  the shapes do not fit
+        model(torch.ones(2, 5))
+    assert calls == ["always"] * 2
+
+
+def test_backward_hooks_after_the_first_call() -> None:
+    model, seen = wrap("aot_eager"), []
+    model(X).sum().backward()
+    model.register_full_backward_hook(lambda module, grad_in, grad_out: seen.append("full"))
+    model.register_full_backward_pre_hook(lambda module, grad_out: seen.append("pre"))
+    model(X.clone().requires_grad_()).sum().backward()
+    assert seen == ["pre", "full"]
+
+
+def test_hooks_get_what_they_were_registered_on() -> None:
+    model, seen = wrap(), []
+    model.register_forward_hook(lambda module, args, output: seen.append(module))
+    model(X)
+    assert seen[0] is model
+
+
+def test_forward_by_itself_is_not_compiled() -> None:
+    counting = Counting()
+    model = wrap(counting)
+    assert torch.equal(model.forward(X), model.linear(X))
+    assert counting.compiles == 0
+    model(X)
+    assert model.forward.__func__ is Model.forward
+    assert type(model).forward is Model.forward
+    assert counting.compiles == 1
+
+
+def test_a_forward_that_is_replaced() -> None:
+    model = wrap()
+    model.forward = lambda x: x + 1
+    assert torch.equal(model(X), X + 1)
+    del model.forward
+    assert model.forward.__func__ is Model.forward
+    with pytest.raises(AttributeError):
+        del model.forward
+
+
+def test_in_another_compiled_function() -> None:
+    counting = Counting()
+    model = wrap()
+    compiled = torch.compile(lambda x: model(x) + 1, backend=counting, fullgraph=True)
+    assert torch.equal(compiled(X), model.linear(X) + 1)
+    assert counting.compiles == 1
+
+
+def test_a_forward_that_calls_itself() -> None:
+    class Twice(nn.Module):
+        def forward(self, x, deep=True):
+            return self(x * 2, deep=False) if deep else x + 1
+
+    model = CompiledModuleWrapper(Twice(), CompileConfig(enabled=True, backend="eager"))
+    assert torch.equal(model(X), X * 2 + 1)
+
+
+def test_the_compiler_function_is_told() -> None:
+    model = wrap()
+    assert model.compiler_fn is None
+
+    def compile_it(module):
+        return torch.compile(module, backend="eager")
+
+    model.set_compiler_fn(compile_it)
+    assert model.compiler_fn is compile_it
+    model(X)
+    assert model.compiler_fn is compile_it

@@ -1,0 +1,244 @@
+"""What `explain_call` foretells is what torch then does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from support.foretold import agree, what_happens
+
+X, Y = torch.ones(2), torch.ones(3)
+
+
+def add(x, y=1):
+    return x + y
+
+
+def test_other_backends() -> None:
+    def other(gm, example_inputs):
+        return gm.forward
+
+    first, second = torch.compile(add, backend="eager"), torch.compile(add, backend=other)
+    assert [agree(first, X), agree(first, X)] == ["compile", "hit"]
+    assert "compiled by eager" in str(torchloom.explain_call(second, X))
+    assert [agree(second, X), agree(second, X)] == ["recompile", "hit"]
+    assert agree(torch.compile(add, backend="eager"), X) == "hit"  # the same backend under one name
+    assert agree(torch.compile(add, backend="eager", dynamic=True), X) in ("hit", "recompile")
+
+
+def test_regions_of_their_own() -> None:
+    shared = torch.compile(add, backend="eager")
+    alone = torch.compile(add, backend="eager", isolate_recompiles=True)
+    assert [agree(alone, X), agree(alone, X)] == ["compile", "hit"]
+    assert agree(shared, X) in ("compile", "recompile")
+    assert agree(torch.compile(add, backend="eager", isolate_recompiles=True), X) == "hit"
+
+
+def test_the_other_branch_behind_a_break() -> None:
+    def fn(x):
+        x = x * 2
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    compiled = torch.compile(fn, backend="eager")
+    assert agree(compiled, X) == "compile"
+    told = torchloom.explain_call(compiled, -X)
+    assert (told.action, told.hit, told.is_certain) == ("unknown", "0/0", False)
+    line = fn.__code__.co_firstlineno + 4
+    assert f"line {line} " in told.why
+    assert "up to its graph break" in str(told)
+    assert agree(compiled, -X) == "unknown"
+    assert [agree(compiled, -X), agree(compiled, X)] == ["hit", "hit"]
+    assert not torchloom.explain_call(compiled, X).is_certain
+
+
+def test_a_rest_with_nothing_to_compile() -> None:
+    def fn(x):
+        x = x + 1
+        print(end="")
+        return x
+
+    compiled = torch.compile(fn, backend="eager")
+    assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_recompile_limit(own: bool) -> None:
+    options = {"recompile_limit": 2} if own else {}
+    compiled = torch.compile(lambda x, n: x + len(n), backend="eager", dynamic=False, **options)
+    with torch._dynamo.config.patch(recompile_limit=8 if own else 2):
+        done = [agree(compiled, X, n) for n in ("a", "bb")]
+        told = torchloom.explain_call(compiled, X, "ccc")
+        assert (told.action, told.limit) == ("eager", 2)
+        seen = what_happens(compiled, X, "ccc")  # tries, and is refused
+        assert seen in ("eager", "recompile")
+        assert [agree(compiled, X, n) for n in ("ccc", "a", "dddd")] == ["eager", "hit", "eager"]
+    assert done == ["compile", "recompile"]
+    # Dynamo remembers, also where the limit would be higher now.
+    assert agree(compiled, X, "eeeee") == "eager"
+    torch._dynamo.reset()
+    assert agree(compiled, X, "ccc") == "compile"
+
+
+def test_a_whole_graph_over_its_limit_is_an_error() -> None:
+    compiled = torch.compile(
+        lambda x, n: x + len(n), backend="eager", fullgraph=True, recompile_limit=1
+    )
+    assert agree(compiled, X, "a") == "compile"
+    assert agree(compiled, X, "bb") == "error"
+
+
+def test_frames_that_dynamo_gave_up() -> None:
+    def in_a_loop(x):
+        for _ in range(2):
+            x = x + 1
+            torch._dynamo.graph_break()
+        return x
+
+    def nothing(x):
+        return x
+
+    for fn in (in_a_loop, nothing):
+        compiled = torch.compile(fn, backend="eager")
+        assert torchloom.explain_call(compiled, X).action == "compile"
+        compiled(X)
+        assert agree(compiled, X) == "eager"
+        assert agree(compiled, Y) == "eager"
+        assert torchloom.explain_call(compiled, X).why
+
+
+def test_what_came_of_a_frame_long_ago_is_not_guessed() -> None:
+    compiled = torch.compile(lambda x: x, backend="eager")
+    compiled(X)
+    assert torchloom.explain_call(compiled, X).action == "eager"
+    for number in range(70):  # Dynamo keeps notes of 64 compiles
+        names: dict[str, Any] = {}
+        exec(f"def fn(x):\n    return x + {number}", names)
+        torch.compile(names["fn"], backend="eager")(X)
+    told = torchloom.explain_call(compiled, X)
+    assert (told.action, told.hit) == ("unknown", None)
+    assert "no longer notes" in str(told)
+
+
+def test_entries_are_left_when_a_later_compile_is_given_up() -> None:
+    def fn(x, deep):
+        if deep:
+            for _ in range(2):
+                x = x + 1
+                torch._dynamo.graph_break()
+        return x + 1
+
+    compiled = torch.compile(fn, backend="eager")
+    assert [agree(compiled, X, False), agree(compiled, X, False)] == ["compile", "hit"]
+    compiled(X, True)
+    told = torchloom.explain_call(compiled, X, False).action
+    assert told == what_happens(compiled, X, False)
+
+
+def test_a_failing_backend_is_tried_again() -> None:
+    def broken(gm, example_inputs):
+        raise ValueError("not today")
+
+    compiled = torch.compile(add, backend=broken)
+    for _ in range(2):
+        assert torchloom.explain_call(compiled, X).action == "compile"
+        with pytest.raises(Exception, match="not today"):
+            compiled(X)
+
+
+def test_stances() -> None:
+    compiled = torch.compile(add, backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        assert agree(compiled, X) == "eager"
+    assert agree(compiled, X) == "compile"
+    with torch.compiler.set_stance("force_eager"):
+        told = torchloom.explain_call(compiled, X)
+        assert (told.action, told.hit) == ("eager", None)
+        assert "force_eager" in str(told)
+    with torch.compiler.set_stance("eager_on_recompile"):
+        assert [agree(compiled, X), agree(compiled, X.double())] == ["hit", "eager"]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert [agree(compiled, X), agree(compiled, X.double())] == ["hit", "error"]
+    with torch._dynamo.config.patch(disable=True):
+        assert agree(compiled, X) == "hit"
+
+
+def test_stances_that_cannot_be_foretold_or_wait() -> None:
+    compiled = torch.compile(add, backend="eager")
+    with torch.compiler.set_stance("eager_then_compile"):
+        assert torchloom.explain_call(compiled, X).action == "eager"
+        compiled(X)
+        assert torchloom.entries(compiled) == []
+        assert torchloom.explain_call(compiled, X).action == "compile"
+        compiled(X)
+        assert len(torchloom.entries(compiled)) == 1
+    with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+        told = torchloom.explain_call(compiled, X.double())
+        assert (told.action, told.hit) == ("unknown", None)
+        assert "skipped" in str(told)
+
+
+def test_generators_run_as_they_are() -> None:
+    def steps(x):
+        yield x + 1
+
+    compiled = torch.compile(steps, backend="eager")
+    assert torchloom.explain_call(compiled, X).action == "eager"
+    list(compiled(X))
+    assert torchloom.entries(compiled) == []
+
+
+def test_a_whole_graph_that_failed_is_said_to_have_failed() -> None:
+    def fn(x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    compiled = torch.compile(fn, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(X)
+    told = torchloom.explain_call(compiled, X)
+    assert told.action == "compile"
+    assert "Unsupported" in told.why
+
+
+def test_jit_functions() -> None:
+    def broken(gm, example_inputs):
+        raise ValueError("not today")
+
+    good = torchloom.jit(add, backend="eager")
+    assert [agree(good, X), agree(good, X)] == ["compile", "hit"]
+    bad = torchloom.jit(add, backend=broken)
+    assert torchloom.explain_call(bad, X).action == "compile"
+    bad(X)
+    assert torchloom.explain_call(bad, X).action == "eager"
+
+
+def test_modules_of_torch_in_place() -> None:
+    model = nn.Linear(2, 2)
+    model.compile(backend="eager")
+    told = [agree(model, X), agree(model, X)]
+    assert told in (["eager", "eager"], ["compile", "hit"])  # Dynamo captures them since 2.14
+
+
+def test_the_limit_of_all_compiles() -> None:
+    compiled = torch.compile(lambda x, n: x + len(n), backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(accumulated_recompile_limit=2), torchloom.watch() as w:
+        for n in ("a", "bb", "ccc", "dddd"):
+            compiled(X, n)
+        told = torchloom.explain_call(compiled, X, "eeeee")
+    assert told.action == "eager"
+    assert "limit of 2 compiles" in told.why
+    (function,) = w.record.functions
+    assert (function.recompile_limit, function.num_eager_calls) == (2, 2)
+
+
+def test_reasons_are_what_the_entry_expects() -> None:
+    compiled = torch.compile(lambda xs: sum(xs.values()), backend="eager")
+    compiled({"a": X})
+    (miss,) = torchloom.explain_call(compiled, {"a": X, "b": X}).misses
+    assert miss.english == "argument xs: expected len 1, got another length"

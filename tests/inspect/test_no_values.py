@@ -1,0 +1,135 @@
+"""Records hold no values of the program: no secret, no tensor, no object's text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from support.hostile import HOSTILE
+from torchloom.records import to_json
+from torchloom.report.page import write_page
+
+SECRET = "hunter2-7f3a"
+WEIGHTS = torch.tensor([31.4159, 2.71828])
+LOOKUP = {"token": SECRET, "data": WEIGHTS}
+
+
+def nested(x):
+    y = x + 1
+
+    def inner(z):
+        return z * y
+
+    return inner, y
+
+
+def with_lambda(x):
+    return (lambda z: z * x), x + 1
+
+
+def with_class(x):
+    class Local:
+        scale = 2
+
+    return Local, x + 1
+
+
+def returns_a_global(x):
+    return x + 1, SECRET, LOOKUP["token"]
+
+
+def returns_an_object(x):
+    return x + 1, HOSTILE
+
+
+def guards_on_a_global(x):
+    return x + 1 if SECRET.startswith("hunter") else x - 1
+
+
+def guards_on_an_argument(x, key=SECRET):
+    return x + 1 if key == "nothing" else x - 1
+
+
+def guards_on_values_of_a_dict(x, given=LOOKUP):
+    return x + 1 if given["token"] == "nothing" else x - 1
+
+
+def breaks_with_values(x):
+    x = x + 1
+    print(SECRET)
+    return x * 2, SECRET
+
+
+PROGRAMS = [
+    nested,
+    with_lambda,
+    with_class,
+    returns_a_global,
+    returns_an_object,
+    guards_on_a_global,
+    guards_on_an_argument,
+    guards_on_values_of_a_dict,
+    breaks_with_values,
+]
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
+def test_no_value_of_the_program_is_in_record_or_page(fn, tmp_path) -> None:
+    path = tmp_path / "record.json"
+    with torchloom.watch(path) as w:
+        torch.compile(fn, backend="eager")(torch.full((2,), 62.8318))
+    assert list(w.record.entries()), w.record.orphans
+    page = write_page(w.record, tmp_path / "page.html").read_text()
+    for text in (path.read_text(), page, w.summary(), json.dumps(to_json(w.record))):
+        body = text.replace('SECRET = \\"', "")
+        assert SECRET not in body
+        assert "31.41" not in body
+        assert "62.83" not in body
+    for entry in w.record.entries():
+        assert entry.bytecode
+        assert "not readable" not in entry.pseudo_source
+
+
+def test_guards_on_words_are_shown_and_other_strings_hidden() -> None:
+    def fn(x, mode, key):
+        return x + len(mode) + len(key)
+
+    compiled = torch.compile(fn, backend="eager")
+    with torchloom.watch() as w:
+        compiled(torch.ones(2), "mean", SECRET), compiled(torch.ones(2), "mean", SECRET * 2)
+    text = json.dumps(to_json(w.record)) + str(
+        torchloom.explain_call(compiled, torch.ones(2), "a", "b")
+    )
+    assert SECRET not in text
+    assert "argument mode == 'mean'" in text
+    assert "argument key == <str>" in text
+
+
+def test_a_module_with_buffers_leaves_no_numbers() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.tensor([31.4159, 2.71828]))
+
+        def forward(self, x):
+            return (lambda z: z * self.scale), x * self.scale
+
+    with torchloom.watch() as w:
+        torch.compile(Scaled(), backend="aot_eager")(torch.ones(2))
+    assert "31.41" not in json.dumps(to_json(w.record))
+
+
+def test_what_the_source_says_is_still_shown() -> None:
+    def fn(inputs):
+        return inputs["left"] + 3, "label", lambda z: z
+
+    with torchloom.watch() as w:
+        torch.compile(fn, backend="eager")({"left": torch.ones(2)})
+    (entry,) = w.record.entries()
+    assert "inputs['left']" in entry.pseudo_source
+    assert "'label'" in entry.pseudo_source
+    assert "<dict>" in entry.pseudo_source  # the globals of the lambda

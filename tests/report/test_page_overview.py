@@ -1,0 +1,192 @@
+"""The overview of a training run: where time and memory went, the plan, torchloom's own phases."""
+
+from __future__ import annotations
+
+import pytest
+
+from report.test_page_records import run_session, small_session
+from torchloom.records import (
+    Alive,
+    Decision,
+    EventRow,
+    GraphPlan,
+    Peak,
+    Session,
+    Standing,
+    from_json,
+    to_json,
+)
+
+pytestmark = [
+    # selenium leaves its connection to the driver to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+MIB = 1 << 20
+
+
+def alive(kind: str, layer: str, mib: float) -> Alive:
+    return Alive(kind=kind, layer=layer, num_bytes=int(mib * MIB), num_values=1)
+
+
+def planned_session() -> Session:
+    """Return a record of a run under a budget of 40 MiB: 10 stand, 25 of activations and more."""
+    session = run_session()
+    names = [f"layers.{i}.wq.weight" for i in range(3)]
+    for i, row in enumerate(r for r in session.events if r.kind == "CollectiveRan"):
+        row.data["params"] = names if row.data["op"] == "reduce" else [names[i % 3]]
+    for lowered, duration in (("forward", 0.2), ("backward", 0.1)):
+        data = {"graph": "graph0", "lowered": lowered, "duration_s": duration}
+        session.events.append(EventRow(kind="LoweredCompiled", at_s=1e9, data=data))
+    entry = session.functions[0].entries[0]
+    entry.metrics["forward"] = {
+        "entire_frame_compile_time_s": 3.0, "backend_compile_time_s": 2.0,
+    }  # fmt: skip
+    session.standing.append(
+        Standing(
+            budget_bytes=40 * MIB,
+            base_bytes=11 * MIB,
+            step_bytes=0,
+            parts=[
+                alive("parameters", "layers.0.wq", 4),
+                alive("optimizer states", "layers.0.wq", 6),
+            ],
+        )
+    )
+    session.peaks.append(
+        Peak(
+            graph="graph0", phase="backward", node="mm_7", layer="layers.1.wq", peak_bytes=20 * MIB,
+            alive=[
+                alive("activations", "layers.1.wq", 12), alive("activations", "layers.0.wq", 4),
+                alive("gradients", "layers.1.wq", 3), alive("gathered weights", "layers.1.wq", 1),
+            ],
+        )
+    )  # fmt: skip
+    session.plans.append(
+        GraphPlan(
+            graph="graph0", planning_s=0.5, num_tries=2, budget_bytes=25 * MIB,
+            peak_bytes=22 * MIB, graph_peak_bytes=20 * MIB, saved_bytes=16 * MIB,
+            batch_bytes=MIB, min_peak_bytes=9 * MIB, compute_us=1e5, measured_us=8e4,
+            extra_us=5e3, overhead_us=2e3, copy_us=0, states_us=0, bound_us=6e3,
+            resident={"layers.2.wq.weight": 4 * MIB}, bucket_bytes=0,
+            decisions=[
+                Decision(value="mm_1", op="mm", num_bytes=8 * MIB, action="recompute", cost_us=4e3),
+                Decision(value="mm_2", op="mm", num_bytes=MIB, action="keep", cost_us=9e3,
+                         where="layers.0.wq"),
+                Decision(value="add_2", op="add", num_bytes=4, action="unused", cost_us=1),
+            ],
+        )
+    )  # fmt: skip
+    return session
+
+
+def rows(page, name: str) -> dict[str, list[str]]:
+    """Return the rows of the table of a section, by their first cell."""
+    found = page.js(
+        "const s = [...document.querySelectorAll('main section')].find((e) =>"
+        " e.querySelector('h2').textContent === arguments[0]);"
+        "return s ? [...s.querySelectorAll('table.stack')].map((t) =>"
+        " [...t.querySelectorAll('tbody tr')].map((r) =>"
+        " [...r.cells].map((c) => c.textContent))).flat() : []",
+        name,
+    )
+    return {row[0]: row[1:] for row in found}
+
+
+def test_the_parts_of_a_step_add_up(show):
+    page = show(planned_session())
+    parts = rows(page, "Where the time of a step went")
+    assert set(parts) == {
+        "forward", "backward", "optimizer step", "exposed communication", "between the calls",
+    }  # fmt: skip
+    told = page.texts("main section .told")[0]
+    assert "Mean of 1 step after the last compile: 990 ms per step" in told
+    assert sum(float(row[1].rstrip("%")) for row in parts.values()) == pytest.approx(100, abs=0.3)
+    assert parts["optimizer step"][0] == "190 ms"
+
+
+def test_exposed_communication_names_layers_and_parameters(show):
+    page = show(planned_session())
+    moves = rows(page, "Exposed communication by layer")
+    assert any("layers.0 … layers.2 (3 parameters)" in name for name in moves)
+    assert "layers.1.wq.weight" in moves
+    assert moves["layers.1.wq.weight"][0] == "gather"
+    page.js(
+        "const s = [...document.querySelectorAll('.choice select')]"
+        ".find((e) => e.value === 'params'); s.value = 'layer'; s.dispatchEvent(new Event('change'))"
+    )
+    assert "layers.1" in rows(page, "Exposed communication by layer")
+
+
+def test_the_peak_is_held_against_the_budget_by_kind_and_layer(show):
+    page = show(planned_session())
+    memory = rows(page, "Where the memory went")
+    # 11 stand, 4 stay gathered, 1 of batch, 20 at the peak of the graphs, 2 more in the code
+    assert "Predicted peak of this rank: 38.0 MiB of 40.0 MiB" in page.texts("main")[0]
+    assert "95.0%" in page.texts("main")[0]
+    assert "The peak is in backward, while mm_7 of layers.1.wq runs." in page.texts("main")[0]
+    assert memory["activations"][0] == "16.0 MiB"
+    assert memory["gathered weights"][0] == "5.0 MiB"
+    assert memory["reserve"][0] == "1.0 MiB"
+    assert memory["generated code beyond its graphs"][0] == "2.0 MiB"
+    assert memory["layers.1"][-1] == "16.0 MiB"
+    assert page.texts(".stacked .limit") == [""]
+    assert "38.0 MiB" in page.texts(".card strong")
+
+
+def test_code_that_needs_less_than_its_graphs_is_said(show):
+    session = planned_session()
+    session.plans[0].peak_bytes = 19 * MIB
+    page = show(session)
+    assert "Predicted peak of this rank: 35.0 MiB of 40.0 MiB" in page.texts("main")[0]
+    assert "needs 1.0 MiB less" in page.texts("main")[0]
+
+
+def test_the_plan_gives_its_reasons(show):
+    page = show(planned_session())
+    reasons = page.texts(".reasons li")
+    assert "may add 25.0 MiB beside the weights that stay gathered" in reasons[0]
+    assert "They add 22.0 MiB at the peak, 88.0% of that" in reasons[1]
+    text = " ".join(reasons)
+    assert "Forward keeps 1 value (1.0 MiB) for backward." in text
+    assert "Backward computes 1 value (8.0 MiB) again" in text
+    assert "this takes 5.00 ms, 5.0% of compute" in text
+    assert "1 weight (4.0 MiB) stays gathered" in text
+    assert "80.0% of it from operators measured" in text
+    assert "in 2 tries" in text
+    page.click(".reasons + details summary")
+    assert len(page.texts(".decisions tbody tr")) == 2
+
+
+def test_phases_of_the_compile_are_told_apart(show):
+    page = show(planned_session())
+    phases = rows(page, "Where compile time went")
+    assert phases["capture"][0] == "1.00 s"
+    assert phases["planning"][0] == "500 ms"
+    assert phases["code generation"][0] == "300 ms"
+
+
+def test_tries_under_a_budget_are_shown_one_by_one(show):
+    session = small_session()
+    entry = session.functions[0].entries[0]
+    entry.passes *= 3
+    page = show(session)
+    page.open("entry/0-0/passes")
+    assert len(page.texts("table.stack tbody tr")) == 1
+    assert [text for text in page.texts(".choice option") if " of 3" in text] == [
+        "1 of 3", "2 of 3", "3 of 3",
+    ]  # fmt: skip
+
+
+def test_records_from_before_these_fields_open_as_they_did(show):
+    data = to_json(run_session())
+    for name in ("plans", "peaks", "standing"):
+        del data[name]
+    page = show(from_json(data))
+    heads = page.texts("main h2")
+    assert "Where the time of a step went" in heads
+    assert "Where the memory went" not in heads
+    assert "The plan and its reasons" not in heads
+    assert "not recorded" in rows(page, "Exposed communication by layer")
+    compiled = show(small_session())
+    assert "Where the time of a step went" not in compiled.texts("main h2")

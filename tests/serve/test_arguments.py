@@ -1,0 +1,317 @@
+"""What forward reads of its arguments beside their tensors: each call is asked, or the build refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchloom.errors import ContractError, ServeError
+from torchloom.serve import Contract, Dim, build, load, record, tensor
+
+ROWS = Dim("rows", 1, 8)
+
+
+@dataclass
+class Options:
+    factor: float = 2.0
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    causal: bool = False
+    times: int = 3
+    options: Options = field(default_factory=Options)
+
+
+class OfFlags(nn.Module):
+    def forward(self, batch):
+        y = batch.x * batch.times * batch.options.factor
+        return y + 100 if batch.causal else y
+
+
+class OfKeys(nn.Module):
+    def forward(self, parts):
+        return sum(part * (place + 1) for place, part in enumerate(parts.values()))
+
+
+class OfOne(nn.Module):
+    def forward(self, x, y):
+        return x * 100 if x is y else x + y
+
+
+class OfSame(nn.Module):
+    def forward(self, x, y):
+        return x * 100 if id(x) == id(y) else x + y
+
+
+class OfAttributes(nn.Module):
+    def forward(self, x):
+        return x * getattr(x, "scale", 1.0)
+
+
+class OfGradients(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.requires_grad else x * 3
+
+
+class OfKinds(nn.Module):
+    def forward(self, x):
+        return x * 2 if isinstance(x, nn.Parameter) else x * 3
+
+
+class OfStrides(nn.Module):
+    def forward(self, x):
+        return x * x.stride(0)
+
+
+class OfSets(nn.Module):
+    def forward(self, x, y):
+        return x * len({x, y}) + y
+
+
+class OfDicts(nn.Module):
+    def forward(self, x, y):
+        places = {x: 1}
+        places[y] = 2
+        return x * len(places) + y
+
+
+class OfOwn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x):
+        return x * 2 if x is self.weight else x * 3
+
+
+def with_gradient():
+    x = X.clone().requires_grad_()
+    x.grad = torch.ones(3, 4)
+    return x
+
+
+class OfGrads(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.grad is None else x * 3
+
+
+TWO = Contract({"x": (ROWS, 4), "y": (ROWS, 4)})
+OWN = OfOwn()
+
+
+def programs(model, contract, folder):
+    built = build(model.eval(), contract, backend="eager", store=folder)
+    return built, load(folder, model, contract)
+
+
+def scaled(x, scale):
+    x.scale = scale
+    return x
+
+
+X = torch.arange(12.0).reshape(3, 4)
+CASES = {
+    "a flag of a dataclass": (
+        OfFlags(),
+        Contract({"batch": record(Batch, x=(ROWS, 4))}),
+        lambda: (Batch(X),),
+        lambda: (Batch(X, causal=True),),
+        r"batch\.causal is True, the program was made for False",
+    ),
+    "a number of a dataclass": (
+        OfFlags(),
+        Contract({"batch": record(Batch, x=(ROWS, 4))}),
+        lambda: (Batch(X),),
+        lambda: (Batch(X, times=4),),
+        r"batch\.times is 4",
+    ),
+    "another type": (
+        OfFlags(),
+        Contract({"batch": record(Batch, x=(ROWS, 4))}),
+        lambda: (Batch(X),),
+        lambda: (Batch(X, times=3.0),),
+        r"batch\.times is 3\.0",
+    ),
+    "an object in a dataclass": (
+        OfFlags(),
+        Contract({"batch": record(Batch, x=(ROWS, 4))}),
+        lambda: (Batch(X, options=Options()),),
+        lambda: (Batch(X, options=Options(3.0)),),
+        r"batch\.options\.factor is 3\.0",
+    ),
+    "the order of keys": (
+        OfKeys(),
+        Contract({"parts": {"a": (ROWS, 4), "b": (ROWS, 4)}}),
+        lambda: ({"a": X, "b": 2 * X},),
+        lambda: ({"b": 2 * X, "a": X},),
+        "in this order",
+    ),
+    "one key more": (
+        OfKeys(),
+        Contract({"parts": {"a": (ROWS, 4), "b": (ROWS, 4)}}),
+        lambda: ({"a": X, "b": 2 * X},),
+        lambda: ({"a": X, "b": 2 * X, "c": X},),
+        r"holds the keys \['a', 'b', 'c'\]",
+    ),
+    "one tensor twice": (
+        OfOne(),
+        Contract({"x": (ROWS, 4), "y": (ROWS, 4)}),
+        lambda: (X, X.clone()),
+        lambda: (X, X),
+        "are one tensor, and forward tells its arguments apart",
+    ),
+    "an attribute of a tensor": (
+        OfAttributes(),
+        Contract({"x": (ROWS, 4)}),
+        lambda: (X,),
+        lambda: (scaled(X.clone(), 7.0),),
+        "x has an attribute 'scale'",
+    ),
+    "whether it is a parameter": (
+        OfKinds(),
+        Contract({"x": (ROWS, 4)}),
+        lambda: (X,),
+        lambda: (nn.Parameter(X.clone()),),
+        "'x' is a Parameter, and forward asks for types",
+    ),
+    "strides of a size of 1": (
+        OfStrides(),
+        Contract({"x": (ROWS, 4)}),
+        lambda: (X[:1],),
+        lambda: (torch.ones(100, 4).view(1, 100, 4)[:, 5],),
+        r"has strides \(400, 1\) for sizes \(1, 4\)",
+    ),
+    "one tensor twice in a set": (
+        OfSets(),
+        TWO,
+        lambda: (X, X.clone()),
+        lambda: (X, X),
+        "forward tells its arguments apart",
+    ),
+    "one tensor twice as keys": (
+        OfDicts(),
+        TWO,
+        lambda: (X, X.clone()),
+        lambda: (X, X),
+        "forward tells its arguments apart",
+    ),
+    "a weight of the model's own": (
+        OWN,
+        Contract({"x": (3, 4)}),
+        lambda: (X,),
+        lambda: (OWN.weight,),
+        "'x' is a Parameter",
+    ),
+    "a gradient": (
+        OfGrads(),
+        Contract({"x": (ROWS, 4)}),
+        lambda: (X,),
+        lambda: (with_gradient(),),
+        r"x\.grad is",
+    ),
+    "whether it requires gradients": (
+        OfGradients(),
+        Contract({"x": (ROWS, 4)}),
+        lambda: (X,),
+        lambda: (X.clone().requires_grad_(),),
+        r"pass x\.detach\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_read_is_asked(case, tmp_path):
+    model, contract, right, wrong, text = CASES[case]
+    with torch.no_grad():
+        for program in programs(model, contract, tmp_path):
+            torch.testing.assert_close(program(*right()), model(*right()))
+            with pytest.raises(ContractError, match=text):
+                program(*wrong())
+        eager = load(tmp_path, model, contract, out_of_range="eager")
+        torch.testing.assert_close(eager(*wrong()), model(*wrong()))
+
+
+def test_ids_are_no_part_of_a_program():
+    contract = Contract({"x": (ROWS, 4), "y": (ROWS, 4)})
+    model = OfSame().eval()
+    with torch.no_grad():
+        try:
+            program = build(model, contract, backend="eager")
+        except ServeError:
+            return
+        with pytest.raises(ContractError, match="are one tensor"):
+            program(X, X)
+
+
+def test_one_tensor_twice_is_nothing_to_models_that_do_not_compare():
+    class Attends(nn.Module):
+        def forward(self, q, k, v, mask=None):
+            if mask is not None:
+                v = v * mask
+            return torch.softmax(q @ k.mT, -1) @ v
+
+    model = Attends().eval()
+    with torch.no_grad():
+        program = build(model, Contract(dict.fromkeys("qkv", (ROWS, 5, 4))), backend="eager")
+        x = torch.randn(3, 5, 4)
+        torch.testing.assert_close(program(x, x, x), model(x, x, x))
+
+
+def test_without_comparing_results_one_tensor_is_not_taken_for_two():
+    class Adds(nn.Module):
+        def forward(self, x, y):
+            return x + y
+
+    with torch.no_grad():
+        assert torch.equal(build(Adds().eval(), TWO, backend="eager")(X, X), X + X)
+        program = build(Adds().eval(), TWO, backend="eager", check="off")
+        assert torch.equal(program(X, X.view(3, 4)), X + X)
+        with pytest.raises(ContractError, match="are one tensor"):
+            program(X, X)
+
+
+def test_parameters_that_require_gradients_ask_nothing_of_arguments():
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return x * self.weight if self.weight.requires_grad else x
+
+    model = Frozen().eval()
+    with torch.enable_grad():
+        program = build(model, Contract({"x": (ROWS, 4)}, grad="grad"), backend="eager")
+        torch.testing.assert_close(program(X), model(X))
+
+
+def test_indices_of_two_tables_are_tried_with_values_of_both():
+    class Embeds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places = nn.Embedding(500, 4), nn.Embedding(3, 4)
+
+        def forward(self, ids, at):
+            return self.words(ids) + self.places(at)
+
+    def integers(below):
+        return tensor(ROWS, 5, dtype=torch.int64, below=below)
+
+    model = Embeds().eval()
+    with torch.no_grad():
+        for args in (
+            {"ids": integers(500), "at": integers(3)},
+            {"at": integers(3), "ids": integers(500)},
+        ):
+            program = build(model, Contract(args), backend="eager")
+            same = torch.zeros(2, 5, dtype=torch.int64)
+            assert torch.equal(program(same, same), model(same, same))
+        filled = tensor(ROWS, 5, dtype=torch.int64, fill=lambda shape: torch.full(shape, 2))
+        program = build(model, Contract({"ids": integers(500), "at": filled}), backend="eager")
+        with pytest.raises(ContractError, match="are one tensor"):
+            program(same, same)

@@ -1,0 +1,124 @@
+"""Building leaves no trace: the model and the process are as they were before."""
+
+from __future__ import annotations
+
+import collections
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from serve.models import BATCH, rows
+from torchloom.serve import Contract, build, tensor
+
+X = torch.randn(3, 16)
+
+
+class Remembers(nn.Module):
+    """Keeps what it saw in buffers and in plain tensors, wherever they are held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("buffer", torch.zeros(16))
+        self.cache = torch.zeros(16)
+        self.several = [torch.zeros(16)]
+        self.named = {"one": torch.zeros(16)}
+
+    def forward(self, x):
+        for each in (self.buffer, self.cache, self.several[0], self.named["one"]):
+            each.add_(x.sum(0))
+        return x + self.buffer + self.cache + self.several[0] + self.named["one"]
+
+    def held(self):
+        return (self.buffer, self.cache, self.several[0], self.named["one"])
+
+
+class Counts(nn.Module):
+    """Keeps what is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen, self.last = 0, [], collections.deque(maxlen=2)
+
+    def forward(self, x):
+        if not torch.compiler.is_compiling():
+            self.calls += 1
+            self.seen.append(self.calls)
+            self.last.append(self.calls)
+            self.latest = x
+        return x + 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_buffers_and_plain_tensors_are_as_before_and_then_kept_by_calls(backend):
+    model, twin = Remembers().eval(), Remembers().eval()
+    with torch.no_grad():
+        program = build(model, rows(), backend=backend)
+        assert all(not each.any() for each in model.held())
+        for _ in range(3):
+            torch.testing.assert_close(program(X), twin(X))
+        for one, other in zip(model.held(), twin.held(), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_attributes_are_as_before():
+    model = Counts().eval()
+    build(model, rows(), backend="eager", shapes="bucket", sizes=[8, 64])
+    assert (model.calls, model.seen, list(model.last)) == (0, [], [])
+    assert not hasattr(model, "latest")
+
+
+def test_generators_are_as_before():
+    class Drops(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.0, True) + 0 * torch.rand(x.shape[0], 1)
+
+    def drawn():
+        return torch.rand(3), random.random(), np.random.rand(3)  # noqa: NPY002 - the shared generator
+
+    def seed():
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)  # noqa: NPY002
+
+    seed()
+    wanted = drawn()
+    seed()
+    with torch.no_grad():
+        build(Drops().eval(), rows(), backend="eager")
+    for one, other in zip(wanted, drawn(), strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("wants", [False, True])
+def test_an_argument_gets_its_gradient(backend, wants):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
+    program = build(model, Contract({"input": tensor(BATCH, 16)}, grad="grad"), backend=backend)
+    found, wanted = (X.clone().requires_grad_(wants) for _ in "ab")
+    program(found).square().sum().backward()
+    ours = [param.grad.clone() for param in model.parameters()]
+    model.zero_grad()
+    model(wanted).square().sum().backward()
+    for param, grad in zip(model.parameters(), ours, strict=True):
+        torch.testing.assert_close(grad, param.grad)
+    assert (found.grad is None) is not wants
+    if wants:
+        torch.testing.assert_close(found.grad, wanted.grad)
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_tensors_that_forward_computes_from_numbers(store, tmp_path):
+    class Literal(nn.Module):
+        def forward(self, x):
+            return x * torch.tensor([float(i) for i in range(16)]) + torch.tensor(list(range(16)))
+
+    model = Literal().eval()
+    with torch.no_grad():
+        for _ in range(1 + store):
+            program = build(model, rows(), backend="inductor", store=tmp_path if store else None)
+            torch.testing.assert_close(program(X), model(X))
