@@ -77,7 +77,7 @@ class WeaveHooks:
     """Splits the joint graph as a plan says; None leaves it to torch's min-cut."""
     backward_at_once: bool = False
     """Whether backward is compiled with forward, so that what fails there fails here. Else passes see the backward
-    graphs of a model in pieces after all of its forward graphs."""
+    graphs of a model in pieces after all of its forward graphs, but where Inductor's code is to keep a plan."""
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

@@ -43,7 +43,8 @@ def compile_with_inductor(
         example_inputs,
         patches,
         hooks.compiled,
-        backward_at_once=hooks.backward_at_once,
+        # A plan is judged by the code of both graphs.
+        backward_at_once=hooks.backward_at_once or hooks.partition is not None,
     )
 
 
