@@ -127,6 +127,24 @@ def lives_on(value: torch.Tensor) -> bool:
     return is_static or isinstance(value, torch.nn.Parameter)
 
 
+def pop_saved_tensors_hooks(pack: Callable[..., Any]) -> tuple[Any, Any] | None:
+    """Take the hooks that autograd asks first off its stack, if these are they, and return them (2.11-2.15).
+
+    Args:
+        pack: one of the two.
+    """
+    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if top is None or top[0] != pack:
+        return None
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+    return top
+
+
+def push_saved_tensors_hooks(hooks: tuple[Any, Any]) -> None:
+    """Put hooks back that `pop_saved_tensors_hooks` took (2.11-2.15)."""
+    torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+
 def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` with the calling convention of compiled graphs: one list (2.11-2.15)."""
     from torch._functorch.aot_autograd import make_boxed_func
@@ -352,13 +370,19 @@ def group_timeout(group: Any) -> timedelta:
     return group._get_backend(torch.device("cpu")).options._timeout
 
 
-def compile_in_place(module: torch.nn.Module, backend: Any, **kwargs: Any) -> None:
+def compile_in_place(
+    module: torch.nn.Module,
+    backend: Any,
+    *,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+    **kwargs: Any,
+) -> None:
     """Let calls of `module` run compiled, as `Module.compile` does (2.11-2.15).
 
-    `Module.compile` hands `_call_impl` to Dynamo, which up to 2.13 skips frames of torch.nn: a root such as
+    `around` wraps what calls it. `Module.compile` hands `_call_impl` to Dynamo, which up to 2.13 skips frames of torch.nn: a root such as
     nn.Sequential would then not be captured at all. One frame of our own is always captured.
     """
-    module._compiled_call_impl = compiled_call(module, backend, **kwargs)
+    module._compiled_call_impl = around(compiled_call(module, backend, **kwargs))
 
 
 def compiled_call(

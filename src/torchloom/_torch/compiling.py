@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -58,6 +58,37 @@ class AfterCompile:
 
         if self in callback_handler.end_callbacks:
             callback_handler.remove_end_callback(self)
+
+
+class DuringCompile:
+    """Keeps a block open from the start of a compile that began outside of any other to its end.
+
+    `torch._dynamo.reset()` drops it, so install it again where it must hold.
+
+    Args:
+        block: makes what is entered and left.
+    """
+
+    def __init__(self, block: Callable[[], AbstractContextManager[None]]) -> None:
+        self._block = block
+        self._open: list[AbstractContextManager[None]] = []
+
+    def install(self) -> None:
+        """Register the block, unless it is there."""
+        from torch._dynamo.callback import callback_handler
+
+        if self._start not in callback_handler.start_callbacks:
+            callback_handler.register_start_callback(self._start)
+            callback_handler.register_end_callback(self._end)
+
+    def _start(self, _: Any) -> None:
+        block = self._block()
+        block.__enter__()
+        self._open.append(block)
+
+    def _end(self, _: Any) -> None:
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
 
 
 class AfterLookup:

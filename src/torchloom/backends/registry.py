@@ -98,7 +98,7 @@ def unregister_backend(name: str) -> CompilerFn:
             known = origin_by_name(name)
             what = f"is {known}" if known else "is not known at all"
             raise BackendError(
-                f"backend {name!r} {what}: only what torchloom.register_backend registered in this "
+                f"backend {name!r} {what}: only what torchloom.backends.register_backend registered in this "
                 f"process can be taken back{_nearest(name, _REGISTERED)}"
             )
         remove_from_torch(name, entry.published)

@@ -70,7 +70,7 @@ class LocalParams:
                 raise ShardError(
                     f"parameter {each.spec.name!r} is assigned anew after the model was sharded: "
                     "the optimizer would not train the new one; write values into it inside "
-                    "torchloom.gathered(..., modifier_rank=0), or compute the weight in forward "
+                    "torchloom.shard.gathered(..., modifier_rank=0), or compute the weight in forward "
                     "as a plain tensor"
                 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torchloom.pipeline import CompileSession
 from torchloom.plan.costs import KernelChooser
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, detach_hooks, layout_of
+from torchloom.shard.regather import around_compiled
 
 logger = get_logger(__name__)
 
@@ -89,7 +91,8 @@ def start_compiled(
         _torch.load_inductor()
         if (reason := why_cache_is_open()) and session.announce:
             logger.warning("%s", reason)
-    _torch.compile_in_place(model, session.begin(passes), **kwargs)
+    around = partial(around_compiled, regather=session.regather)
+    _torch.compile_in_place(model, session.begin(passes), around=around, **kwargs)
     detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was
 
 

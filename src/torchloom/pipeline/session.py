@@ -109,11 +109,12 @@ class CompileSession:
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         try:
             with POSITION.doing(f"compiling {name}"):
-                return self._compile_graph(gm, example_inputs, report)
+                compiled = self._compile_graph(gm, example_inputs, report)
         except Exception as error:
             if _torch.is_restart(error):
                 self.report.graphs.pop()  # nothing has come of this capture
             raise
+        return LIVE.apart(compiled) if self.regather else compiled
 
     def _compile_graph(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport

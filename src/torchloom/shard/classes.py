@@ -107,7 +107,7 @@ def _register_parameter(self: Any, name: str, param: nn.Parameter | None) -> Non
         raise ShardError(
             f"parameter {self._loom_names[name]!r} is assigned anew after the model was sharded: "
             "the optimizer would not train the new one; write values into it inside "
-            "torchloom.gathered(..., modifier_rank=0), or compute the weight in forward as a plain "
+            "torchloom.shard.gathered(..., modifier_rank=0), or compute the weight in forward as a plain "
             "tensor"
         )
     getattr(type(self), ORIGINAL).register_parameter(self, name, param)

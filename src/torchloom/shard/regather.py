@@ -4,13 +4,16 @@
     pack       what is saved is (shard, size, stride, offset): no bytes of the weight
     backward   the weight is gathered again where it is first needed
 
-Compiled code reaches the same by tags on the joint graph; this is for everything else.
+Compiled code reaches the same by tags on the joint graph; this is for everything else, the parts that
+Dynamo leaves to Python inside of a compiled model among them. Graphs must not see it: what they save was
+chosen, and what stays gathered on purpose would be gathered again.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +23,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
-from torchloom import ops
+from torchloom import _torch, ops
+from torchloom._torch.compiling import DuringCompile
 from torchloom.shard.memo import Memo
 from torchloom.shard.writes import WRITES
 
@@ -82,9 +86,33 @@ class LiveGathers:
         finally:
             self.close(hooks)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what a block saves as it is, inside of a forward pass too."""
+        enabled, by_address = self._enabled, self._by_address
+        self._enabled, self._by_address = 0, {}
+        hooks = _torch.pop_saved_tensors_hooks(self._pack)
+        try:
+            yield
+        finally:
+            if hooks is not None:
+                _torch.push_saved_tensors_hooks(hooks)
+            self._enabled, self._by_address = enabled, by_address
+
+    def apart(self, graph: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls a compiled graph such that a forward pass leaves what it saves alone."""
+
+        def run(*args: Any) -> Any:
+            if not self._enabled:
+                return graph(*args)
+            with self.paused():
+                return graph(*args)
+
+        return run
+
     def _pack(self, tensor: Tensor) -> Tensor | _View:
         found = None
-        if tensor.layout is torch.strided and tensor.numel():
+        if self._by_address and tensor.layout is torch.strided and tensor.numel():
             found = self._by_address.get(tensor.untyped_storage().data_ptr())
         if found is None or found[0].expired():
             return tensor
@@ -108,6 +136,8 @@ class LiveGathers:
 
 LIVE = LiveGathers()
 """The process's gathered weights; empty outside of eager stage-3 forward passes."""
+
+_DURING_COMPILE = DuringCompile(LIVE.paused)
 
 
 def _num_running(module: nn.Module) -> int:
@@ -153,3 +183,25 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
         root.register_forward_pre_hook(before),
         root.register_forward_hook(after, always_call=True),
     )
+
+
+def around_compiled(call: Callable[..., Any], *, regather: bool) -> Callable[..., Any]:
+    """Return what calls a compiled module with the brackets of `attach` for its parts that run in Python.
+
+    Tied weights are gathered for each use there.
+    """
+
+    @functools.wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        start = WRITES.open()
+        try:
+            if not regather or not torch.is_grad_enabled():
+                return call(*args, **kwargs)
+            _DURING_COMPILE.install()  # derivatives that forward takes cannot be traced under hooks
+            with LIVE.forward_pass():
+                return call(*args, **kwargs)
+        finally:
+            WRITES.close(start)
+
+    run.__torchloom_compiled__ = call  # type: ignore[attr-defined]
+    return run

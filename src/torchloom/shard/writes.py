@@ -43,7 +43,7 @@ def lost(names: Collection[str]) -> ShardError:
     return ShardError(
         f"forward writes into the weight {first!r}{more}, which is sharded: what it sees is a copy for one use, "
         "so the write would be lost. Compute the weight as a value (torch.renorm(self.weight, ...) passed to "
-        "the operator), write it after the step inside torchloom.gathered(..., modifier_rank=0), or use "
+        "the operator), write it after the step inside torchloom.shard.gathered(..., modifier_rank=0), or use "
         "ZeRO stage 0 or 1"
     )
 

@@ -1,0 +1,220 @@
+"""Compiled stage 3: parts that Dynamo leaves to Python keep pieces of weights from forward to backward, too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+import torchloom
+from support.memory import measure
+from support.ranks import run_ranks
+
+WIDTH = 192
+WEIGHT_BYTES = WIDTH * WIDTH * 4
+
+
+class Traced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.lin(x))
+
+
+class Disabled(Traced):
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.lin(x)) + x
+
+
+class Broken(Traced):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x)
+        torch._dynamo.graph_break()
+        return torch.relu(y) + x
+
+
+class Checkpointed(Traced):
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Hooked(Traced):
+    """Keeps what it saves in half precision, as users do who are short of memory."""
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
+            return torch.relu(self.lin(x)) + x
+
+
+class Derived(Traced):
+    """Takes a derivative of a function of its own inside forward; torch refuses hooks around that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        slope = torch.func.grad(lambda t: (t**3).sum())(x)
+        return torch.tanh(self.lin(x)) + 0.1 * slope
+
+
+def train(
+    kinds: tuple[type[Traced], ...], backend: str | None
+) -> tuple[list[float], int, list[Tensor]]:
+    """Return losses, the bytes that wait for backward after a warm forward pass, and the weights."""
+    torch.manual_seed(3)
+    model = nn.Sequential(*[kind() for kind in kinds])
+    model[0].lin.bias.requires_grad_(False)
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    config = {
+        "train_micro_batch_size_per_gpu": 3,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": zero,
+    }
+    engine, *_ = torchloom.initialize(model=model, config=config)
+    if backend is not None:
+        engine.compile(backend=backend)
+    losses, kept = [], 0
+    for _ in range(3):
+        x = torch.randn(3, WIDTH)
+        forward = measure(lambda x=x: engine(x).square().mean())
+        kept = forward.kept
+        losses.append(forward.result.item())
+        engine.backward(forward.result)
+        engine.step()
+    with torchloom.shard.gathered(model):
+        return losses, kept, [param.detach().clone() for param in model.parameters()]
+
+
+def both(rank: int, kinds: tuple[type[Traced], ...], backend: str):
+    eager, compiled = train(kinds, None), train(kinds, backend)
+    for one, other in zip((eager[0], *eager[2]), (compiled[0], *compiled[2]), strict=True):
+        torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other))
+    return eager[1], compiled[1]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (Traced, Disabled, Disabled, Disabled),
+        (Disabled, Broken, Disabled, Traced),
+        (Checkpointed, Traced, Checkpointed),
+    ],
+    ids=lambda kinds: "-".join(kind.__name__ for kind in kinds),
+)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_no_whole_weight_waits_for_backward(kinds, backend) -> None:
+    for eager, compiled in run_ranks(2, both, kinds, backend, timeout_s=300):
+        assert eager < WEIGHT_BYTES // 2  # the activations of three samples
+        assert compiled < WEIGHT_BYTES // 2
+
+
+def test_graphs_may_take_derivatives_of_their_own() -> None:
+    """Dynamo traces them away; in Python torch refuses them, as there are hooks around."""
+
+    def fn(rank: int) -> bool:
+        kinds = (Derived, Disabled, Derived)
+        torch.manual_seed(3)
+        plain = nn.Sequential(*[kind() for kind in kinds])
+        expected = plain(torch.randn(3, WIDTH)).square().mean().item()
+        losses, kept, _ = train(kinds, "aot_eager")
+        assert kept < WEIGHT_BYTES // 2
+        assert losses[0] == pytest.approx(expected)
+        return True
+
+    assert run_ranks(2, fn) == [True, True]
+
+
+def test_hooks_of_the_user_inside_go_first() -> None:
+    for _, compiled in run_ranks(2, both, (Traced, Hooked, Disabled), "aot_eager"):
+        # What they make of a weight is theirs to keep.
+        assert WEIGHT_BYTES // 2 <= compiled < WEIGHT_BYTES
+
+
+def test_hooks_of_the_user_around_see_what_graphs_save() -> None:
+    def fn(rank: int) -> tuple[int, int, list[float]]:
+        torch.manual_seed(1)
+        model = nn.Sequential(Traced(), Disabled())
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+        config = {
+            "train_micro_batch_size_per_gpu": 3,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+            "zero_optimization": zero,
+        }
+        engine, *_ = torchloom.initialize(model=model, config=config)
+        losses = []
+        counts = []
+        for backend in (None, "aot_eager"):
+            if backend is not None:
+                engine.compile(backend=backend)
+            packed = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t, packed=packed: packed.append(t) or t, lambda t: t
+            ):
+                loss = engine(torch.ones(3, WIDTH)).square().mean()
+            counts.append(len(packed))
+            losses.append(loss.item())
+            engine.backward(loss)
+            engine.zero_grad()
+        return counts[0], counts[1], losses
+
+    for _, compiled, (one, other) in run_ranks(2, fn):
+        assert compiled > 0
+        assert one == pytest.approx(other)
+
+
+class Clamped(Traced):
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.lin.weight.clamp_(-0.01, 0.01)
+        return torch.relu(self.lin(x))
+
+
+class ClampedWhere(Traced):
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.lin.weight
+        y = torch.nn.functional.linear(x, weight)
+        with torch.no_grad():
+            weight.clamp_(-0.01, 0.01)
+        return y
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("kind", [Clamped, ClampedWhere])
+def test_writes_that_would_be_lost_are_refused(kind, stage) -> None:
+    def fn(rank: int) -> str:
+        zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+        config = {"train_micro_batch_size_per_gpu": 3, "zero_optimization": zero}
+        engine, *_ = torchloom.initialize(model=nn.Sequential(Traced(), kind()), config=config)
+        engine.compile(backend="aot_eager")
+        with pytest.raises(torchloom.errors.ShardError) as caught:
+            engine(torch.ones(3, WIDTH))
+        return str(caught.value)
+
+    for text in run_ranks(2, fn):
+        assert "forward writes into the weight '1.lin.weight'" in text
+
+
+def test_evaluation_keeps_nothing_and_hooks_end_with_the_call() -> None:
+    def fn(rank: int) -> bool:
+        torch.manual_seed(1)
+        model = nn.Sequential(Traced(), Disabled())
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+        config = {"train_micro_batch_size_per_gpu": 3, "zero_optimization": zero}
+        engine, *_ = torchloom.initialize(model=model, config=config)
+        engine.compile(backend="aot_eager")
+        with torch.no_grad():
+            quiet = measure(lambda: engine(torch.ones(3, WIDTH)))
+            quiet = measure(lambda: engine(torch.ones(3, WIDTH)))
+        assert quiet.kept < WEIGHT_BYTES // 2
+        with pytest.raises(RuntimeError):
+            engine(torch.ones(3, WIDTH + 1))
+        engine(torch.ones(3, WIDTH))
+        assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+        return True
+
+    assert run_ranks(2, fn) == [True, True]
