@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import torchloom
 
@@ -86,3 +88,37 @@ def _torch_names(node: ast.AST) -> list[str]:
     else:
         return []
     return [name.removeprefix("torch.") for name in names if name.startswith("torch.")]
+
+
+def test_names_in_messages_and_docs_exist() -> None:
+    """An error that tells users to call what is not there helps nobody."""
+    texts = [page.read_text() for page in (SOURCE.parent.parent / "docs").glob("*.md")]
+    texts.append((SOURCE.parent.parent / "README.md").read_text())
+    for file in SOURCE.rglob("*.py"):
+        texts += [
+            node.value
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+        ]
+    named = {name for text in texts for name in re.findall(r"\btorchloom(?:\.[A-Za-z]\w*)+", text)}
+    assert len(named) > 40
+    operators = {
+        str(op).partition("(")[0].replace("::", ".") for op in torch._C._jit_get_all_schemas()
+    }
+    files = {"torchloom.lock", "torchloom.workspace"}  # parts of names of files and kernels
+    missing = {name for name in named - operators - files if _find(name) is None}
+    assert not missing
+
+
+def _find(name: str) -> object | None:
+    """Return what a dotted name stands for."""
+    for parts in range(name.count(".") + 1):
+        module, *attributes = name.rsplit(".", parts)
+        try:
+            found: object = importlib.import_module(module)
+        except ModuleNotFoundError:
+            continue
+        for attribute in attributes:
+            found = getattr(found, attribute, None)
+        return found
+    return None
