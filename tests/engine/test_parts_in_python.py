@@ -133,8 +133,8 @@ def test_hooks_of_the_user_inside_go_first() -> None:
         assert WEIGHT_BYTES // 2 <= compiled < WEIGHT_BYTES
 
 
-def test_hooks_of_the_user_around_see_what_graphs_save() -> None:
-    def fn(rank: int) -> tuple[int, int, list[float]]:
+def test_hooks_of_the_user_around_see_all_but_weights() -> None:
+    def fn(rank: int) -> tuple[list[set[int]], list[float]]:
         torch.manual_seed(1)
         model = nn.Sequential(Traced(), Disabled())
         zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
@@ -145,7 +145,7 @@ def test_hooks_of_the_user_around_see_what_graphs_save() -> None:
         }
         engine, *_ = torchloom.initialize(model=model, config=config)
         losses = []
-        counts = []
+        sizes = []
         for backend in (None, "aot_eager"):
             if backend is not None:
                 engine.compile(backend=backend)
@@ -154,15 +154,54 @@ def test_hooks_of_the_user_around_see_what_graphs_save() -> None:
                 lambda t, packed=packed: packed.append(t) or t, lambda t: t
             ):
                 loss = engine(torch.ones(3, WIDTH)).square().mean()
-            counts.append(len(packed))
+            sizes.append({each.numel() for each in packed})
             losses.append(loss.item())
             engine.backward(loss)
             engine.zero_grad()
-        return counts[0], counts[1], losses
+        return sizes, losses
 
-    for _, compiled, (one, other) in run_ranks(2, fn):
-        assert compiled > 0
-        assert one == pytest.approx(other)
+    for sizes, losses in run_ranks(2, fn):
+        assert losses[0] == pytest.approx(losses[1])
+        for seen in sizes:
+            assert 3 * WIDTH in seen
+            assert WIDTH * WIDTH not in seen
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_checkpoints_around_an_engine_keep_no_activations(backend) -> None:
+    def fn(rank: int) -> tuple[float, float, int]:
+        torch.manual_seed(1)
+        model = nn.Sequential(Disabled(), Disabled(), Traced(), Disabled())
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+        config = {
+            "train_micro_batch_size_per_gpu": 64,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+            "zero_optimization": zero,
+        }
+        engine, *_ = torchloom.initialize(model=model, config=config)
+        x = torch.randn(64, WIDTH)
+        losses = [engine(x).square().mean().item() for _ in range(1)]
+        if backend is not None:
+            engine.compile(backend=backend)
+        kept = 0
+        for _ in range(2):
+            forward = measure(
+                lambda: (
+                    torch.utils.checkpoint.checkpoint(engine, x, use_reentrant=False)
+                    .square()
+                    .mean()
+                )
+            )
+            kept = forward.kept
+            losses.append(forward.result.item())
+            engine.backward(forward.result)
+            engine.step()
+        return losses[1] - losses[0], losses[2] - losses[1], kept
+
+    for same, less, kept in run_ranks(2, fn):
+        assert abs(same) < 1e-6
+        assert less < 0
+        assert kept < 3 * 64 * WIDTH * 4  # the output and its square
 
 
 class Clamped(Traced):

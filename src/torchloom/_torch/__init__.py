@@ -127,21 +127,18 @@ def lives_on(value: torch.Tensor) -> bool:
     return is_static or isinstance(value, torch.nn.Parameter)
 
 
-def pop_saved_tensors_hooks(pack: Callable[..., Any]) -> tuple[Any, Any] | None:
-    """Take the hooks that autograd asks first off its stack, if these are they, and return them (2.11-2.15).
+def top_saved_tensors_hooks() -> tuple[Any, Any] | None:
+    """Return the two hooks that autograd asks now (2.11-2.15)."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
-    Args:
-        pack: one of the two.
-    """
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    if top is None or top[0] != pack:
-        return None
+
+def pop_saved_tensors_hooks() -> None:
+    """Take the hooks that autograd asks now off its stack (2.11-2.15)."""
     torch._C._autograd._pop_saved_tensors_default_hooks()
-    return top
 
 
 def push_saved_tensors_hooks(hooks: tuple[Any, Any]) -> None:
-    """Put hooks back that `pop_saved_tensors_hooks` took (2.11-2.15)."""
+    """Let autograd ask these hooks first (2.11-2.15)."""
     torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
 

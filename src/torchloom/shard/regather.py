@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,16 +63,21 @@ class LiveGathers:
             storage = weight.untyped_storage()
             self._by_address[storage.data_ptr()] = (StorageWeakRef(storage), call)
 
-    def open(self) -> Any:
-        """Enter a forward pass; returns the hooks to hand to `close`."""
+    def open(self) -> AbstractContextManager[Any] | None:
+        """Enter a forward pass; returns what to hand to `close`."""
         self._enabled += 1
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        outer = _torch.top_saved_tensors_hooks()
+        if _is_ours(outer):
+            return None
+        own = _Hooks(self, outer)
+        hooks = torch.autograd.graph.saved_tensors_hooks(own.pack, own.unpack)
         hooks.__enter__()
         return hooks
 
-    def close(self, hooks: Any) -> None:
+    def close(self, hooks: AbstractContextManager[Any] | None) -> None:
         """Leave a forward pass."""
-        hooks.__exit__(None, None, None)
+        if hooks is not None:
+            hooks.__exit__(None, None, None)
         self._enabled -= 1
         if not self._enabled:
             self._by_address.clear()
@@ -91,12 +96,15 @@ class LiveGathers:
         """Leave what a block saves as it is, inside of a forward pass too."""
         enabled, by_address = self._enabled, self._by_address
         self._enabled, self._by_address = 0, {}
-        hooks = _torch.pop_saved_tensors_hooks(self._pack)
+        hooks = _torch.top_saved_tensors_hooks()
+        own = hooks if _is_ours(hooks) else None
+        if own is not None:
+            _torch.pop_saved_tensors_hooks()
         try:
             yield
         finally:
-            if hooks is not None:
-                _torch.push_saved_tensors_hooks(hooks)
+            if own is not None:
+                _torch.push_saved_tensors_hooks(own)
             self._enabled, self._by_address = enabled, by_address
 
     def apart(self, graph: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,17 +118,32 @@ class LiveGathers:
 
         return run
 
-    def _pack(self, tensor: Tensor) -> Tensor | _View:
-        found = None
-        if self._by_address and tensor.layout is torch.strided and tensor.numel():
-            found = self._by_address.get(tensor.untyped_storage().data_ptr())
+    def piece_of(self, tensor: Tensor) -> _View | None:
+        """Return how to make a tensor again, if it is a weight that was gathered in this pass."""
+        if not self._by_address or tensor.layout is not torch.strided or not tensor.numel():
+            return None
+        found = self._by_address.get(tensor.untyped_storage().data_ptr())
         if found is None or found[0].expired():
-            return tensor
+            return None
         return _View(found[1], tuple(tensor.size()), tensor.stride(), int(tensor.storage_offset()))
 
-    def _unpack(self, saved: Tensor | _View) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
+
+@dataclass(frozen=True, eq=False)
+class _Hooks:
+    """What autograd asks in a forward pass; what is no weight goes to whom it asked before."""
+
+    live: LiveGathers
+    outer: tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None
+
+    def pack(self, tensor: Tensor) -> Any:
+        piece = self.live.piece_of(tensor)
+        if piece is not None:
+            return piece
+        return tensor if self.outer is None else self.outer[0](tensor)
+
+    def unpack(self, saved: Any) -> Tensor:
+        if not isinstance(saved, _View):
+            return saved if self.outer is None else self.outer[1](saved)
         call = saved.call
         with torch.no_grad():
             weight = ops.gather(
@@ -132,6 +155,10 @@ class LiveGathers:
                 call.param,
             )
         return weight.as_strided(saved.size, saved.stride, saved.offset)
+
+
+def _is_ours(hooks: tuple[Any, Any] | None) -> bool:
+    return hooks is not None and isinstance(getattr(hooks[0], "__self__", None), _Hooks)
 
 
 LIVE = LiveGathers()
