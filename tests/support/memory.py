@@ -20,7 +20,7 @@ class Allocated(NamedTuple):
 
 def measure(fn: Callable[[], Any]) -> Allocated:
     """Call `fn` and count what it allocates; host memory of the arena does not count."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
         result = fn()
     events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = peak = 0

@@ -371,7 +371,7 @@ def compile_in_place(
     module: torch.nn.Module,
     backend: Any,
     *,
-    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call,
     **kwargs: Any,
 ) -> None:
     """Let calls of `module` run compiled, as `Module.compile` does (2.11-2.15).

@@ -167,12 +167,17 @@ def _guard_on(guard: Any) -> GuardOn:
         given = {**build.keywords, **given}
         build = build.func
     other = given.get("source_b", given.get("source"))
-    return GuardOn(
-        build.__name__,
-        guard.name,
-        given.get("attr", given.get("key")),
-        None if other is None else other.name if isinstance(other.name, str) else other.name(),
-    )
+    source, name = guard.name, given.get("attr", given.get("key"))
+    if build.__name__ == "HASATTR" and name is None:  # up to 2.12 its source is the attribute
+        attribute = guard.originating_source
+        if not hasattr(attribute, "member"):  # of a module, or the code of a function
+            attribute = attribute.base if hasattr(attribute.base, "member") else attribute
+        source, name = _source_text(attribute.base), getattr(attribute, "member", "__code__")
+    return GuardOn(build.__name__, source, name, None if other is None else _source_text(other))
+
+
+def _source_text(source: Any) -> str:
+    return source.name if isinstance(source.name, str) else source.name()
 
 
 def mark_varying(

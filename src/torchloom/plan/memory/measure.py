@@ -48,7 +48,10 @@ def memory_profile() -> Iterator[torch.profiler.profile]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with (
         envs.default_within("KINETO_LOG_LEVEL", "6"),
-        torch.profiler.profile(activities=activities, profile_memory=True) as profile,
+        # One cycle has no earlier events; without `acc_events` torch 2.11 warns that it drops them.
+        torch.profiler.profile(
+            activities=activities, profile_memory=True, acc_events=True
+        ) as profile,
     ):
         yield profile
 
