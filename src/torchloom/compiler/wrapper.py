@@ -12,6 +12,7 @@ and the original's class is not touched.
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -261,7 +262,12 @@ class _Forward:
                 state.calls.is_about_to_run = False
                 return state.compiled
         own = instance.__dict__.get("forward")
-        return owner._loom_base.forward.__get__(instance) if own is None else own
+        if own is not None:
+            return own
+        # Dynamo of torch 2.11 follows no `__get__` and finds no class in an attribute of a class.
+        if torch.compiler.is_compiling():
+            return functools.partial(instance._loom_base.forward, instance)
+        return owner._loom_base.forward.__get__(instance)
 
     def __set__(self, instance: Any, value: Any) -> None:
         instance.__dict__["forward"] = value
