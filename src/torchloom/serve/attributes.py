@@ -94,7 +94,7 @@ def _is_torchs(function: Any) -> bool:
     return (getattr(function, "__module__", None) or "").startswith("torch.nn.")
 
 
-def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(function: Any) -> Callable[..., Any]:
     """Return a method that does the same, and notes it."""
 
     @functools.wraps(function)
