@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchloom.errors import ContractError, ServeError
-from torchloom.serve import Contract, Dim, build, load, record, tensor
+from torchloom.serve import Contract, Dim, build, load, number, record, tensor
 
 ROWS = Dim("rows", 1, 8)
 
@@ -315,3 +315,105 @@ def test_indices_of_two_tables_are_tried_with_values_of_both():
         program = build(model, Contract({"ids": integers(500), "at": filled}), backend="eager")
         with pytest.raises(ContractError, match="are one tensor"):
             program(same, same)
+
+
+class Named(nn.Module):
+    """Takes arguments by names that an entry could use itself."""
+
+    def forward(self, type, len, n_n, s_type, len__x, *, same=2.0, math=None, **float):
+        return type * len["x"] + n_n * s_type - len__x * same
+
+
+def test_names_of_arguments_are_free():
+    names = ("type", "n_n", "s_type", "len__x")
+    rows = Dim("n", 1, 8)
+    contract = Contract({**dict.fromkeys(names, (rows, 4)), "len": {"x": (rows, 4)}})
+    model = Named().eval()
+    given = {name: torch.randn(3, 4) for name in names} | {"len": {"x": torch.randn(3, 4)}}
+    with torch.no_grad():
+        program = build(model, contract, backend="eager")
+        assert torch.equal(program(**given), model(**given))
+        assert torch.equal(program(**given, same=2.0, math=None), model(**given))
+        for more in ({"same": 3.0}, {"math": 1}, {"other": 1}):
+            with pytest.raises(ContractError):
+                program(**given, **more)
+
+
+def test_keys_of_dicts_may_be_any_text():
+    class Keyed(nn.Module):
+        def forward(self, x):
+            return x["a-b"] * x["c d"] + x["a.b"]
+
+    part = (Dim("n", 1, 8), 4)
+    contract = Contract({"x": {"a-b": part, "c d": number(0.0, 1.0), "a.b": part}})
+    x = {"a-b": torch.randn(3, 4), "c d": 0.5, "a.b": torch.randn(3, 4)}
+    with torch.no_grad():
+        program = build(Keyed().eval(), contract, backend="eager")
+        assert torch.equal(program(x), Keyed()(x))
+
+
+class Constant(nn.Module):
+    def forward(self, x, value=None):
+        if isinstance(value, slice):
+            return x[:, value]
+        if isinstance(value, (float, tuple)):
+            return torch.copysign(
+                x, torch.full((), value if isinstance(value, float) else value[0])
+            )
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("fixed", "equal", "other"),
+    [
+        (0.0, 0.0, -0.0),
+        ((0.0,), (0.0,), (-0.0,)),
+        (float("nan"), float("nan"), 1.0),
+        (slice(0, 2), slice(0, 2), slice(0, 3)),
+        (range(3), range(3), range(4)),
+        (torch.device("cpu"), torch.device("cpu"), "cpu"),
+        (torch.ones(4), None, torch.zeros(4)),
+    ],
+)
+def test_constants_are_equal_as_a_trace_tells_them(fixed, equal, other):
+    x, model = torch.randn(3, 4), Constant().eval()
+    contract = Contract({"x": (Dim("n", 1, 8), 4)}, fixed={"value": fixed})
+    with torch.no_grad():
+        program = build(model, contract, backend="eager")
+        wanted = model(x, fixed)
+        assert torch.equal(program(x), wanted)
+        assert torch.equal(program(x, fixed if equal is None else equal), wanted)
+        with pytest.raises(ContractError, match="'value' is"):
+            program(x, other)
+
+
+def several(x, *more):
+    return x + sum(more)
+
+
+def by_position(x, /):
+    return x + 1
+
+
+def of_two(x, y):
+    return x + y
+
+
+@pytest.mark.parametrize(
+    ("function", "names", "text"),
+    [
+        (several, ("x", "more"), r"takes as \*more"),
+        (by_position, ("x",), "'x' by position only"),
+        (of_two, ("x",), "'y', which has no default"),
+    ],
+)
+def test_parameters_that_no_contract_can_name(function, names, text):
+    with pytest.raises(ContractError, match=text):
+        build(function, Contract(dict.fromkeys(names, (Dim("n", 1, 8), 4))), backend="eager")
+
+
+def test_names_of_numbers_and_sizes_are_apart():
+    with pytest.raises(ContractError, match="'n' is a number and the name of a size"):
+        Contract({"x": (Dim("n", 1, 8), 4), "n": number(0.0, 1.0)})
+    with pytest.raises(ContractError, match="has the key 0"):
+        Contract({"x": {0: (Dim("n", 1, 8), 4)}})

@@ -151,3 +151,9 @@ def test_integers_are_padded_with_valid_ones():
 def test_the_greatest_size_needs_a_bucket():
     with pytest.raises(ContractError, match="up to the greatest"):
         build(made(Plain), rows(), shapes="bucket", sizes=[4, 16], backend="eager")
+
+
+def test_an_operator_that_fails_on_padding_is_refused_in_a_sentence():
+    model = Applied(lambda x: x.abs().softmax(-1).multinomial(1)).eval()
+    with pytest.raises(ProofError, match=r"NaN in the padding, result: .* RuntimeError"):
+        build(model, rows(Dim("batch", 1, 64)), **BUCKETS)

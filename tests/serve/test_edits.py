@@ -390,6 +390,86 @@ CASES: dict[str, tuple[str, str]] = {
         "return 2",
         "return 3",
     ),
+    "method of a builtin class": pair(
+        "self.f = torch.Tensor.relu", "self.f(x)", "Tensor.relu", "Tensor.tanh"
+    ),
+    "method of a builtin class in a list": pair(
+        "self.f = [torch.Tensor.relu]", "self.f[0](x)", "Tensor.relu", "Tensor.tanh"
+    ),
+    "method of a builtin class in a dict": pair(
+        "self.f = {'a': torch.Tensor.relu}", "self.f['a'](x)", "Tensor.relu", "Tensor.tanh"
+    ),
+    "method of a builtin class in a partial": top(
+        "f = functools.partial(torch.Tensor.add, other=1)\n", "f(x)", "Tensor.add", "Tensor.sub"
+    ),
+    "method of a builtin class as a global": top(
+        "f = torch.Tensor.relu\n", "f(x)", "Tensor.relu", "Tensor.tanh"
+    ),
+    "builtin that a global hides": top("K = 2\n", "x * max(2, 3)", "K = 2", "max = min"),
+    "builtin that a global hides from another function": top(
+        "def f(): return len('ab')\n", "x * f()", "def f", "len = lambda v: 7\ndef f"
+    ),
+    "builtin that a scope of exec hides": top(
+        "exec('def f(x): return x * max(2, 3)', scope := {})\nf = scope['f']\n",
+        "f(x)",
+        "scope := {}",
+        "scope := {'max': min}",
+    ),
+    "subclass of tensors": top(
+        "class S(torch.Tensor): pass\nT = torch.ones(16)\n",
+        "x * (2 if type(T) is torch.Tensor else 3)",
+        "T = torch.ones(16)\n",
+        "T = torch.ones(16).as_subclass(S)\n",
+    ),
+    "parameter in place of a buffer": pair(
+        "self.register_buffer('w', torch.ones(16))",
+        "x * (2 if isinstance(self.w, nn.Parameter) else 3)",
+        "self.register_buffer('w', torch.ones(16))",
+        "self.w = nn.Parameter(torch.ones(16), requires_grad=False)",
+    ),
+    "order of hooks": pair(
+        "self.a = nn.ReLU(); self.a.register_forward_hook(lambda m, a, y: y * 2); "
+        "self.a.register_forward_hook(lambda m, a, y: y + 1)",
+        "self.a(x)",
+        "lambda m, a, y: y + 1",
+        "lambda m, a, y: y + 1, prepend=True",
+    ),
+    "regular expression": pair(
+        "import re; self.r = re.compile('a')",
+        "x * (2 if self.r.match('a') else 3)",
+        "'a')\n",
+        "'b')\n",
+    ),
+    "union of types": pair(
+        "self.u = int | str", "x * (2 if isinstance(3, self.u) else 3)", "int |", "float |"
+    ),
+    "decimal number": pair(
+        "import decimal; self.d = decimal.Decimal('2')",
+        "x * (2 if self.d == 2 else 3)",
+        "'2'",
+        "'3'",
+    ),
+    "most items of a deque": pair(
+        "self.q = collections.deque([1, 2])", "x * (self.q.maxlen or 2)", "2])", "2], 5)"
+    ),
+    "absent attribute by its error": top(
+        "def f(o):\n    try:\n        return o.k\n    except AttributeError:\n        return 2\n",
+        "x * f(self)",
+        "pass",
+        "self.k = 3",
+    ),
+    "absent key by its error": top(
+        "D = {}\ndef f(d):\n    try:\n        return d['k']\n    except KeyError:\n        return 2\n",
+        "x * f(D)",
+        "D = {}",
+        "D = {'k': 3}",
+    ),
+    "absent attribute of a function": top(
+        "def f(): pass\n", "x * (2 if hasattr(f, 'k') else 3)", "(): pass\n", "(): pass\nf.k = 1\n"
+    ),
+    "absent key of vars": pair(
+        "self.k = 2", "x * (self.k if 'z' in self.__dict__ else 3)", "= 2", "= 2; self.z = 1"
+    ),
 }
 NOT_STORED = {"constant result"}
 """A new trace might see another one, and nothing says so."""

@@ -236,3 +236,58 @@ def test_a_copy_of_a_program_owns_its_weights(frozen):
         twin.target.module[2].weight.zero_()
         assert not torch.equal(twin(X), program(X))
         assert twin.is_frozen is frozen
+
+
+class Holds(nn.Module):
+    """Holds parts in each kind of container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.ReLU(), nn.Tanh()])
+        self.named = nn.ModuleDict({"a": nn.Tanh(), "b": nn.Sigmoid()})
+        self.chain = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+        self.register_buffer("shift", None)
+        self.register_parameter("scale", None)
+
+    def forward(self, x):
+        for each in (*self.parts, *self.named.values()):
+            x = each(x)
+        x = self.chain(x)
+        x = x if self.shift is None else x + self.shift
+        return x if self.scale is None else x * self.scale
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda model: model.parts.append(nn.ReLU()),
+        lambda model: model.parts.insert(0, nn.Sigmoid()),
+        lambda model: model.named.update({"a": nn.ReLU()}),
+        lambda model: model.named.pop("a"),
+        lambda model: model.named.clear(),
+        lambda model: model.chain.append(nn.Tanh()),
+        lambda model: model.chain.insert(0, nn.Tanh()),
+        lambda model: model.chain.register_module("1", nn.Tanh()),
+        lambda model: model.register_buffer("shift", torch.ones(16)),
+        lambda model: model.register_parameter("scale", nn.Parameter(torch.ones(16))),
+        lambda model: setattr(model.chain[0], "bias", None),
+        lambda model: setattr(model, "forward", lambda x: x * 2),
+    ],
+)
+def test_parts_that_are_put_in_a_frozen_model_are_noticed(edit):
+    model = Holds().eval()
+    with torch.no_grad():
+        program = build(model, rows(), backend="eager").freeze()
+        torch.testing.assert_close(program(X), model(X))
+        edit(model)
+        with pytest.raises(ContractError, match="the model has changed since it was compiled"):
+            program(X)
+
+
+def test_a_weight_that_is_gone_is_named():
+    model = layered()
+    with torch.no_grad():
+        program = served(model)
+        model[0].bias = None
+        with pytest.raises(ContractError, match=r"0\.bias was tensor .*, is gone"):
+            program(X)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from serve.models import BATCH, Plain, made, rows
-from torchloom.errors import ContractError
+from torchloom.errors import ContractError, ServeError
 from torchloom.serve import Contract, build, load, maybe, record
 
 
@@ -193,3 +193,25 @@ def test_calls_from_many_threads():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+class Pools(nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.avg_pool1d(x.t()[None], 2)
+
+
+class Counts(nn.Module):
+    def forward(self, x):
+        return len(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (Pools(), r"Pools itself, run on example arguments at batch 1, fails with RuntimeError"),
+        (Counts(), "the call computes nothing on tensors"),
+    ],
+)
+def test_models_that_cannot_run_are_refused_in_a_sentence(model, text):
+    with pytest.raises(ServeError, match=text):
+        build(model.eval(), rows(), shapes="bucket", sizes=[64], backend="eager")

@@ -20,6 +20,7 @@ import torch
 from torchloom._torch.places import GuardOn
 from torchloom._torch.shell import Shell, plain_function
 from torchloom._torch.symbols import SizeGuard, forget_constant_floats, guards_of
+from torchloom.errors import ServeError
 
 
 @dataclass
@@ -64,6 +65,7 @@ def capture_full(
         floats: likewise for floats; the graph takes each as a tensor of one number.
 
     Raises:
+        ServeError: the call has no graph.
         torch._dynamo.exc.Unsupported: the call cannot be one graph; the text says why and where.
     """
     from torch._dynamo import config as dynamo_config
@@ -91,7 +93,7 @@ def capture_full(
         found = fullgraph_capture(function, tuple(args), dict(kwargs))
     output, backend = found.graph_capture_output, found.backend_input
     if backend is None:
-        raise ValueError("the call computes nothing on tensors: there is nothing to compile")
+        raise ServeError("the call computes nothing on tensors: there is nothing to compile")
     runtime_env = output.get_runtime_env()
     imports = runtime_env.import_sources
     made = {

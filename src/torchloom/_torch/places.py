@@ -15,6 +15,7 @@ import ast
 import dataclasses
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -69,12 +70,17 @@ def _default_device() -> torch.device | None:
     return None if module is None else module.CURRENT_DEVICE
 
 
+def _keys(value: dict[Any, Any]) -> Any:
+    """Return the keys in the order that iterating over the dict has: the one that a trace went by."""
+    return OrderedDict.keys(value) if isinstance(value, OrderedDict) else dict.keys(value)
+
+
 _APPLIED: Mapping[str, Callable[[Any], Any]] = {
     "type": type,
     "dict": dict,
     "list": list,
     "int": int,
-    "dict.keys": dict.keys,
+    "dict.keys": _keys,
     "___namedtuple_fields": lambda value: value._fields,
     "___dataclass_fields": dataclasses.fields,
     "size": _size,

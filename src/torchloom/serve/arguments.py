@@ -30,7 +30,7 @@ from torchloom._torch.places import GuardOn
 from torchloom.errors import ContractError, ServeError
 from torchloom.serve.contract import Contract
 from torchloom.serve.facts import readable
-from torchloom.serve.same import is_plainly_laid
+from torchloom.serve.same import is_plainly_laid, same
 from torchloom.serve.specs import AnySpec, NumberSpec, RecordSpec, TensorSpec
 from torchloom.serve.target import Target
 from torchloom.serve.words import type_words, words_for
@@ -198,15 +198,21 @@ def _asks_for_gradients(code: types.CodeType) -> bool:
     return False
 
 
-def conditions(asked: Asked, tensors: Mapping[str, TensorSpec]) -> list[str]:
+def conditions(
+    asked: Asked, tensors: Mapping[str, TensorSpec], given: Mapping[str, str] | None = None
+) -> list[str]:
     """Return what is asked as Python, over the variables of an entry.
 
     Args:
         asked: what `asked_of` returned.
         tensors: the variables that hold tensors.
+        given: the variables that hold arguments, where these have other names.
     """
     found: list[str] = []
     for kind, *line in asked:
+        if line and isinstance(line[0], str) and _steps(line[0]):
+            root = str(_steps(line[0])[0])
+            line = [(given or {}).get(root, root) + line[0][len(root) :], *line[1:]]
         if kind == "apart":
             found += [f"{one} is not {two}" for one, two in itertools.combinations(tensors, 2)]
         elif kind == "requires_grad":
@@ -279,7 +285,7 @@ def _check(kind: str, line: Sequence[Any], args: Mapping[str, Any]) -> None:
         value = _value(args, _steps(text))
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise ContractError(f"{text} is not there ({error}), and the program reads it") from error
-    if kind == "value" and (type(value) is not type(wanted[0]) or value != wanted[0]):
+    if kind == "value" and not same(value, wanted[0]):
         raise ContractError(
             f"{text} is {words_for(value)}, the program was made for {wanted[0]!r}: it is constant in a program"
         )

@@ -1,18 +1,35 @@
 """Notice that a module's attribute was set, at no cost for calls.
 
-Each module gets a class that is its own but for `__setattr__` and `__delattr__`. What is not set through a
+Each module gets a class that is its own but for `__setattr__`, `__delattr__` and the methods of torch's that put
+something in a module past these (`register_buffer`, `ModuleList.append`). What is not set through a
 module (an entry of a config object, a list that is appended to) is not noticed; `Program.changed` looks at
 those too.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 _NOTE = "_torchloom_note"
+_SETTERS = (
+    *("add_module", "register_module", "register_buffer", "register_parameter"),
+    *(
+        "__setitem__",
+        "__delitem__",
+        "append",
+        "extend",
+        "insert",
+        "pop",
+        "popitem",
+        "clear",
+        "update",
+    ),
+    *("setdefault", "__iadd__", "__ior__"),
+)
 _made: dict[type, type] = {}
 
 
@@ -58,6 +75,9 @@ def _watched(own: type) -> type:
         return _blank, (own,), state
 
     names = {
+        **{
+            name: _noting(each) for name in _SETTERS if _is_torchs(each := getattr(own, name, None))
+        },
         "__setattr__": __setattr__,
         "__delattr__": __delattr__,
         "__reduce_ex__": __reduce_ex__,
@@ -68,6 +88,23 @@ def _watched(own: type) -> type:
     }
     _made[own] = type(own.__name__, (own,), names)
     return _made[own]
+
+
+def _is_torchs(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").startswith("torch.nn.")
+
+
+def _noting(function: Any) -> Callable[..., Any]:
+    """Return a method that does the same, and notes it."""
+
+    @functools.wraps(function)
+    def noting(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(self, *args, **kwargs)
+        finally:
+            _noted(self)
+
+    return noting
 
 
 def _blank(own: Any) -> nn.Module:

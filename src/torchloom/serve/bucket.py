@@ -76,7 +76,7 @@ class Padded:
         return map_tensors(value, self._pad, name)
 
     def _pad(self, path: str, tensor: Tensor) -> Tensor:
-        path = re.sub(r"\['?(\w+)'?\]", r".\1", path)
+        path = re.sub(r"\['?([^'\]]+)'?\]", r".\1", path)
         if path not in self._places:
             return tensor
         spec, place = self._places[path]

@@ -13,6 +13,7 @@ and a program with code that is in none of these is not stored. What torch itsel
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import sys
@@ -131,6 +132,9 @@ class Reader:
         self.files.setdefault(label, code.co_filename)
         self.seen.update(_nested(code))
         found = {label: f"{digest_of(code)} {_defaults(function)}"}
+        if not _has_version(code):
+            found[f"{label}, builtins"] = _not_guarded(code, function.__globals__)
+            self.files.setdefault(f"{label}, builtins", code.co_filename)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
@@ -313,6 +317,25 @@ def _defaults(function: types.FunctionType) -> str:
         return hashlib.blake2b(exact(given).encode(), digest_size=8).hexdigest()
     except NotExactError:
         return words_for(given)
+
+
+def _not_guarded(code: types.CodeType, scope: Mapping[str, Any]) -> str:
+    """Return what Dynamo does not guard of globals: names that are Python's own, and methods of its classes."""
+    names = sorted({name for each in _nested(code) for name in _global_names(each)})
+    own = [name for name in names if name not in scope]
+    methods = [
+        f"{name} = {words_for(scope[name])}"
+        for name in names
+        if isinstance(scope.get(name), types.MethodDescriptorType)
+    ]
+    return ", ".join([*own, *methods])
+
+
+@functools.cache
+def _global_names(code: types.CodeType) -> frozenset[str]:
+    return frozenset(
+        each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"
+    )
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

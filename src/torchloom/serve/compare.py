@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchloom.errors import ServeError, TorchloomError
 from torchloom.serve.bypass import bypassed
 from torchloom.serve.contract import Contract
 from torchloom.serve.entry import Run
@@ -58,15 +59,22 @@ def differences_at(
         without: paths of optional tensors that are None.
         values: makes other arguments of random ones, those that the contract itself fills aside.
         one_object: names of arguments that are one tensor.
+
+    Raises:
+        ServeError: the model itself fails. That the program does where the model does not is a difference.
     """
     args = contract.example(sizes, without=without, values=values)
     for name in one_object:
         args[name] = args[one_object[0]]
     before = State(target.module)
-    with bypassed():
-        wanted, wanted_after = _ran(target.call, target, (), args, before)
+    wanted, wanted_after = _ran_model(target, args, before, sizes)
     first = () if target.owner is None else (target.owner,)
-    found, found_after = _ran(run, target, first, args, before)
+    try:
+        found, found_after = _ran(run, target, first, args, before)
+    except (TorchloomError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - operators may raise anything
+        return Difference("result", f"a {type(wanted).__name__}, compiled {_first_line(error)}")
     return first_difference(wanted, found, "result") or first_difference(
         wanted_after, found_after, "what was written to"
     )
@@ -75,10 +83,13 @@ def differences_at(
 def result_at(
     target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
 ) -> Any:
-    """Run the model itself; its buffers are what they were before."""
+    """Run the model itself; its buffers are what they were before.
+
+    Raises:
+        ServeError: it fails.
+    """
     args = contract.example(sizes, without=without)
-    with bypassed():
-        return _ran(target.call, target, (), args, State(target.module))[0]
+    return _ran_model(target, args, State(target.module), sizes)[0]
 
 
 def first_difference(  # noqa: PLR0911 - one answer for each kind
@@ -127,6 +138,8 @@ def _tensors(wanted: Tensor, found: Tensor) -> str:
         return ""
     if not (wanted.dtype.is_floating_point or wanted.dtype.is_complex):
         return "" if torch.equal(wanted, found) else "other values"
+    if wanted.is_floating_point() and wanted.itemsize == 1:
+        wanted, found = wanted.float(), found.float()  # for which few operators are there
     if not torch.equal(torch.isfinite(wanted), torch.isfinite(found)):
         return "not finite in other places"
     a, b = torch.nan_to_num(wanted.detach()), torch.nan_to_num(found.detach())
@@ -134,6 +147,27 @@ def _tensors(wanted: Tensor, found: Tensor) -> str:
     error = (a - b).abs().max().double()
     allowed = _TOLERANCE.get(wanted.dtype, 1e-1) * max(float(largest), 1e-6)
     return "" if float(error) <= allowed else f"values up to {largest:.4g} differ by {error:.4g}"
+
+
+def _ran_model(
+    target: Target, args: Mapping[str, Any], before: State, sizes: Mapping[str, int]
+) -> tuple[Any, Any]:
+    try:
+        with bypassed():
+            return _ran(target.call, target, (), args, before)
+    except (TorchloomError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        at = f" at {shown}" if shown else ""
+        raise ServeError(
+            f"{target.name} itself, run on example arguments{at}, fails with {_first_line(error)}: leave such sizes "
+            "out of the contract, or let `fill` make other examples"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def _ran(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchloom.errors import ContractError
 from torchloom.serve.dims import Derived, Dim, Float, Size, dim_to_json
+from torchloom.serve.same import is_plain, same
 from torchloom.serve.specs import (
     AnySpec,
     NumberSpec,
@@ -80,6 +81,11 @@ class Contract:
             if self.dims.setdefault(dim.name, dim) != dim:
                 raise ContractError(
                     f"{dim.name!r} stands for two ranges, {self.dims[dim.name]} and {dim}: use two names"
+                )
+        for number in self.floats():
+            if number.variable in map("n_{}".format, self.dims):
+                raise ContractError(
+                    f"{number.path!r} is a number and the name of a size: give the size another name"
                 )
         self.derived = tuple(dict.fromkeys(size for size in sizes if isinstance(size, Derived)))
         """Sizes that follow from dims."""
@@ -332,7 +338,7 @@ def _check_size(what: str, size: int, wanted: Size, sizes: dict[str, int]) -> No
 
 
 def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other
+    return one is other or (is_plain(one) and same(one, other))
 
 
 def _is_plain(value: Any) -> bool:

@@ -7,6 +7,7 @@ Contract({"pairs": tensor(2 * batch, length), "weights": tensor(batch)})
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 
 from torchloom.errors import ContractError
@@ -175,6 +176,16 @@ class Derived:
         return Derived(self.dim, self.factor, self.offset - offset)
 
 
+def name_in_code(path: str) -> str:
+    """Return what a path is called where it has to be a name; keys of dicts may be any text.
+
+    Example:
+        >>> name_in_code("x.mask"), name_in_code("x.a-b")
+        ('x__mask', 'x__a_2d_b')
+    """
+    return re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", path.replace(".", "__"))
+
+
 @dataclass(frozen=True)
 class Float:
     """A float argument that varies."""
@@ -192,7 +203,7 @@ class Float:
     @property
     def variable(self) -> str:
         """What it is called in code."""
-        return f"n_{self.path.replace('.', '__')}"
+        return f"n_{name_in_code(self.path)}"
 
     def trials(self, draw: random.Random) -> list[float]:
         """Return values that are worth trying: the ends, special ones between them, and random ones."""

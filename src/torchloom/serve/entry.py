@@ -3,12 +3,16 @@
 It is generated from the contract. For `Contract({"x": (Dim("batch", 1, 64), 16)})`:
 
     def entry(x):
-        if type(x) in PLAIN and not is_grad_enabled() and not STATE.is_stale:
-            s0 = x.shape
-            if len(s0) == 2 and x.dtype is dtype0 and x.is_cpu and s0[1] == 16 and x.is_contiguous():
-                batch = s0[0]
-                if 1 <= batch <= 64:
-                    return TABLE[batch - 1](MODEL, x)
+        try:
+            given_passes = (
+                type(x) in PLAIN and len(s_x := x.shape) == 2 and x.dtype is dtype1 and x.is_cpu
+                and 1 <= (n_batch := s_x[0]) <= 64 and s_x[1] == 16 and x.is_contiguous()
+                and not is_grad_enabled() and not STATE.is_stale
+            )
+        except (AttributeError, KeyError, IndexError, TypeError):
+            given_passes = False
+        if given_passes:
+            return table2[n_batch - 1](MODEL, x)
         return SLOW({'x': x})
 
 Whatever does not pass goes to `SLOW`, which finds out why, in words.
@@ -16,9 +20,11 @@ Whatever does not pass goes to `SLOW`, which finds out why, in words.
 
 from __future__ import annotations
 
+import builtins
 import copy
 import inspect
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +36,7 @@ from torchloom._torch.modes import forward, num_dispatch_modes, num_function_mod
 from torchloom.serve.arguments import Asked, conditions
 from torchloom.serve.box import Box
 from torchloom.serve.contract import Contract
-from torchloom.serve.dims import Derived, Float, Size, code_of
+from torchloom.serve.dims import Derived, Float, Size, code_of, name_in_code
 from torchloom.serve.living import watched_weights
 from torchloom.serve.same import apart, is_plain, is_plainly_laid, same
 from torchloom.serve.specs import AnySpec, NumberSpec, RecordSpec, TensorSpec
@@ -40,7 +46,30 @@ from torchloom.serve.words import type_words
 Run = Callable[..., Any]
 Row = tuple[Box, Run, Sequence[str]]
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
-_SINGLE = (bool, int, float, str, type(None))
+_SINGLE = (int, str)
+_NAMES = frozenset(
+    {
+        *(
+            "PLAIN",
+            "STATE",
+            "SLOW",
+            "MODEL",
+            "DTYPE",
+            "HANDLE",
+            "FORWARD",
+            "Tensor",
+            "math",
+            "inf",
+            "nan",
+        ),
+        *("apart", "same", "type_words", "is_plainly_laid", "is_inference", "is_grad_enabled"),
+        *("is_autocast", "default_dtype", "function_modes", "dispatch_modes", "_torchloom_entry"),
+    }
+)
+_MADE = re.compile(
+    r"(?:s_|n_|f_|given_).*|(?:kind|keys|dtype|device|fixed|held|run|table|default)\d+"
+)
+"""Names of helpers and variables in an entry."""
 _MOST_TABLE = 1 << 16
 """Sizes that are looked up in a list; beyond, they are compared."""
 
@@ -92,6 +121,8 @@ class _Writer:
         self._asked = asked
         self._tensors: dict[str, TensorSpec] = {}
         self._parameters = target.parameters_for(contract)
+        self._given = {p.name: _given(p.name) for p in self._parameters}
+        """What each parameter is called in conditions, so that it hides nothing that these use."""
         self._conditions: list[str] = []
         self._sizes: dict[str, str] = {}
         """The variable that holds each varying size."""
@@ -102,19 +133,32 @@ class _Writer:
         """Return the compiled function."""
         self._scope |= {"PLAIN": _PLAIN, "STATE": state, "SLOW": slow, "MODEL": self._target.owner}
         for name, spec in self._contract.args.items():
-            self._spec(name, name, spec)
+            self._spec(name, self._given[name], spec)
         if self._writes and len(self._tensors) > 1:
             self._scope["apart"] = apart
             self._conditions.append(f"apart({', '.join(self._tensors)})")
         self._scope |= {"same": same, "type_words": type_words, "Tensor": torch.Tensor}
-        self._scope["is_plainly_laid"] = is_plainly_laid
-        self._conditions += dict.fromkeys(conditions(self._asked, self._tensors))
+        self._scope |= {"is_plainly_laid": is_plainly_laid, "inf": math.inf, "nan": math.nan}
+        self._conditions += dict.fromkeys(conditions(self._asked, self._tensors, self._given))
         self._rest()
         self._mode()
-        lines = [f"def entry({self._signature()}):"]
-        lines += [f"    if {' and '.join(self._conditions) or 'True'}:"]
+        is_plain_named = all(name == given for name, given in self._given.items())
+        signature = self._signature() if is_plain_named else ", ".join(self._given.values())
+        lines = [f"def entry({signature}):"]
+        # What is not there, a weight that was deleted for one, is for `slow` to name.
+        lines += [
+            "    try:",
+            f"        given_passes = {' and '.join(self._conditions) or 'True'}",
+            "    except (AttributeError, KeyError, IndexError, TypeError):",
+            "        given_passes = False",
+            "    if given_passes:",
+        ]
         lines += [f"        {line}" for line in self._dispatch(variants)]
         lines.append(f"    return SLOW({self._by_name()})")
+        if not is_plain_named:
+            lines[0] = lines[0].replace("entry", "_torchloom_entry", 1)
+            lines.append(f"def entry({self._signature()}):")
+            lines.append(f"    return _torchloom_entry({', '.join(self._given)})")
         exec(compile("\n".join(lines), "<torchloom entry>", "exec"), self._scope)
         entry = self._scope["entry"]
         entry.source = "\n".join(lines)
@@ -132,7 +176,7 @@ class _Writer:
             for key, each in spec.parts.items():
                 part = f"{value}[{key!r}]" if is_dict else f"{value}.{key}"
                 part = f"{value}[{key}]" if spec.is_ordered else part
-                name = f"{path}.{key}".replace(".", "__")
+                name = name_in_code(f"{path}.{key}")
                 self._conditions.append(f"(({name} := {part}), True)[1]")
                 self._spec(f"{path}.{key}", name, each)
         elif isinstance(spec, NumberSpec):
@@ -199,12 +243,12 @@ class _Writer:
             if name in self._contract.args:
                 continue
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                self._conditions.append(f"not {name}")
+                self._conditions.append(f"not {self._given[name]}")
                 continue
             wanted = self._contract.fixed.get(name, parameter.default)
             if wanted is parameter.empty:
                 continue
-            self._conditions.append(self._equals(name, wanted))
+            self._conditions.append(self._equals(self._given[name], wanted))
 
     def _equals(self, name: str, wanted: Any) -> str:
         if wanted is None or isinstance(wanted, bool):
@@ -212,7 +256,7 @@ class _Writer:
         if type(wanted) in _SINGLE:
             known = self._name("fixed", wanted)
             return f"type({name}) is {type(wanted).__name__} and {name} == {known}"
-        if is_plain(wanted):
+        if is_plain(wanted):  # of floats, NaN and signs of zeros count
             return f"same({name}, {self._name('fixed', copy.deepcopy(wanted))})"
         return f"{name} is {self._name('fixed', wanted)}"
 
@@ -292,14 +336,15 @@ class _Writer:
         parts = [] if self._target.owner is None else ["MODEL"]
         for parameter in self._parameters:
             name = parameter.name
+            given = self._given[name]
             if parameter.kind is parameter.VAR_POSITIONAL:
-                parts.append(f"*{name}")
+                parts.append(f"*{given}")
             elif parameter.kind is parameter.VAR_KEYWORD:
-                parts.append(f"**{name}")
+                parts.append(f"**{given}")
             elif parameter.kind is parameter.KEYWORD_ONLY or name in self._target.by_keyword:
-                parts.append(f"{name}={name}")
+                parts.append(f"{name}={given}")
             else:
-                parts.append(name)
+                parts.append(given)
         return ", ".join(parts)
 
     def _signature(self) -> str:
@@ -332,16 +377,22 @@ class _Writer:
     def _by_name(self) -> str:
         parts = []
         for parameter in self._parameters:
-            name = parameter.name
+            name, given = parameter.name, self._given[parameter.name]
             if parameter.kind is parameter.VAR_KEYWORD:
-                parts.append(f"**{name}")
+                parts.append(f"**{given}")
             elif parameter.kind is parameter.VAR_POSITIONAL:
-                parts.append(f"{'*' + name!r}: {name}")
+                parts.append(f"{'*' + name!r}: {given}")
             else:
-                parts.append(f"{name!r}: {name}")
+                parts.append(f"{name!r}: {given}")
         return f"{{{', '.join(parts)}}}"
 
     def _name(self, stem: str, value: Any) -> str:
         name = f"{stem}{len(self._scope)}"
         self._scope[name] = value
         return name
+
+
+def _given(name: str) -> str:
+    """Return what a parameter is called where its own name may be one that the conditions use."""
+    is_ours = name in _NAMES or "__" in name or hasattr(builtins, name) or _MADE.fullmatch(name)
+    return f"given_{name}" if is_ours else name

@@ -62,7 +62,10 @@ class Looks:
 
     def other_dtypes(self) -> bool:
         """Return whether a weight that calls look at has another dtype."""
-        return any(held[name].dtype is not dtype for held, name, dtype in self._weights)
+        return any(
+            getattr(held.get(name), "dtype", None) is not dtype
+            for held, name, dtype in self._weights
+        )
 
     def changed(self, structure: Mapping[str, str]) -> list[str]:
         """Say what is another thing now, one line each.

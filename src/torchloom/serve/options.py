@@ -89,6 +89,29 @@ def check_options(options: Options, contract: Contract, target: Target) -> None:
             raise ContractError(
                 f"the contract names {name!r}, {target.name} takes {', '.join(sorted(names))}"
             )
+    _check_parameters(contract, target)
+
+
+def _check_parameters(contract: Contract, target: Target) -> None:
+    """Refuse parameters that contracts cannot name, or that this one leaves out."""
+    named = {*contract.args, *contract.fixed}
+    for parameter in target.parameters:
+        name, kind = parameter.name, parameter.kind
+        if kind is parameter.VAR_POSITIONAL and name in named:
+            raise ContractError(
+                f"the contract names {name!r}, which {target.name} takes as *{name}: arguments without names are in no "
+                "contract"
+            )
+        if kind is parameter.POSITIONAL_ONLY and name not in target.by_position and name in named:
+            raise ContractError(
+                f"{target.name} takes {name!r} by position only, and programs pass arguments by name: take the '/' out "
+                "of its signature"
+            )
+        is_several = kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not is_several and name not in named:
+            raise ContractError(
+                f"{target.name} takes {name!r}, which has no default: name it in the contract"
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -208,6 +208,8 @@ class Program:
     def changed(self) -> list[str]:
         """Say what of the model is no longer what was compiled, one line each."""
         lines: list[str] = []
+        if Target(self.target.call).function is not self.target.function:
+            lines.append(f"what a call of {self.target.name} runs is another function")
         for variant in self.variants:
             scope = self.target.scope(self.contract.blank(variant.box.largest, variant.without))
             found = variant.codes.changed(partial(value_at, scope=scope))

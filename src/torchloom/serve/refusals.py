@@ -16,7 +16,7 @@ from torchloom.errors import ContractError
 from torchloom.serve.arguments import Asked, check_asked
 from torchloom.serve.box import Box
 from torchloom.serve.contract import Contract, value_at
-from torchloom.serve.same import apart, same
+from torchloom.serve.same import apart, is_plain, same
 from torchloom.serve.target import Target
 
 
@@ -115,7 +115,9 @@ def _refuse_others(target: Target, contract: Contract, args: Mapping[str, Any]) 
                 raise ContractError(f"{len(value)} more positional arguments are in no contract")
         elif name not in defaults:
             raise ContractError(f"{name!r} is in no contract: name it in `args` or `fixed`")
-        elif value is not defaults[name] and not same(value, defaults[name]):
+        elif value is not defaults[name] and not (
+            is_plain(defaults[name]) and same(value, defaults[name])
+        ):
             raise ContractError(
                 f"{name!r} is {value!r}, the program is for its default {defaults[name]!r}: name it "
                 "in the contract's `fixed`"

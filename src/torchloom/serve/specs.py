@@ -179,6 +179,8 @@ def spec_of(name: str, given: Any) -> AnySpec:
             return RecordSpec(parts, type(given))
         return tensor(*given)
     if isinstance(given, Mapping):
+        if others := [key for key in given if type(key) is not str]:
+            raise ContractError(f"{name!r} has the key {others[0]!r}: keys in contracts are texts")
         return RecordSpec({key: spec_of(f"{name}.{key}", each) for key, each in given.items()})
     raise ContractError(
         f"{name!r} is described by {given!r}: give sizes like (batch, 16), tensor(...) or maybe(...), "

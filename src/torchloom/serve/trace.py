@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ from torchloom.serve.facts import Facts, facts_of
 from torchloom.serve.prove import Verdict, prove
 from torchloom.serve.specs import NumberSpec, TensorSpec, steps_to
 from torchloom.serve.target import Target, as_promised
+from torchloom.serve.unguarded import unguarded
 
+_TORCH = str(Path(torch.__file__).parent)
 _GLOBAL_STATE = tuple(
     GuardOn("EQUALS_MATCH", text)
     for text in (
@@ -161,6 +164,10 @@ def trace(
     sources = target.sources_of({name: args[name] for name in args if name in contract.args})
     guards = [*graph.guards, *_GLOBAL_STATE]
     read = _read(guards, scope, graph.modules)
+    own = [code for code in graph.codes if not code.co_filename.startswith(_TORCH)]
+    guards += unguarded(
+        ((source, value) for source, _, value in _found(guards, scope, graph.modules)), own
+    )
     facts, unwritten = facts_of(*(guards, scope, sources, graph.modules), scopes=scopes_of(read))
     codes, unreached = codes_of(graph.codes, read, sys.modules)
     assumed = tuple(graph.size_guards())
@@ -197,12 +204,20 @@ def _read(
 ) -> list[tuple[Place, Any]]:
     """Return what a trace read, with its place; what is served itself first."""
     found: dict[str, tuple[Place, Any]] = {"": ([["call", ""]], scope["call"])}
+    for _, place, value in _found(guards, scope, modules):
+        found.setdefault(repr(place), (settled(place, scope), value))
+    return list(found.values())
+
+
+def _found(
+    guards: Iterable[GuardOn], scope: Mapping[str, Any], modules: Mapping[str, str]
+) -> Iterator[tuple[str, Place, Any]]:
+    """Yield the expressions of guards that lead somewhere, with place and value."""
     for source in dict.fromkeys(guard.source for guard in guards):
         with suppress(Exception):  # what has no place, or is not there, brings no code
             place = place_of(source, modules)
             if place is not None:
-                found.setdefault(repr(place), (settled(place, scope), value_at(place, scope)))
-    return list(found.values())
+                yield source, place, value_at(place, scope)
 
 
 def _first_lines(error: BaseException) -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import decimal
 import enum
 import functools
 import hashlib
+import re
 import types
+import typing
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,6 +31,11 @@ _OF_TORCH = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo),
     *(torch.iinfo, torch.qscheme),
 )
+_PRINTED = (
+    *(decimal.Decimal, types.GenericAlias, types.UnionType),
+    *(type(typing.Optional[int]), type(typing.List[int])),  # noqa: UP006, UP045 - classes of their own
+)
+"""What has a text of its own that says all of it."""
 _SEQUENCES = (list, tuple, collections.deque)
 _SETS = (set, frozenset)
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
@@ -35,6 +43,8 @@ _NATIVE = (
     *(types.BuiltinFunctionType, types.BuiltinMethodType, types.MethodDescriptorType),
     *(types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType),
 )
+_KINDS = {Tensor: "", nn.Parameter: ", a parameter"}
+"""What is said of the class of a tensor; of any other its name."""
 
 
 class NotExactError(ValueError):
@@ -79,6 +89,10 @@ def _spelled(value: Any, other: Callable[[Any], str], within: tuple[int, ...]) -
     kind = type(value)
     if kind in _LITERALS or isinstance(value, _OF_TORCH):
         return repr(value)
+    if kind in _PRINTED:
+        return f"{name_of(kind)} {value!r}"
+    if isinstance(value, re.Pattern):
+        return f"{name_of(kind)} {value.pattern!r} {value.flags}"
     if isinstance(value, enum.Enum):
         return f"{name_of(kind)}.{value.name} = {inner(value.value)}"
     if isinstance(value, Tensor):
@@ -149,16 +163,15 @@ def _is_of_torch(kind: type) -> bool:
 
 def _tensor_words(value: Tensor) -> str:
     grad = ", requires grad" if value.requires_grad else ""
+    own = _KINDS.get(type(value), f", a {name_of(type(value))}")
     marks = "".join(
         f", {word}"
         for word, holds in (("conjugated", value.is_conj()), ("negated", value.is_neg()))
         if holds
     )
     if value.layout != torch.strided:
-        return (
-            f"tensor {value.dtype}{list(value.shape)} {value.layout} on {value.device}{grad}{marks}"
-        )
+        return f"tensor {value.dtype}{list(value.shape)} {value.layout} on {value.device}{grad}{marks}{own}"
     return (
         f"tensor {value.dtype}{list(value.shape)} strides {list(value.stride())} on {value.device}"
-        f"{grad}{marks}"
+        f"{grad}{marks}{own}"
     )
