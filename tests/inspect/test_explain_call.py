@@ -140,6 +140,53 @@ def test_entries_are_left_when_a_later_compile_is_given_up() -> None:
     assert told == what_happens(compiled, X, False)
 
 
+def test_entries_are_not_used_after_a_call_with_nothing_to_compile() -> None:
+    compiled = torch.compile(lambda xs: sum(xs), backend="eager")
+    with torchloom.watch() as w:
+        assert [agree(compiled, [X]), agree(compiled, [X])] == ["compile", "hit"]
+        compiled([])  # Dynamo leaves the function alone from now on
+    told = torchloom.explain_call(compiled, [X])
+    assert (told.action, told.hit) == ("eager", None)
+    assert "later call" in told.why
+    assert agree(compiled, [X]) == "eager"
+    (function,) = w.record.functions
+    assert len(function.entries) == 1
+    assert "nothing to compile" in str(function.skipped)
+    assert "nothing to compile" in w.summary()
+
+
+def test_a_compiled_function_that_is_disabled() -> None:
+    compiled = torch.compile(add, backend="eager")
+    disabled = torch.compiler.disable(compiled)
+    assert [agree(disabled, X), agree(disabled, X)] == ["eager", "eager"]
+    assert [agree(compiled, X), agree(disabled, X)] == ["compile", "eager"]
+    # What is disabled and then compiled is compiled.
+    assert agree(torch.compile(disabled, backend="eager"), X) == "hit"
+
+
+def test_hooks_of_a_module_make_a_hit_uncertain() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    wrapped, in_place = Block(), Block()
+    in_place.compile(backend="eager")
+    for model, compiled, hook in (
+        (wrapped, torch.compile(wrapped, backend="eager"), lambda module, args, out: out + 1),
+        (in_place, in_place, lambda module, args, out: out + 2),
+    ):
+        compiled(X)
+        assert torchloom.explain_call(compiled, X).is_certain
+        model.register_forward_hook(hook)
+        told = torchloom.explain_call(compiled, X)
+        assert (told.action, told.is_certain) == ("hit", False)
+        assert what_happens(compiled, X) in ("compile", "recompile")  # the hook, by itself
+
+
 def test_a_failing_backend_is_tried_again() -> None:
     def broken(gm, example_inputs):
         raise ValueError("not today")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from torchloom._torch.introspect import CacheEntry, cache_entries, guard_leaves
+from torchloom._torch.introspect import CacheEntry, guard_leaves
 
 
 class Compilation(NamedTuple):
@@ -49,8 +49,11 @@ def compilation_of(fn: Any) -> Compilation | None:
 
 
 def compiled_behind(fn: Any) -> Any:
-    """Return the compiled function that a decorator's function stands in front of, else `fn` itself."""
-    if not inspect.isfunction(fn) or _wrapper_of(fn) is not None or cache_entries(fn.__code__):
+    """Return the compiled function that a decorator's function stands in front of, else `fn` itself.
+
+    That the decorator's function has entries says nothing: all functions that it makes share its code.
+    """
+    if not inspect.isfunction(fn) or _wrapper_of(fn) is not None:
         return fn
     inner = fn
     for _ in range(20):
@@ -60,6 +63,18 @@ def compiled_behind(fn: Any) -> Any:
         if inspect.isfunction(inner) and _wrapper_of(inner) is not None:
             return inner
     return fn
+
+
+def is_disabled(fn: Any) -> bool:
+    """Return whether torch.compiler.disable stands in front of what was compiled."""
+    for _ in range(20):
+        if not inspect.isfunction(fn) or fn.__code__.co_name == "compile_wrapper":
+            return False
+        # Decorators copy the mark of the function in them, which may be compiled all the same.
+        if fn.__dict__.get("_torchdynamo_wrapper_id") == id(fn):
+            return bool(fn.__dict__.get("_torchdynamo_disable"))
+        fn = fn.__dict__.get("__wrapped__")
+    return False
 
 
 def _wrapper_of(fn: Any) -> Any:
@@ -208,7 +223,11 @@ def given_up(code: CodeType, entries: Sequence[CacheEntry], how: Compilation | N
         return None
     reason = getattr(last, "fail_type", None)
     if reason is None:
-        return None if entries else "nothing in it was to compile"
+        if not entries:
+            return "nothing in it was to compile"
+        # Dynamo builds no guards where it traced nothing: then it leaves the function alone for good.
+        guards = getattr(last, "guard_count", 0)
+        return None if guards is not None else "in a later call nothing in it was to compile"
     if reason.rpartition(".")[2] not in _GIVES_UP and not config.suppress_errors:
         return None  # it was raised, and the next call tries again
     words = str(getattr(last, "fail_reason", "") or reason).strip().splitlines()

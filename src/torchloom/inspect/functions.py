@@ -21,6 +21,9 @@ from torchloom.records import Function
 _Group = tuple[int, int, str]
 """(epoch, frame id, name of what torch wrapped)."""
 NOTHING_TO_COMPILE = "nothing to compile: no operator of torch was traced"
+NOTHING_LATER = (
+    "not compiled any more, and its entries not used: in a later call there was nothing to compile"
+)
 
 
 def functions_of(
@@ -105,6 +108,8 @@ def _fill(function: Function, group: Sequence[Compile], eager: EagerCalls) -> No
             status = entry.status
             function.skipped = status if status != "live" else f"failed: {_why_failed(each)}"
             function.breaks += entry.breaks
+        elif not each.hit_limit and function.entries:
+            function.skipped = NOTHING_LATER
         function.num_hits += entry.num_hits
         function.num_misses += 1
     if not function.entries and function.skipped is None:
@@ -180,7 +185,7 @@ def _source_of(code: CodeType) -> str:
 def _source_at(file: str, line: int) -> str:
     try:
         return "".join(inspect.getblock(linecache.getlines(file)[line - 1 :]))
-    except (OSError, IndexError, SyntaxError, tokenize.TokenError):
+    except (OSError, ValueError, IndexError, SyntaxError, tokenize.TokenError):
         return ""
 
 

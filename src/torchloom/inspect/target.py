@@ -163,8 +163,13 @@ def frame_locals(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     Raises:
         InspectError: the arguments do not fit the function.
     """
+    # A function without what decorators hang on it: __signature__ may say anything.
+    bare = FunctionType(
+        target.code, {}, target.fn.__name__, target.fn.__defaults__, target.fn.__closure__
+    )
+    bare.__kwdefaults__ = target.fn.__kwdefaults__
     try:
-        bound = inspect.signature(target.fn, follow_wrapped=False).bind(
+        bound = inspect.signature(bare).bind(
             *target.leading, *args, **{**target.keywords, **kwargs}
         )
     except TypeError as error:
