@@ -187,6 +187,45 @@ def test_hooks_of_a_module_make_a_hit_uncertain() -> None:
         assert what_happens(compiled, X) in ("compile", "recompile")  # the hook, by itself
 
 
+def test_what_never_compiles_or_raises_instead() -> None:
+    compiled = torch.compile(add, backend="eager")
+    run_only = torch._dynamo.run(compiled)
+    compiled(X)
+    assert [agree(run_only, X), agree(run_only, Y)] == ["hit", "eager"]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert [agree(compiled, X), agree(compiled, Y)] == ["hit", "error"]
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=1):
+        assert agree(compiled, Y) == "error"
+
+
+def test_a_function_whose_entries_were_dropped_is_compiled_again() -> None:
+    from torch._dynamo.eval_frame import reset_code
+
+    compiled = torch.compile(add, backend="eager")
+    compiled(X)
+    reset_code(add.__code__)
+    assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
+
+
+def test_a_forward_that_is_set_on_the_module() -> None:
+    class Block(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    def other(x):
+        return x * 2
+
+    model = Block()
+    compiled = torch.compile(model, backend="eager")
+    assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
+    model.forward = other
+    assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
+    assert [entry.function for entry in torchloom.entries(compiled)] == ["other"]
+    model = Block()
+    model.forward = torch.compile(model.forward, backend="eager")
+    assert agree(model, X) == agree(model, Y[:2]) == "hit"
+
+
 def test_a_failing_backend_is_tried_again() -> None:
     def broken(gm, example_inputs):
         raise ValueError("not today")

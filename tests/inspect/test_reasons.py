@@ -264,6 +264,12 @@ def test_modules_of_torch_are_called_self() -> None:
         ("GLOBAL_STATE changed: grad_mode", "unchanged global state", "grad_mode"),
         ("(type(L['x']) is float and __math_isnan(L['x']))", "== nan", "another value"),
         ("CodeGuardAccessor: Not a function on h.__code__", "a plain function", "another callable"),
+        ("L['n'] != 0", "!= 0", "another value"),
+        (
+            "_dynamo_dynamic_indices not a subset: runtime {0, 1} is not a subset of compiled {1}",
+            "no dims but 1 marked by torch._dynamo.mark_dynamic",
+            "dims 0, 1",
+        ),
         ("KeyError on G['SCALE']", "defined", "not defined"),
         (
             "___check_type_id(fn, 123), type=<class 'nn.Linear'> (HINT: type Linear)",
@@ -318,6 +324,10 @@ def test_marks_on_dims_are_said() -> None:
     torch._dynamo.reset()
     weakly = recompiled(lambda x: x + 1, (marked,), (other,))
     assert weakly.actual == "marked by torch._dynamo.maybe_mark_dynamic"
+
+
+def test_branches_on_sizes_have_advice() -> None:
+    assert "branches on" in reason_of("2*L['x'].size()[0] > L['y'].size()[0]").fix
 
 
 def test_a_parameter_of_another_dtype_is_told() -> None:

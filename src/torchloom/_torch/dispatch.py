@@ -27,6 +27,8 @@ class Compilation(NamedTuple):
     """`recompile_limit=` of the function."""
     is_whole_graph: bool
     """Whether failures are raised."""
+    is_run_only: bool = False
+    """Whether nothing is compiled, as by `torch._dynamo.run`."""
 
 
 def compilation_of(fn: Any) -> Compilation | None:
@@ -45,6 +47,7 @@ def compilation_of(fn: Any) -> Compilation | None:
         getattr(wrapper, "_isolate_recompiles_id", -1),
         getattr(convert, "_recompile_limit", None),
         type(convert).__name__ == "ConvertFrameAssert",
+        callback is False,
     )
 
 
@@ -90,7 +93,7 @@ def _wrapper_of(fn: Any) -> Any:
         elif isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
             fn = fn.forward
         elif isinstance(fn, torch.nn.Module):
-            fn = fn._compiled_call_impl
+            fn = fn._compiled_call_impl or vars(fn).get("forward")
         elif getattr(getattr(fn, "__code__", None), "co_name", "") == "compile_wrapper":
             return fn
         elif hasattr(fn, "__func__"):
@@ -139,6 +142,21 @@ def skips_guards() -> bool:
     from torch._dynamo import eval_frame
 
     return bool(getattr(eval_frame._stance, "skip_guard_eval_unsafe", False))
+
+
+def is_limit_an_error(how: Compilation | None) -> bool:
+    """Return whether a call over a recompile limit raises."""
+    from torch._dynamo import config
+
+    whole = how is not None and how.is_whole_graph
+    return whole or bool(getattr(config, "fail_on_recompile_limit_hit", False))
+
+
+def is_recompile_an_error() -> bool:
+    """Return whether Dynamo is told to raise where no entry fits."""
+    from torch._dynamo import config
+
+    return bool(getattr(config, "error_on_recompile", False))
 
 
 def is_never_compiled(code: CodeType) -> bool:
@@ -223,11 +241,11 @@ def given_up(code: CodeType, entries: Sequence[CacheEntry], how: Compilation | N
         return None
     reason = getattr(last, "fail_type", None)
     if reason is None:
-        if not entries:
-            return "nothing in it was to compile"
-        # Dynamo builds no guards where it traced nothing: then it leaves the function alone for good.
-        guards = getattr(last, "guard_count", 0)
-        return None if guards is not None else "in a later call nothing in it was to compile"
+        # Dynamo builds no guards where it traced nothing; where it did, it made an entry, held or not.
+        if getattr(last, "guard_count", None) is not None:
+            return None
+        which = "in a later call nothing in it" if entries else "nothing in it"
+        return f"{which} was to compile"
     if reason.rpartition(".")[2] not in _GIVES_UP and not config.suppress_errors:
         return None  # it was raised, and the next call tries again
     words = str(getattr(last, "fail_reason", "") or reason).strip().splitlines()

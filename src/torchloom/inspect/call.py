@@ -142,16 +142,20 @@ def _action(  # noqa: PLR0911
         return "eager", "no entry fits, and nothing is compiled in this stance", True
     if stance == "fail_on_recompile":
         return "error", "no entry fits, and torch.compiler.set_stance forbids compiling", True
+    if how is not None and how.is_run_only:
+        return "eager", "no entry fits, and torch._dynamo.run compiles nothing", True
+    ours = [each for each in every if each.region == (-1 if how is None else how.region)]
+    if ours and dispatch.is_recompile_an_error():
+        return "error", "no entry fits, and torch._dynamo.config.error_on_recompile is set", True
     exceeded = dispatch.exceeded_limit(every, how, values)
     if exceeded is not None:
-        is_whole = how is not None and how.is_whole_graph
-        return "error" if is_whole else "eager", f"{exceeded}, none fits", True
+        is_error = dispatch.is_limit_an_error(how)
+        return "error" if is_error else "eager", f"{exceeded}, none fits", True
     failures = getattr(fn, "failures", None)
     if isinstance(failures, list) and failures and not every:
         return "eager", str(failures[0]), True  # torchloom.jit, after a compile that failed
     failed = dispatch.last_failure(target.code)
     why = "" if failed is None else f"the last attempt ended with {failed}"
-    ours = [each for each in every if each.region == (-1 if how is None else how.region)]
     return ("recompile" if ours else "compile"), why, True
 
 

@@ -115,6 +115,8 @@ def _fill(function: Function, group: Sequence[Compile], eager: EagerCalls) -> No
     if not function.entries and function.skipped is None:
         function.skipped = NOTHING_TO_COMPILE
     codes = {each.code: None for each in group if each.code is not None}
+    if _wrapped(group[0]) is not None and not any(each.hit_limit for each in group):
+        codes = {}  # all such share a code: those calls were of another one
     for code in codes:
         function.num_eager_calls += eager.counts.get((function.epoch, code), 0)
         limit = eager.limited.get((function.epoch, code))
@@ -190,4 +192,4 @@ def _source_at(file: str, line: int) -> str:
 
 
 def _wrapped(compile_: Compile) -> Named | None:
-    return None if compile_.rewritten is None else compile_.rewritten.wrapped
+    return compile_.wrapped

@@ -14,6 +14,7 @@ LENGTHS = (
     "each length makes an entry of its own: pass one length, or stack the values into one tensor"
 )
 ATTRIBUTES = "give all objects that are passed the same attributes and keys"
+_SIZES_FIX = "the function branches on this: keep to sizes for which it holds, or branch outside"
 ANOTHER = "another value"
 ANOTHER_LENGTH = "another length"
 
@@ -47,7 +48,7 @@ def reason_of(text: str) -> Reason:
         found = pattern.fullmatch(body)
         if found:
             return build(*found.groups())
-    return Reason("", without_addresses(body), "", "")
+    return Reason("", without_addresses(body), "", _SIZES_FIX if ".size()[" in body else "")
 
 
 def _size(source: str, what: str, index: str, expected: str, actual: str) -> Reason:
@@ -246,6 +247,21 @@ def _marked(name: str, what: str) -> Reason:
     return Reason("dims of a tensor", expected, came, fix)
 
 
+def _marked_dims(name: str, came: str, had: str) -> Reason:
+    reason = _marked(name, "present")
+    call = reason.actual.removeprefix("marked by ")
+    return reason._replace(
+        expected=f"no dims but {had} marked by {call}",
+        actual=f"dims {came}",
+        fix=f"call {call} on the same dims in all calls",
+    )
+
+
+def _compared(source: str, sign: str, value: str) -> Reason:
+    fix = "the function branches on this number: keep to one side, or branch outside"
+    return Reason(_words(source), f"{sign} {value}", ANOTHER, fix)
+
+
 def _freed(rest: str) -> Reason:
     del rest
     fix = "keep what the function was compiled for alive while it is called"
@@ -347,6 +363,11 @@ _RULES: list[tuple[re.Pattern[str], Callable[..., Reason]]] = [
         (r"_dynamo_(\w+?)_indices should be absent but is (present) on runtime tensor", _marked),
         (r"(?:.*\b)?_dynamo_(\w+?)_indices\b.* is (absent) on runtime tensor", _marked),
         (r"_has_(dynamo)_dim_marking is (present) on runtime tensor.*", _marked),
+        (
+            r"_dynamo_(\w+?)_indices not a subset: runtime \{(.+?)\} is not a subset of compiled \{(.*)\}",
+            _marked_dims,
+        ),
+        (_SOURCE + r" (!=|<|>|<=|>=) (-?\d+)", _compared),
         (r"(Cache line invalidated.*)", _freed),
         (r"([\w.\[\]'\"()]+) == (.+)", _equals),
     ]
