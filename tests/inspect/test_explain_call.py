@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchloom
 from support.foretold import agree, what_happens
@@ -224,6 +225,26 @@ def test_a_forward_that_is_set_on_the_module() -> None:
     model = Block()
     model.forward = torch.compile(model.forward, backend="eager")
     assert agree(model, X) == agree(model, Y[:2]) == "hit"
+
+
+def test_inside_of_a_dispatch_mode() -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    torch._dynamo.utils.clear_compilation_metrics()  # as after few compiles
+    compiled = torch.compile(add, backend="eager")
+    with Mode():
+        assert agree(compiled, X) == "eager"
+    told = torchloom.explain_call(compiled, X)
+    assert agree(compiled, X) == "eager"  # for good
+    assert "passed it over" in told.why
+    torch._dynamo.reset()
+    assert agree(compiled, X) == "compile"
+    with Mode(), torchloom.watch() as w:
+        assert agree(compiled, Y) == "eager"
+        torch.compile(lambda x: x * 3, backend="eager")(X)
+    assert [f.num_eager_calls for f in w.record.functions] == [1]
 
 
 def test_a_failing_backend_is_tried_again() -> None:

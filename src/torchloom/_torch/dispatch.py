@@ -152,6 +152,19 @@ def is_limit_an_error(how: Compilation | None) -> bool:
     return whole or bool(getattr(config, "fail_on_recompile_limit_hit", False))
 
 
+def is_in_dispatch_mode() -> bool:
+    """Return whether a mode of the program's is active inside of which Dynamo compiles nothing."""
+    try:
+        from torch._dynamo import config
+        from torch.utils import _python_dispatch as modes
+
+        if getattr(config, "inline_torch_dispatch_torch_compile", False):
+            return bool(modes.any_torch_dispatch_mode_on_stack())
+        return bool(modes.is_in_any_mode_without_ignore_compile_internals())
+    except (ImportError, AttributeError):
+        return False
+
+
 def is_recompile_an_error() -> bool:
     """Return whether Dynamo is told to raise where no entry fits."""
     from torch._dynamo import config
@@ -238,7 +251,9 @@ def given_up(code: CodeType, entries: Sequence[CacheEntry], how: Compilation | N
         return None
     last = next((m for m in reversed(_metrics()) if _is_about(m, code)), None)
     if last is None:
-        return None
+        # Dynamo was asked, and did not try: it leaves what it passes over alone for good.
+        is_known = bool(entries) or len(_metrics()) >= _NUM_NOTED
+        return None if is_known else "Dynamo passed it over, as inside of a dispatch mode"
     reason = getattr(last, "fail_type", None)
     if reason is None:
         # Dynamo builds no guards where it traced nothing; where it did, it made an entry, held or not.

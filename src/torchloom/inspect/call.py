@@ -142,6 +142,9 @@ def _action(  # noqa: PLR0911
         return "eager", "no entry fits, and nothing is compiled in this stance", True
     if stance == "fail_on_recompile":
         return "error", "no entry fits, and torch.compiler.set_stance forbids compiling", True
+    if dispatch.is_in_dispatch_mode():
+        why = "no entry fits, and inside of a dispatch mode Dynamo leaves functions alone, then for good"
+        return "eager", why, True
     if how is not None and how.is_run_only:
         return "eager", "no entry fits, and torch._dynamo.run compiles nothing", True
     ours = [each for each in every if each.region == (-1 if how is None else how.region)]

@@ -51,8 +51,8 @@ class EagerCalls:
         if row.code is None:
             return
         waiting = getattr(self._waiting, "call", None)
-        # A function without entries is not looked up: the lookup was that of the limited one.
-        if waiting in self.limited and not introspect.cache_entries(row.code):
+        # A function without entries is not looked up: the lookup was that of another one.
+        if waiting is not None and not introspect.cache_entries(row.code):
             self._settle()
         self._waiting.call = None  # a compile follows the lookup
         if is_limit(row):

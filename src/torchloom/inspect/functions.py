@@ -108,6 +108,9 @@ def _fill(function: Function, group: Sequence[Compile], eager: EagerCalls) -> No
             status = entry.status
             function.skipped = status if status != "live" else f"failed: {_why_failed(each)}"
             function.breaks += entry.breaks
+            for each_break in entry.breaks:  # of some, torch tells no line
+                place = f"{function.file}:{function.line} in {function.name}"
+                each_break.user_stack = each_break.user_stack or [place]
         elif not each.hit_limit and function.entries:
             function.skipped = NOTHING_LATER
         function.num_hits += entry.num_hits
