@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchloom
 from support.foretold import agree, what_happens
@@ -138,6 +139,112 @@ def test_entries_are_left_when_a_later_compile_is_given_up() -> None:
     compiled(X, True)
     told = torchloom.explain_call(compiled, X, False).action
     assert told == what_happens(compiled, X, False)
+
+
+def test_entries_are_not_used_after_a_call_with_nothing_to_compile() -> None:
+    compiled = torch.compile(lambda xs: sum(xs), backend="eager")
+    with torchloom.watch() as w:
+        assert [agree(compiled, [X]), agree(compiled, [X])] == ["compile", "hit"]
+        compiled([])  # Dynamo leaves the function alone from now on
+    told = torchloom.explain_call(compiled, [X])
+    assert (told.action, told.hit) == ("eager", None)
+    assert "later call" in told.why
+    assert agree(compiled, [X]) == "eager"
+    (function,) = w.record.functions
+    assert len(function.entries) == 1
+    assert "nothing to compile" in str(function.skipped)
+    assert "nothing to compile" in w.summary()
+
+
+def test_a_compiled_function_that_is_disabled() -> None:
+    compiled = torch.compile(add, backend="eager")
+    disabled = torch.compiler.disable(compiled)
+    assert [agree(disabled, X), agree(disabled, X)] == ["eager", "eager"]
+    assert [agree(compiled, X), agree(disabled, X)] == ["compile", "eager"]
+    # What is disabled and then compiled is compiled.
+    assert agree(torch.compile(disabled, backend="eager"), X) == "hit"
+
+
+def test_hooks_of_a_module_make_a_hit_uncertain() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    wrapped, in_place = Block(), Block()
+    in_place.compile(backend="eager")
+    for model, compiled, hook in (
+        (wrapped, torch.compile(wrapped, backend="eager"), lambda module, args, out: out + 1),
+        (in_place, in_place, lambda module, args, out: out + 2),
+    ):
+        compiled(X)
+        assert torchloom.explain_call(compiled, X).is_certain
+        model.register_forward_hook(hook)
+        told = torchloom.explain_call(compiled, X)
+        assert (told.action, told.is_certain) == ("hit", False)
+        assert what_happens(compiled, X) in ("compile", "recompile")  # the hook, by itself
+
+
+def test_what_never_compiles_or_raises_instead() -> None:
+    compiled = torch.compile(add, backend="eager")
+    run_only = torch._dynamo.run(compiled)
+    compiled(X)
+    assert [agree(run_only, X), agree(run_only, Y)] == ["hit", "eager"]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert [agree(compiled, X), agree(compiled, Y)] == ["hit", "error"]
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=1):
+        assert agree(compiled, Y) == "error"
+
+
+def test_a_function_whose_entries_were_dropped_is_compiled_again() -> None:
+    from torch._dynamo.eval_frame import reset_code
+
+    compiled = torch.compile(add, backend="eager")
+    compiled(X)
+    reset_code(add.__code__)
+    assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
+
+
+def test_a_forward_that_is_set_on_the_module() -> None:
+    class Block(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    def other(x):
+        return x * 2
+
+    model = Block()
+    compiled = torch.compile(model, backend="eager")
+    assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
+    model.forward = other
+    assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
+    assert [entry.function for entry in torchloom.entries(compiled)] == ["other"]
+    model = Block()
+    model.forward = torch.compile(model.forward, backend="eager")
+    assert agree(model, X) == agree(model, Y[:2]) == "hit"
+
+
+def test_inside_of_a_dispatch_mode() -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    torch._dynamo.utils.clear_compilation_metrics()  # as after few compiles
+    compiled = torch.compile(add, backend="eager")
+    with Mode():
+        assert agree(compiled, X) == "eager"
+    told = torchloom.explain_call(compiled, X)
+    assert agree(compiled, X) == "eager"  # for good
+    assert "passed it over" in told.why
+    torch._dynamo.reset()
+    assert agree(compiled, X) == "compile"
+    with Mode(), torchloom.watch() as w:
+        assert agree(compiled, Y) == "eager"
+        torch.compile(lambda x: x * 3, backend="eager")(X)
+    assert [f.num_eager_calls for f in w.record.functions] == [1]
 
 
 def test_a_failing_backend_is_tried_again() -> None:

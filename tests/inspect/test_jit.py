@@ -217,3 +217,19 @@ def test_an_entry_with_a_graph_break_shows_and_runs_both_ways() -> None:
     assert entry.code.original.co_name == "f"
     assert entry.code.original is not entry.code.bytecode
     assert len(f.compiled_entries) == 1
+
+
+def test_an_entry_that_breaks_at_once_is_there_and_can_be_called() -> None:
+    @torchloom.jit(backend="eager")
+    def fn(x):
+        print(end="")
+        return x + 1
+
+    for _ in range(2):
+        assert fn(torch.ones(2)).tolist() == [2, 2]
+        (entry,) = fn.compiled_entries
+        assert entry(torch.zeros(2)).tolist() == [1, 1]
+        assert entry.code.graphs == ()
+        assert "no graph before its graph break" in repr(entry)
+        assert "x + 1" in entry.code.source
+        torch._dynamo.reset()

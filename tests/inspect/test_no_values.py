@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -107,6 +108,42 @@ def test_guards_on_words_are_shown_and_other_strings_hidden() -> None:
     assert SECRET not in text
     assert "argument mode == 'mean'" in text
     assert "argument key == <str>" in text
+
+
+class Keyed:
+    """A backend without a name: torch calls it by its printed form."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __call__(self, gm, example_inputs):
+        return gm.forward
+
+    def __repr__(self) -> str:
+        return f"Keyed({self.key})"
+
+
+def keyed(gm, example_inputs, key):
+    return gm.forward
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(Keyed, "Keyed"), (lambda key: partial(keyed, key=key), "keyed")]
+)
+def test_backends_are_called_by_name_not_by_what_they_print(make, name: str) -> None:
+    def fn(x):
+        return x + 1
+
+    told = ""
+    with torchloom.watch() as w:
+        for key in ("a", SECRET):
+            compiled = torch.compile(fn, backend=make(key))
+            told += str(torchloom.explain_call(compiled, torch.ones(2)))
+            compiled(torch.ones(2))
+    assert SECRET not in json.dumps(to_json(w.record)) + w.summary() + told
+    assert [entry.backend for entry in w.record.entries()] == [name, name]
+    (reason,) = next(reversed(list(w.record.entries()))).recompiles
+    assert reason.expected == "the same backend object"
 
 
 def test_a_module_with_buffers_leaves_no_numbers() -> None:

@@ -262,6 +262,33 @@ def test_modules_of_torch_are_called_self() -> None:
         ("L['y'] is not None", "not None", "None"),
         ('Duplicate tensors found: ["x", "y"]', "different tensors", "one tensor twice"),
         ("GLOBAL_STATE changed: grad_mode", "unchanged global state", "grad_mode"),
+        ("(type(L['x']) is float and __math_isnan(L['x']))", "== nan", "another value"),
+        ("CodeGuardAccessor: Not a function on h.__code__", "a plain function", "another callable"),
+        ("L['n'] != 0", "!= 0", "another value"),
+        (
+            "_dynamo_dynamic_indices not a subset: runtime {0, 1} is not a subset of compiled {1}",
+            "no dims but 1 marked by torch._dynamo.mark_dynamic",
+            "dims 0, 1",
+        ),
+        ("KeyError on G['SCALE']", "defined", "not defined"),
+        (
+            "___check_type_id(fn, 123), type=<class 'nn.Linear'> (HINT: type Linear)",
+            "type `nn.Linear`",
+            "another type",
+        ),
+        ("L['g'].scale == 2 (HINT: guard on \"g\".scale)", "== 2", "another value"),
+        (
+            "tensor 's.w' dtype mismatch. expected Float, actual Double. Guard failed on a parameter, "
+            "consider using torch._dynamo.config.force_parameter_static_shapes = False to allow dynamism",
+            "dtype Float",
+            "Double",
+        ),
+        (
+            "tensor 's.w' size mismatch at index 0. expected 2, actual 3. Guard failed on a parameter, "
+            "consider using torch._dynamo.config.force_parameter_static_shapes = False to allow dynamism",
+            "size(0) == 2",
+            "3",
+        ),
         ("(L['x'].size()[0] % 8) == 0", "(L['x'].size()[0] % 8) == 0", ""),
         ("something new", "something new", ""),
     ],
@@ -269,3 +296,54 @@ def test_modules_of_torch_are_called_self() -> None:
 def test_sentences(text: str, expected: str, actual: str) -> None:
     reason = reason_of(f"{text}  # a line of code")
     assert (reason.expected, reason.actual) == (expected, actual)
+
+
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ("num_threads", "torch.set_num_threads"),
+        ("deterministic_algorithms", "torch.use_deterministic_algorithms"),
+        ("grad_mode autocast(cpu)_enabled", "grad mode, autocast"),
+        ("default_dtype", "the default dtype"),
+    ],
+)
+def test_advice_on_global_state_names_what_changed(changed: str, advice: str) -> None:
+    assert (
+        reason_of(f"GLOBAL_STATE changed: {changed} ").fix
+        == f"keep {advice} the same between calls"
+    )
+
+
+def test_marks_on_dims_are_said() -> None:
+    marked, other = torch.ones(2), torch.ones(2)
+    torch._dynamo.mark_static(marked, 0)
+    torch._dynamo.maybe_mark_dynamic(other, 0)
+    unmarked = recompiled(lambda x: x + 1, (X,), (marked,))
+    assert "marked by torch._dynamo.mark" in unmarked.actual
+    assert "all calls, or of none" in unmarked.fix
+    torch._dynamo.reset()
+    weakly = recompiled(lambda x: x + 1, (marked,), (other,))
+    assert weakly.actual == "marked by torch._dynamo.maybe_mark_dynamic"
+
+
+def test_branches_on_sizes_have_advice() -> None:
+    assert "branches on" in reason_of("2*L['x'].size()[0] > L['y'].size()[0]").fix
+
+
+def test_a_parameter_of_another_dtype_is_told() -> None:
+    model = Scaled()
+    with torchloom.watch() as w:
+        compiled = torch.compile(model, backend="eager")
+        compiled(X)
+        compiled(model.double() and X.double())
+    reason = w.record.functions[0].entries[1].recompiles[-1]
+    assert (reason.expected, reason.actual) == ("dtype Float", "Double")
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return self.scale * x

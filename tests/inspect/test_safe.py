@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
@@ -140,6 +142,28 @@ def test_strings_that_are_no_text_can_be_saved(tmp_path) -> None:
         torch.compile(fn, backend="eager")(torch.ones(2), "\ud800")
     assert list(w.record.entries())
     assert load_record(tmp_path / "r.json").functions
+
+
+def test_what_decorators_hang_on_a_function_is_not_asked() -> None:
+    def fn(x, y=1):
+        return x + y
+
+    fn.__signature__ = HOSTILE
+    compiled = torch.compile(fn, backend="eager")
+    assert torchloom.explain_call(compiled, torch.ones(2)).action == "compile"
+    compiled(torch.ones(2))
+    assert torchloom.explain_call(compiled, torch.ones(2), y=1).action == "hit"
+
+
+def test_a_function_of_a_file_with_an_odd_name_has_a_record() -> None:
+    names: dict[str, Any] = {}
+    exec(compile("def fn(x):\n    return x + 1", "/nowhere/\ud800.py", "exec"), names)
+    with torchloom.watch() as w:
+        with contextlib.suppress(ValueError):
+            torch.compile(names["fn"], backend="eager")(torch.ones(2))
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert w.record.orphans == []
+    assert list(w.record.entries())
 
 
 def test_a_watch_that_fails_leaves_the_program_alone(monkeypatch, tmp_path) -> None:

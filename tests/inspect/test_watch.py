@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import weakref
@@ -337,3 +338,101 @@ def test_six_shapes_of_graph_breaks() -> None:
             compiled(torch.ones(4))  # breaks are met again, and counted once
         assert len(w.record.breaks()) == 1, fn.__name__
         assert torchloom.explain(fn, torch.ones(3)).num_breaks == 1, fn.__name__
+
+
+def test_recompiles_of_one_forward_are_not_calls_of_another_over_its_limit() -> None:
+    """Both are called as `forward` by torch.nn: the name alone does not tell them apart."""
+
+    class First(nn.Module):
+        def forward(self, x, word):
+            return x + len(word)
+
+    class Second(nn.Module):
+        def forward(self, x, word):
+            return x * len(word)
+
+    class Bag:
+        def __init__(self, model) -> None:
+            self.step = model
+
+    options = {"backend": "eager", "dynamic": False}
+    first, second = torch.compile(First(), **options), torch.compile(Second(), **options)
+    x, words = torch.ones(2), ["a", "bb", "ccc", "dddd"]
+    with torch._dynamo.config.patch(recompile_limit=2), torchloom.watch() as w:
+        for word in words[:3]:
+            first(x, word)
+        with torch._dynamo.config.patch(recompile_limit=8):
+            for word in words:
+                Bag(second).step(x, word)
+    counts = {f.qualname.rpartition("<locals>.")[2]: f.num_eager_calls for f in w.record.functions}
+    assert counts == {"First.forward": 1, "Second.forward": 0}
+    assert w.record.num_unknown_eager_calls == 0
+
+
+def test_a_watch_keeps_no_local_variable_of_the_program() -> None:
+    def fn(x):
+        print(end="")
+        return x + 1
+
+    def loop(compiled):
+        for size in (2, 3, 4):
+            x = torch.ones(size)
+            gone = weakref.ref(x)
+            compiled(x)
+            del x
+            assert gone() is None
+
+    with torchloom.watch() as w:
+        loop(torch.compile(fn, backend="eager", dynamic=False))
+    assert w.record.num_recompiles
+
+
+def test_locals_of_a_frame_that_breaks_are_not_kept() -> None:
+    def inner(x):
+        return x + 1
+
+    def fn(sizes):
+        gone = []
+        for size in sizes:
+            x = torch.ones(size)
+            gone.append(weakref.ref(x))
+            inner(x)
+            torch._dynamo.graph_break()
+            del x
+            gone.append(gone[-1]() is None)
+        return gone
+
+    with torchloom.watch() as w:
+        found = torch.compile(fn, backend="eager", dynamic=False)([2, 3, 4])
+    assert found[1::2] == [True] * 3
+    assert list(w.record.entries())
+
+
+def test_partials_over_their_limit_are_one_function() -> None:
+    def add(x, word):
+        return x + len(word)
+
+    def times(x, word):
+        return x * len(word)
+
+    x, options = torch.ones(2), {"backend": "eager", "dynamic": False}
+    limited = torch.compile(functools.partial(add, x), recompile_limit=3, **options)
+    other = torch.compile(functools.partial(times, x), **options)
+    with torchloom.watch() as w:
+        other("a")
+        for word in ("a", "bb", "ccc", "dddd"):
+            limited(word)
+    counts = {
+        f.name: (len(f.entries), f.num_eager_calls, f.recompile_limit) for f in w.record.functions
+    }
+    assert counts == {"partial(add)": (2, 2, 3), "partial(times)": (1, 0, None)}
+
+
+def test_the_last_eager_call_before_a_reset_is_counted() -> None:
+    compiled = torch.compile(lambda x, word: x + len(word), backend="eager", recompile_limit=2)
+    with torchloom.watch() as w:
+        for _ in range(2):
+            for word in ("a", "bb", "ccc", "dddd"):
+                compiled(torch.ones(2), word)
+            torch._dynamo.reset()
+    assert [f.num_eager_calls for f in w.record.functions] == [2, 2]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from torchloom._torch.introspect import CacheEntry, cache_entries, guard_leaves
+from torchloom._torch.introspect import CacheEntry, guard_leaves
 
 
 class Compilation(NamedTuple):
@@ -27,6 +27,8 @@ class Compilation(NamedTuple):
     """`recompile_limit=` of the function."""
     is_whole_graph: bool
     """Whether failures are raised."""
+    is_run_only: bool = False
+    """Whether nothing is compiled, as by `torch._dynamo.run`."""
 
 
 def compilation_of(fn: Any) -> Compilation | None:
@@ -45,12 +47,16 @@ def compilation_of(fn: Any) -> Compilation | None:
         getattr(wrapper, "_isolate_recompiles_id", -1),
         getattr(convert, "_recompile_limit", None),
         type(convert).__name__ == "ConvertFrameAssert",
+        callback is False,
     )
 
 
 def compiled_behind(fn: Any) -> Any:
-    """Return the compiled function that a decorator's function stands in front of, else `fn` itself."""
-    if not inspect.isfunction(fn) or _wrapper_of(fn) is not None or cache_entries(fn.__code__):
+    """Return the compiled function that a decorator's function stands in front of, else `fn` itself.
+
+    That the decorator's function has entries says nothing: all functions that it makes share its code.
+    """
+    if not inspect.isfunction(fn) or _wrapper_of(fn) is not None:
         return fn
     inner = fn
     for _ in range(20):
@@ -60,6 +66,18 @@ def compiled_behind(fn: Any) -> Any:
         if inspect.isfunction(inner) and _wrapper_of(inner) is not None:
             return inner
     return fn
+
+
+def is_disabled(fn: Any) -> bool:
+    """Return whether torch.compiler.disable stands in front of what was compiled."""
+    for _ in range(20):
+        if not inspect.isfunction(fn) or fn.__code__.co_name == "compile_wrapper":
+            return False
+        # Decorators copy the mark of the function in them, which may be compiled all the same.
+        if fn.__dict__.get("_torchdynamo_wrapper_id") == id(fn):
+            return bool(fn.__dict__.get("_torchdynamo_disable"))
+        fn = fn.__dict__.get("__wrapped__")
+    return False
 
 
 def _wrapper_of(fn: Any) -> Any:
@@ -75,7 +93,7 @@ def _wrapper_of(fn: Any) -> Any:
         elif isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
             fn = fn.forward
         elif isinstance(fn, torch.nn.Module):
-            fn = fn._compiled_call_impl
+            fn = fn._compiled_call_impl or vars(fn).get("forward")
         elif getattr(getattr(fn, "__code__", None), "co_name", "") == "compile_wrapper":
             return fn
         elif hasattr(fn, "__func__"):
@@ -124,6 +142,34 @@ def skips_guards() -> bool:
     from torch._dynamo import eval_frame
 
     return bool(getattr(eval_frame._stance, "skip_guard_eval_unsafe", False))
+
+
+def is_limit_an_error(how: Compilation | None) -> bool:
+    """Return whether a call over a recompile limit raises."""
+    from torch._dynamo import config
+
+    whole = how is not None and how.is_whole_graph
+    return whole or bool(getattr(config, "fail_on_recompile_limit_hit", False))
+
+
+def is_in_dispatch_mode() -> bool:
+    """Return whether a mode of the program's is active inside of which Dynamo compiles nothing."""
+    try:
+        from torch._dynamo import config
+        from torch.utils import _python_dispatch as modes
+
+        if getattr(config, "inline_torch_dispatch_torch_compile", False):
+            return bool(modes.any_torch_dispatch_mode_on_stack())
+        return bool(modes.is_in_any_mode_without_ignore_compile_internals())
+    except (ImportError, AttributeError):
+        return False
+
+
+def is_recompile_an_error() -> bool:
+    """Return whether Dynamo is told to raise where no entry fits."""
+    from torch._dynamo import config
+
+    return bool(getattr(config, "error_on_recompile", False))
 
 
 def is_never_compiled(code: CodeType) -> bool:
@@ -205,10 +251,16 @@ def given_up(code: CodeType, entries: Sequence[CacheEntry], how: Compilation | N
         return None
     last = next((m for m in reversed(_metrics()) if _is_about(m, code)), None)
     if last is None:
-        return None
+        # Dynamo was asked, and did not try: it leaves what it passes over alone for good.
+        is_known = bool(entries) or len(_metrics()) >= _NUM_NOTED
+        return None if is_known else "Dynamo passed it over, as inside of a dispatch mode"
     reason = getattr(last, "fail_type", None)
     if reason is None:
-        return None if entries else "nothing in it was to compile"
+        # Dynamo builds no guards where it traced nothing; where it did, it made an entry, held or not.
+        if getattr(last, "guard_count", None) is not None:
+            return None
+        which = "in a later call nothing in it" if entries else "nothing in it"
+        return f"{which} was to compile"
     if reason.rpartition(".")[2] not in _GIVES_UP and not config.suppress_errors:
         return None  # it was raised, and the next call tries again
     words = str(getattr(last, "fail_reason", "") or reason).strip().splitlines()

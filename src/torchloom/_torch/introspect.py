@@ -11,7 +11,7 @@ import importlib.resources
 import json
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any, NamedTuple
@@ -105,16 +105,16 @@ def cache_entries(code: CodeType) -> list[CacheEntry]:
     ]
 
 
-_MAX_NAME = 120
-"""Longer names are the printed form of an object."""
-
-
 def backend_name(entry: Any) -> str:
-    """Return the name of what compiled an entry."""
+    """Return the name of what compiled an entry.
+
+    torch calls a backend that has no name by its printed form, which may show anything: such a one is
+    called by its class, or by the function that a partial calls.
+    """
     backend = getattr(entry, "backend", None)
     while backend is not None:
         name = getattr(backend, "compiler_name", None)
-        if isinstance(name, str) and " at 0x" not in name and len(name) < _MAX_NAME:
+        if isinstance(name, str) and (name in _registered() or name == _name_of(backend)):
             return name
         inner = getattr(backend, "compiler_fn", None) or getattr(
             backend, "_torchdynamo_orig_backend", None
@@ -122,7 +122,24 @@ def backend_name(entry: Any) -> str:
         if inner is None or inner is backend:
             break
         backend = inner
-    return getattr(backend, "__name__", None) or type(backend).__name__
+    while isinstance(backend, functools.partial):
+        backend = backend.func
+    return _name_of(backend) or type(backend).__name__
+
+
+def _name_of(backend: Any) -> str | None:
+    """Return the name that a backend has itself."""
+    found = [vars(each).get("compiler_name") for each in type(backend).__mro__]
+    name = next((each for each in found if isinstance(each, str)), None)
+    name = getattr(backend, "__name__", None) if name is None else name
+    return name if isinstance(name, str) else None
+
+
+def _registered() -> Collection[str]:
+    """Return the names under which backends are known to torch.compile."""
+    from torch._dynamo.backends import registry
+
+    return {*getattr(registry, "_BACKENDS", ()), *getattr(registry, "_COMPILER_FNS", ())}
 
 
 def recompile_limit() -> int:

@@ -115,6 +115,7 @@ class _Builder:
             compile_ = self._compile((row.epoch, int(row.frame_id), int(row.frame_compile_id)))
             if row.code is not None:
                 compile_.code = row.code
+                compile_.wrapped = row.wrapped
             if row.kind == "dynamo_start":
                 self._start(compile_, row)
             self._into(compile_, row)
@@ -127,6 +128,7 @@ class _Builder:
             compile_ = self._compile((each.epoch, int(parts[0]), int(parts[1])))
             compile_.rewritten = each
             compile_.code = each.original
+            compile_.wrapped = each.wrapped
 
     def _start(self, compile_: Compile, row: Row) -> None:
         entry = compile_.entry

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from torchloom._torch import dispatch, introspect
 from torchloom.inspect.continuations import continuations, line_of
 from torchloom.inspect.english import source_in_words, without_addresses, without_values
@@ -53,7 +55,8 @@ class CallReport(NamedTuple):
     """
     why: str = ""
     is_certain: bool = True
-    """Whether nothing lies behind a graph break, where guards are on values that are not known yet."""
+    """Whether nothing else decides: guards behind a graph break, on values that are not known yet, hooks of
+    a module, or a decorator in front of the compiled function."""
 
     def __str__(self) -> str:
         lines = {
@@ -87,7 +90,8 @@ def explain_call(fn: Any, *args: Any, **kwargs: Any) -> CallReport:
     """
     target = target_of(fn)
     values = frame_locals(target, args, kwargs)
-    how = dispatch.compilation_of(dispatch.compiled_behind(fn))
+    behind = dispatch.compiled_behind(fn)
+    how = dispatch.compilation_of(behind)
     every = introspect.cache_entries(target.code)
     asked = list(dispatch.asked(every, how)) if how else every
     ours = {id(entry.guard_manager) for entry in entries_of(target, target.code)}
@@ -102,6 +106,8 @@ def explain_call(fn: Any, *args: Any, **kwargs: Any) -> CallReport:
     misses.sort(key=lambda miss: sort_key(miss.compile_id))
     limit = introspect.recompile_limit() if how is None or how.limit is None else how.limit
     action, why, is_certain = _action(fn, target, every, how, values, hits)
+    # A decorator may change what it passes on, and modes; hooks are compiled by themselves.
+    is_certain = is_certain and behind is fn and not _has_hooks(fn, target)
     serves = bool(hits) and action in ("hit", "unknown") and not dispatch.skips_guards()
     return CallReport(
         hit=str(hits[0].compile_id) if serves else None,
@@ -125,6 +131,8 @@ def _action(  # noqa: PLR0911
 ) -> tuple[str, str, bool]:
     """Return what happens, why, and whether that is certain."""
     stance = dispatch.stance()
+    if dispatch.is_disabled(fn):
+        return "eager", "torch.compiler.disable stands in front of it", True
     foreseen = _without_guards(target, every, how, stance)
     if foreseen is not None:
         return foreseen
@@ -134,17 +142,33 @@ def _action(  # noqa: PLR0911
         return "eager", "no entry fits, and nothing is compiled in this stance", True
     if stance == "fail_on_recompile":
         return "error", "no entry fits, and torch.compiler.set_stance forbids compiling", True
+    if dispatch.is_in_dispatch_mode():
+        why = "no entry fits, and inside of a dispatch mode Dynamo leaves functions alone, then for good"
+        return "eager", why, True
+    if how is not None and how.is_run_only:
+        return "eager", "no entry fits, and torch._dynamo.run compiles nothing", True
+    ours = [each for each in every if each.region == (-1 if how is None else how.region)]
+    if ours and dispatch.is_recompile_an_error():
+        return "error", "no entry fits, and torch._dynamo.config.error_on_recompile is set", True
     exceeded = dispatch.exceeded_limit(every, how, values)
     if exceeded is not None:
-        is_whole = how is not None and how.is_whole_graph
-        return "error" if is_whole else "eager", f"{exceeded}, none fits", True
+        is_error = dispatch.is_limit_an_error(how)
+        return "error" if is_error else "eager", f"{exceeded}, none fits", True
     failures = getattr(fn, "failures", None)
     if isinstance(failures, list) and failures and not every:
         return "eager", str(failures[0]), True  # torchloom.jit, after a compile that failed
     failed = dispatch.last_failure(target.code)
     why = "" if failed is None else f"the last attempt ended with {failed}"
-    ours = [each for each in every if each.region == (-1 if how is None else how.region)]
     return ("recompile" if ours else "compile"), why, True
+
+
+def _has_hooks(fn: Any, target: Target) -> bool:
+    """Return whether a call of a module runs hooks beside the function that holds its entries."""
+    if not isinstance(fn, nn.Module) or target.wrapped is not None or not target.leading:
+        return False
+    owner = vars(target.leading[0])
+    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(owner.get(name) for name in names)
 
 
 def _without_guards(  # noqa: PLR0911

@@ -47,6 +47,8 @@ class Compile:
     code: CodeType | None = None
     """What was to be compiled."""
     rewritten: Compiled | None = None
+    wrapped: Named | None = None
+    """What is compiled, where that is no function but one of torch's own calls it."""
     hit_limit: bool = False
     """Whether the recompile limit ended it."""
     stack: list[Mapping[str, Any]] = field(default_factory=list)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
-from torchloom._torch import compiling
+from torchloom._torch import compiling, introspect
 from torchloom.inspect.tap import Row
 
 LIMIT_ERRORS = ("Unsupported", "FailOnRecompileLimitHit")
@@ -51,8 +51,9 @@ class EagerCalls:
         if row.code is None:
             return
         waiting = getattr(self._waiting, "call", None)
-        if waiting in self.limited and waiting[1] is not row.code:
-            self._settle()  # another function's first call: that one is not compiled any more
+        # A function without entries is not looked up: the lookup was that of another one.
+        if waiting is not None and not introspect.cache_entries(row.code):
+            self._settle()
         self._waiting.call = None  # a compile follows the lookup
         if is_limit(row):
             self.limited[row.epoch, row.code] = compiling.limit_of_compile()
@@ -75,15 +76,21 @@ class EagerCalls:
 
     def _called(self, caller: FrameType) -> CodeType | None:
         """Return which function a frame that is about to run belongs to, by what its caller names."""
-        named = list(_named_by(caller))
         epoch = self._epoch()
         limited = [code for at, code in self.limited if at == epoch]
+        is_wrapper = caller.f_code.co_name == "compile_wrapper"
+        if not limited and not is_wrapper:
+            return None  # before Python 3.13 reading a frame's variables keeps them alive in it
+        named = list(_named_by(caller))
         for code in limited:
             if any(each is code for each in named):
                 return code
-        if caller.f_code.co_name == "compile_wrapper" and named:
+        if is_wrapper and named:
             return named[0]
+        others = {each.co_name: each for each in named}
         same = [c for c in limited if c.co_name in caller.f_code.co_names]
+        if len(same) == 1 and same[0].co_name in others:  # another function of that name
+            return others[same[0].co_name]
         return same[0] if len(same) == 1 else None
 
 

@@ -21,6 +21,9 @@ from torchloom.records import Function
 _Group = tuple[int, int, str]
 """(epoch, frame id, name of what torch wrapped)."""
 NOTHING_TO_COMPILE = "nothing to compile: no operator of torch was traced"
+NOTHING_LATER = (
+    "not compiled any more, and its entries not used: in a later call there was nothing to compile"
+)
 
 
 def functions_of(
@@ -105,11 +108,18 @@ def _fill(function: Function, group: Sequence[Compile], eager: EagerCalls) -> No
             status = entry.status
             function.skipped = status if status != "live" else f"failed: {_why_failed(each)}"
             function.breaks += entry.breaks
+            for each_break in entry.breaks:  # of some, torch tells no line
+                place = f"{function.file}:{function.line} in {function.name}"
+                each_break.user_stack = each_break.user_stack or [place]
+        elif not each.hit_limit and function.entries:
+            function.skipped = NOTHING_LATER
         function.num_hits += entry.num_hits
         function.num_misses += 1
     if not function.entries and function.skipped is None:
         function.skipped = NOTHING_TO_COMPILE
     codes = {each.code: None for each in group if each.code is not None}
+    if _wrapped(group[0]) is not None and not any(each.hit_limit for each in group):
+        codes = {}  # all such share a code: those calls were of another one
     for code in codes:
         function.num_eager_calls += eager.counts.get((function.epoch, code), 0)
         limit = eager.limited.get((function.epoch, code))
@@ -180,9 +190,9 @@ def _source_of(code: CodeType) -> str:
 def _source_at(file: str, line: int) -> str:
     try:
         return "".join(inspect.getblock(linecache.getlines(file)[line - 1 :]))
-    except (OSError, IndexError, SyntaxError, tokenize.TokenError):
+    except (OSError, ValueError, IndexError, SyntaxError, tokenize.TokenError):
         return ""
 
 
 def _wrapped(compile_: Compile) -> Named | None:
-    return None if compile_.rewritten is None else compile_.rewritten.wrapped
+    return compile_.wrapped

@@ -16,6 +16,7 @@ from torchloom.errors import InspectError
 from torchloom.inspect.breaks import first_reason
 from torchloom.inspect.call import miss_of
 from torchloom.inspect.continuations import continuations_of
+from torchloom.inspect.hits import graph_name
 from torchloom.inspect.pseudo import pseudo_source
 from torchloom.inspect.target import Target, frame_locals, twin_of
 from torchloom.log import get_logger
@@ -129,6 +130,8 @@ class CompiledCode:
         """The graph's result as one expression of its inputs, e.g. `2 * x`."""
         from torchloom.inspect.expression import expression
 
+        if not self.graphs:
+            return "no graph before its graph break"
         return "; ".join(expression(gm.graph) for gm in self.graphs)
 
     def __str__(self) -> str:
@@ -195,15 +198,18 @@ class JitFunction:
     def compiled_entries(self) -> list[CompiledEntry]:
         """The entries that calls can hit now, the oldest first."""
         raws = introspect.cache_entries(self._target.code)
-        ours = [raw for raw in raws if str(raw.compile_id) in self._graphs]
-        ours.sort(key=lambda raw: [int(part) for part in str(raw.compile_id).split("/")])
+        raws.sort(key=lambda raw: [int(part) for part in str(raw.compile_id).split("/")])
         return [
             CompiledEntry(
                 EntryGuard(raw, self._target),
-                CompiledCode(raw, self._graphs[str(raw.compile_id)], self._target.fn),
+                CompiledCode(raw, self._graphs_of(raw), self._target.fn),
             )
-            for raw in ours
+            for raw in raws
         ]
+
+    def _graphs_of(self, raw: introspect.CacheEntry) -> list[fx.GraphModule]:
+        # Where a function breaks at once its code calls none; an older entry may have had the id.
+        return [] if graph_name(raw.code) is None else self._graphs.get(str(raw.compile_id), [])
 
     def _backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         for each in self._passes:

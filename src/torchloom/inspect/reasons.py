@@ -14,6 +14,7 @@ LENGTHS = (
     "each length makes an entry of its own: pass one length, or stack the values into one tensor"
 )
 ATTRIBUTES = "give all objects that are passed the same attributes and keys"
+_SIZES_FIX = "the function branches on this: keep to sizes for which it holds, or branch outside"
 ANOTHER = "another value"
 ANOTHER_LENGTH = "another length"
 
@@ -37,7 +38,7 @@ def reason_of(text: str) -> Reason:
         >>> reason_of("len(d) != 2").expected  # torch tells what it found
         'len 2'
     """
-    body = text.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
+    body = _TAIL.sub("", text.partition("\nUser stack trace")[0].partition("  # ")[0]).strip()
     while body.startswith("(") and body.endswith(")") and body.count("(") == body.count(")"):
         inner = body[1:-1]
         if inner.find(")") < inner.find("("):
@@ -47,7 +48,7 @@ def reason_of(text: str) -> Reason:
         found = pattern.fullmatch(body)
         if found:
             return build(*found.groups())
-    return Reason("", without_addresses(body), "", "")
+    return Reason("", without_addresses(body), "", _SIZES_FIX if ".size()[" in body else "")
 
 
 def _size(source: str, what: str, index: str, expected: str, actual: str) -> Reason:
@@ -101,6 +102,10 @@ def _empty(source: str) -> Reason:
 
 
 def _missing_key(source: str, key: str) -> Reason:
+    if source == "G":
+        return Reason(
+            f"global {key.strip(chr(39))}", "defined", "not defined", "keep globals defined"
+        )
     return Reason(_words(source), f"the key {key}", "no such key", ATTRIBUTES)
 
 
@@ -159,9 +164,21 @@ def _duplicates(names: str) -> Reason:
     return Reason(words, "different tensors", "one tensor twice", fix)
 
 
+_SWITCHES = {
+    "grad_mode": "grad mode",
+    "autocast": "autocast",
+    "default_dtype": "the default dtype",
+    "num_threads": "torch.set_num_threads",
+    "deterministic_algorithms": "torch.use_deterministic_algorithms",
+    "torch_function": "__torch_function__",
+    "allow_": "the precision settings of matrix products",
+}
+
+
 def _global_state(what: str) -> Reason:
-    fix = "keep grad mode, autocast and default dtype the same between calls"
-    return Reason("", "unchanged global state", what.strip(), fix)
+    changed = [words for name, words in _SWITCHES.items() if re.search(rf"\b{name}", what)]
+    some = ", ".join(changed) or "grad mode, autocast and default dtype"
+    return Reason("", "unchanged global state", what.strip(), f"keep {some} the same between calls")
 
 
 def _mode_stack() -> Reason:
@@ -202,6 +219,47 @@ def _same_size(source: str, index: str, other: str) -> Reason:
 def _equals(source: str, value: str) -> Reason:
     words = _words(source)
     return Reason(words, f"== {without_addresses(value)}", ANOTHER, constant_fix(words, value))
+
+
+def _not_a_number(source: str) -> Reason:
+    words = _words(source)
+    return Reason(words, "== nan", ANOTHER, constant_fix(words, "nan"))
+
+
+def _no_function(source: str) -> Reason:
+    fix = "functions, partials and modules make entries of their own: pass one and the same object"
+    return Reason(_words(source), "a plain function", "another callable", fix)
+
+
+def _marked(name: str, what: str) -> Reason:
+    """Build the reason for a mark on a tensor's dims; torch does not say on which tensor."""
+    calls = {
+        "dynamo": "mark_dynamic or mark_static",
+        "static": "mark_static",
+        "unbacked": "decorators.mark_unbacked",
+        "weak_dynamic": "maybe_mark_dynamic",
+    }
+    call = f"torch._dynamo.{calls.get(name, 'mark_dynamic')}"
+    expected, came = f"not marked by {call}", f"marked by {call}"
+    if what == "absent":
+        expected, came = came, expected
+    fix = f"call {call} on the tensors of all calls, or of none"
+    return Reason("dims of a tensor", expected, came, fix)
+
+
+def _marked_dims(name: str, came: str, had: str) -> Reason:
+    reason = _marked(name, "present")
+    call = reason.actual.removeprefix("marked by ")
+    return reason._replace(
+        expected=f"no dims but {had} marked by {call}",
+        actual=f"dims {came}",
+        fix=f"call {call} on the same dims in all calls",
+    )
+
+
+def _compared(source: str, sign: str, value: str) -> Reason:
+    fix = "the function branches on this number: keep to one side, or branch outside"
+    return Reason(_words(source), f"{sign} {value}", ANOTHER, fix)
 
 
 def _freed(rest: str) -> Reason:
@@ -245,6 +303,8 @@ def _sized(text: str) -> str:
     return re.sub(r"\.size\(\)\[(\d+)\]", r".size(\1)", text)
 
 
+_TAIL = re.compile(r"[. ]*(?:Guard failed on a parameter, consider .*|\(HINT: [^()]*\)\s*)$", re.S)
+"""Upstream's advice behind some sentences."""
 _SOURCE = r"([A-Za-z_][\w.\[\]'\"()]*?)"
 _TYPE = r"(?:, type=<class '([^']+)'>)?"
 _RULES: list[tuple[re.Pattern[str], Callable[..., Reason]]] = [
@@ -298,6 +358,16 @@ _RULES: list[tuple[re.Pattern[str], Callable[..., Reason]]] = [
         (r"(\S+)\.size\(\)\[(\d+)\] >= (\d+)", _least),
         (r"(\S+)\.size\(\)\[(\d+)\] <= (\d+)", _most),
         (r"(\S+)\.size\(\)\[(\d+)\] == (.*size\(\).*)", _same_size),
+        (r"type\((.+?)\) is \w+ and __\w+_isnan\(.+\)", _not_a_number),
+        (r"CodeGuardAccessor: Not a function on (.+?)(?:\.__code__)?", _no_function),
+        (r"_dynamo_(\w+?)_indices should be absent but is (present) on runtime tensor", _marked),
+        (r"(?:.*\b)?_dynamo_(\w+?)_indices\b.* is (absent) on runtime tensor", _marked),
+        (r"_has_(dynamo)_dim_marking is (present) on runtime tensor.*", _marked),
+        (
+            r"_dynamo_(\w+?)_indices not a subset: runtime \{(.+?)\} is not a subset of compiled \{(.*)\}",
+            _marked_dims,
+        ),
+        (_SOURCE + r" (!=|<|>|<=|>=) (-?\d+)", _compared),
         (r"(Cache line invalidated.*)", _freed),
         (r"([\w.\[\]'\"()]+) == (.+)", _equals),
     ]

@@ -15,10 +15,10 @@ def name_sources(compile_: Compile) -> None:
 
     Guards and reasons of the entry are changed in place.
     """
-    code, rewritten = compile_.code, compile_.rewritten
+    code = compile_.code
     if code is None:
         return
-    is_wrapped = rewritten is not None and rewritten.wrapped is not None
+    is_wrapped = compile_.wrapped is not None
     names = {"fn": "self"} if is_wrapped else {n: f"closure variable {n}" for n in code.co_freevars}
     for old, new in names.items():
         pattern = re.compile(rf"\bargument {re.escape(old)}(?!\w)")

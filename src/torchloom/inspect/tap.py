@@ -14,6 +14,8 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from torchloom._torch import compiling
+from torchloom.inspect.compiled import Named
+from torchloom.inspect.target import named
 
 LOGGER = "torch.__trace"
 
@@ -54,9 +56,19 @@ class Row(NamedTuple):
     """File, line and function of the frames that led to a compile, with the kind that begins it."""
     warm_guards_us: float | None = None
     """What the guards cost that were just built, with the kind that tells of them."""
+    wrapped: Named | None = None
+    """What is compiled in a function of torch's own, with the kinds that begin a compile."""
 
 
 _BEGINS = frozenset({"dynamo_start", "recompile_reasons", "compilation_metrics"})
+
+
+def _wrapped() -> Named | None:
+    try:
+        found = compiling.compiling_wrapped()
+        return None if found is None else named(found)
+    except Exception:  # an object of the program's  # noqa: BLE001
+        return None
 
 
 class TraceTap(logging.Handler):
@@ -119,6 +131,7 @@ class TraceTap(logging.Handler):
             compiling.compiling_code() if kind in _BEGINS else None,
             compiling.compiling_stack() if kind == "dynamo_start" else (),
             compiling.guards_being_built_us() if kind == "dynamo_cpp_guards_str" else None,
+            _wrapped() if kind in _BEGINS else None,
         )
         with self._guard:
             self.rows.append(row)

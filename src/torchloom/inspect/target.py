@@ -52,22 +52,15 @@ def target_of(fn: Any) -> Target:
     if compiled is not None:  # a function under torchloom.jit, a wrapped module
         return target_of(compiled)
     if isinstance(fn, nn.Module):
-        in_place = introspect.compiled_call_of(fn)
-        fn = given = introspect.original_module(fn)
-        if in_place is not None:
-            fn = in_place
-        elif dispatch.is_left_alone(type(fn).forward):
-            fn = dispatch.wrapped_inline(fn)
-        else:
-            fn = type(fn).forward
-            leading = (given,)
+        given = introspect.original_module(fn)
+        fn, leading = _called_of(fn)
     fn = introspect.innermost(fn)
     if inspect.ismethod(fn):
         owner = fn.__self__
         leading, fn = (owner, *leading), introspect.innermost(fn.__func__)
         # Dynamo passes through the frames of nn.Module and keeps its entries at forward.
         if isinstance(owner, nn.Module) and fn.__name__ in ("_call_impl", "_wrapped_call_impl"):
-            fn = type(owner).forward
+            fn, leading = _forward_of(owner)
     if isinstance(fn, nn.Module):
         return target_of(fn)
     if _is_wrapped_by_torch(fn):
@@ -80,6 +73,25 @@ def target_of(fn: Any) -> Target:
     wrapped = _wrapped_in(fn)
     name = getattr(fn, "__qualname__", fn.__name__) if wrapped is None else name_of(wrapped)
     return Target(name, fn, leading, wrapped=wrapped)
+
+
+def _called_of(module: nn.Module) -> tuple[Any, tuple[Any, ...]]:
+    """Return what holds the entries of a module, and the arguments that it always gets."""
+    in_place, original = introspect.compiled_call_of(module), introspect.original_module(module)
+    if in_place is not None:
+        return in_place, ()
+    if dispatch.is_left_alone(type(original).forward) and "forward" not in vars(original):
+        return dispatch.wrapped_inline(original), ()
+    return _forward_of(original)
+
+
+def _forward_of(module: nn.Module) -> tuple[Any, tuple[Any, ...]]:
+    """Return a module's forward, its own if one is set on it, and the arguments that it always gets."""
+    own = vars(module).get("forward")
+    if own is None:
+        return type(module).forward, (module,)
+    own = introspect.innermost(own)
+    return (own.__func__, (own.__self__,)) if inspect.ismethod(own) else (own, ())
 
 
 def name_of(fn: Any) -> str:
@@ -163,8 +175,13 @@ def frame_locals(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     Raises:
         InspectError: the arguments do not fit the function.
     """
+    # A function without what decorators hang on it: __signature__ may say anything.
+    bare = FunctionType(
+        target.code, {}, target.fn.__name__, target.fn.__defaults__, target.fn.__closure__
+    )
+    bare.__kwdefaults__ = target.fn.__kwdefaults__
     try:
-        bound = inspect.signature(target.fn, follow_wrapped=False).bind(
+        bound = inspect.signature(bare).bind(
             *target.leading, *args, **{**target.keywords, **kwargs}
         )
     except TypeError as error:
