@@ -36,7 +36,8 @@ def compiled_call_of(module: torch.nn.Module) -> Callable[..., Any] | None:
         # A module of torch.nn is called through a function of Dynamo's own, which holds the entries.
         inner = innermost(module.forward)
         return inner if getattr(inner, "__name__", "") == "inner" else None
-    return getattr(module, "_compiled_call_impl", None)
+    call = getattr(module, "_compiled_call_impl", None)
+    return getattr(call, "__torchloom_compiled__", call)
 
 
 def original_module(module: torch.nn.Module) -> torch.nn.Module:
