@@ -8,6 +8,7 @@ at any time.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,7 +152,9 @@ def _varying_floats(function: types.FunctionType, floats: Sequence[str]) -> Iter
     from torch._dynamo import pgo
 
     forget_constant_floats()
-    states, known = pgo.get_code_state(), pgo.CodeId.make(function.__code__, function.__closure__)
+    parts = (function.__code__, function.__closure__)  # up to 2.12 the code alone
+    known = pgo.CodeId.make(*parts[: len(inspect.signature(pgo.CodeId.make).parameters)])
+    states = pgo.get_code_state()
     before = states.pop(known, None)
     for source in floats:
         states[known].automatic_dynamic[source] = pgo.FrameStateSizeEntry(scalar=pgo.auto_dynamic)
@@ -198,7 +201,11 @@ def mark_varying(
     if unbacked is None:
         maybe_mark_dynamic(tensor, dim)
     else:
-        mark_unbacked(tensor, dim, min=unbacked[0], max=unbacked[1], hint_override=tensor.size(dim))
+        takes = inspect.signature(
+            mark_unbacked
+        ).parameters  # up to 2.12 no bounds: less can be proven
+        bounds: Any = {"min": unbacked[0], "max": unbacked[1]} if "min" in takes else {}
+        mark_unbacked(tensor, dim, hint_override=tensor.size(dim), **bounds)
 
 
 def is_unsupported(error: BaseException) -> bool:
