@@ -152,8 +152,9 @@ def _varying_floats(function: types.FunctionType, floats: Sequence[str]) -> Iter
     from torch._dynamo import pgo
 
     forget_constant_floats()
+    make: Any = pgo.CodeId.make
     parts = (function.__code__, function.__closure__)  # up to 2.12 the code alone
-    known = pgo.CodeId.make(*parts[: len(inspect.signature(pgo.CodeId.make).parameters)])
+    known = make(*parts[: len(inspect.signature(make).parameters)])
     states = pgo.get_code_state()
     before = states.pop(known, None)
     for source in floats:
