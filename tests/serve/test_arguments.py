@@ -417,3 +417,25 @@ def test_names_of_numbers_and_sizes_are_apart():
         Contract({"x": (Dim("n", 1, 8), 4), "n": number(0.0, 1.0)})
     with pytest.raises(ContractError, match="has the key 0"):
         Contract({"x": {0: (Dim("n", 1, 8), 4)}})
+
+
+def test_an_order_of_keyword_arguments_that_counts_is_refused():
+    class Weighs(nn.Module):
+        def forward(self, x, **more):
+            return x + sum(place * value for place, value in enumerate(more.values()))
+
+    class Names(nn.Module):
+        def forward(self, x, **more):
+            return x + 2 * more["a"] - more["b"]
+
+    rows = Dim("rows", 2, 8)
+    contract = Contract({"x": (rows,), "a": (rows,), "b": (rows,)})
+    with torch.no_grad():
+        with pytest.raises(ServeError, match=r"the order of a, b in its \*\*more"):
+            build(Weighs().eval(), contract, backend="eager")
+        alone = Contract({"x": (rows,), "a": (rows,)})
+        assert build(Weighs().eval(), alone, backend="eager")
+        model = Names().eval()
+        program = build(model, contract, backend="eager")
+        x, a, b = torch.randn(3, 3)
+        assert torch.equal(program(b=b, x=x, a=a), model(x, a=a, b=b))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 
@@ -109,3 +110,14 @@ def test_boxes_cover_a_contract_once():
         exact_boxes(contract, {"batch": [9]})
     with pytest.raises(ContractError, match="names 'width'"):
         exact_boxes(contract, {"width": [9]})
+
+
+def test_examples_of_one_shape_hold_values_of_their_own():
+    """Equal ones would hide that a program takes one argument for another."""
+    rows = Dim("rows", 2, 8)
+    contract = Contract({"x": (rows, 3), "pair": {"a": (rows, 3), "b": (rows, 3)}})
+    args = contract.example({"rows": 4})
+    again = contract.example({"rows": 4})
+    tensors = [args["x"], args["pair"]["a"], args["pair"]["b"]]
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(tensors, 2))
+    assert torch.equal(args["pair"]["b"], again["pair"]["b"])

@@ -18,7 +18,7 @@ from torchloom._torch.pieces import StopBuild
 from torchloom.errors import ContractError, ProofError
 from torchloom.serve.box import Box, exact_boxes
 from torchloom.serve.bucket import Axes, Padded, axes_of
-from torchloom.serve.compare import Difference, differences_at, result_at
+from torchloom.serve.compare import Difference, check_order, differences_at, result_at
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.cudagraph import Pool, assembled
@@ -158,6 +158,8 @@ class Builder:
                 if found is not None:
                     parts = self._without_size(box, sizes, found)
                     return self._with_traces(parts, traced), None
+            with as_promised(self.contract):
+                check_order(self.target, self.contract, box.largest, without)
             if not self._is_blind_to_identity(variant, without):
                 variant.asked = [*variant.asked, ["apart"]]
             self._pool.forget()

@@ -92,6 +92,33 @@ def result_at(
     return _ran_model(target, args, State(target.module), sizes)[0]
 
 
+def check_order(
+    target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
+) -> None:
+    """Refuse a model whose result follows from the order in which it gets what it takes as `**rest`.
+
+    Raises:
+        ServeError: it does; or the model itself fails.
+    """
+    own = {parameter.name for parameter in target.parameters}
+    args = contract.example(sizes, without=without)
+    names = [name for name in args if name not in own]
+    if len(names) < 2:
+        return
+    before = State(target.module)
+    wanted, wanted_after = _ran_model(target, args, before, sizes)
+    for order in (names[::-1], [*names[1:], names[0]]):
+        others = {**{n: args[n] for n in args if n in own}, **{n: args[n] for n in order}}
+        found, found_after = _ran_model(target, others, before, sizes)
+        if first_difference(wanted, found, "result") or first_difference(
+            wanted_after, found_after, "what was written to"
+        ):
+            raise ServeError(
+                f"{target.name} goes by the order of {', '.join(names)} in its **{target.rest}, which programs do not "
+                "see: name them in its signature, or take one dict, whose order is asked"
+            )
+
+
 def first_difference(  # noqa: PLR0911 - one answer for each kind
     wanted: Any, found: Any, path: str
 ) -> Difference | None:
