@@ -201,9 +201,10 @@ def exceeded_limit(
     region = -1 if how is None else how.region
     frame: Any = SimpleNamespace(f_locals=dict(values))
     own = [entry for entry in entries if entry.region == region]
-    size = cache_size.compute_cache_size(frame, own, len(entries))
+    # Not by `compute_cache_size`, which takes entries in another form up to 2.12.
+    num_alike = sum(cache_size._has_same_id_matched_objs(frame, each) for each in own)
     limit = config.recompile_limit if how is None or how.limit is None else how.limit
-    if size.num_cache_entries_with_same_id_matched_objs >= limit:
+    if num_alike >= limit:
         return f"the limit of {limit} entries is reached"
     most = config.accumulated_recompile_limit
     frames = {entry.compile_id.frame_id for entry in entries}

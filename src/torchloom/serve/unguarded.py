@@ -10,6 +10,7 @@ import collections
 import decimal
 import dis
 import functools
+import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ _METHODS = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
 )
 _CATCH = frozenset({"CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
+_ATTRIBUTE = frozenset({"AttributeError", "Exception", "BaseException"})
+_KEY = frozenset({"KeyError", "LookupError", "Exception", "BaseException"})
 
 
 def unguarded(
@@ -33,7 +36,8 @@ def unguarded(
         values: what the trace read, by its expressions.
         codes: the user's functions that were traced.
     """
-    names, asked = _missed_by(codes), _texts_beside(codes, {"hasattr", "getattr"})
+    names, asked = _missed_by(codes, _ATTRIBUTE), _texts_beside(codes, {"hasattr", "getattr"})
+    looks_up = bool(_missed_by(codes, _KEY))
     keys = _texts_beside(codes, {"__dict__"})
     for source, value in values:
         for step, each in _parts(value):
@@ -43,9 +47,10 @@ def unguarded(
             yield GuardOn("EQUALS_MATCH", source)
         if isinstance(value, collections.deque):
             yield GuardOn("EQUALS_MATCH", f"{source}.maxlen")
-        if names and type(value) is dict and all(type(key) is str for key in value):
+        if looks_up and type(value) is dict and all(type(key) is str for key in value):
             yield GuardOn("DICT_KEYS", source)
-        wanted = asked if isinstance(value, types.FunctionType) else ()
+        is_function = isinstance(value, types.FunctionType) and not _is_known(value.__module__)
+        wanted = asked if is_function else ()
         for name in sorted(names if _is_of_users(value) else wanted):
             if not hasattr(value, name):
                 yield GuardOn("HASATTR", source, name)
@@ -66,19 +71,39 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of_users(value: Any) -> bool:
-    own = type(value).__module__.partition(".")[0] not in ("torch", "builtins")
-    return own and (isinstance(value, nn.Module) or hasattr(value, "__dict__"))
+    if _is_known(type(value).__module__):
+        return False
+    return isinstance(value, nn.Module) or hasattr(value, "__dict__")
 
 
-def _missed_by(codes: Sequence[types.CodeType]) -> frozenset[str]:
-    """Return the attributes that code reads, if any of it catches errors: one may be caught where it is missing."""
-    if not any(
-        "suppress" in code.co_names
-        or any(each.opname in _CATCH for each in dis.get_instructions(code))
+def _is_known(module: str | None) -> bool:
+    """Say whether a module comes with torch or Python, which nobody edits."""
+    root = (module or "").partition(".")[0]
+    return root == "torch" or root in sys.stdlib_module_names
+
+
+def _missed_by(codes: Sequence[types.CodeType], errors: frozenset[str]) -> frozenset[str]:
+    """Return the names in code that catches some errors: one may be caught where it is missing.
+
+    Only that code itself: with all that it calls, a model of transformers would have 50 000 facts.
+    """
+    return frozenset(
+        name
         for code in codes
-    ):
-        return frozenset()
-    return frozenset(name for code in codes for name in code.co_names if name.isidentifier())
+        if _catches(code, errors)
+        for name in code.co_names
+        if name.isidentifier()
+    )
+
+
+@functools.cache
+def _catches(code: types.CodeType, errors: frozenset[str]) -> bool:
+    if "suppress" in code.co_names:
+        return True
+    steps = {each.opname for each in dis.get_instructions(code)}
+    if steps.isdisjoint(_CATCH):
+        return False
+    return not errors.isdisjoint(code.co_names)
 
 
 def _texts_beside(codes: Sequence[types.CodeType], known: Collection[str]) -> frozenset[str]:
