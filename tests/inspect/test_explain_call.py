@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchloom
-from support.foretold import agree, what_happens
+from support.foretold import agree, needs_option, what_happens
 
 X, Y = torch.ones(2), torch.ones(3)
 
@@ -31,6 +31,7 @@ def test_other_backends() -> None:
     assert agree(torch.compile(add, backend="eager", dynamic=True), X) in ("hit", "recompile")
 
 
+@needs_option("isolate_recompiles")
 def test_regions_of_their_own() -> None:
     shared = torch.compile(add, backend="eager")
     alone = torch.compile(add, backend="eager", isolate_recompiles=True)
@@ -68,7 +69,7 @@ def test_a_rest_with_nothing_to_compile() -> None:
     assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own", [pytest.param(True, marks=needs_option("recompile_limit")), False])
 def test_the_recompile_limit(own: bool) -> None:
     options = {"recompile_limit": 2} if own else {}
     compiled = torch.compile(lambda x, n: x + len(n), backend="eager", dynamic=False, **options)
@@ -86,6 +87,7 @@ def test_the_recompile_limit(own: bool) -> None:
     assert agree(compiled, X, "ccc") == "compile"
 
 
+@needs_option("recompile_limit")
 def test_a_whole_graph_over_its_limit_is_an_error() -> None:
     compiled = torch.compile(
         lambda x, n: x + len(n), backend="eager", fullgraph=True, recompile_limit=1

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import torchloom
+from support.foretold import needs_option
 from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom import _torch
@@ -408,6 +409,7 @@ def test_locals_of_a_frame_that_breaks_are_not_kept() -> None:
     assert list(w.record.entries())
 
 
+@needs_option("recompile_limit")
 def test_partials_over_their_limit_are_one_function() -> None:
     def add(x, word):
         return x + len(word)
@@ -428,6 +430,7 @@ def test_partials_over_their_limit_are_one_function() -> None:
     assert counts == {"partial(add)": (2, 2, 3), "partial(times)": (1, 0, None)}
 
 
+@needs_option("recompile_limit")
 def test_the_last_eager_call_before_a_reset_is_counted() -> None:
     compiled = torch.compile(lambda x, word: x + len(word), backend="eager", recompile_limit=2)
     with torchloom.watch() as w:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+import torch
+
 import torchloom
 from torchloom._torch import compiling
+
+
+def needs_option(name: str) -> pytest.MarkDecorator:
+    """Skip a test where `torch.compile` does not take an option yet."""
+    known = name in inspect.signature(torch.compile).parameters
+    return pytest.mark.skipif(not known, reason=f"this torch's compile has no {name}")
 
 
 def what_happens(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
