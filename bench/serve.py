@@ -225,7 +225,7 @@ def _verdicts(found: dict[str, Any], timed: dict[str, Any], added: dict[str, flo
     if "default" in added:
         share = added["torchloom"] / added["default"]
         told.append(
-            ("added", share <= 0.6, f"{share:.2f} of torch.compile's cost per call (at most 0.6)")
+            ("added", share <= 0.3, f"{share:.2f} of torch.compile's cost per call (at most 0.3)")
         )
     return [
         f"{'kept  ' if kept else 'BROKEN'} {name}: {text}".replace("BROKEN", " BROKEN ")
