@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -60,6 +62,19 @@ class Derived(Traced):
         return torch.tanh(self.lin(x)) + 0.1 * slope
 
 
+def sharded(model: nn.Module, *, stage: int = 3, batch: int = 3, **sections: object) -> Any:
+    """Return an engine that cuts every weight of `model`, small ones as well."""
+    config = {
+        "train_micro_batch_size_per_gpu": batch,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        **sections,
+    }
+    return torchloom.initialize(model=model, config=config)[0]
+
+
+SGD = {"type": "SGD", "params": {"lr": 0.1}}
+
+
 def train(
     kinds: tuple[type[Traced], ...], backend: str | None
 ) -> tuple[list[float], int, list[Tensor]]:
@@ -67,13 +82,7 @@ def train(
     torch.manual_seed(3)
     model = nn.Sequential(*[kind() for kind in kinds])
     model[0].lin.bias.requires_grad_(False)
-    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
-    config = {
-        "train_micro_batch_size_per_gpu": 3,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "zero_optimization": zero,
-    }
-    engine, *_ = torchloom.initialize(model=model, config=config)
+    engine = sharded(model, optimizer=SGD)
     if backend is not None:
         engine.compile(backend=backend)
     losses, kept = [], 0
@@ -137,13 +146,7 @@ def test_hooks_of_the_user_around_see_all_but_weights() -> None:
     def fn(rank: int) -> tuple[list[set[int]], list[float]]:
         torch.manual_seed(1)
         model = nn.Sequential(Traced(), Disabled())
-        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
-        config = {
-            "train_micro_batch_size_per_gpu": 3,
-            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-            "zero_optimization": zero,
-        }
-        engine, *_ = torchloom.initialize(model=model, config=config)
+        engine = sharded(model, optimizer=SGD)
         losses = []
         sizes = []
         for backend in (None, "aot_eager"):
@@ -172,13 +175,7 @@ def test_checkpoints_around_an_engine_keep_no_activations(backend) -> None:
     def fn(rank: int) -> tuple[float, float, int]:
         torch.manual_seed(1)
         model = nn.Sequential(Disabled(), Disabled(), Traced(), Disabled())
-        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
-        config = {
-            "train_micro_batch_size_per_gpu": 64,
-            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-            "zero_optimization": zero,
-        }
-        engine, *_ = torchloom.initialize(model=model, config=config)
+        engine = sharded(model, batch=64, optimizer=SGD)
         x = torch.randn(64, WIDTH)
         losses = [engine(x).square().mean().item() for _ in range(1)]
         if backend is not None:
@@ -226,9 +223,7 @@ class ClampedWhere(Traced):
 @pytest.mark.parametrize("kind", [Clamped, ClampedWhere])
 def test_writes_that_would_be_lost_are_refused(kind, stage) -> None:
     def fn(rank: int) -> str:
-        zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-        config = {"train_micro_batch_size_per_gpu": 3, "zero_optimization": zero}
-        engine, *_ = torchloom.initialize(model=nn.Sequential(Traced(), kind()), config=config)
+        engine = sharded(nn.Sequential(Traced(), kind()), stage=stage)
         engine.compile(backend="aot_eager")
         with pytest.raises(torchloom.errors.ShardError) as caught:
             engine(torch.ones(3, WIDTH))
@@ -242,9 +237,7 @@ def test_evaluation_keeps_nothing_and_hooks_end_with_the_call() -> None:
     def fn(rank: int) -> bool:
         torch.manual_seed(1)
         model = nn.Sequential(Traced(), Disabled())
-        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
-        config = {"train_micro_batch_size_per_gpu": 3, "zero_optimization": zero}
-        engine, *_ = torchloom.initialize(model=model, config=config)
+        engine = sharded(model)
         engine.compile(backend="aot_eager")
         with torch.no_grad():
             quiet = measure(lambda: engine(torch.ones(3, WIDTH)))
