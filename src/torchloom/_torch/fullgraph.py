@@ -30,7 +30,7 @@ class FullGraph:
 
     graph_module: torch.fx.GraphModule
     inputs: list[Any]
-    """Fake tensors and symbolic sizes, one for each placeholder."""
+    """The examples, one for each placeholder; symbolic sizes stand for themselves."""
     env: Any
     """torch's ShapeEnv."""
     shell: Shell

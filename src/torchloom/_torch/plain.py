@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -90,11 +90,12 @@ class PlainGraph:
     """Whether calls come with gradients enabled: what is generated relies on their being off."""
 
 
-def plain_graph(compiled: Call) -> PlainGraph:
+def plain_graph(compiled: Call, known: Collection[int] = ()) -> PlainGraph:
     """Take apart what Inductor made of a graph, in the process that made it.
 
     Args:
         compiled: what `torch._inductor.standalone_compile(aot=True)` calls.
+        known: places of inputs whose sizes and strides need no comparison.
 
     Raises:
         NotPlainError: the graph needs torch's own way to run.
@@ -106,7 +107,7 @@ def plain_graph(compiled: Call) -> PlainGraph:
         scope = compiled.current_callable.__func__.__globals__  # type: ignore[attr-defined]
         if graph.constants is None or graph.frozen_param_names or graph.torchbind_constants:
             raise NotPlainError("it holds constants that are no plain tensors")
-        source, kernels = _reduced(graph.source_code, scope, graph.constants)
+        source, kernels = _reduced(graph.source_code, scope, graph.constants, known)
     except NotPlainError:
         raise
     except (AttributeError, KeyError, TypeError, SyntaxError) as error:
@@ -209,7 +210,7 @@ def _around(result: Any) -> tuple[tuple[int | None, ...] | None, tuple[int, ...]
 
 
 def _reduced(
-    text: str, scope: Mapping[str, Any], constants: Iterable[str]
+    text: str, scope: Mapping[str, Any], constants: Iterable[str], known_inputs: Collection[int]
 ) -> tuple[str, dict[str, bytes]]:
     """Return what of a generated text defines `call`, and the shared objects of its kernels."""
     body = ast.parse(text).body
@@ -224,7 +225,8 @@ def _reduced(
         if _is_kernel(statement):
             kernels |= {name: _library(scope[name]).read_bytes() for name in defined}
             continue
-        kept.append(_ExternKernels(scope).visit(statement))
+        statement = _Unasserted(known_inputs).visit(_ExternKernels(scope).visit(statement))
+        kept.append(statement)
         wanted |= _loaded(compile(ast.Module([statement], []), "", "exec"))
     kept.reverse()
     source = ast.unparse(ast.Module(kept, [])) + "\n"
@@ -254,6 +256,52 @@ class _ExternKernels(ast.NodeTransformer):
             raise NotPlainError(f"it calls Inductor's own {node.attr}")
         module = ast.copy_location(ast.Name("torch", ast.Load()), node.value)
         return ast.copy_location(ast.Attribute(module, node.attr, node.ctx), node)
+
+
+class _Unasserted(ast.NodeTransformer):
+    """Leaves out comparisons of inputs that are known to be what they were.
+
+    `assert_size_stride(arg1_1, (8,), (1,), 'input')`, and of several in one call since torch 2.15.
+    """
+
+    def __init__(self, known: Collection[int]) -> None:
+        self._known = known
+        self._names: set[str] = set()
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        match node:
+            case ast.Assign([ast.Tuple(names)], ast.Name("args")):
+                self._names |= {
+                    name.id
+                    for place, name in enumerate(names)
+                    if place in self._known and isinstance(name, ast.Name)
+                }
+            case ast.Assign([ast.Name(name)], ast.Subscript(ast.Name("args"), ast.Constant(place))):
+                self._names |= {name} if place in self._known else set()
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        match node.value:
+            case ast.Call(ast.Name("assert_size_stride"), [ast.Name(name), *_]):
+                return None if name in self._names else node
+            case ast.Call(ast.Name("assert_size_stride_grouped") as function, args):
+                return self._fewer(node, function, args)
+        return node
+
+    def _fewer(self, node: ast.Expr, function: ast.Name, args: list[ast.expr]) -> ast.AST | None:
+        lists = [each.elts for each in args[:3] if isinstance(each, ast.Tuple)]
+        if len(lists) != 3 or len(set(map(len, lists))) != 1:
+            return node
+        rows = [
+            row
+            for row in zip(*lists, strict=True)
+            if not (isinstance(row[0], ast.Name) and row[0].id in self._names)
+        ]
+        if not rows:
+            return None
+        kept = [ast.Tuple(list(column), ast.Load()) for column in zip(*rows, strict=True)]
+        call = ast.Call(function, [*kept, *args[3:]], [])
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
 
 
 def _is_kernel(statement: ast.stmt) -> bool:

@@ -24,6 +24,7 @@ from torchloom.serve.counter import counter
 from torchloom.serve.cudagraph import Pool, assembled
 from torchloom.serve.dims import Dim
 from torchloom.serve.exact import at_sizes
+from torchloom.serve.inputs import looked_at, looks_of
 from torchloom.serve.lower import Lowerer
 from torchloom.serve.options import Options
 from torchloom.serve.padding import check_padding
@@ -255,6 +256,8 @@ class Builder:
             if parts:
                 raise _Cut(parts)
 
+        looks = looks_of(traced.graph.graph_module)
+        known = divided.stitching.only_from({each.place for each in looks}, len(divided.pieces))
         with as_promised(self.contract):
             is_exact = not traced.box.varying
             lowered = [
@@ -264,8 +267,9 @@ class Builder:
                     unbacked=bool(self.options.unbacked),
                     tuned=is_exact and self.options.level == 3,
                     look=look,
+                    known=places,
                 )
-                for piece in divided.pieces
+                for piece, places in zip(divided.pieces, known, strict=True)
             ]
         recorded = self.options.cuda_graphs if is_exact else "off"
         fixed = [None if each.is_kept else sorted(each.fixed) for each in divided.pieces]
@@ -276,7 +280,7 @@ class Builder:
         variant = Variant(
             traced.box,
             without,
-            traced.graph.shell.around(compiled, self.target.call),
+            traced.graph.shell.around(looked_at(compiled, looks), self.target.call),
             traced.facts,
             traced.codes,
             verdicts,
@@ -286,6 +290,7 @@ class Builder:
             is_recorded=recorded != "off",
             checks=tuple(each.code for each in verdicts if not each.is_exhaustive),
             asked=traced.asked,
+            looks=looks,
         )
         reasons = [each.why_not for each in lowered if each.why_not]
         reasons += [

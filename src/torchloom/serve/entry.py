@@ -12,10 +12,14 @@ It is generated from the contract. For `Contract({"x": (Dim("batch", 1, 64), 16)
         except (AttributeError, KeyError, IndexError, TypeError):
             given_passes = False
         if given_passes:
-            return table2[n_batch - 1](MODEL, x)
+            try:
+                return table2[n_batch - 1](MODEL, x)
+            except FAILURES as _error:
+                return FAILED(_error, {'x': x})
         return SLOW({'x': x})
 
-Whatever does not pass goes to `SLOW`, which finds out why, in words.
+Whatever does not pass goes to `SLOW`, which finds out why, in words. `FAILED` finds out whether a program failed as
+the model is another one now.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -37,7 +41,8 @@ from torchloom.serve.arguments import Asked, conditions
 from torchloom.serve.box import Box
 from torchloom.serve.contract import Contract
 from torchloom.serve.dims import Derived, Float, Size, code_of, name_in_code
-from torchloom.serve.living import watched_weights
+from torchloom.serve.inputs import OtherTensorsError
+from torchloom.serve.living import tied_weights
 from torchloom.serve.same import apart, is_plain, is_plainly_laid, same
 from torchloom.serve.specs import AnySpec, NumberSpec, RecordSpec, TensorSpec
 from torchloom.serve.target import Target
@@ -47,12 +52,16 @@ Run = Callable[..., Any]
 Row = tuple[Box, Run, Sequence[str]]
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 _SINGLE = (int, str)
+_FAILURES = (OtherTensorsError, AttributeError, KeyError, IndexError, TypeError)
+"""What programs raise that fetch weights from a model which is another one now."""
 _NAMES = frozenset(
     {
         *(
             "PLAIN",
             "STATE",
             "SLOW",
+            "FAILED",
+            "FAILURES",
             "MODEL",
             "DTYPE",
             "HANDLE",
@@ -67,11 +76,20 @@ _NAMES = frozenset(
     }
 )
 _MADE = re.compile(
-    r"(?:s_|n_|f_|given_).*|(?:kind|keys|dtype|device|fixed|held|run|table|default)\d+"
+    r"(?:s_|n_|f_|given_).*|(?:kind|keys|dtype|device|fixed|held|run|table|default)\d+|_error"
 )
 """Names of helpers and variables in an entry."""
 _MOST_TABLE = 1 << 16
 """Sizes that are looked up in a list; beyond, they are compared."""
+
+
+class Otherwise(NamedTuple):
+    """What calls go to that no program answers."""
+
+    slow: Callable[[dict[str, Any]], Any]
+    """Takes the arguments by name, of a call that does not pass."""
+    failed: Callable[[Exception, dict[str, Any]], Any]
+    """Takes an error that a program raised, and the arguments by name."""
 
 
 def make_entry(
@@ -80,7 +98,7 @@ def make_entry(
     variants: Sequence[Row],
     without: frozenset[str],
     state: Any,
-    slow: Callable[[dict[str, Any]], Any],
+    otherwise: Otherwise,
     *,
     writes: bool = False,
     asked: Asked = (),
@@ -93,13 +111,13 @@ def make_entry(
         variants: programs, the sizes that they are for, and what is asked of sizes at each call; the first
             that covers a call runs.
         without: paths of optional tensors that are None in these programs.
-        state: has `is_stale`, which sends every call to `slow`, and `next_hook`, which does if it is not
-            the number of the next hook, or unless there are `num_modes` of torch's function modes.
-        slow: takes the arguments by name.
+        state: has `is_stale`, which sends every call to `otherwise.slow`, and `next_hook`, which does if it is
+            not the number of the next hook, or unless there are `num_modes` of torch's function modes.
+        otherwise: what calls go to that no program answers.
         writes: whether programs write to tensors: no argument may then be passed twice.
         asked: what programs rely on of arguments beside their tensors.
     """
-    return _Writer(target, contract, without, writes, asked).write(variants, state, slow)
+    return _Writer(target, contract, without, writes, asked).write(variants, state, otherwise)
 
 
 class _Writer:
@@ -128,10 +146,14 @@ class _Writer:
         """The variable that holds each varying size."""
 
     def write(
-        self, variants: Sequence[Row], state: Any, slow: Callable[[dict[str, Any]], Any]
+        self,
+        variants: Sequence[Row],
+        state: Any,
+        otherwise: Otherwise,
     ) -> Run:
         """Return the compiled function."""
-        self._scope |= {"PLAIN": _PLAIN, "STATE": state, "SLOW": slow, "MODEL": self._target.owner}
+        self._scope |= {"PLAIN": _PLAIN, "STATE": state, "MODEL": self._target.owner}
+        self._scope |= {"SLOW": otherwise.slow, "FAILED": otherwise.failed, "FAILURES": _FAILURES}
         for name, spec in self._contract.args.items():
             self._spec(name, self._given[name], spec)
         if self._writes and len(self._tensors) > 1:
@@ -153,8 +175,13 @@ class _Writer:
             "        given_passes = False",
             "    if given_passes:",
         ]
-        lines += [f"        {line}" for line in self._dispatch(variants)]
-        lines.append(f"    return SLOW({self._by_name()})")
+        lines.append("        try:")
+        lines += [f"            {line}" for line in self._dispatch(variants)]
+        lines += [
+            "        except FAILURES as _error:",
+            f"            return FAILED(_error, {self._by_name()})",
+            f"    return SLOW({self._by_name()})",
+        ]
         if not is_plain_named:
             lines[0] = lines[0].replace("entry", "_torchloom_entry", 1)
             lines.append(f"def entry({self._signature()}):")
@@ -275,9 +302,9 @@ class _Writer:
         self._conditions += [f"not is_autocast({kind!r})" for kind in sorted(kinds)]
         if self._target.module is not None:
             self._conditions.append(f"MODEL.training is {contract.training}")
-            for held, name, dtype in watched_weights(self._target.module):
-                weight = f"{self._name('held', held)}[{name!r}]"
-                self._conditions.append(f"{weight}.dtype is {self._name('dtype', dtype)}")
+            for pair in tied_weights(self._target.module):
+                one, other = (f"{self._name('held', held)}[{name!r}]" for held, name in pair)
+                self._conditions.append(f"{one} is {other}")
         self._scope |= {
             "default_dtype": torch.get_default_dtype,
             "DTYPE": torch.get_default_dtype(),

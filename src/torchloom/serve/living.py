@@ -1,7 +1,7 @@
-"""What may change in a living model without a call being told: dtypes of weights, and hooks.
+"""What may change in a living model without a call being told: which weights are one, and hooks.
 
-A call cannot look at each weight and each module. It looks at a few dtypes, since `model.half()` and
-`load_state_dict(assign=True)` change all of a part, and at the number that torch gives to the next hook of the
+What weights look like is compared before they reach a graph (`inputs`). A graph takes tied weights as one input,
+though, so a call asks whether they still are one, and for the number that torch gives to the next hook of the
 process. Where one is not what it was, everything is looked at, and what differs is said.
 """
 
@@ -10,35 +10,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-_MOST_WATCHED = 8
-"""Weights that a call looks at: each takes about 50 ns."""
 _HOOKS = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
 )
+Place = tuple[dict[str, Any], str]
+"""A dict of a module's weights, and a name in it."""
 _GLOBAL_HOOKS = tuple(
     f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward")
 )
 
 
-def watched_weights(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.dtype]]:
-    """Return the dicts that hold a few floating-point weights of a model, with their names and dtypes.
-
-    One of each part of the model, as parts are converted as a whole.
-    """
-    found = [
-        (held, name, tensor.dtype)
-        for each in module.modules()
-        for held in (each._parameters, each._buffers)
-        for name, tensor in held.items()
-        if isinstance(tensor, Tensor) and tensor.is_floating_point()
-    ]
-    step = max(1, -(-len(found) // _MOST_WATCHED))
-    return found[::step]
+def tied_weights(module: nn.Module) -> list[tuple[Place, Place]]:
+    """Return pairs of places that hold one tensor."""
+    first: dict[int, Place] = {}
+    found: list[tuple[Place, Place]] = []
+    for each in module.modules():
+        for held in (each._parameters, each._buffers):
+            for name, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) in first:
+                    found.append((first[id(tensor)], (held, name)))
+                else:
+                    first[id(tensor)] = (held, name)
+    return found
 
 
 def next_hook() -> int:
@@ -57,14 +56,13 @@ class Looks:
     def __init__(self, module: nn.Module | None, structure: Mapping[str, str]) -> None:
         self._module = module
         self._structure = _without_grad(structure)
-        self._weights = [] if module is None else watched_weights(module)
+        self._tied = [] if module is None else tied_weights(module)
         self._hooks = _hooks_of(module)
 
-    def other_dtypes(self) -> bool:
-        """Return whether a weight that calls look at has another dtype."""
+    def is_untied(self) -> bool:
+        """Return whether weights that were one are two now."""
         return any(
-            getattr(held.get(name), "dtype", None) is not dtype
-            for held, name, dtype in self._weights
+            one.get(first) is not other.get(second) for (one, first), (other, second) in self._tied
         )
 
     def changed(self, structure: Mapping[str, str]) -> list[str]:

@@ -49,7 +49,7 @@ class Lowerer:
         self._backend = backend
         self._patches = patches
         self._store = store
-        self._done: dict[tuple[str, bool, bool], Lowered] = {}
+        self._done: dict[tuple[str, bool, bool, frozenset[int]], Lowered] = {}
 
     def lower(
         self,
@@ -59,6 +59,7 @@ class Lowerer:
         unbacked: bool,
         tuned: bool = False,
         look: Callable[[], None] = lambda: None,
+        known: frozenset[int] = frozenset(),
     ) -> Lowered:
         """Return a piece's function; equal pieces share one.
 
@@ -68,12 +69,13 @@ class Lowerer:
             unbacked: whether its sizes are unbacked symbols.
             tuned: whether to search for the fastest kernels.
             look: called before code is generated, when `graph` knows what tracing the piece assumed.
+            known: places of inputs that are compared before the graph runs (`serve.inputs`).
         """
-        key = (piece.digest, piece.is_kept, tuned)
+        key = (piece.digest, piece.is_kept, tuned, known)
         if key not in self._done:
             patches = {**TUNED, **self._patches} if tuned else self._patches
             before = {guard.text for guard in graph.size_guards()}
-            lowered = self._done[key] = self._lower(piece, patches, unbacked, look)
+            lowered = self._done[key] = self._lower(piece, patches, unbacked, look, known)
             lowered.guards = tuple(g for g in graph.size_guards() if g.text not in before)
         return self._done[key]
 
@@ -83,6 +85,7 @@ class Lowerer:
         patches: Mapping[str, Any],
         unbacked: bool,
         look: Callable[[], None],
+        known: frozenset[int],
     ) -> Lowered:
         if piece.is_kept or self._backend == "eager":
             return self._as_it_is(piece.graph_module)
@@ -90,7 +93,10 @@ class Lowerer:
             if reason := why_cache_is_open():
                 raise ServeError(reason)
             built = build_piece(
-                piece.graph_module, piece.inputs, patches, unbacked=unbacked, look=look
+                *(piece.graph_module, piece.inputs, patches),
+                unbacked=unbacked,
+                look=look,
+                known=known,
             )
             counter.num_pieces += 1
             lowered = Lowered(built.call, why_not=built.why_not)

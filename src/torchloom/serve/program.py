@@ -22,8 +22,9 @@ from torchloom.serve.bypass import bypassed
 from torchloom.serve.code import Codes
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
-from torchloom.serve.entry import Run, make_entry
+from torchloom.serve.entry import Otherwise, Run, make_entry
 from torchloom.serve.facts import Facts, changed_facts
+from torchloom.serve.inputs import Look, OtherTensorsError
 from torchloom.serve.living import Looks, next_hook
 from torchloom.serve.refusals import refuse, refuse_modes
 from torchloom.serve.target import Target
@@ -60,6 +61,8 @@ class Variant:
     """What of that was tried for some sizes only and is asked at each call, as Python: `n_batch < 9`."""
     asked: Asked = ()
     """What it relies on of arguments beside their tensors."""
+    looks: Sequence[Look] = ()
+    """What it was compiled to find in the model: dtypes, sizes and strides of weights."""
     told: tuple[str, ...] = ()
     """What the verdicts were, for a program that was loaded."""
     stored: dict[str, Any] = field(default_factory=dict)
@@ -254,7 +257,8 @@ class Program:
             slow = self._slow if entry is None else _passed_on(entry)
             alike = [each for each in self.variants if each.without == without]
             entry = make_entry(
-                *(self.target, self.contract, rows, without, self.state, slow),
+                *(self.target, self.contract, rows, without, self.state),
+                Otherwise(slow, self._failed),
                 writes=any(each.writes for each in self.variants),
                 asked=[line for each in alike for line in each.asked],
             )
@@ -266,13 +270,26 @@ class Program:
         """Find out why a call did not pass, and do what `out_of_range` says."""
         try:
             self._explain(args)
-        except ContractError:
-            if self.out_of_range == "raise":
-                counter.num_refused_calls += 1
-                raise
-            counter.num_eager_calls += 1
-            return self._eager(args)
+        except ContractError as refusal:
+            return self._outside(refusal, args)
         return _passed_on(self._entry)(args)  # an attribute was set to what it was before
+
+    def _failed(self, error: Exception, args: dict[str, Any]) -> Any:
+        """Say that a program failed as the model has changed, or let the error go on."""
+        changed = self._looks.changed(self.target.structure())
+        if isinstance(error, OtherTensorsError):  # nothing has run
+            return self._outside(_refusal(changed) if changed else error, args)
+        if not changed:
+            raise error
+        raise _refusal(changed) from error
+
+    def _outside(self, refusal: ContractError, args: dict[str, Any]) -> Any:
+        """Do what `out_of_range` says of a call that no program answers."""
+        if self.out_of_range == "raise":
+            counter.num_refused_calls += 1
+            raise refusal
+        counter.num_eager_calls += 1
+        return self._eager(args)
 
     def _eager(self, args: dict[str, Any]) -> Any:
         several = [args.pop(name) for name in list(args) if name.startswith("*")]
@@ -282,7 +299,7 @@ class Program:
 
     def _explain(self, args: dict[str, Any]) -> None:
         number = next_hook()
-        if number != self.state.next_hook or self._looks.other_dtypes():
+        if number != self.state.next_hook or self._looks.is_untied():
             _refuse(self._looks.changed(self.target.structure()))
         if number != self.state.next_hook:
             self.state.next_hook = number  # somebody else's hooks
@@ -316,10 +333,13 @@ def _shown(variant: Variant) -> str:
 
 def _refuse(changed: Sequence[str]) -> None:
     if changed:
-        raise ContractError(
-            f"the model has changed since it was compiled: {'; '.join(changed[:4])}: build it again, or "
-            "set it back"
-        )
+        raise _refusal(changed)
+
+
+def _refusal(changed: Sequence[str]) -> ContractError:
+    return ContractError(
+        f"the model has changed since it was compiled: {'; '.join(changed[:4])}: build it again, or set it back"
+    )
 
 
 def _passed_on(entry: Run) -> Callable[[dict[str, Any]], Any]:

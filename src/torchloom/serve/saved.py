@@ -24,6 +24,7 @@ from torchloom.serve.counter import counter
 from torchloom.serve.cudagraph import Pool, assembled
 from torchloom.serve.dims import Dim, dim_to_json
 from torchloom.serve.facts import changed_facts
+from torchloom.serve.inputs import looked_at, looks_from
 from torchloom.serve.parts import loaded_piece, parts_of
 from torchloom.serve.program import OutOfRange, Program, Variant
 from torchloom.serve.stitch import Stitching
@@ -239,7 +240,8 @@ def _program(
         compiled = assembled(
             stitching, calls, stored["recorded"], stored["fixed"], stored["written"], pool
         )
-        run = shell.around(compiled, target.call)
+        looks = looks_from(stored["looks"])
+        run = shell.around(looked_at(compiled, looks), target.call)
         if padded := stored["padded"]:
             axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
             dim = contract.dims[padded["dim"]]
@@ -258,6 +260,7 @@ def _program(
                 told=tuple(stored["verdicts"]),
                 checks=tuple(stored["checks"]),
                 asked=stored["asked"],
+                looks=looks,
             )
         )
     counter.num_loads += 1
@@ -290,6 +293,7 @@ def _stored(variant: Variant, store: Store) -> dict[str, Any]:
         "fixed": variant.stored["fixed"],
         "written": variant.stored["written"],
         "verdicts": list(variant.assumed),
+        "looks": [list(look) for look in variant.looks],
     }
 
 

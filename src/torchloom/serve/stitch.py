@@ -7,7 +7,7 @@ result   9
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,6 +66,14 @@ class Stitching:
         }
         exec(compile("\n".join(lines), "<torchloom stitching>", "exec"), scope)
         return scope["stitched"]
+
+    def only_from(self, slots: Collection[int], num_pieces: int) -> list[frozenset[int]]:
+        """Return for each piece the places of inputs that are some slots in all calls of it."""
+        found: dict[int, frozenset[int]] = {}
+        for step in self.steps:
+            places = frozenset(place for place, ref in enumerate(step.args) if ref.slot in slots)
+            found[step.piece] = found.get(step.piece, places) & places
+        return [found.get(piece, frozenset()) for piece in range(num_pieces)]
 
     def _is_direct(self) -> bool:
         """Say whether there is one piece that takes the inputs and returns the results as they are."""

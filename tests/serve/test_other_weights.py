@@ -1,0 +1,173 @@
+"""Weights that are put in the place of others: used, or refused by name before anything has run."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from serve.models import BATCH
+from torchloom.errors import ContractError
+from torchloom.serve import Contract, build, load
+
+DEPTH = 12
+X = torch.randn(3, 16)
+
+
+class Deep(nn.Module):
+    """More weights than a call could look at one by one, and tensors that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(DEPTH))
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(DEPTH))
+        self.head = nn.Linear(16, 16, bias=False)
+        self.head.weight = self.layers[0].weight
+        self.register_buffer("scale", torch.randn(16))
+        self.register_buffer("calls", torch.zeros(()))
+        self.plain = torch.randn(16, 16)
+        self.held = [torch.randn(16)]
+
+    def forward(self, x):
+        self.calls += 1
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + norm(torch.tanh(layer(x)))
+        return self.head(x * self.scale + self.held[0]) @ self.plain
+
+
+def deep() -> Deep:
+    torch.manual_seed(0)
+    return Deep().eval()
+
+
+def turned(weight):
+    return weight.detach().t().contiguous().t()
+
+
+def spread(vector):
+    return torch.stack([vector.detach(), vector.detach()], 1)[:, 0]
+
+
+def assigned(model, change):
+    model.load_state_dict({k: change(v) for k, v in model.state_dict().items()}, assign=True)
+
+
+def put(module, name, change):
+    weight = getattr(module, name)
+    weight.data = change(weight.data)
+
+
+REFUSED = {
+    # Each of these was computed with the bits of another dtype, before.
+    "one norm in float64": lambda m: m.norms[7].double(),
+    "one norm in float16": lambda m: m.norms[7].half(),
+    "the bits of integers": lambda m: setattr(m, "scale", m.scale.to(torch.int32)),
+    "one bias": lambda m: put(m.layers[7], "bias", torch.Tensor.double),
+    "a buffer": lambda m: setattr(m, "scale", m.scale.double()),
+    "a tensor in a list": lambda m: m.held.__setitem__(0, m.held[0].double()),
+    "a sign": lambda m: setattr(m, "scale", torch.randn(16, dtype=torch.cfloat).conj().imag),
+    "strides": lambda m: put(m.layers[4], "weight", turned),
+    "strides of one that is assigned": lambda m: setattr(
+        m.layers[4], "weight", nn.Parameter(turned(m.layers[4].weight))
+    ),
+    "strides of all": lambda m: assigned(m, lambda v: turned(v) if v.dim() == 2 else v),
+    "steps": lambda m: put(m.norms[3], "weight", spread),
+    "no steps": lambda m: put(m.layers[3], "bias", lambda v: v[:1].expand(16)),
+    "strides of a plain tensor": lambda m: setattr(m, "plain", turned(m.plain)),
+    "sizes": lambda m: setattr(m, "scale", torch.randn(1)),
+    "tied weights that are two now": lambda m: assigned(m, torch.clone),
+    "nothing": lambda m: setattr(m.layers[2], "bias", None),
+    "another part": lambda m: m.layers.__setitem__(2, nn.Sequential(nn.Linear(16, 16), nn.Tanh())),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store that holds the program, so that it is compiled once."""
+    folder = tmp_path_factory.mktemp("store")
+    with torch.no_grad():
+        build(deep(), Contract({"x": (BATCH, 16)}), store=folder)
+    return folder
+
+
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
+def test_other_weights_are_refused_before_anything_ran(change, store):
+    model = deep()
+    with torch.no_grad():
+        program = load(store, model, Contract({"x": (BATCH, 16)}))
+        change(model)
+        for _ in range(2):
+            with pytest.raises(
+                ContractError, match="the model has changed since it was compiled: "
+            ):
+                program(X)
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
+def test_eager_is_asked_for_other_weights(change, store):
+    model = deep()
+    with torch.no_grad():
+        program = load(store, model, Contract({"x": (BATCH, 16)}), out_of_range="eager")
+        change(model)
+        try:
+            wanted = copy.deepcopy(model)(X)
+        except RuntimeError:
+            return  # dtypes that eager does not take either
+        try:
+            torch.testing.assert_close(program(X), wanted)
+        except ContractError as error:  # found out while the model was being read
+            assert isinstance(error.__cause__, (KeyError, AttributeError, TypeError))
+
+
+USED = {
+    "values": lambda m: m.scale.mul_(2),
+    "data": lambda m: put(m.norms[3], "weight", torch.exp),
+    "parameters": lambda m: setattr(m.norms[3], "weight", nn.Parameter(torch.randn(16))),
+    "plain tensors": lambda m: setattr(m, "plain", torch.randn(16, 16)),
+    "a place in another tensor": lambda m: put(
+        m.layers[3], "weight", lambda v: torch.cat([v.new_zeros(1), v.flatten()])[1:].view(16, 16)
+    ),
+    "no gradients": lambda m: m.requires_grad_(False),
+    "weights that are tied now": lambda m: setattr(m.layers[3], "weight", m.layers[4].weight),
+}
+
+
+@pytest.mark.parametrize("change", USED.values(), ids=USED)
+def test_weights_that_look_alike_are_used(change, store):
+    model = deep()
+    with torch.no_grad():
+        program = load(store, model, Contract({"x": (BATCH, 16)}))
+        change(model)
+        torch.testing.assert_close(program(X), model(X))
+        with torch.inference_mode():
+            torch.testing.assert_close(program(X), model(X))
+
+
+def test_with_gradients():
+    model = deep()
+    program = build(model, Contract({"x": (BATCH, 16)}, grad="grad"))
+    model.norms[7].double()
+    with pytest.raises(ContractError, match=r"norms\.7\.weight was"):
+        program(X)
+    model.norms[7].float()
+    torch.testing.assert_close(program(X), model(X))
+
+
+class Raising(nn.Module):
+    def forward(self, x):
+        return torch.ops.torchloom_tests.raising(x)
+
+
+def test_errors_of_operators_stay_what_they_are():
+    library = torch.library.Library("torchloom_tests", "FRAGMENT")
+    library.define("raising(Tensor x) -> Tensor")
+    library.impl("raising", lambda x: x.clone() if x.sum() > 0 else {}["missing"], "CPU")
+    library.impl("raising", lambda x: torch.empty_like(x), "Meta")
+    model = Raising().eval()
+    with torch.no_grad():
+        program = build(model, Contract({"x": (BATCH, 16)}), backend="eager", check="off")
+        with pytest.raises(KeyError, match="missing"):
+            program(-torch.ones(3, 16))
