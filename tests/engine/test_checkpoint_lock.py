@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 from support.checkpoints import leftovers, names_in, outcome
 from support.ranks import run_ranks
@@ -30,6 +31,13 @@ time.sleep(60)
 """
 
 
+def wait_for_the_end_of(pid: int) -> None:
+    """Wait until the kernel has taken back what a killed process held, while its parent has not asked for it."""
+    state = Path(f"/proc/{pid}/stat")
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        time.sleep(0.02)
+
+
 def test_two_runs_in_one_folder(tmp_path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OTHER, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -42,7 +50,7 @@ def test_two_runs_in_one_folder(tmp_path) -> None:
             text = outcome(lambda: engine.save_checkpoint(tmp_path))
             if rank == 0:
                 os.kill(other.pid, signal.SIGKILL)
-                time.sleep(0.3)
+                wait_for_the_end_of(other.pid)
             return text, outcome(lambda: engine.save_checkpoint(tmp_path))
 
         for refused, taken_over in run_ranks(2, fn):
