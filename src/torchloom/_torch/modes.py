@@ -12,6 +12,10 @@ num_function_modes = _C._len_torch_function_stack
 """Returns how many `TorchFunctionMode`s are active; `torch.set_default_device` is one."""
 num_dispatch_modes = _C._len_torch_dispatch_stack
 """Returns how many `TorchDispatchMode`s are."""
+transform_level = _C._functorch.maybe_current_level  # type: ignore[attr-defined]
+"""Returns how many transforms of torch.func are around, None if none is: tensors are wrappers there."""
+is_jit_tracing = _C._is_tracing  # type: ignore[attr-defined]
+"""Returns whether `torch.jit.trace` records operators."""
 forward = forward_ad
 """`forward._current_level` is -1 where nothing is differentiated forwards."""
 

@@ -141,7 +141,14 @@ def load_piece(content: bytes, kernels: Mapping[str, bytes]) -> Call:
 
 
 def dump_graph(graph_module: fx.GraphModule) -> bytes:
-    """Return a graph of public operators as bytes."""
+    """Return a graph of public operators as bytes.
+
+    Raises:
+        ValueError: it calls functions that Dynamo made while it traced, such as those for NumPy's.
+    """
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and type(node.target).__module__.startswith("torch._dynamo"):
+            raise ValueError(f"{node.target!r} exists in the process that traced it alone")
     from torch.fx._graph_pickler import GraphPickler, Options
 
     for node in graph_module.graph.nodes:

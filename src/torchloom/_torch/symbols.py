@@ -119,7 +119,7 @@ def _guard(expression: Any, place: Any, hints: Mapping[Any, float]) -> SizeGuard
     hint_of = {str(symbol): hints[symbol] for symbol in symbols}
     names = ", ".join(map(str, symbols))
     printed = PythonPrinter().doprint(expression)
-    test = eval(f"lambda {names}: {printed}", {"math": math})
+    test = eval(f"lambda {names}: {printed}", {"math": math, "torch": torch})  # sizes beside floats
     code = _NAME.sub(lambda n: f"{{{hint_of[n[0]]!r}}}" if n[0] in hint_of else n[0], printed)
 
     def holds(sizes: Mapping[float, float]) -> bool:

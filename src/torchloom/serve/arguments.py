@@ -11,6 +11,7 @@ guard is one thing that calls are asked, written as data.
     ["plain"]                             tensors are no parameters of any model: forward asks for types
     ["strides"]                           strides are those of the sizes, where a size is 1 as well
     ["requires_grad", False]              no tensor requires gradients
+    ["whole"]                             tensors are no views of others, and begin where their memory does
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import dis
 import itertools
 import re
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +53,46 @@ _OF_THE_CONTRACT = frozenset(
 _TYPES = frozenset({"type", "__class__", "Parameter", "Buffer"})
 _LAYOUTS = frozenset({"stride", "as_strided", "is_contiguous"})
 """Names in code that asks for more than sizes of a tensor."""
+_MEMORY = frozenset(
+    {"as_strided", "storage_offset", "untyped_storage", "storage", "_base", "_is_view"}
+)
+"""Names in code that asks where in memory a tensor lies."""
+
+
+class _OfEach(NamedTuple):
+    """Something that is asked of each tensor."""
+
+    condition: str
+    """As Python, with a place for the variable."""
+    holds: Callable[[Tensor], bool]
+    refusal: Callable[[str, Tensor], str]
+    """Takes path and tensor."""
+
+
+_OF_EACH = {
+    "plain": _OfEach(
+        "type({}) is Tensor",
+        lambda tensor: type(tensor) is Tensor,
+        lambda path, tensor: (
+            f"{path!r} is a {type(tensor).__name__}, and forward asks for types: pass {path}.detach()"
+        ),
+    ),
+    "strides": _OfEach(
+        "is_plainly_laid({})",
+        is_plainly_laid,
+        lambda path, tensor: (
+            f"{path!r} has strides {tensor.stride()} for sizes {tuple(tensor.shape)}, and forward asks "
+            f"for them: pass {path}.clone(memory_format=torch.contiguous_format)"
+        ),
+    ),
+    "whole": _OfEach(
+        "({0}.storage_offset() == 0 and {0}._base is None)",
+        lambda tensor: tensor.storage_offset() == 0 and tensor._base is None,
+        lambda path, tensor: (
+            f"{path!r} is a view of another tensor, and forward asks where its memory lies: pass {path}.clone()"
+        ),
+    ),
+}
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -99,6 +140,8 @@ def asked_of(
         found.append(["plain"])
     if any(_LAYOUTS & set(code.co_names) for code in own):
         found.append(["strides"])
+    if any(_MEMORY & set(code.co_names) for code in own):
+        found.append(["whole"])
     if any(map(_asks_for_gradients, own)):
         found.append(["requires_grad", contract.grad == "grad"])
     return found
@@ -186,13 +229,14 @@ def _compares_objects(code: types.CodeType) -> bool:
 
 
 def _asks_for_gradients(code: types.CodeType) -> bool:
-    """Say whether code asks a tensor, other than those of its first argument, whether it requires gradients."""
+    """Say whether code asks a tensor, other than a method one of its own object, whether it requires gradients."""
     before: list[dis.Instruction] = []
     for instruction in dis.get_instructions(code):
         if instruction.argval in ("requires_grad", "is_leaf", "grad_fn"):
-            roots = (each for each in reversed(before) if each.opname != "LOAD_ATTR")
-            root = next(roots, None)
-            if root is None or root.argval not in code.co_varnames[: min(code.co_argcount, 1)]:
+            steps = list(itertools.takewhile(lambda i: i.opname == "LOAD_ATTR", reversed(before)))
+            root = before[-1 - len(steps)].argval if len(before) > len(steps) else None
+            is_own = bool(steps) and root == "self" and code.co_varnames[:1] == ("self",)
+            if not is_own:
                 return True
         before.append(instruction)
     return False
@@ -218,10 +262,8 @@ def conditions(
         elif kind == "requires_grad":
             floats = [name for name, spec in tensors.items() if spec.dtype.is_floating_point]
             found += [f"{each}.requires_grad is {line[0]}" for each in floats]
-        elif kind == "plain":
-            found += [f"type({each}) is Tensor" for each in tensors]
-        elif kind == "strides":
-            found += [f"is_plainly_laid({each})" for each in tensors]
+        elif kind in _OF_EACH:
+            found += [_OF_EACH[kind].condition.format(each) for each in tensors]
         elif not _steps(line[0]):
             raise ValueError(f"{line[0]!r} is no way to a value")
         elif kind == "value":
@@ -264,17 +306,10 @@ def check_asked(asked: Asked, args: Mapping[str, Any], tensors: Mapping[str, Ten
                         "forward asks for, and in the trace it was the other way: pass "
                         f"{path}.detach(){'' if tensor.requires_grad else '.requires_grad_()'}"
                     )
-        elif kind in ("plain", "strides"):
+        elif kind in _OF_EACH:
             for path, tensor in tensors.items():
-                if kind == "plain" and type(tensor) is not Tensor:
-                    raise ContractError(
-                        f"{path!r} is a {type(tensor).__name__}, and forward asks for types: pass {path}.detach()"
-                    )
-                if kind == "strides" and not is_plainly_laid(tensor):
-                    raise ContractError(
-                        f"{path!r} has strides {tensor.stride()} for sizes {tuple(tensor.shape)}, and forward asks "
-                        f"for them: pass {path}.clone(memory_format=torch.contiguous_format)"
-                    )
+                if not _OF_EACH[kind].holds(tensor):
+                    raise ContractError(_OF_EACH[kind].refusal(path, tensor))
         else:
             _check(kind, line, args)
 

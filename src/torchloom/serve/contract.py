@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from torchloom.errors import ContractError
@@ -292,6 +293,11 @@ def _check_length(path: str, value: Any, spec: AnySpec) -> None:
 def _check_tensor(path: str, value: Any, spec: TensorSpec) -> None:
     if not isinstance(value, Tensor):
         raise ContractError(f"{path!r} is {type(value).__name__}, the contract wants {spec}")
+    if value.is_nested or value.layout is not torch.strided:
+        kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        raise ContractError(
+            f"{path!r} is a tensor of another layout ({kind}), the contract wants a dense one: {spec}"
+        )
     if value.dim() != len(spec.shape):
         raise ContractError(
             f"{path!r} has {value.dim()} dimensions, the contract wants {len(spec.shape)}: {spec}"

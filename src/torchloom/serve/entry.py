@@ -9,7 +9,7 @@ It is generated from the contract. For `Contract({"x": (Dim("batch", 1, 64), 16)
                 and 1 <= (n_batch := s_x[0]) <= 64 and s_x[1] == 16 and x.is_contiguous()
                 and not is_grad_enabled() and not STATE.is_stale
             )
-        except (AttributeError, KeyError, IndexError, TypeError):
+        except (AttributeError, KeyError, IndexError, TypeError, RuntimeError):
             given_passes = False
         if given_passes:
             try:
@@ -36,7 +36,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from torchloom._torch.modes import forward, num_dispatch_modes, num_function_modes
+from torchloom._torch.modes import (
+    forward,
+    is_jit_tracing,
+    num_dispatch_modes,
+    num_function_modes,
+    transform_level,
+)
+from torchloom._torch.untraced import leave_alone
 from torchloom.serve.arguments import Asked, conditions
 from torchloom.serve.box import Box
 from torchloom.serve.contract import Contract
@@ -52,12 +59,15 @@ Run = Callable[..., Any]
 Row = tuple[Box, Run, Sequence[str]]
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 _SINGLE = (int, str)
+_UNLIKE = (AttributeError, KeyError, IndexError, TypeError, RuntimeError)
+"""What conditions raise that ask something else than what they expect: no tensor, or a nested one."""
 _FAILURES = (OtherTensorsError, AttributeError, KeyError, IndexError, TypeError)
 """What programs raise that fetch weights from a model which is another one now."""
 _NAMES = frozenset(
     {
         *(
             "PLAIN",
+            "STRIDED",
             "STATE",
             "SLOW",
             "FAILED",
@@ -68,11 +78,14 @@ _NAMES = frozenset(
             "FORWARD",
             "Tensor",
             "math",
+            "torch",
             "inf",
             "nan",
         ),
         *("apart", "same", "type_words", "is_plainly_laid", "is_inference", "is_grad_enabled"),
-        *("is_autocast", "default_dtype", "function_modes", "dispatch_modes", "_torchloom_entry"),
+        *("is_autocast", "default_dtype", "function_modes", "dispatch_modes", "transform_level"),
+        "is_jit_tracing",
+        *("_torchloom_entry",),
     }
 )
 _MADE = re.compile(
@@ -152,7 +165,12 @@ class _Writer:
         otherwise: Otherwise,
     ) -> Run:
         """Return the compiled function."""
-        self._scope |= {"PLAIN": _PLAIN, "STATE": state, "MODEL": self._target.owner}
+        self._scope |= {
+            "PLAIN": _PLAIN,
+            "STRIDED": torch.strided,
+            "STATE": state,
+            "MODEL": self._target.owner,
+        }
         self._scope |= {"SLOW": otherwise.slow, "FAILED": otherwise.failed, "FAILURES": _FAILURES}
         for name, spec in self._contract.args.items():
             self._spec(name, self._given[name], spec)
@@ -171,7 +189,7 @@ class _Writer:
         lines += [
             "    try:",
             f"        given_passes = {' and '.join(self._conditions) or 'True'}",
-            "    except (AttributeError, KeyError, IndexError, TypeError):",
+            f"    except ({', '.join(each.__name__ for each in _UNLIKE)}):",
             "        given_passes = False",
             "    if given_passes:",
         ]
@@ -188,6 +206,7 @@ class _Writer:
             lines.append(f"    return _torchloom_entry({', '.join(self._given)})")
         exec(compile("\n".join(lines), "<torchloom entry>", "exec"), self._scope)
         entry = self._scope["entry"]
+        leave_alone(entry, "programs of torchloom.serve are compiled already")
         entry.source = "\n".join(lines)
         return entry
 
@@ -219,6 +238,7 @@ class _Writer:
         on = f"{value}.is_cpu" if spec.device.type == "cpu" else self._on(value, spec.device)
         self._conditions += [
             f"type({value}) in PLAIN",
+            f"{value}.layout is STRIDED",
             f"len({shape} := {value}.shape) == {len(spec.shape)}",
             f"{value}.dtype is {self._name('dtype', spec.dtype)}",
             on,
@@ -313,13 +333,17 @@ class _Writer:
         self._scope |= {
             "function_modes": num_function_modes,
             "dispatch_modes": num_dispatch_modes,
+            "transform_level": transform_level,
+            "is_jit_tracing": is_jit_tracing,
             "FORWARD": forward,
         }
         self._conditions += [
             "function_modes() == STATE.num_modes",
             "not dispatch_modes()",
+            "transform_level() is None",
             "FORWARD._current_level < 0",
         ]
+        self._conditions.insert(0, "not is_jit_tracing()")  # comparisons of sizes are tensors then
         self._conditions.append("default_dtype() is DTYPE")
         self._conditions.append("HANDLE.next_id == STATE.next_hook")
         self._conditions.append("not STATE.is_stale")
@@ -342,7 +366,7 @@ class _Writer:
                 at = f"{self._sizes[dim.name]} - {dim.min}" if dim.min else self._sizes[dim.name]
                 at = f"({at}) // {dim.multiple_of}" if dim.multiple_of > 1 else at
                 return [f"return {self._name('table', table)}[{at}]({call})"]
-        self._scope["math"] = math
+        self._scope |= {"math": math, "torch": torch}
         lines = []
         for box, run, checks in variants:
             tests = [

@@ -11,7 +11,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchloom._torch.modes import dispatch_modes, forward, function_modes
+from torchloom._torch.modes import (
+    dispatch_modes,
+    forward,
+    function_modes,
+    is_jit_tracing,
+    transform_level,
+)
 from torchloom.errors import ContractError
 from torchloom.serve.arguments import Asked, check_asked
 from torchloom.serve.box import Box
@@ -79,6 +85,15 @@ def refuse_modes() -> None:
             f"the call is under {', '.join(found)}, which the program's kernels do not see: call the model itself "
             "there"
         )
+    if transform_level() is not None:
+        raise ContractError(
+            "the call is inside of a transform of torch.func (vmap, grad, functionalize), whose tensors the program's "
+            "kernels cannot read: call the model itself there"
+        )
+    if is_jit_tracing():
+        raise ContractError(
+            "the call is inside of torch.jit.trace, which cannot follow the program's kernels: trace the model itself"
+        )
     if forward._current_level >= 0:
         raise ContractError(
             "the call is inside of torch.autograd.forward_ad.dual_level(), and programs have no forward derivatives: "
@@ -127,7 +142,9 @@ def _refuse_others(target: Target, contract: Contract, args: Mapping[str, Any]) 
 def _refuse_sizes(variant: Asking, known: Mapping[str, Any]) -> None:
     """Refuse sizes for which does not hold what was assumed of them and tried for some only."""
     for check in variant.checks:
-        if not eval(check, {"math": math}, dict(known)):  # written by the build, signed in a store
+        if not eval(
+            check, {"math": math, "torch": torch}, dict(known)
+        ):  # written by the build, signed in a store
             there = ", ".join(f"{name.removeprefix('n_')} {size}" for name, size in known.items())
             said = re.sub(r"\bn_(\w+)", r"\1", check)
             raise ContractError(

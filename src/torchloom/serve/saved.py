@@ -77,6 +77,8 @@ class Saved:
                 return _program(self.store, name, entry, target, contract, out_of_range)
             except ArtifactError as error:
                 log.warning("%s is not used: %s", name, error)
+            except Exception as error:  # noqa: BLE001 - its code refers to what this process has not
+                log.warning("%s is not used: %s", name, _cannot_be_made(error))
         return None
 
     def save(self, program: Program) -> str:
@@ -126,7 +128,12 @@ def load(
     for key, entry in _newest_first(store):
         its = contract or Contract.from_json(entry["factors"]["contract"])
         if not _differs(entry, target, its, name) and not _outdated(entry, target, its):
-            return _program(store, key, entry, target, its, out_of_range)
+            try:
+                return _program(store, key, entry, target, its, out_of_range)
+            except ArtifactError:
+                raise
+            except Exception as error:
+                raise ArtifactError(f"{store.root}: {_cannot_be_made(error)}") from error
     reasons = why_miss(store, target, contract, name)
     raise ArtifactError(
         f"{store.root} holds no program for {target.name}: {'; '.join(reasons[:6])}. Build it again"
@@ -160,6 +167,10 @@ def why_miss(
     if broken and not entries:
         return [*broken, *_unlike(store, target)]
     return [*broken, *nearest]
+
+
+def _cannot_be_made(error: Exception) -> str:
+    return f"the program for it cannot be made in this process ({type(error).__name__}: {error}): build it again"
 
 
 def _unlike(store: Store, target: Target) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from torchloom._torch.fullgraph import FullGraph, capture_full, is_unsupported, mark_varying
 from torchloom._torch.places import GuardOn, Place, place_of, settled, value_at
 from torchloom._torch.symbols import SizeGuard
-from torchloom.errors import ServeError
+from torchloom.errors import ServeError, TorchloomError
 from torchloom.serve.arguments import Asked, asked_of
 from torchloom.serve.box import Box
 from torchloom.serve.code import Codes, codes_of, scopes_of
@@ -153,11 +153,12 @@ def trace(
                 ints=_sources(target, contract, args, varying),
                 floats=_sources(target, contract, args, None),
             )
-    except Exception as error:
-        if not is_unsupported(error):
-            raise
+    except TorchloomError:
+        raise
+    except Exception as error:  # torch's own mistakes while it traces come in any kind
+        kind = "" if is_unsupported(error) else f"{type(error).__name__}: "
         raise ServeError(
-            f"{target.name} cannot be compiled for {box}: {_first_lines(error)}"
+            f"{target.name} cannot be compiled for {box}: {kind}{_first_lines(error)}"
         ) from error
     counter.num_traces += 1
     scope = target.scope(args)
