@@ -14,6 +14,7 @@ from torchloom.serve import Contract, build, load
 
 DEPTH = 12
 X = torch.randn(3, 16)
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # sums over 12 layers in another order
 
 
 class Deep(nn.Module):
@@ -117,7 +118,7 @@ def test_eager_is_asked_for_other_weights(change, store):
         except RuntimeError:
             return  # dtypes that eager does not take either
         try:
-            torch.testing.assert_close(program(X), wanted)
+            torch.testing.assert_close(program(X), wanted, **CLOSE)
         except ContractError as error:  # found out while the model was being read
             assert isinstance(error.__cause__, (KeyError, AttributeError, TypeError))
 
@@ -141,9 +142,9 @@ def test_weights_that_look_alike_are_used(change, store):
     with torch.no_grad():
         program = load(store, model, Contract({"x": (BATCH, 16)}))
         change(model)
-        torch.testing.assert_close(program(X), model(X))
+        torch.testing.assert_close(program(X), model(X), **CLOSE)
         with torch.inference_mode():
-            torch.testing.assert_close(program(X), model(X))
+            torch.testing.assert_close(program(X), model(X), **CLOSE)
 
 
 def test_with_gradients():
@@ -153,7 +154,7 @@ def test_with_gradients():
     with pytest.raises(ContractError, match=r"norms\.7\.weight was"):
         program(X)
     model.norms[7].float()
-    torch.testing.assert_close(program(X), model(X))
+    torch.testing.assert_close(program(X), model(X), **CLOSE)
 
 
 class Raising(nn.Module):
