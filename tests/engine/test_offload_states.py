@@ -263,7 +263,9 @@ def test_room_is_made_for_states_where_links_are_slow(monkeypatch) -> None:
     fast, slow = run_ranks(2, fn, budget, 1e10), run_ranks(2, fn, budget, 1e5)
     for rank in range(2):
         assert fast[rank][0] == slow[rank][0] == roomy[rank][0]
-        assert not fast[rank][2].graphs[0].recompute  # computing again is dearer than a quick copy
+        # Computing again is dearer than a quick copy; views, which torch 2.15 lists, cost nothing.
+        dear = {d.value for d in fast[rank][2].graphs[0].decisions if d.cost_us > 0}
+        assert not fast[rank][2].graphs[0].recompute & dear
         assert slow[rank][2].graphs[0].recompute
         assert fast[rank][1] < slow[rank][1]
         assert slow[rank][2].peak_bytes < fast[rank][2].peak_bytes
