@@ -13,7 +13,7 @@ import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -202,6 +202,23 @@ def guard_failure(entry: Any, values: Mapping[str, Any]) -> str | None:
         text = ""
     text = text.partition(": ")[2] if text.startswith(f"{entry.compile_id}: ") else text
     return text.strip() or (checked.verbose_code_parts or ["a guard fails"])[0]
+
+
+def continuation_code(value: Any) -> CodeType | None:
+    """Return the code of what Dynamo keeps under the global name of a continuation.
+
+    That is the function itself. Of code with free variables it is a function that makes it, with the code
+    in its own closure (2.12-2.15), or the code alone (2.11).
+    """
+    if isinstance(value, CodeType):
+        return value
+    if not isinstance(value, FunctionType):
+        return None
+    code = value.__code__
+    if code.co_name != "_make_fn" or "code" not in code.co_freevars:
+        return code
+    made = (value.__closure__ or ())[code.co_freevars.index("code")].cell_contents
+    return made if isinstance(made, CodeType) else code
 
 
 def current_compile_id() -> str | None:

@@ -47,8 +47,8 @@ def continuations(code: CodeType, namespace: Mapping[str, Any]) -> tuple[tuple[s
     """
     found: dict[str, CodeType] = {}
     for name in _names_in_order(code):
-        resume = getattr(namespace.get(name), "__code__", None)
-        if isinstance(resume, CodeType):
+        resume = introspect.continuation_code(namespace.get(name))
+        if resume is not None:
             found.setdefault(name, resume)
     return tuple(found.items())
 

@@ -212,8 +212,8 @@ def resumed(target: Target) -> Iterator[tuple[int, CodeType]]:
             if name.startswith("__resume_at")
         }
         for name in sorted(names):
-            resume = target.fn.__globals__.get(name)
+            resume = introspect.continuation_code(target.fn.__globals__.get(name))
             if resume is not None:
-                yield from walk(resume.__code__, depth + 1)
+                yield from walk(resume, depth + 1)
 
     yield from walk(target.code, 0)
