@@ -14,6 +14,7 @@ from torch import nn
 from torchloom._torch import dispatch, introspect
 from torchloom.errors import InspectError
 from torchloom.inspect.compiled import Named
+from torchloom.inspect.continuations import continuations
 
 
 class Target(NamedTuple):
@@ -205,15 +206,8 @@ def resumed(target: Target) -> Iterator[tuple[int, CodeType]]:
             return
         seen.add(id(code))
         yield depth, code
-        names = {
-            name
-            for entry in introspect.cache_entries(code)
-            for name in entry.code.co_names
-            if name.startswith("__resume_at")
-        }
-        for name in sorted(names):
-            resume = introspect.continuation_code(target.fn.__globals__.get(name))
-            if resume is not None:
-                yield from walk(resume, depth + 1)
+        for entry in introspect.cache_entries(code):
+            for _, rest in continuations(entry.code, target.fn.__globals__):
+                yield from walk(rest, depth + 1)
 
     yield from walk(target.code, 0)
