@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, SimpleNamespace
+from types import CodeType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from torchloom._torch.introspect import CacheEntry, guard_leaves
@@ -56,20 +56,51 @@ def compiled_behind(fn: Any) -> Any:
 
     That the decorator's function has entries says nothing: all functions that it makes share its code.
     """
-    if not inspect.isfunction(fn) or _wrapper_of(fn) is not None:
+    if inspect.ismethod(fn):
+        inner = compiled_behind(fn.__func__)
+        return fn if inner is fn.__func__ else MethodType(inner, fn.__self__)
+    if not _may_decorate(fn) or _wrapper_of(fn) is not None:
         return fn
     inner = fn
     for _ in range(20):
         inner = getattr(inner, "__wrapped__", None)
         if inner is None:
             break
-        if inspect.isfunction(inner) and _wrapper_of(inner) is not None:
+        is_jitted = not _may_decorate(inner) and not inspect.ismethod(inner)
+        if (is_jitted or inspect.isfunction(inner)) and _wrapper_of(inner) is not None:
             return inner
     return fn
 
 
+def _may_decorate(fn: Any) -> bool:
+    """Return whether something is what decorators make: a function, or a cache in front of one."""
+    return inspect.isfunction(fn) or isinstance(fn, type(functools.lru_cache(len)))
+
+
+def held_by_class(fn: Any) -> Any:
+    """Return the function that a call of an object runs, where its class holds it compiled; else None.
+
+    A decorator's function may stand in front of it: see `compiled_behind`.
+    """
+    import torch
+
+    if inspect.isroutine(fn) or inspect.isclass(fn) or isinstance(fn, functools.partial):
+        return None
+    is_module = isinstance(fn, torch.nn.Module)
+    if isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
+        return None
+    for name in ("__call__", "forward") if is_module else ("__call__",):
+        if name == "forward" and (vars(fn).get(name) or fn._compiled_call_impl):
+            break
+        found = inspect.getattr_static(type(fn), name, None)
+        if callable(found) and _wrapper_of(compiled_behind(found)) is not None:
+            return found
+    return None
+
+
 def is_disabled(fn: Any) -> bool:
     """Return whether torch.compiler.disable stands in front of what was compiled."""
+    fn = _run_by(fn)
     for _ in range(20):
         if not inspect.isfunction(fn) or fn.__code__.co_name == "compile_wrapper":
             return False
@@ -80,11 +111,27 @@ def is_disabled(fn: Any) -> bool:
     return False
 
 
+def _run_by(fn: Any) -> Any:
+    """Return the function that a call of an object runs: its class has it, unless the object was compiled."""
+    import torch
+
+    if inspect.isroutine(fn) or inspect.isclass(fn) or isinstance(fn, functools.partial):
+        return getattr(fn, "__func__", fn)
+    held = held_by_class(fn)
+    if held is not None or _wrapper_of(fn) is not None:
+        return held
+    name = "forward" if isinstance(fn, torch.nn.Module) else "__call__"
+    own = vars(fn).get(name) if name == "forward" else None
+    return inspect.getattr_static(type(fn), name, None) if own is None else own
+
+
 def _wrapper_of(fn: Any) -> Any:
     """Return the function of Dynamo's that stands in front of a compiled one."""
     import torch
 
     for _ in range(20):  # wrappers in wrappers
+        if getattr(getattr(fn, "__code__", None), "co_name", "") == "compile_wrapper":
+            return fn
         inner = getattr(fn, "__torchloom_compiled__", None)
         if inner is not None:
             fn = inner
@@ -92,13 +139,15 @@ def _wrapper_of(fn: Any) -> Any:
             fn = fn.func
         elif isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
             fn = fn.forward
-        elif isinstance(fn, torch.nn.Module):
-            fn = fn._compiled_call_impl or vars(fn).get("forward")
-        elif getattr(getattr(fn, "__code__", None), "co_name", "") == "compile_wrapper":
-            return fn
         elif hasattr(fn, "__func__"):
             fn = fn.__func__
         else:
+            held = held_by_class(fn)
+            own = None
+            if held is None and isinstance(fn, torch.nn.Module):
+                own = fn._compiled_call_impl or vars(fn).get("forward")
+            fn = own if held is None else compiled_behind(held)
+        if fn is None:
             return None
     return None
 

@@ -107,7 +107,9 @@ def explain_call(fn: Any, *args: Any, **kwargs: Any) -> CallReport:
     limit = introspect.recompile_limit() if how is None or how.limit is None else how.limit
     action, why, is_certain = _action(fn, target, every, how, values, hits)
     # A decorator may change what it passes on, and modes; hooks are compiled by themselves.
-    is_certain = is_certain and behind is fn and not _has_hooks(fn, target)
+    held = dispatch.held_by_class(fn)
+    is_decorated = behind is not fn or dispatch.compiled_behind(held) is not held
+    is_certain = is_certain and not is_decorated and not _has_hooks(fn, target)
     serves = bool(hits) and action in ("hit", "unknown") and not dispatch.skips_guards()
     return CallReport(
         hit=str(hits[0].compile_id) if serves else None,

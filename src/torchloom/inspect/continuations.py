@@ -69,7 +69,9 @@ def _named(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, 
 def _held(code: CodeType) -> dict[int, CodeType]:
     """Return the continuations that code holds itself: of functions with free variables, in torch 2.11."""
     consts = enumerate(code.co_consts)
-    return {i: each for i, each in consts if type(each) is CodeType and RESUME.fullmatch(each.co_name)}
+    return {
+        i: each for i, each in consts if type(each) is CodeType and RESUME.fullmatch(each.co_name)
+    }
 
 
 def _name_in(namespace: Mapping[str, Any], code: CodeType) -> str:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MappingProxyType
+from types import CodeType, FunctionType, MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -52,7 +52,11 @@ def target_of(fn: Any) -> Target:
     compiled = getattr(fn, "__torchloom_compiled__", None)
     if compiled is not None:  # a function under torchloom.jit, a wrapped module
         return target_of(compiled)
-    if isinstance(fn, nn.Module):
+    held = dispatch.held_by_class(fn)
+    if held is not None:
+        held = dispatch.compiled_behind(held)
+        fn = MethodType(getattr(held, "__torchloom_compiled__", held), fn)
+    elif isinstance(fn, nn.Module):
         given = introspect.original_module(fn)
         fn, leading = _called_of(fn)
     fn = introspect.innermost(fn)
