@@ -6,14 +6,16 @@ limit per function is known. What a torch lacks is answered with "nothing known"
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from torchloom._torch import notes
 from torchloom._torch.introspect import CacheEntry, guard_leaves
+from torchloom._torch.marks import Mark
 
 
 class Compilation(NamedTuple):
@@ -236,7 +238,10 @@ def has_examples(code: CodeType) -> bool:
 
 
 def exceeded_limit(
-    entries: Sequence[CacheEntry], how: Compilation | None, values: Mapping[str, Any]
+    entries: Sequence[CacheEntry],
+    how: Compilation | None,
+    values: Mapping[str, Any],
+    mark: Mark | None,
 ) -> str | None:
     """Return the limit that keeps a call that no entry fits from being compiled, in words.
 
@@ -244,6 +249,7 @@ def exceeded_limit(
         entries: all of the function.
         how: as it is compiled.
         values: the local variables with which the call begins.
+        mark: what Dynamo keeps on the function's code.
     """
     from torch._dynamo import cache_size, config, convert_frame
 
@@ -257,93 +263,36 @@ def exceeded_limit(
         return f"the limit of {limit} entries is reached"
     most = config.accumulated_recompile_limit
     frames = {entry.compile_id.frame_id for entry in entries}
+    if mark is not None and mark.frame_id is not None:
+        frames.add(mark.frame_id)
     attempts = max((convert_frame.FRAME_COMPILE_COUNTER.get(each, 0) for each in frames), default=0)
     if max(len(entries), attempts) >= most:
         return f"the limit of {most} compiles in all is reached"
-    if any(_hit_limit_before(frame_id, entries) for frame_id in frames):
-        return "a recompile limit was reached before, and Dynamo remembers it"
-    return None
+    # The notes do not tell regions apart.
+    is_noted = region == -1 and any(notes.was_refused(frame_id, own) for frame_id in frames)
+    return LIMIT_BEFORE if mark is None and is_noted else None
 
 
-def _hit_limit_before(frame_id: int, entries: Sequence[CacheEntry]) -> bool:
-    """Return whether Dynamo refused to compile a frame since it made the newest of its entries."""
-    ids = [str(each.compile_id) for each in entries if each.compile_id.frame_id == frame_id]
-    for metrics in reversed(_metrics()):
-        found = re.fullmatch(r"(\d+)/\d+", str(getattr(metrics, "compile_id", "")))
-        if found is None or int(found.group(1)) != frame_id:
-            continue
-        if str(metrics.compile_id) in ids:
-            return False
-        if metrics.co_name is None and metrics.fail_type == "Unsupported":
-            return True
-    return False
+LIMIT_BEFORE = "a recompile limit was reached before, and Dynamo remembers it"
 
 
-def last_failure(code: CodeType) -> str | None:
-    """Return how the last attempt to compile a function failed since the last reset; None if it did not."""
-    from torch._dynamo import convert_frame
+def is_eager_an_error(how: Compilation | None) -> bool:
+    """Return whether a call in which nothing compiled runs raises: of a whole graph, since 2.12."""
+    from torch._C._dynamo import eval_frame as counting
+    from torch._dynamo import eval_frame
 
-    if code not in convert_frame.input_codes:
-        return None
-    last = next((m for m in reversed(_metrics()) if _is_about(m, code)), None)
-    return None if last is None else getattr(last, "fail_type", None)
-
-
-_GIVES_UP = ("Unsupported", "UserError", None)
-"""How a compile ends after which Dynamo leaves the function alone; None: there was nothing to compile."""
+    is_counted = hasattr(counting, "set_fullgraph_compiled_frame_count")
+    whole = how is not None and how.is_whole_graph
+    return whole and is_counted and eval_frame._stance.stance == "default"
 
 
-def given_up(code: CodeType, entries: Sequence[CacheEntry], how: Compilation | None) -> str | None:
-    """Return why Dynamo runs a function as it is from now on, in words; None if it does not."""
-    from torch._dynamo import config, convert_frame
-
-    if code not in convert_frame.input_codes or (how is not None and how.is_whole_graph):
-        return None
-    last = next((m for m in reversed(_metrics()) if _is_about(m, code)), None)
-    if last is None:
-        # Dynamo was asked, and did not try: it leaves what it passes over alone for good.
-        is_known = bool(entries) or len(_metrics()) >= _NUM_NOTED
-        return None if is_known else "Dynamo passed it over, as inside of a dispatch mode"
-    reason = getattr(last, "fail_type", None)
-    if reason is None:
-        # Dynamo builds no guards where it traced nothing; where it did, it made an entry, held or not.
-        if getattr(last, "guard_count", None) is not None:
-            return None
-        which = "in a later call nothing in it" if entries else "nothing in it"
-        return f"{which} was to compile"
-    if reason.rpartition(".")[2] not in _GIVES_UP and not config.suppress_errors:
-        return None  # it was raised, and the next call tries again
-    words = str(getattr(last, "fail_reason", "") or reason).strip().splitlines()
-    return f"Dynamo gave it up: {words[0] if words else reason}"
-
-
-def is_forgotten(code: CodeType) -> bool:
-    """Return whether Dynamo has met a function and no longer notes what came of it."""
-    from torch._dynamo import convert_frame
-
-    found = _metrics()
-    known = any(_is_about(metrics, code) for metrics in found)
-    return code in convert_frame.input_codes and not known and len(found) >= _NUM_NOTED
-
-
-def _is_about(metrics: Any, code: CodeType) -> bool:
-    return (
-        getattr(metrics, "is_forward", True) is not False
-        and metrics.co_name == code.co_name
-        and metrics.co_filename == code.co_filename
-        and metrics.co_firstlineno == code.co_firstlineno
+def calls_functions(code: CodeType) -> bool:
+    """Return whether a function calls anything, which Dynamo may have compiled by itself."""
+    names = (
+        each.opname
+        for each in dis.get_instructions(code.replace(co_consts=(None,) * len(code.co_consts)))
     )
-
-
-_NUM_NOTED = 64
-"""Of how many compiles Dynamo keeps notes, unless it is told otherwise."""
-
-
-def _metrics() -> Sequence[Any]:
-    """Return what Dynamo noted of its last compiles."""
-    from torch._dynamo import utils
-
-    return list(getattr(utils, "_compilation_metrics", ()))
+    return any(name.startswith("CALL") and "INTRINSIC" not in name for name in names)
 
 
 def run_only(fn: Callable[..., Any]) -> Callable[..., Any]:
