@@ -170,8 +170,16 @@ def is_same_backend(entry: CacheEntry, how: Compilation | None) -> bool:
     forced = getattr(eval_frame._stance, "backend", None)
     if forced is not None and how is not None:
         backend = eval_frame.get_compiler_fn(forced)
-        return _innermost(entry.backend) == _innermost(backend)
-    return backend is None or bool(entry.backend == backend)
+        return _is_same(_innermost(entry.backend), _innermost(backend))
+    return backend is None or _is_same(entry.backend, backend)
+
+
+def _is_same(backend: Any, other: Any) -> bool:
+    """Compare as Dynamo does: one object is the same, and what cannot be compared is not."""
+    try:
+        return backend is other or bool(backend == other)
+    except Exception:  # noqa: BLE001  an object of the program's
+        return False
 
 
 def _innermost(backend: Any) -> Any:

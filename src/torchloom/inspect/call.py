@@ -56,7 +56,8 @@ class CallReport(NamedTuple):
     why: str = ""
     is_certain: bool = True
     """Whether nothing else decides: guards behind a graph break, on values that are not known yet, hooks of
-    a module, or a decorator in front of the compiled function."""
+    a module, or a decorator in front of the compiled function. Of a function that is not compiled itself
+    (`torch.compile(fn, disable=True)` is one) it is not certain that it is called compiled."""
 
     def __str__(self) -> str:
         lines = {
@@ -74,7 +75,7 @@ class CallReport(NamedTuple):
         return "\n".join(rows)
 
 
-def explain_call(fn: Any, *args: Any, **kwargs: Any) -> CallReport:
+def explain_call(fn: Any, /, *args: Any, **kwargs: Any) -> CallReport:
     """Say what a call with these arguments would do, without compiling or running anything.
 
     Guards on global state (grad mode, autocast) and `torch.compiler.set_stance` are taken as they are
@@ -110,6 +111,7 @@ def explain_call(fn: Any, *args: Any, **kwargs: Any) -> CallReport:
     held = dispatch.held_by_class(fn)
     is_decorated = behind is not fn or dispatch.compiled_behind(held) is not held
     is_certain = is_certain and not is_decorated and not _has_hooks(fn, target)
+    is_certain = is_certain and (how is not None or action == "eager")
     serves = bool(hits) and action in ("hit", "unknown") and not dispatch.skips_guards()
     return CallReport(
         hit=str(hits[0].compile_id) if serves else None,
@@ -184,6 +186,8 @@ def _unfitted(  # noqa: PLR0911
 
 def _has_hooks(fn: Any, target: Target) -> bool:
     """Return whether a call of a module runs hooks beside the function that holds its entries."""
+    if isinstance(fn, nn.Module) and introspect.has_global_hooks():
+        return True
     if not isinstance(fn, nn.Module) or target.wrapped is not None or not target.leading:
         return False
     owner = vars(target.leading[0])

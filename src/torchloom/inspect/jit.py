@@ -33,7 +33,7 @@ class CompiledEntry:
     def __init__(self, guard: EntryGuard, code: CompiledCode) -> None:
         self.guard, self.code = guard, code
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run this entry's code with the function's arguments.
 
         Raises:
@@ -59,11 +59,11 @@ class EntryGuard:
     def __init__(self, raw: Any, target: Target) -> None:
         self._raw, self._target = raw, target
 
-    def __call__(self, *args: Any, **kwargs: Any) -> bool:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> bool:
         """Say whether a call with these arguments would be served by this entry."""
         return self.failure(*args, **kwargs) is None
 
-    def failure(self, *args: Any, **kwargs: Any) -> str | None:
+    def failure(self, /, *args: Any, **kwargs: Any) -> str | None:
         """Return what a call with these arguments would fail, in words; None if the guard holds."""
         values = frame_locals(self._target, args, kwargs)
         if introspect.is_invalid(self._raw.guard_manager):
@@ -96,7 +96,7 @@ class CompiledCode:
         """The code object that runs."""
         self.graphs, self._fn = tuple(graphs), fn
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the code, whether or not its guard holds; what lies behind a graph break is found by guards."""
         fn = self._fn
         own = FunctionType(
@@ -173,7 +173,7 @@ class JitFunction:
         lookup_backend(backend)
         self.__torchloom_compiled__ = torch.compile(twin, backend=self._backend, **options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, compiled where an entry fits or can be made."""
         if torch.compiler.is_compiling():
             return self._fn(*args, **kwargs)
@@ -193,6 +193,10 @@ class JitFunction:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does."""
         return self if instance is None else functools.partial(self, instance)
+
+    def __reduce__(self) -> str:
+        """Copy and pickle as functions do: a copy is the function itself."""
+        return self._target.name
 
     @property
     def compiled_entries(self) -> list[CompiledEntry]:
