@@ -14,6 +14,7 @@ from types import CodeType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from torchloom._torch import notes
+from torchloom._torch.fallback import FallsBack
 from torchloom._torch.introspect import CacheEntry, guard_leaves
 from torchloom._torch.marks import Mark
 
@@ -31,6 +32,8 @@ class Compilation(NamedTuple):
     """Whether failures are raised."""
     is_run_only: bool = False
     """Whether nothing is compiled, as by `torch._dynamo.run`."""
+    falls_back: bool = False
+    """Whether the original runs where compiling fails, as under torchloom.jit."""
 
 
 def compilation_of(fn: Any) -> Compilation | None:
@@ -50,6 +53,7 @@ def compilation_of(fn: Any) -> Compilation | None:
         getattr(convert, "_recompile_limit", None),
         type(convert).__name__ == "ConvertFrameAssert",
         callback is False,
+        isinstance(callback, FallsBack),
     )
 
 
@@ -194,6 +198,11 @@ def stance() -> str:
 
     found = str(eval_frame._stance.stance)
     return "eager_on_recompile" if config.disable and found == "default" else found
+
+
+def is_forbidden() -> bool:
+    """Return whether `torch.compiler.set_stance` forbids compiling."""
+    return stance() == "fail_on_recompile"
 
 
 def skips_guards() -> bool:

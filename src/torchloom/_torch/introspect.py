@@ -12,7 +12,6 @@ import json
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -235,32 +234,6 @@ def current_compile_id() -> str | None:
 
     found = CompileContext.current_compile_id()
     return None if found is None else str(found)
-
-
-COMPILE_ERRORS: tuple[type[Exception], ...] = (torch._dynamo.exc.TorchDynamoException,)
-"""What a failed compile raises."""
-
-
-@contextmanager
-def errors_suppressed(note: Callable[[str], None]) -> Iterator[None]:
-    """Let frames that cannot be compiled run as they are, and tell why.
-
-    Args:
-        note: gets the reason of each frame that failed inside the block.
-    """
-    from torch._dynamo import config, utils
-
-    before = len(utils._compilation_metrics)
-    last = utils._compilation_metrics[-1] if before else None
-    with config.patch(suppress_errors=True):
-        try:
-            yield
-        finally:
-            for metrics in reversed(utils._compilation_metrics):
-                if metrics is last:
-                    break
-                if metrics.fail_reason:
-                    note(f"{(metrics.fail_type or '').rpartition('.')[2]}: {metrics.fail_reason}")
 
 
 def never_compile(code: CodeType) -> None:

@@ -145,7 +145,10 @@ def _action(
     is_certain = is_certain and (mark is not None or not notes.is_met(target.code))
     if action == "eager" and dispatch.is_eager_an_error(how):
         why = f"{why}, and of a whole graph something compiled has to run"
-        return "error", why, is_certain and not dispatch.calls_functions(target.code)
+        is_certain = is_certain and not dispatch.calls_functions(target.code)
+        action = "error"
+    if action == "error" and how is not None and how.falls_back and not dispatch.is_forbidden():
+        return "eager", f"{why}; then the original runs", is_certain
     return action, why, is_certain
 
 
@@ -167,7 +170,7 @@ def _unfitted(  # noqa: PLR0911
     exceeded = dispatch.exceeded_limit(every, how, values, mark)
     if mark is not None and mark.is_run_only:
         return "eager", f"{exceeded or dispatch.LIMIT_BEFORE}, none fits", True
-    if stance == "fail_on_recompile":
+    if dispatch.is_forbidden():
         return "error", "no entry fits, and torch.compiler.set_stance forbids compiling", True
     if dispatch.is_in_dispatch_mode():
         return "eager", "no entry fits, and inside of a dispatch mode Dynamo compiles nothing", True

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import dispatch, introspect
+from torchloom._torch import dispatch, fallback, introspect
 from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
 from torchloom.inspect.breaks import first_reason
@@ -161,33 +161,36 @@ class JitFunction:
                 f"torchloom.jit takes a Python function, not a {type(fn).__name__}: for a module, "
                 "decorate its forward or use torch.compile"
             )
-        self._fn, self._strict = fn, strict
+        self._fn = fn
         # Entries, and marks of what cannot be compiled, hang at a code object: take one of our own.
         twin = twin_of(inner)
         self._target = Target(inner.__qualname__, twin, ())
         self._graphs: dict[str, list[fx.GraphModule]] = {}
         self._passes, self._lower = tuple(passes), backend
-        self._is_whole_graph = bool(options.get("fullgraph"))
         self.failures: list[str] = []
         """Why calls ran the original function, the first line of each reason."""
         lookup_backend(backend)
         self.__torchloom_compiled__ = torch.compile(twin, backend=self._backend, **options)
+        self._falls_back: fallback.FallsBack | None = None
+        if not strict:
+            self._falls_back = fallback.let_fall_back(
+                self.__torchloom_compiled__,
+                twin.__code__,
+                is_whole_graph=bool(options.get("fullgraph")),
+                note=self._note,
+            )
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, compiled where an entry fits or can be made."""
         if torch.compiler.is_compiling():
             return self._fn(*args, **kwargs)
-        if self._strict:
-            return self.__torchloom_compiled__(*args, **kwargs)
         # Dynamo falls back frame by frame: what ran before a failing part does not run again.
-        with introspect.errors_suppressed(self._note):
-            try:
-                return self.__torchloom_compiled__(*args, **kwargs)
-            except introspect.COMPILE_ERRORS as error:
-                # Only whole-graph compiles still raise, and they do so before anything has run.
-                if not self._is_whole_graph:
-                    raise
-                self._note(str(error))
+        try:
+            return self.__torchloom_compiled__(*args, **kwargs)
+        except Exception as error:
+            # Only whole graphs raise when they cannot be compiled, and before anything has run.
+            if self._falls_back is None or not self._falls_back.is_own(error):
+                raise
         return self._fn(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
