@@ -256,6 +256,29 @@ def test_asking_runs_nothing_and_leaves_the_order_of_entries() -> None:
     assert [entry.compile_id for entry in _raw(fn)] == raw
 
 
+def test_asking_leaves_nothing_switched_on(monkeypatch) -> None:
+    """Were the callback gone in between, Dynamo would count this thread as one that is still inside."""
+    from torch._C._dynamo import eval_frame
+
+    compiled = torch.compile(flagged, backend="eager")
+    compiled(X)
+    real, pairs = eval_frame.set_eval_frame, []
+
+    def spy(callback):
+        before = real(callback)
+        pairs.append((before, callback))
+        return before
+
+    torch._dynamo.eval_frame.skip_code(spy.__code__)
+    monkeypatch.setattr(eval_frame, "set_eval_frame", spy)
+    torchloom.explain_call(compiled, X)
+    monkeypatch.undo()
+    assert len(pairs) == 4
+    for (nothing, ours), (taken, back) in zip(pairs[::2], pairs[1::2], strict=True):
+        assert (nothing, back) == (None, None)
+        assert taken is ours is not None
+
+
 def _raw(fn):
     return torch._dynamo.eval_frame._debug_get_cache_entry_list(fn.__code__)
 

@@ -6,6 +6,7 @@ the names were the same in 2.11 to 2.15. Where a torch lacks them, errors of com
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,14 +14,11 @@ from types import CodeType
 from typing import Any
 
 
-class NothingCompiledError(Exception):
-    """Of a whole graph nothing can be compiled: torch would run it, and then raise."""
-
-
 class FallsBack:
     """A callback of Dynamo's in front of a function's own, which compiles its frames.
 
-    Frames that cannot be compiled run as they are. A whole graph raises before it has begun: see `is_own`.
+    Frames that cannot be compiled run as they are. A whole graph raises before it has begun, see `is_own`, or
+    runs as it is where there is nothing to compile.
 
     Args:
         callback: what torch.compile made for the function.
@@ -55,17 +53,19 @@ class FallsBack:
                 return self._callback(frame, *rest)
 
     def _compile_whole(self, frame: Any, *rest: Any) -> Any:
+        is_own = frame.f_code is self._code
         try:
             found = self._callback(frame, *rest)
-            if frame.f_code is self._code and getattr(found, "guarded_code", found) is None:
-                raise NothingCompiledError(
-                    getattr(found, "skip_reason", None) or "nothing to compile"
-                )
         except Exception as error:
-            if frame.f_code is self._code:
+            if is_own:
                 self._thread.error = error
             raise
-        return found
+        if not is_own or getattr(found, "guarded_code", found) is not None:
+            return found
+        # torch would run it, leave it alone from then on, and raise in the end.
+        self._note(getattr(found, "skip_reason", None) or "nothing in it was to compile")
+        _count_as_compiled()
+        return dataclasses.replace(found, apply_to_code=False)
 
     def is_own(self, error: Exception) -> bool:
         """Return whether an error ended the compile of the whole function: then nothing of it has run.
@@ -98,6 +98,16 @@ def let_fall_back(
     found = FallsBack(callback, code, is_whole_graph=is_whole_graph, note=note)
     cell.cell_contents = found
     return found
+
+
+def _count_as_compiled() -> None:
+    """Let a whole graph count as compiled that runs as it is; before 2.12 nothing is counted."""
+    from torch._C._dynamo import eval_frame
+
+    set_count = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
+    before = -1 if set_count is None else set_count(1)
+    if set_count is not None and before != 0:
+        set_count(before)
 
 
 @contextmanager

@@ -32,10 +32,6 @@ class Mark(NamedTuple):
     """The first number of its compile ids, where calls are still handed to Dynamo."""
 
 
-class _Handed(Exception):  # noqa: N818
-    """Dynamo has handed the frame to its callback, which would compile it."""
-
-
 class _Begins(Exception):  # noqa: N818
     """The code was about to run."""
 
@@ -68,8 +64,10 @@ def _ask(code: CodeType, region: int) -> Mark | None:
     looked: list[bool] = []
 
     def handed(frame: Any, *rest: Any) -> Any:
-        states.extend(each for each in rest if isinstance(each, dict))
-        raise _Handed
+        if frame.f_code is code:
+            states.append(next((each for each in rest if isinstance(each, dict)), {}))
+        # Not an error: Dynamo would go on as if this thread were inside of compiled code.
+        return _as_it_is()
 
     handed._torchdynamo_orig_backend = object()  # type: ignore[attr-defined]
     never_compile(handed.__code__)
@@ -77,16 +75,23 @@ def _ask(code: CodeType, region: int) -> Mark | None:
     lookup.install()
     try:
         _begin(code, handed, region)
-    except _Handed:
-        found = states[-1].get("_id") if states else None
-        return Mark(is_skipped=False, is_run_only=False, frame_id=found)
     except _Begins:
+        if states:
+            return Mark(is_skipped=False, is_run_only=False, frame_id=states[-1].get("_id"))
         return Mark(is_skipped=not looked, is_run_only=bool(looked), frame_id=None)
     except Exception:  # noqa: BLE001  a torch in which this works in another way
         return None
     finally:
         lookup.remove()
     return None
+
+
+def _as_it_is() -> Any:
+    """Return what tells Dynamo to run a frame this once, and to keep its mark."""
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+
+    strategy = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 
 
 def _begin(code: CodeType, callback: Callable[..., Any], region: int) -> None:
