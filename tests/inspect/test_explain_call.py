@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -11,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchloom
 from support.foretold import agree, needs_option, what_happens
+from torchloom.inspect.target import twin_of
 
 X, Y = torch.ones(2), torch.ones(3)
 
@@ -115,14 +114,17 @@ def test_frames_that_dynamo_gave_up() -> None:
         assert torchloom.explain_call(compiled, X).why
 
 
-def test_what_came_of_a_frame_long_ago_is_not_guessed() -> None:
+def test_what_came_of_a_frame_long_ago_is_not_guessed(monkeypatch) -> None:
+    from torchloom._torch import marks
+
     compiled = torch.compile(lambda x: x, backend="eager")
     compiled(X)
     assert torchloom.explain_call(compiled, X).action == "eager"
-    for number in range(70):  # Dynamo keeps notes of 64 compiles
-        names: dict[str, Any] = {}
-        exec(f"def fn(x):\n    return x + {number}", names)
-        torch.compile(names["fn"], backend="eager")(X)
+    for _ in range(70):  # Dynamo keeps notes of 64 compiles
+        torch.compile(twin_of(add), backend="eager")(X)
+    told = torchloom.explain_call(compiled, X)
+    assert (told.action, told.why) == ("eager", "Dynamo leaves it alone since an earlier call")
+    monkeypatch.setattr(marks, "_can_stop_frames", lambda: False)  # as inside of a debugger
     told = torchloom.explain_call(compiled, X)
     assert (told.action, told.hit) == ("unknown", None)
     assert "no longer notes" in str(told)
@@ -239,8 +241,8 @@ def test_inside_of_a_dispatch_mode() -> None:
     with Mode():
         assert agree(compiled, X) == "eager"
     told = torchloom.explain_call(compiled, X)
-    assert agree(compiled, X) == "eager"  # for good
-    assert "passed it over" in told.why
+    assert agree(compiled, X) in ("eager", "compile")  # up to 2.14 for good
+    assert told.action == "compile" or "passed it over" in told.why
     torch._dynamo.reset()
     assert agree(compiled, X) == "compile"
     with Mode(), torchloom.watch() as w:

@@ -19,7 +19,7 @@ def needs_option(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not known, reason=f"this torch's compile has no {name}")
 
 
-def what_happens(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+def what_happens(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> str:
     """Call, and return what torch did: by its own attempts to compile, and the entries that came of it."""
     from torch._dynamo import convert_frame
 
@@ -46,7 +46,7 @@ def what_happens(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     return "hit" if looked and all(looked) else "eager"
 
 
-def agree(fn: Any, *args: Any, **kwargs: Any) -> str:
+def agree(fn: Any, /, *args: Any, **kwargs: Any) -> str:
     """Foretell a call, make it, and return what both say."""
     told = torchloom.explain_call(fn, *args, **kwargs)
     again = torchloom.explain_call(fn, *args, **kwargs)

@@ -6,14 +6,17 @@ limit per function is known. What a torch lacks is answered with "nothing known"
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, SimpleNamespace
+from types import CodeType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from torchloom._torch import notes
+from torchloom._torch.fallback import FallsBack
 from torchloom._torch.introspect import CacheEntry, guard_leaves
+from torchloom._torch.marks import Mark
 
 
 class Compilation(NamedTuple):
@@ -29,6 +32,8 @@ class Compilation(NamedTuple):
     """Whether failures are raised."""
     is_run_only: bool = False
     """Whether nothing is compiled, as by `torch._dynamo.run`."""
+    falls_back: bool = False
+    """Whether the original runs where compiling fails, as under torchloom.jit."""
 
 
 def compilation_of(fn: Any) -> Compilation | None:
@@ -48,6 +53,7 @@ def compilation_of(fn: Any) -> Compilation | None:
         getattr(convert, "_recompile_limit", None),
         type(convert).__name__ == "ConvertFrameAssert",
         callback is False,
+        isinstance(callback, FallsBack),
     )
 
 
@@ -56,20 +62,51 @@ def compiled_behind(fn: Any) -> Any:
 
     That the decorator's function has entries says nothing: all functions that it makes share its code.
     """
-    if not inspect.isfunction(fn) or _wrapper_of(fn) is not None:
+    if inspect.ismethod(fn):
+        inner = compiled_behind(fn.__func__)
+        return fn if inner is fn.__func__ else MethodType(inner, fn.__self__)
+    if not _may_decorate(fn) or _wrapper_of(fn) is not None:
         return fn
     inner = fn
     for _ in range(20):
         inner = getattr(inner, "__wrapped__", None)
         if inner is None:
             break
-        if inspect.isfunction(inner) and _wrapper_of(inner) is not None:
+        is_jitted = not _may_decorate(inner) and not inspect.ismethod(inner)
+        if (is_jitted or inspect.isfunction(inner)) and _wrapper_of(inner) is not None:
             return inner
     return fn
 
 
+def _may_decorate(fn: Any) -> bool:
+    """Return whether something is what decorators make: a function, or a cache in front of one."""
+    return inspect.isfunction(fn) or isinstance(fn, type(functools.lru_cache(len)))
+
+
+def held_by_class(fn: Any) -> Any:
+    """Return the function that a call of an object runs, where its class holds it compiled; else None.
+
+    A decorator's function may stand in front of it: see `compiled_behind`.
+    """
+    import torch
+
+    if inspect.isroutine(fn) or inspect.isclass(fn) or isinstance(fn, functools.partial):
+        return None
+    is_module = isinstance(fn, torch.nn.Module)
+    if isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
+        return None
+    for name in ("__call__", "forward") if is_module else ("__call__",):
+        if name == "forward" and (vars(fn).get(name) or fn._compiled_call_impl):
+            break
+        found = inspect.getattr_static(type(fn), name, None)
+        if callable(found) and _wrapper_of(compiled_behind(found)) is not None:
+            return found
+    return None
+
+
 def is_disabled(fn: Any) -> bool:
     """Return whether torch.compiler.disable stands in front of what was compiled."""
+    fn = _run_by(fn)
     for _ in range(20):
         if not inspect.isfunction(fn) or fn.__code__.co_name == "compile_wrapper":
             return False
@@ -80,11 +117,27 @@ def is_disabled(fn: Any) -> bool:
     return False
 
 
+def _run_by(fn: Any) -> Any:
+    """Return the function that a call of an object runs: its class has it, unless the object was compiled."""
+    import torch
+
+    if inspect.isroutine(fn) or inspect.isclass(fn) or isinstance(fn, functools.partial):
+        return getattr(fn, "__func__", fn)
+    held = held_by_class(fn)
+    if held is not None or _wrapper_of(fn) is not None:
+        return held
+    name = "forward" if isinstance(fn, torch.nn.Module) else "__call__"
+    own = vars(fn).get(name) if name == "forward" else None
+    return inspect.getattr_static(type(fn), name, None) if own is None else own
+
+
 def _wrapper_of(fn: Any) -> Any:
     """Return the function of Dynamo's that stands in front of a compiled one."""
     import torch
 
     for _ in range(20):  # wrappers in wrappers
+        if getattr(getattr(fn, "__code__", None), "co_name", "") == "compile_wrapper":
+            return fn
         inner = getattr(fn, "__torchloom_compiled__", None)
         if inner is not None:
             fn = inner
@@ -92,13 +145,15 @@ def _wrapper_of(fn: Any) -> Any:
             fn = fn.func
         elif isinstance(fn, torch._dynamo.eval_frame.OptimizedModule):
             fn = fn.forward
-        elif isinstance(fn, torch.nn.Module):
-            fn = fn._compiled_call_impl or vars(fn).get("forward")
-        elif getattr(getattr(fn, "__code__", None), "co_name", "") == "compile_wrapper":
-            return fn
         elif hasattr(fn, "__func__"):
             fn = fn.__func__
         else:
+            held = held_by_class(fn)
+            own = None
+            if held is None and isinstance(fn, torch.nn.Module):
+                own = fn._compiled_call_impl or vars(fn).get("forward")
+            fn = own if held is None else compiled_behind(held)
+        if fn is None:
             return None
     return None
 
@@ -119,8 +174,16 @@ def is_same_backend(entry: CacheEntry, how: Compilation | None) -> bool:
     forced = getattr(eval_frame._stance, "backend", None)
     if forced is not None and how is not None:
         backend = eval_frame.get_compiler_fn(forced)
-        return _innermost(entry.backend) == _innermost(backend)
-    return backend is None or bool(entry.backend == backend)
+        return _is_same(_innermost(entry.backend), _innermost(backend))
+    return backend is None or _is_same(entry.backend, backend)
+
+
+def _is_same(backend: Any, other: Any) -> bool:
+    """Compare as Dynamo does: one object is the same, and what cannot be compared is not."""
+    try:
+        return backend is other or bool(backend == other)
+    except Exception:  # noqa: BLE001  an object of the program's
+        return False
 
 
 def _innermost(backend: Any) -> Any:
@@ -135,6 +198,11 @@ def stance() -> str:
 
     found = str(eval_frame._stance.stance)
     return "eager_on_recompile" if config.disable and found == "default" else found
+
+
+def is_forbidden() -> bool:
+    """Return whether `torch.compiler.set_stance` forbids compiling."""
+    return stance() == "fail_on_recompile"
 
 
 def skips_guards() -> bool:
@@ -187,7 +255,10 @@ def has_examples(code: CodeType) -> bool:
 
 
 def exceeded_limit(
-    entries: Sequence[CacheEntry], how: Compilation | None, values: Mapping[str, Any]
+    entries: Sequence[CacheEntry],
+    how: Compilation | None,
+    values: Mapping[str, Any],
+    mark: Mark | None,
 ) -> str | None:
     """Return the limit that keeps a call that no entry fits from being compiled, in words.
 
@@ -195,6 +266,7 @@ def exceeded_limit(
         entries: all of the function.
         how: as it is compiled.
         values: the local variables with which the call begins.
+        mark: what Dynamo keeps on the function's code.
     """
     from torch._dynamo import cache_size, config, convert_frame
 
@@ -208,93 +280,36 @@ def exceeded_limit(
         return f"the limit of {limit} entries is reached"
     most = config.accumulated_recompile_limit
     frames = {entry.compile_id.frame_id for entry in entries}
+    if mark is not None and mark.frame_id is not None:
+        frames.add(mark.frame_id)
     attempts = max((convert_frame.FRAME_COMPILE_COUNTER.get(each, 0) for each in frames), default=0)
     if max(len(entries), attempts) >= most:
         return f"the limit of {most} compiles in all is reached"
-    if any(_hit_limit_before(frame_id, entries) for frame_id in frames):
-        return "a recompile limit was reached before, and Dynamo remembers it"
-    return None
+    # The notes do not tell regions apart.
+    is_noted = region == -1 and any(notes.was_refused(frame_id, own) for frame_id in frames)
+    return LIMIT_BEFORE if mark is None and is_noted else None
 
 
-def _hit_limit_before(frame_id: int, entries: Sequence[CacheEntry]) -> bool:
-    """Return whether Dynamo refused to compile a frame since it made the newest of its entries."""
-    ids = [str(each.compile_id) for each in entries if each.compile_id.frame_id == frame_id]
-    for metrics in reversed(_metrics()):
-        found = re.fullmatch(r"(\d+)/\d+", str(getattr(metrics, "compile_id", "")))
-        if found is None or int(found.group(1)) != frame_id:
-            continue
-        if str(metrics.compile_id) in ids:
-            return False
-        if metrics.co_name is None and metrics.fail_type == "Unsupported":
-            return True
-    return False
+LIMIT_BEFORE = "a recompile limit was reached before, and Dynamo remembers it"
 
 
-def last_failure(code: CodeType) -> str | None:
-    """Return how the last attempt to compile a function failed since the last reset; None if it did not."""
-    from torch._dynamo import convert_frame
+def is_eager_an_error(how: Compilation | None) -> bool:
+    """Return whether a call in which nothing compiled runs raises: of a whole graph, since 2.12."""
+    from torch._C._dynamo import eval_frame as counting
+    from torch._dynamo import eval_frame
 
-    if code not in convert_frame.input_codes:
-        return None
-    last = next((m for m in reversed(_metrics()) if _is_about(m, code)), None)
-    return None if last is None else getattr(last, "fail_type", None)
-
-
-_GIVES_UP = ("Unsupported", "UserError", None)
-"""How a compile ends after which Dynamo leaves the function alone; None: there was nothing to compile."""
+    is_counted = hasattr(counting, "set_fullgraph_compiled_frame_count")
+    whole = how is not None and how.is_whole_graph
+    return whole and is_counted and eval_frame._stance.stance == "default"
 
 
-def given_up(code: CodeType, entries: Sequence[CacheEntry], how: Compilation | None) -> str | None:
-    """Return why Dynamo runs a function as it is from now on, in words; None if it does not."""
-    from torch._dynamo import config, convert_frame
-
-    if code not in convert_frame.input_codes or (how is not None and how.is_whole_graph):
-        return None
-    last = next((m for m in reversed(_metrics()) if _is_about(m, code)), None)
-    if last is None:
-        # Dynamo was asked, and did not try: it leaves what it passes over alone for good.
-        is_known = bool(entries) or len(_metrics()) >= _NUM_NOTED
-        return None if is_known else "Dynamo passed it over, as inside of a dispatch mode"
-    reason = getattr(last, "fail_type", None)
-    if reason is None:
-        # Dynamo builds no guards where it traced nothing; where it did, it made an entry, held or not.
-        if getattr(last, "guard_count", None) is not None:
-            return None
-        which = "in a later call nothing in it" if entries else "nothing in it"
-        return f"{which} was to compile"
-    if reason.rpartition(".")[2] not in _GIVES_UP and not config.suppress_errors:
-        return None  # it was raised, and the next call tries again
-    words = str(getattr(last, "fail_reason", "") or reason).strip().splitlines()
-    return f"Dynamo gave it up: {words[0] if words else reason}"
-
-
-def is_forgotten(code: CodeType) -> bool:
-    """Return whether Dynamo has met a function and no longer notes what came of it."""
-    from torch._dynamo import convert_frame
-
-    found = _metrics()
-    known = any(_is_about(metrics, code) for metrics in found)
-    return code in convert_frame.input_codes and not known and len(found) >= _NUM_NOTED
-
-
-def _is_about(metrics: Any, code: CodeType) -> bool:
-    return (
-        getattr(metrics, "is_forward", True) is not False
-        and metrics.co_name == code.co_name
-        and metrics.co_filename == code.co_filename
-        and metrics.co_firstlineno == code.co_firstlineno
+def calls_functions(code: CodeType) -> bool:
+    """Return whether a function calls anything, which Dynamo may have compiled by itself."""
+    names = (
+        each.opname
+        for each in dis.get_instructions(code.replace(co_consts=(None,) * len(code.co_consts)))
     )
-
-
-_NUM_NOTED = 64
-"""Of how many compiles Dynamo keeps notes, unless it is told otherwise."""
-
-
-def _metrics() -> Sequence[Any]:
-    """Return what Dynamo noted of its last compiles."""
-    from torch._dynamo import utils
-
-    return list(getattr(utils, "_compilation_metrics", ()))
+    return any(name.startswith("CALL") and "INTRINSIC" not in name for name in names)
 
 
 def run_only(fn: Callable[..., Any]) -> Callable[..., Any]:

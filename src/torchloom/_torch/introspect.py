@@ -12,8 +12,7 @@ import json
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +42,14 @@ def compiled_call_of(module: torch.nn.Module) -> Callable[..., Any] | None:
 def original_module(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module that torch.compile(module) wrapped, or the module itself."""
     return getattr(module, "_orig_mod", module)
+
+
+def has_global_hooks() -> bool:
+    """Return whether hooks are registered for all modules."""
+    from torch.nn.modules import module
+
+    kinds = ("forward", "forward_pre", "backward", "backward_pre")
+    return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
 
 
 def place_of(code: CodeType) -> tuple[str, int]:
@@ -204,38 +211,29 @@ def guard_failure(entry: Any, values: Mapping[str, Any]) -> str | None:
     return text.strip() or (checked.verbose_code_parts or ["a guard fails"])[0]
 
 
+def continuation_code(value: Any) -> CodeType | None:
+    """Return the code of what Dynamo keeps under the global name of a continuation.
+
+    That is the function itself. Of code with free variables it is a function that makes it, with the code
+    in its own closure (2.12-2.15), or the code alone (2.11).
+    """
+    if isinstance(value, CodeType):
+        return value
+    if not isinstance(value, FunctionType):
+        return None
+    code = value.__code__
+    if code.co_name != "_make_fn" or "code" not in code.co_freevars:
+        return code
+    made = (value.__closure__ or ())[code.co_freevars.index("code")].cell_contents
+    return made if isinstance(made, CodeType) else code
+
+
 def current_compile_id() -> str | None:
     """Return the id of the compile that this thread is in."""
     from torch._guards import CompileContext
 
     found = CompileContext.current_compile_id()
     return None if found is None else str(found)
-
-
-COMPILE_ERRORS: tuple[type[Exception], ...] = (torch._dynamo.exc.TorchDynamoException,)
-"""What a failed compile raises."""
-
-
-@contextmanager
-def errors_suppressed(note: Callable[[str], None]) -> Iterator[None]:
-    """Let frames that cannot be compiled run as they are, and tell why.
-
-    Args:
-        note: gets the reason of each frame that failed inside the block.
-    """
-    from torch._dynamo import config, utils
-
-    before = len(utils._compilation_metrics)
-    last = utils._compilation_metrics[-1] if before else None
-    with config.patch(suppress_errors=True):
-        try:
-            yield
-        finally:
-            for metrics in reversed(utils._compilation_metrics):
-                if metrics is last:
-                    break
-                if metrics.fail_reason:
-                    note(f"{(metrics.fail_type or '').rpartition('.')[2]}: {metrics.fail_reason}")
 
 
 def never_compile(code: CodeType) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from torchloom._torch import dispatch, introspect
+from torchloom._torch import dispatch, introspect, marks, notes
 from torchloom.inspect.continuations import continuations, line_of
 from torchloom.inspect.english import source_in_words, without_addresses, without_values
 from torchloom.inspect.hits import graph_name
@@ -56,7 +56,8 @@ class CallReport(NamedTuple):
     why: str = ""
     is_certain: bool = True
     """Whether nothing else decides: guards behind a graph break, on values that are not known yet, hooks of
-    a module, or a decorator in front of the compiled function."""
+    a module, or a decorator in front of the compiled function. Of a function that is not compiled itself
+    (`torch.compile(fn, disable=True)` is one) it is not certain that it is called compiled."""
 
     def __str__(self) -> str:
         lines = {
@@ -74,7 +75,7 @@ class CallReport(NamedTuple):
         return "\n".join(rows)
 
 
-def explain_call(fn: Any, *args: Any, **kwargs: Any) -> CallReport:
+def explain_call(fn: Any, /, *args: Any, **kwargs: Any) -> CallReport:
     """Say what a call with these arguments would do, without compiling or running anything.
 
     Guards on global state (grad mode, autocast) and `torch.compiler.set_stance` are taken as they are
@@ -107,7 +108,10 @@ def explain_call(fn: Any, *args: Any, **kwargs: Any) -> CallReport:
     limit = introspect.recompile_limit() if how is None or how.limit is None else how.limit
     action, why, is_certain = _action(fn, target, every, how, values, hits)
     # A decorator may change what it passes on, and modes; hooks are compiled by themselves.
-    is_certain = is_certain and behind is fn and not _has_hooks(fn, target)
+    held = dispatch.held_by_class(fn)
+    is_decorated = behind is not fn or dispatch.compiled_behind(held) is not held
+    is_certain = is_certain and not is_decorated and not _has_hooks(fn, target)
+    is_certain = is_certain and (how is not None or action == "eager")
     serves = bool(hits) and action in ("hit", "unknown") and not dispatch.skips_guards()
     return CallReport(
         hit=str(hits[0].compile_id) if serves else None,
@@ -121,7 +125,7 @@ def explain_call(fn: Any, *args: Any, **kwargs: Any) -> CallReport:
     )
 
 
-def _action(  # noqa: PLR0911
+def _action(
     fn: Any,
     target: Target,
     every: list[introspect.CacheEntry],
@@ -130,40 +134,63 @@ def _action(  # noqa: PLR0911
     hits: list[introspect.CacheEntry],
 ) -> tuple[str, str, bool]:
     """Return what happens, why, and whether that is certain."""
-    stance = dispatch.stance()
     if dispatch.is_disabled(fn):
         return "eager", "torch.compiler.disable stands in front of it", True
-    foreseen = _without_guards(target, every, how, stance)
-    if foreseen is not None:
-        return foreseen
-    if hits:
-        return _behind(target, hits[0])
+    mark = marks.mark_of(target.code, _region(how))
+    found = _without_guards(target, every, how, mark)
+    if found is None and hits:
+        found = _behind(target, hits[0], how)
+    action, why, is_certain = found or _unfitted(target, every, how, values, mark)
+    # Where the mark is not known, Dynamo may have left the function alone since.
+    is_certain = is_certain and (mark is not None or not notes.is_met(target.code))
+    if action == "eager" and dispatch.is_eager_an_error(how):
+        why = f"{why}, and of a whole graph something compiled has to run"
+        is_certain = is_certain and not dispatch.calls_functions(target.code)
+        action = "error"
+    if action == "error" and how is not None and how.falls_back and not dispatch.is_forbidden():
+        return "eager", f"{why}; then the original runs", is_certain
+    return action, why, is_certain
+
+
+def _region(how: dispatch.Compilation | None) -> int:
+    return -1 if how is None else how.region
+
+
+def _unfitted(  # noqa: PLR0911
+    target: Target,
+    every: list[introspect.CacheEntry],
+    how: dispatch.Compilation | None,
+    values: dict[str, Any],
+    mark: marks.Mark | None,
+) -> tuple[str, str, bool]:
+    """Return what happens to a call that no entry fits, why, and whether that is certain."""
+    stance = dispatch.stance()
     if stance == "eager_on_recompile":
         return "eager", "no entry fits, and nothing is compiled in this stance", True
-    if stance == "fail_on_recompile":
+    exceeded = dispatch.exceeded_limit(every, how, values, mark)
+    if mark is not None and mark.is_run_only:
+        return "eager", f"{exceeded or dispatch.LIMIT_BEFORE}, none fits", True
+    if dispatch.is_forbidden():
         return "error", "no entry fits, and torch.compiler.set_stance forbids compiling", True
     if dispatch.is_in_dispatch_mode():
-        why = "no entry fits, and inside of a dispatch mode Dynamo leaves functions alone, then for good"
-        return "eager", why, True
+        return "eager", "no entry fits, and inside of a dispatch mode Dynamo compiles nothing", True
     if how is not None and how.is_run_only:
         return "eager", "no entry fits, and torch._dynamo.run compiles nothing", True
-    ours = [each for each in every if each.region == (-1 if how is None else how.region)]
+    ours = [each for each in every if each.region == _region(how)]
     if ours and dispatch.is_recompile_an_error():
         return "error", "no entry fits, and torch._dynamo.config.error_on_recompile is set", True
-    exceeded = dispatch.exceeded_limit(every, how, values)
     if exceeded is not None:
         is_error = dispatch.is_limit_an_error(how)
         return "error" if is_error else "eager", f"{exceeded}, none fits", True
-    failures = getattr(fn, "failures", None)
-    if isinstance(failures, list) and failures and not every:
-        return "eager", str(failures[0]), True  # torchloom.jit, after a compile that failed
-    failed = dispatch.last_failure(target.code)
+    failed = notes.last_failure(target.code, every, mark)
     why = "" if failed is None else f"the last attempt ended with {failed}"
     return ("recompile" if ours else "compile"), why, True
 
 
 def _has_hooks(fn: Any, target: Target) -> bool:
     """Return whether a call of a module runs hooks beside the function that holds its entries."""
+    if isinstance(fn, nn.Module) and introspect.has_global_hooks():
+        return True
     if not isinstance(fn, nn.Module) or target.wrapped is not None or not target.leading:
         return False
     owner = vars(target.leading[0])
@@ -175,9 +202,10 @@ def _without_guards(  # noqa: PLR0911
     target: Target,
     every: list[introspect.CacheEntry],
     how: dispatch.Compilation | None,
-    stance: str,
+    mark: marks.Mark | None,
 ) -> tuple[str, str, bool] | None:
     """Return what happens to every call, whatever the guards say; None if they decide."""
+    stance = dispatch.stance()
     if stance == "force_eager":
         return "eager", 'torch.compiler.set_stance("force_eager") is in force', True
     if dispatch.is_never_compiled(target.code):
@@ -188,10 +216,11 @@ def _without_guards(  # noqa: PLR0911
         return "eager", "the first call of the stance eager_then_compile", True
     if dispatch.skips_guards() and every:
         return "unknown", "guards are skipped in this stance", False
-    given_up = dispatch.given_up(target.code, every, how)
-    if given_up is not None:
-        return "eager", given_up, True
-    if not every and dispatch.is_forgotten(target.code):
+    left_alone = notes.left_alone(target.code, every, mark)
+    if left_alone is not None:
+        # What is in one of torch's own functions is a frame by itself.
+        return "eager", left_alone, mark is not None and target.wrapped is None
+    if not every and notes.is_forgotten(target.code, mark):
         why = "Dynamo has met the function before, and no longer notes whether it gave it up"
         return "unknown", why, False
     return None
@@ -208,7 +237,9 @@ def _failure(
     return failure
 
 
-def _behind(target: Target, entry: introspect.CacheEntry) -> tuple[str, str, bool]:
+def _behind(
+    target: Target, entry: introspect.CacheEntry, how: dispatch.Compilation | None
+) -> tuple[str, str, bool]:
     """Return what a call does that an entry serves, by what is compiled behind its graph breaks."""
     open_lines: list[int] = []
     seen: set[int] = set()
@@ -218,9 +249,13 @@ def _behind(target: Target, entry: introspect.CacheEntry) -> tuple[str, str, boo
             if id(code) in seen:
                 continue
             seen.add(id(code))
-            found = introspect.cache_entries(code)
+            every = introspect.cache_entries(code)
+            asked = dispatch.asked(every, how) if how else every
+            found = [each for each in asked if dispatch.is_same_backend(each, how)]
             waiting += [each.code for each in found]
-            if not found and dispatch.given_up(code, found, None) is None:
+            mark = marks.mark_of(code, _region(how))
+            is_closed = mark is not None and mark.is_run_only
+            if not found and not is_closed and notes.left_alone(code, every, mark) is None:
                 open_lines.append(line_of(code))
     if open_lines:
         lines = ", ".join(str(line) for line in sorted(set(open_lines)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -46,20 +46,37 @@ def continuations(code: CodeType, namespace: Mapping[str, Any]) -> tuple[tuple[s
         namespace: the globals in which it runs.
     """
     found: dict[str, CodeType] = {}
-    for name in _names_in_order(code):
-        resume = getattr(namespace.get(name), "__code__", None)
-        if isinstance(resume, CodeType):
+    for name, value in _named(code, namespace):
+        resume = introspect.continuation_code(value)
+        if resume is not None:
             found.setdefault(name, resume)
     return tuple(found.items())
 
 
-def _names_in_order(code: CodeType) -> list[str]:
-    """Return the names of continuations as the bytecode reaches them."""
-    names = [name for name in code.co_names if name.startswith(_RESUME)]
-    if len(names) < 2:
-        return names
-    met = [ins.argval for ins in dis.get_instructions(without_constants(code))]
-    return sorted((name for name in names if name in met), key=met.index)
+def _named(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the global name of each continuation and what it stands for, as the bytecode reaches them."""
+    held = _held(code)
+    if not held and not any(name.startswith(_RESUME) for name in code.co_names):
+        return
+    for each in dis.get_instructions(without_constants(code)):
+        if each.opname == "LOAD_CONST" and each.arg in held:
+            resume = held[each.arg]
+            yield _name_in(namespace, resume), resume
+        elif isinstance(each.argval, str) and each.argval.startswith(_RESUME):
+            yield each.argval, namespace.get(each.argval)
+
+
+def _held(code: CodeType) -> dict[int, CodeType]:
+    """Return the continuations that code holds itself: of functions with free variables, in torch 2.11."""
+    consts = enumerate(code.co_consts)
+    return {
+        i: each for i, each in consts if type(each) is CodeType and RESUME.fullmatch(each.co_name)
+    }
+
+
+def _name_in(namespace: Mapping[str, Any], code: CodeType) -> str:
+    found = (name for name, value in list(namespace.items()) if value is code)
+    return next(found, code.co_name)
 
 
 def line_of(code: CodeType) -> int:

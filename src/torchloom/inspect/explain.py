@@ -27,7 +27,7 @@ class Explanation(NamedTuple):
         return summary(self.record)
 
 
-def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     """Run a function once, compiled with a backend that keeps the graphs, and say what was captured.
 
     A copy of the function is compiled: entries that torch.compile holds for `fn` stay as they are,

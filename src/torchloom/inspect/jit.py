@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import dispatch, introspect
+from torchloom._torch import dispatch, fallback, introspect
 from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
 from torchloom.inspect.breaks import first_reason
@@ -33,7 +33,7 @@ class CompiledEntry:
     def __init__(self, guard: EntryGuard, code: CompiledCode) -> None:
         self.guard, self.code = guard, code
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run this entry's code with the function's arguments.
 
         Raises:
@@ -59,11 +59,11 @@ class EntryGuard:
     def __init__(self, raw: Any, target: Target) -> None:
         self._raw, self._target = raw, target
 
-    def __call__(self, *args: Any, **kwargs: Any) -> bool:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> bool:
         """Say whether a call with these arguments would be served by this entry."""
         return self.failure(*args, **kwargs) is None
 
-    def failure(self, *args: Any, **kwargs: Any) -> str | None:
+    def failure(self, /, *args: Any, **kwargs: Any) -> str | None:
         """Return what a call with these arguments would fail, in words; None if the guard holds."""
         values = frame_locals(self._target, args, kwargs)
         if introspect.is_invalid(self._raw.guard_manager):
@@ -96,7 +96,7 @@ class CompiledCode:
         """The code object that runs."""
         self.graphs, self._fn = tuple(graphs), fn
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the code, whether or not its guard holds; what lies behind a graph break is found by guards."""
         fn = self._fn
         own = FunctionType(
@@ -161,38 +161,45 @@ class JitFunction:
                 f"torchloom.jit takes a Python function, not a {type(fn).__name__}: for a module, "
                 "decorate its forward or use torch.compile"
             )
-        self._fn, self._strict = fn, strict
+        self._fn = fn
         # Entries, and marks of what cannot be compiled, hang at a code object: take one of our own.
         twin = twin_of(inner)
         self._target = Target(inner.__qualname__, twin, ())
         self._graphs: dict[str, list[fx.GraphModule]] = {}
         self._passes, self._lower = tuple(passes), backend
-        self._is_whole_graph = bool(options.get("fullgraph"))
         self.failures: list[str] = []
         """Why calls ran the original function, the first line of each reason."""
         lookup_backend(backend)
         self.__torchloom_compiled__ = torch.compile(twin, backend=self._backend, **options)
+        self._falls_back: fallback.FallsBack | None = None
+        if not strict:
+            self._falls_back = fallback.let_fall_back(
+                self.__torchloom_compiled__,
+                twin.__code__,
+                is_whole_graph=bool(options.get("fullgraph")),
+                note=self._note,
+            )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, compiled where an entry fits or can be made."""
         if torch.compiler.is_compiling():
             return self._fn(*args, **kwargs)
-        if self._strict:
-            return self.__torchloom_compiled__(*args, **kwargs)
         # Dynamo falls back frame by frame: what ran before a failing part does not run again.
-        with introspect.errors_suppressed(self._note):
-            try:
-                return self.__torchloom_compiled__(*args, **kwargs)
-            except introspect.COMPILE_ERRORS as error:
-                # Only whole-graph compiles still raise, and they do so before anything has run.
-                if not self._is_whole_graph:
-                    raise
-                self._note(str(error))
+        try:
+            return self.__torchloom_compiled__(*args, **kwargs)
+        except Exception as error:
+            # Only whole graphs raise when they cannot be compiled, and before anything has run.
+            if self._falls_back is None or not self._falls_back.is_own(error):
+                raise
         return self._fn(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does."""
         return self if instance is None else functools.partial(self, instance)
+
+    def __reduce__(self) -> str:
+        """Copy and pickle as functions do: a copy is the function itself."""
+        return self._target.name
 
     @property
     def compiled_entries(self) -> list[CompiledEntry]:

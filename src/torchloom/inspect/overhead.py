@@ -44,7 +44,7 @@ class Overhead(NamedTuple):
         return "the fixed cost of a compiled call outweighs the work: compile a larger function"
 
 
-def overhead(fn: Any, *args: Any, **kwargs: Any) -> Overhead:
+def overhead(fn: Any, /, *args: Any, **kwargs: Any) -> Overhead:
     """Measure a call of a compiled function: eager, compiled, and its guards alone.
 
     The function runs a few hundred times, effects included. Nothing is compiled: call it once

@@ -6,7 +6,16 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MappingProxyType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -14,6 +23,17 @@ from torch import nn
 from torchloom._torch import dispatch, introspect
 from torchloom.errors import InspectError
 from torchloom.inspect.compiled import Named
+from torchloom.inspect.continuations import continuations
+
+_ROUTINES = (
+    FunctionType,
+    MethodType,
+    BuiltinFunctionType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
+"""Callables of Python itself: they run no code of the program when they are asked for a name."""
 
 
 class Target(NamedTuple):
@@ -51,7 +71,11 @@ def target_of(fn: Any) -> Target:
     compiled = getattr(fn, "__torchloom_compiled__", None)
     if compiled is not None:  # a function under torchloom.jit, a wrapped module
         return target_of(compiled)
-    if isinstance(fn, nn.Module):
+    held = dispatch.held_by_class(fn)
+    if held is not None:
+        held = dispatch.compiled_behind(held)
+        fn = MethodType(getattr(held, "__torchloom_compiled__", held), fn)
+    elif isinstance(fn, nn.Module):
         given = introspect.original_module(fn)
         fn, leading = _called_of(fn)
     fn = introspect.innermost(fn)
@@ -95,16 +119,28 @@ def _forward_of(module: nn.Module) -> tuple[Any, tuple[Any, ...]]:
 
 
 def name_of(fn: Any) -> str:
-    """Return what to call a callable that is no plain function.
+    """Return what to call a callable that is no plain function; asks nothing of an object of the program.
 
     Example:
         >>> name_of(functools.partial(target_of, 3))
         'partial(target_of)'
     """
-    if isinstance(fn, functools.partial):
+    if _is_a(fn, functools.partial):
         return f"partial({name_of(fn.func)})"
-    name = getattr(fn, "__name__" if inspect.isbuiltin(fn) else "__qualname__", None)
-    return name if isinstance(name, str) else type(fn).__qualname__
+    if _is_a(fn, BuiltinFunctionType):
+        name = fn.__name__
+    elif _is_a(fn, type):
+        name = type.__getattribute__(fn, "__qualname__")
+    elif _is_a(fn, *_ROUTINES):
+        name = fn.__qualname__
+    else:
+        name = inspect.getattr_static(fn, "__qualname__", None)
+    return name if _is_a(name, str) else type(fn).__qualname__
+
+
+def _is_a(value: Any, *types: type) -> bool:
+    """Return whether a value is of one of some types: `isinstance` would ask the value for its class."""
+    return issubclass(type(value), types)
 
 
 def short_name(name: str) -> str:
@@ -118,16 +154,18 @@ def short_name(name: str) -> str:
 
 
 def named(fn: Any) -> Named:
-    """Return name, file and line of a callable that is no plain function."""
+    """Return name, file and line of a callable that is no plain function; asks nothing of it."""
     inner = fn
-    while isinstance(inner, functools.partial):
+    while _is_a(inner, functools.partial):
         inner = inner.func
     name = name_of(fn)
-    if isinstance(inner, nn.Module):
-        inner = type(inner).forward
-        name = f"{name}.forward" if inner is not fn else name
-    elif not inspect.isroutine(inner):
-        inner = type(inner).__call__
+    if _is_a(inner, nn.Module):
+        inner = inspect.getattr_static(type(inner), "forward", None)
+        name = f"{name}.forward"
+    elif not _is_a(inner, *_ROUTINES):
+        inner = inspect.getattr_static(type(inner), "__call__", None)
+    inner = inner.__func__ if _is_a(inner, MethodType) else inner
+    inner = introspect.innermost(inner) if _is_a(inner, FunctionType) else None
     code = getattr(inner, "__code__", None)
     return Named(name, *(("", 0) if code is None else introspect.place_of(code)))
 
@@ -205,15 +243,8 @@ def resumed(target: Target) -> Iterator[tuple[int, CodeType]]:
             return
         seen.add(id(code))
         yield depth, code
-        names = {
-            name
-            for entry in introspect.cache_entries(code)
-            for name in entry.code.co_names
-            if name.startswith("__resume_at")
-        }
-        for name in sorted(names):
-            resume = target.fn.__globals__.get(name)
-            if resume is not None:
-                yield from walk(resume.__code__, depth + 1)
+        for entry in introspect.cache_entries(code):
+            for _, rest in continuations(entry.code, target.fn.__globals__):
+                yield from walk(rest, depth + 1)
 
     yield from walk(target.code, 0)

@@ -1,0 +1,142 @@
+"""`torch.compile` in a class body, asked through an instance of the class."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from support.foretold import agree, needs_option
+
+X, Y = torch.ones(2), torch.ones(3)
+
+
+def decorate(fn):
+    @functools.wraps(fn)
+    def wrapper(*args, **kwargs):
+        return fn(*args, **kwargs)
+
+    return wrapper
+
+
+class Compiled(nn.Module):
+    @torch.compile(backend="eager")
+    def forward(self, x):
+        return x + 1
+
+
+class Inherited(Compiled):
+    pass
+
+
+class Jitted(nn.Module):
+    @torchloom.jit(backend="eager")
+    def forward(self, x):
+        return x + 2
+
+
+class Decorated(nn.Module):
+    @decorate
+    @torch.compile(backend="eager")
+    def forward(self, x):
+        return x + 3
+
+
+class Callee:
+    @torch.compile(backend="eager")
+    def __call__(self, x):
+        return x + 4
+
+
+class JittedCallee:
+    @torchloom.jit(backend="eager")
+    def __call__(self, x):
+        return x + 5
+
+
+class OwnCall(nn.Module):
+    @torch.compile(backend="eager")
+    def __call__(self, x):
+        return x + 6
+
+
+@pytest.mark.parametrize(
+    "cls", [Compiled, Inherited, Jitted, Decorated, Callee, JittedCallee, OwnCall]
+)
+def test_an_instance_is_asked(cls) -> None:
+    each = cls()
+    assert torchloom.entries(each) == []
+    assert [agree(each, X), agree(each, X), agree(each, Y)] == ["compile", "hit", "recompile"]
+    assert len(torchloom.entries(each)) == 2
+    assert torchloom.explain_call(each, X).is_certain is (cls is not Decorated)
+    assert torchloom.overhead(each, X).num_guards > 0
+    explained = torchloom.explain(each, X)
+    assert explained.num_graphs == 1
+    assert not any("eval_frame" in f.file for f in explained.record.all_functions())
+
+
+def test_the_method_and_the_instance_agree() -> None:
+    model, other = Compiled(), Compiled()
+    model(X)
+    assert agree(model, X) == agree(model.forward, X) == "hit"
+    entries = torchloom.entries(model)
+    assert [e.compile_id for e in entries] == [e.compile_id for e in torchloom.entries(other)]
+    assert agree(other, X) in ("hit", "recompile")
+
+
+@needs_option("recompile_limit")
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_limit_of_a_forward_that_is_compiled_in_its_class(whole) -> None:
+    class Model(nn.Module):
+        @torch.compile(backend="eager", recompile_limit=1, dynamic=False, fullgraph=whole)
+        def forward(self, x):
+            return x + 1
+
+    model = Model()
+    assert agree(model, X) == "compile"
+    told = torchloom.explain_call(model, Y)
+    assert (told.action, told.limit) == ("error" if whole else "eager", 1)
+    model.forward(X)
+    if whole:
+        assert agree(model, Y) == "error"
+    else:
+        model(Y)
+        assert agree(model, Y) == "eager"
+
+
+def test_a_forward_that_is_set_on_the_module_comes_first() -> None:
+    model = Compiled()
+    model.forward = lambda x: x * 2
+    assert torchloom.entries(model) == []
+    model(X)
+    assert torchloom.entries(model) == []
+
+
+def test_a_class_that_is_compiled() -> None:
+    @torch.compile(backend="eager")
+    class Model(nn.Module):
+        def forward(self, x):
+            return x + 3
+
+    model = Model()
+    assert [agree(model, X), agree(model, X)] == ["compile", "hit"]
+    assert [entry.function for entry in torchloom.entries(model)] == ["forward"]
+
+
+def test_a_compiled_module_of_a_compiled_forward() -> None:
+    compiled = torch.compile(Compiled(), backend="eager")
+    assert agree(compiled, X) in ("compile", "recompile")
+    assert agree(compiled, X) == "hit"
+
+
+def test_a_disabled_forward_over_a_compiled_one() -> None:
+    class Model(nn.Module):
+        @torch.compiler.disable
+        @torch.compile(backend="eager")
+        def forward(self, x):
+            return x + 1
+
+    assert agree(Model(), X) == "eager"
