@@ -6,6 +6,7 @@ Read in torch 2.13; the names were the same in 2.11 and 2.12. What a torch lacks
 
 from __future__ import annotations
 
+import os
 import sys
 import timeit
 from collections.abc import Callable, Iterator
@@ -198,6 +199,16 @@ def _above(name: str, file: str) -> FrameType | None:
     return None
 
 
+def is_in_compile(frame: FrameType | None) -> bool:
+    """Return whether the thread whose innermost frame this is has entered Dynamo to compile a frame."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_CONVERT):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_CONVERT = os.path.join("torch", "_dynamo", "convert_frame.py")
 _NUM_CHECKS = 20
 
 
