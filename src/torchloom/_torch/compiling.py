@@ -208,7 +208,7 @@ def is_in_compile(frame: FrameType | None) -> bool:
     return False
 
 
-_CONVERT = os.path.join("torch", "_dynamo", "convert_frame.py")
+_CONVERT = f"{os.sep}_dynamo{os.sep}convert_frame.py"
 _NUM_CHECKS = 20
 
 
