@@ -94,10 +94,19 @@ _WORD = re.compile(r"""b?['"]\w{0,20}(?:[:.]\w{1,8})?['"]""")
 _MANY_DIGITS = re.compile(r"\d\D*\d\D*\d")
 
 
-def without_values(text: str) -> str:
+_KEY_OF = re.compile(r"list\(dict\.keys\(.*\)\)\[\d+\]")
+_OF_GLOBAL = re.compile(r"(?<![\w'\"])G\[")
+
+
+def without_values(text: str, *, keys_too: bool = True) -> str:
     """Return a check without strings that may be secrets: only short words, such as modes, are left.
 
-    Strings of globals are hidden whatever they look like. What is guarded stays clear by its source.
+    Strings of globals are hidden whatever they look like, those within calls as well. What is guarded
+    stays clear by its source.
+
+    Args:
+        text: the check as code.
+        keys_too: whether checks on the keys of a dict hide keys; False where sources do so as well.
 
     Example:
         >>> without_values("L['mode'] == 'mean'"), without_values("L['key'] == 'sk-12ab-99'")
@@ -108,9 +117,9 @@ def without_values(text: str) -> str:
     left, sign, right = text.partition(" == ")
     if "___set_contains(" in text:
         left, sign, right = text.partition("___set_contains(")
-    if not sign:
+    if not sign or (not keys_too and _KEY_OF.fullmatch(left)):
         return text
-    is_global = left.lstrip("(").startswith("G[")
+    is_global = _OF_GLOBAL.search(text) is not None
 
     def shown(match: re.Match[str]) -> str:
         word = match.group(0)

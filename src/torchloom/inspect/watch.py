@@ -134,6 +134,7 @@ class Watch:
             compiling.continued_code(original),
             continuations(transformed, namespace),
             None if wrapped is None else named(wrapped),
+            compiling.traced_code(),
         )
         self._compiled.append(each)
         self._hits.install()
