@@ -59,6 +59,10 @@ def contains(x, given):
     return x + 1 if SECRET in given and "zqx7-none" not in given else x - 1
 
 
+def element(x, given):
+    return x + 1 if SECRET in given and WORD in given else x - 1
+
+
 def keywords(x, **given):
     return x + sum(given.values())
 
@@ -87,6 +91,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
     "argument": (argument, (X, dict(TENSORS)), {}),
     "nested": (nested, (X, {"said": {WORD: {"said": torch.ones(2)}}}), {}),
     "contains": (contains, (X, dict(NUMBERS)), {}),
+    "element": (element, (X, {SECRET, WORD}), {}),
     "keywords": (keywords, (X,), dict(TENSORS)),
     "all of an object": (all_of, (X, bag()), {}),
     "attribute": (attribute, (X, bag()), {}),

@@ -25,8 +25,8 @@ _LITERAL = r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
 _QUOTED = re.compile(rf"(?<!\w){_LITERAL}")
 _SUBSCRIPT = re.compile(rf"(\w*)\[({_LITERAL}|\([^\[\]]*\))\]")
 _NAMED = re.compile(
-    rf"___dict_contains\(({_LITERAL}),"
-    rf"|(?:\b(?:get|has)attr|__getattribute__)\([^'\"]*(?:['\"][^'\"]*['\"][^'\"]*)*?, ({_LITERAL})\)"
+    rf"___(?:dict|set)_contains\(({_LITERAL}),"
+    rf"|(?:\b(?:get|has)attr|__getattribute__|set\.__contains__)\([^'\"]*(?:['\"][^'\"]*['\"][^'\"]*)*?, ({_LITERAL})\)"
 )
 _KEYS = re.compile(r"list\(dict\.keys\((.*)\)\)\[\d+\] == (.*)", re.S)
 _ATTRIBUTE = re.compile(r"(?<=[\w\])])\.([A-Za-z_]\w*)")
@@ -176,7 +176,8 @@ def keys_in(text: str) -> Iterator[Named]:
             yield Named(key, _path(begin), begin.endswith(".__dict__"))
     for match in _NAMED.finditer(text):
         for key in _strings(match.group(1) or match.group(2)):
-            yield Named(key, _path(text[: match.start(match.lastindex or 0)]), is_attribute=True)
+            path = _path(text[: match.start(match.lastindex or 0)])
+            yield Named(key, path, is_attribute="_contains" not in match.group())
     # Dots within keys are none of attributes'.
     bare = _QUOTED.sub(lambda match: "'" + "_" * (len(match.group(0)) - 2) + "'", text)
     for match in _ATTRIBUTE.finditer(bare):
