@@ -59,10 +59,6 @@ def contains(x, given):
     return x + 1 if SECRET in given and "zqx7-none" not in given else x - 1
 
 
-def element(x, given):
-    return x + 1 if SECRET in given and WORD in given else x - 1
-
-
 def keywords(x, **given):
     return x + sum(given.values())
 
@@ -91,7 +87,6 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
     "argument": (argument, (X, dict(TENSORS)), {}),
     "nested": (nested, (X, {"said": {WORD: {"said": torch.ones(2)}}}), {}),
     "contains": (contains, (X, dict(NUMBERS)), {}),
-    "element": (element, (X, {SECRET, WORD}), {}),
     "keywords": (keywords, (X,), dict(TENSORS)),
     "all of an object": (all_of, (X, bag()), {}),
     "attribute": (attribute, (X, bag()), {}),
@@ -133,8 +128,9 @@ def test_no_key_that_was_made_while_running_is_shown(name: str, backend: str, tm
         (argument, ({SECRET: X, WORD: X}, {SECRET: torch.ones(1), WORD: X}, {WORD: X, SECRET: 1})),
         (lambda x, d: x + len(d), ({SECRET: 1}, {WORD: 1}, {})),
         (contains, ({SECRET: 1}, {WORD: 2})),
+        (lambda x, s: x + 1 if SECRET in s else x - 1, ({SECRET}, {1}, {SECRET, 2})),
     ],
-    ids=["values", "keys", "contains"],
+    ids=["values", "keys", "contains", "elements"],
 )
 def test_reasons_of_recompiles_hide_them_too(fn, calls) -> None:
     with torchloom.watch() as w:
@@ -246,6 +242,8 @@ def test_reasons_of_what_is_disabled() -> None:
         ("list(dict.keys(L['d']))[0] == 'a'", ["a"]),
         ("___dict_contains('a', L['d'])", ["a"]),
         ("not ___dict_contains('a', G['m']._modules['f'].__dict__)", ["a", "_modules", "__dict__"]),
+        ("not set.__contains__(L['s'], 'a')", ["a", "__contains__"]),
+        ("___set_contains('a', L['s'])", ["a"]),
         ("getattr(L['o'], 'a-b')", ["a-b"]),
         ("tensor 'kw['a']' size mismatch at index 0. expected 2, actual 1", ["a"]),
         ("L['d'][('a', 'b')]", ["a", "b"]),
