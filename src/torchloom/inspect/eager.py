@@ -33,6 +33,8 @@ class EagerCalls:
         self.counts: Counter[tuple[int, CodeType]] = Counter()
         self.limited: dict[tuple[int, CodeType], int] = {}
         """What hit the limit while watched, and the limit."""
+        self.num_lookups = 0
+        """How often Dynamo looked for an entry; of some functions it never does."""
         self.num_unknown = 0
         """Calls whose function could not be told from what called it."""
         self._waiting: dict[int, _Lookup] = {}
@@ -46,6 +48,7 @@ class EagerCalls:
             is_hit: whether it found one.
             caller: the frame from which the function is called.
         """
+        self.num_lookups += 1
         self._settle()
         if not is_hit:
             found = None if caller is None else self._called(caller)
