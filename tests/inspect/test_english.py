@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.inspect.english import guard_in_words, source_in_words
+from torchloom.inspect.english import (
+    guard_in_words,
+    source_in_words,
+    without_values,
+)
 
 SELF = "L['self']._modules['l']"
 
@@ -81,3 +85,17 @@ def test_words(kind: str, source: str, text: str, words: str) -> None:
 )
 def test_sources(source: str, words: str) -> None:
     assert source_in_words(source) == words
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "list(dict.keys(G['D']))[1] == 'passphrase'",
+        "str(G['D']['a']) == 'passphrase'",
+        "(G['D'] == 'passphrase'",
+        "G['S'].x == {'passphrase'}",
+        "___set_contains(G['S'], 'passphrase')",
+    ],
+)
+def test_strings_of_globals_are_hidden_wherever_the_global_stands(check: str) -> None:
+    assert "passphrase" not in without_values(check)

@@ -185,11 +185,11 @@ def test_a_watch_that_fails_leaves_the_program_alone(monkeypatch, tmp_path) -> N
 def test_one_entry_that_cannot_be_read_does_not_hide_the_others(monkeypatch) -> None:
     real = sys.modules["torchloom.inspect.build"].guards_of
 
-    def sometimes(manager):
+    def sometimes(*args):
         if not broken:
             broken.append(True)
             raise ValueError("a bug of ours")
-        return real(manager)
+        return real(*args)
 
     broken: list[bool] = []
     monkeypatch.setattr("torchloom.inspect.build.guards_of", sometimes)

@@ -6,6 +6,7 @@ Read in torch 2.13; the names were the same in 2.11 and 2.12. What a torch lacks
 
 from __future__ import annotations
 
+import os
 import sys
 import timeit
 from collections.abc import Callable, Iterator
@@ -198,6 +199,24 @@ def _above(name: str, file: str) -> FrameType | None:
     return None
 
 
+def traced_code() -> tuple[CodeType, ...]:
+    """Return the code of the functions that this thread's compile has traced, inlined ones as well."""
+    frame = _above("_compile_inner", "convert_frame") or _above("compile_inner", "convert_frame")
+    output = None if frame is None else frame.f_locals.get("output")
+    found = getattr(output, "traced_code", None)
+    return tuple(each for each in found or () if isinstance(each, CodeType))
+
+
+def is_in_compile(frame: FrameType | None) -> bool:
+    """Return whether the thread whose innermost frame this is has entered Dynamo to compile a frame."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_CONVERT):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_CONVERT = f"{os.sep}_dynamo{os.sep}convert_frame.py"
 _NUM_CHECKS = 20
 
 

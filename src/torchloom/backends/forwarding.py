@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from torchloom import _torch
+from torchloom.backends.attributes import attribute_of
 from torchloom.backends.records import CompilerFn
 from torchloom.backends.registry import lookup_backend
 from torchloom.errors import BackendError
@@ -25,7 +26,7 @@ class Forwarding:
     def reset(self) -> None:
         """Let every inner backend forget its state; `torch._dynamo.reset` calls this."""
         for _, fn in self._found():
-            reset = getattr(fn, "reset", None)
+            reset = attribute_of(fn, "reset")
             if reset is not None:
                 reset()
 
@@ -34,7 +35,7 @@ class Forwarding:
         for backend, fn in self._found():
             if backend == "inductor":
                 return _torch.inductor_config()
-            config = getattr(fn, "get_compiler_config", None)
+            config = attribute_of(fn, "get_compiler_config")
             if config is not None:
                 return config()
         return {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from torchloom import _torch
+from torchloom.backends.attributes import attribute_of
 
 _DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_id")
 """What Dynamo hangs on a graph module for its compilers (2.11-2.15)."""
@@ -49,7 +50,7 @@ def name_of(backend: Any) -> str:
     """Return what to call a backend in messages."""
     if isinstance(backend, str):
         return backend
-    named = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", None)
+    named = attribute_of(backend, "compiler_name") or attribute_of(backend, "__name__")
     return named if isinstance(named, str) else type(backend).__name__
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchloom import _torch
+from torchloom.backends.attributes import attribute_of
 from torchloom.backends.discovery import discover
 from torchloom.backends.records import CompilerFn
 from torchloom.errors import BackendError
@@ -41,8 +42,9 @@ def make_published(name: str, fn: CompilerFn) -> CompilerFn:
     extra.compiler_name = name
     # torch.compile asks backends for these by name.
     for attr in ("reset", "get_compiler_config"):
-        if hasattr(fn, attr):
-            setattr(extra, attr, getattr(fn, attr))
+        found = attribute_of(fn, attr)
+        if found is not None:
+            setattr(extra, attr, found)
     return published
 
 
@@ -62,7 +64,7 @@ def _takes_options(fn: CompilerFn) -> bool:
     """Say whether `fn` accepts keywords besides its two arguments; yes where nobody knows."""
     try:
         params = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # builtins may have no signature
+    except Exception:  # builtins may have no signature, objects raise anything  # noqa: BLE001
         return True
     if any(param.kind is param.VAR_KEYWORD for param in params):
         return True

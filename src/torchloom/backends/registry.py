@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 
 from torchloom import _torch
 from torchloom.backends import discovery
+from torchloom.backends.attributes import attribute_of
 from torchloom.backends.builtin import OURS, load_own
 from torchloom.backends.publish import add_to_torch, make_published, remove_from_torch
 from torchloom.backends.records import CompilerFn, Origin, Registration, origin_of
@@ -287,7 +288,7 @@ def _adopt(name: str, fn: CompilerFn) -> CompilerFn:
         if found is not None:
             return found
         published = make_published(name, fn)
-        add_to_torch(name, published, getattr(fn, "_tags", ()))
+        add_to_torch(name, published, attribute_of(fn, "_tags", ()))
         return published
 
 
@@ -312,7 +313,7 @@ def _checked_name(fn: Any, name: str | None) -> str:
     if name is not None and not isinstance(name, str):
         raise BackendError(f"the name of a backend is a string, not a {type(name).__name__}")
     # An empty name is none, and a lambda's is "<lambda>", as in torch's registry.
-    chosen = name or getattr(fn, "__name__", None)
+    chosen = name or attribute_of(fn, "__name__")
     if not isinstance(chosen, str) or not chosen:
         raise UnnamedBackendError(
             f"a {type(fn).__name__} has no name to be found by: register_backend(fn, name=...)"
@@ -334,7 +335,7 @@ def _conflict(name: str, taken_by: Origin, fn: CompilerFn) -> BackendConflictErr
 def _built_in_origin(name: str, found: CompilerFn) -> Origin | None:
     if name in OURS:
         return Origin("built-in", "torchloom")
-    if str(getattr(found, "__module__", "")).split(".")[0] in ("torch", "functorch"):
+    if str(attribute_of(found, "__module__", "")).split(".")[0] in ("torch", "functorch"):
         return Origin("built-in", "torch")
     return None
 

@@ -10,6 +10,7 @@ import typer
 from torchloom.cli.report import find_record
 from torchloom.cli.terminal import printable
 from torchloom.records import Session, load_record
+from torchloom.records.eager import eager_calls, given_up
 
 
 def check_record(
@@ -24,14 +25,29 @@ def check_record(
     max_compile_s: Annotated[
         float | None, typer.Option(min=0, help="Most seconds of compiling.")
     ] = None,
+    max_eager_calls: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Most calls that ran eagerly since no entry fitted, as over the recompile limit; "
+            "0 where recompiles are limited.",
+        ),
+    ] = None,
 ) -> None:
     """Check a record against limits; say what passes them, and where it comes from."""
     session = load_record(find_record(source))
     entries = list(session.entries())
+    # What runs eagerly makes neither recompiles nor breaks: it must be no way around their limits.
+    if max_eager_calls is None and max_recompiles is not None:
+        max_eager_calls = 0
+    max_given_up = None if max_recompiles is None and max_breaks is None else 0
+    lost = given_up(session)
     failed = False
     for name, value, limit, details in (
         ("recompiles", session.num_recompiles, max_recompiles, _recompiles(session)),
         ("graph breaks", len(session.breaks()), max_breaks, _breaks(session)),
+        ("eager calls", session.num_eager_calls, max_eager_calls, eager_calls(session)),
+        ("functions given up", len(lost), max_given_up, lost),
         ("entries", len(entries), max_entries, []),
         ("compile seconds", round(sum(e.compile_s for e in entries), 1), max_compile_s, []),
     ):

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, NamedTuple
 
 import typer
@@ -73,6 +74,13 @@ class _Seen(NamedTuple):
     session: Session
     error: Exception | None = None
     exit_code: int = 0
+    num_lookups: int = 0
+    """How often Dynamo looked for an entry, also of what was compiled before."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing to go on with."""
+        return self.error is not None or self.exit_code != 0
 
 
 def _names_function(target: str) -> bool:
@@ -105,23 +113,32 @@ def _watched(call: Callable[[], object]) -> _Seen:
             typer.echo(end.code, err=True)
     except Exception as raised:  # noqa: BLE001 - a user's code may raise anything
         error = raised
-    return _Seen(watch.record, error, code)
+    return _Seen(watch.record, error, code, watch.num_lookups)
 
 
 def _call(file: Path, name: str) -> _Seen:
-    try:
-        module = load_file(file)
-    except Exception as error:  # noqa: BLE001 - as above
-        return _Seen(Session(), error)
+    """Call a function of a file; what importing the file compiles is seen as well."""
+    whole, loaded = Watch(), []
+    with whole:
+        seen = _watched(lambda: loaded.append(load_file(file)))
+        if not seen.has_ended:
+            fn = _named(loaded[0], file, name)
+            seen = _watched(fn)
+    if seen.has_ended:
+        return seen._replace(session=whole.record)
+    # Of functions that were compiled before, as by the import, the call makes no entry.
+    if seen.num_lookups or any(True for _ in seen.session.entries()):
+        return seen._replace(session=whole.record)
+    return _watched(lambda: explain_function(fn))
+
+
+def _named(module: ModuleType, file: Path, name: str) -> Callable[..., object]:
     fn = getattr(module, name, None)
     if not callable(fn):
         known = ", ".join(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
         raise InspectError(f"{file} has no function {name!r}; it has {known or 'none'}")
     _check_takes_nothing(fn, f"{file}:{name}")
-    seen = _watched(fn)
-    if seen.error is not None or seen.exit_code or any(True for _ in seen.session.entries()):
-        return seen
-    return _watched(lambda: explain_function(fn))
+    return fn
 
 
 def _check_takes_nothing(fn: Callable[..., object], name: str) -> None:

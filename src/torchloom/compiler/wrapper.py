@@ -24,6 +24,7 @@ from torch import nn
 from torchloom import _torch
 from torchloom.compiler.backend_fn import get_backend_fn
 from torchloom.compiler.config import CompileConfig
+from torchloom.compiler.follow import follow_class
 from torchloom.compiler.support import check_supported
 from torchloom.config import thawed_map
 from torchloom.errors import CompileError, ConfigError
@@ -234,7 +235,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     # A graph that is being traced takes the module in as it is: it is compiled once, with it.
     if torch.compiler.is_compiling():
         return self._loom_base.__call__(self, *args, **kwargs)
-    state = _state_of(self)
+    state = _following(self)
     if not state.config.enabled:
         return state.module(*args, **kwargs)
     if state.compiled is None:
@@ -303,6 +304,15 @@ def _state_of(wrapped: Any) -> _State:
     return object.__getattribute__(wrapped, _STATE)
 
 
+def _following(wrapped: Any) -> _State:
+    """Return a wrapper's state, its module of the class that the wrapper has by now."""
+    state = _state_of(wrapped)
+    # By its own attributes, as a call does this each time.
+    if "_loom_base" not in vars(type(wrapped)) or type(state.module) is not wrapped._loom_base:
+        follow_class(wrapped, state.module)
+    return state
+
+
 def _open_state(wrapped: Any, what: str) -> _State:
     state = _state_of(wrapped)
     if state.compiled is not None:
@@ -322,18 +332,18 @@ def _rewrapped(module: nn.Module, state: _State) -> Any:
 
 
 def _copy(self: Any) -> Any:
-    state = _state_of(self)
+    state = _following(self)
     return _rewrapped(copy.copy(state.module), state)
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    state = _state_of(self)
+    state = _following(self)
     twin = memo[id(self)] = _rewrapped(copy.deepcopy(state.module, memo), state)
     return twin
 
 
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-    state = _state_of(self)
+    state = _following(self)
     return _unpickled, (state.module, _settings(state), state.compiler_fn)
 
 

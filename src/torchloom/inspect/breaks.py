@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from torchloom._torch import introspect
+from torchloom.inspect.words import Words, told
 from torchloom.records import Break
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -12,15 +13,17 @@ _RAISED = re.compile(r"^[\w.]+(?:Error|Exception|Failed|Unsupported)\b.*", re.M)
 _LINE = re.compile(r"Graph break in user code at (.+?):(\d+)")
 
 
-def parse_break(text: str) -> Break:
+def parse_break(text: str, words: Words | None = None) -> Break:
     """Read one `dynamo_graph_break_reason`.
 
     Args:
         text: headline, reason, explanation, hints and stacks as Dynamo formats them.
+        words: those of the source; strings that are not among them are hidden.
     """
-    explanation = _section(text, "Explanation:")
+    words = Words() if words is None else words
+    explanation = told(_section(text, "Explanation:"), words)
     hints = [
-        hint.strip()
+        told(hint.strip(), words)
         for hint in re.findall(r"^\s*Hint: (.+(?:\n(?!\s*(?:Hint|Developer)).*\S.*)*)", text, re.M)
     ]
     title = _title(text)

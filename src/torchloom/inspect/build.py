@@ -28,6 +28,7 @@ from torchloom.inspect.source_names import name_sources
 from torchloom.inspect.spans import SpanReader
 from torchloom.inspect.tap import Row
 from torchloom.inspect.trigger import trigger_of
+from torchloom.inspect.words import Hider, Words, told
 from torchloom.records import (
     Artifact,
     CacheUse,
@@ -81,7 +82,9 @@ def build_session(
         eager: calls that ran eagerly because nothing fitted.
         num_resets: how often Dynamo was reset.
     """
-    builder = _Builder()
+    codes = [code for each in compiled for code in (each.original, *each.traced)]
+    codes += [row.code for row in rows if row.code is not None]
+    builder = _Builder(Hider(Words(codes)))
     for each in compiled:
         builder.code(each)
     for row in rows:
@@ -93,11 +96,11 @@ def build_session(
 class _Builder:
     """Collects what belongs to each compile, then hangs entries under functions."""
 
-    def __init__(self) -> None:
-        self.session = Session()
+    def __init__(self, hider: Hider) -> None:
+        self.session, self.hider = Session(), hider
         self.compiles: dict[Key, Compile] = {}
         self.tensors: dict[tuple[Any, Any], Any] = {}
-        self.places = Places(introspect.interned_files())
+        self.places = Places(introspect.interned_files(), hider)
         self.spans = SpanReader()
 
     # -- reading
@@ -156,9 +159,9 @@ class _Builder:
         elif kind == "dynamo_cpp_guards_str":
             entry.guard_check_us = row.warm_guards_us
         elif kind == "recompile_reasons":
-            entry.recompiles += parse_reasons(row.payload or "")
+            entry.recompiles += parse_reasons(row.payload or "", self.hider)
         elif kind == "dynamo_graph_break_reason":
-            entry.breaks.append(parse_break(row.payload or ""))
+            entry.breaks.append(parse_break(row.payload or "", self.hider.words))
         elif kind in ("compilation_metrics", "bwd_compilation_metrics"):
             compile_.hit_limit |= is_limit(row)
             self._metrics(entry, kind, row.body)
@@ -210,7 +213,7 @@ class _Builder:
         if "fail_reason" in kept:  # what follows the first line may show values
             kept["fail_reason"] = first_reason(str(kept["fail_reason"]))
         if "recompile_reason" in kept:
-            kept["recompile_reason"] = parse_reason(str(kept["recompile_reason"])).text
+            kept["recompile_reason"] = parse_reason(str(kept["recompile_reason"]), self.hider).text
         entry.metrics[side] = kept
         times = [
             part.get("entire_frame_compile_time_s") or part.get("inductor_compile_time_s") or 0.0
@@ -220,9 +223,18 @@ class _Builder:
 
     def _orphan(self, row: Row) -> None:
         if row.kind in ("dynamo_graph_break_reason", "dynamo_error"):
-            self.session.orphans.append(without_debug_context(row.payload or row.kind))
+            self.session.orphans.append(self._orphaned(row.payload or row.kind))
         elif not _QUIET.fullmatch(row.kind) and row.kind not in _GRAPHS:
             self.session.unknown[row.kind] = self.session.unknown.get(row.kind, 0) + 1
+
+    def _orphaned(self, text: str) -> str:
+        lines = without_debug_context(text).splitlines(keepends=True)
+        return "".join(
+            told(line.rstrip("\n"), self.hider.words) + "\n" * line.endswith("\n")
+            if line.lstrip().startswith(("Explanation:", "Hint:"))
+            else line
+            for line in lines
+        )
 
     # -- putting together
 
@@ -243,6 +255,7 @@ class _Builder:
             for event in heard
             if not isinstance(event, MEMORY_EVENTS)
         ]
+        self.hider.in_record(self.session)
         return self.session
 
     def _fill_or_say(self, compile_: Compile, counts: Mapping[str, int]) -> None:
@@ -267,7 +280,7 @@ class _Builder:
             live = _live(rewritten)
             if live is not None:
                 entry.backend = introspect.backend_name(live)
-                entry.guards = guards_of(live.guard_manager)
+                entry.guards = guards_of(live.guard_manager, self.hider)
                 if introspect.is_invalid(live.guard_manager):
                     entry.status = "invalidated: what it guards on is gone"
             elif not entry.status.startswith("failed"):

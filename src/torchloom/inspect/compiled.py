@@ -35,6 +35,8 @@ class Compiled(NamedTuple):
     continuations: tuple[tuple[str, CodeType], ...]
     """What the code calls behind its graph break, in the order of the calls: global name and code."""
     wrapped: Named | None = None
+    traced: tuple[CodeType, ...] = ()
+    """The functions that were inlined, where torch tells them."""
 
 
 @dataclass

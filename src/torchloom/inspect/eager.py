@@ -6,6 +6,7 @@ without a word. A lookup that finds nothing and that no compile follows is such 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from typing import Any
 from torchloom._torch import compiling, introspect
 from torchloom.inspect.tap import Row
 
+_Lookup = tuple[int, CodeType | None]
+"""How often Dynamo had been reset, and the function that was called, where it could be told."""
 LIMIT_ERRORS = ("Unsupported", "FailOnRecompileLimitHit")
 
 
@@ -30,9 +33,13 @@ class EagerCalls:
         self.counts: Counter[tuple[int, CodeType]] = Counter()
         self.limited: dict[tuple[int, CodeType], int] = {}
         """What hit the limit while watched, and the limit."""
+        self.num_lookups = 0
+        """How often Dynamo looked for an entry; of some functions it never does."""
         self.num_unknown = 0
         """Calls whose function could not be told from what called it."""
-        self._waiting = threading.local()
+        self._waiting: dict[int, _Lookup] = {}
+        """By thread, the last lookup that found nothing, until it is clear what followed."""
+        self._guard = threading.Lock()
 
     def looked_up(self, is_hit: bool, caller: FrameType | None) -> None:
         """Note that Dynamo has looked for an entry on this thread.
@@ -41,43 +48,50 @@ class EagerCalls:
             is_hit: whether it found one.
             caller: the frame from which the function is called.
         """
+        self.num_lookups += 1
         self._settle()
         if not is_hit:
             found = None if caller is None else self._called(caller)
-            self._waiting.call = (self._epoch(), found)
+            self._waiting[threading.get_ident()] = (self._epoch(), found)
 
     def told(self, row: Row) -> None:
         """Note a row of a compile on this thread."""
         if row.code is None:
             return
-        waiting = getattr(self._waiting, "call", None)
-        # A function without entries is not looked up: the lookup was that of another one.
+        waiting = self._waiting.pop(threading.get_ident(), None)
+        # A compile follows the lookup. A function without entries is not looked up: the lookup was
+        # that of another one, maybe in a thread that had this one's number and has ended.
         if waiting is not None and not introspect.cache_entries(row.code):
-            self._settle()
-        self._waiting.call = None  # a compile follows the lookup
+            self._count(waiting)
         if is_limit(row):
             self.limited[row.epoch, row.code] = compiling.limit_of_compile()
-            self.counts[row.epoch, row.code] += 1  # the call that found the limit
+            self._count((row.epoch, row.code))  # the call that found the limit
 
     def close(self) -> None:
-        """Settle the last lookup of this thread."""
-        self._settle()
+        """Settle the last lookups of all threads, also of those that have ended."""
+        for thread, frame in sys._current_frames().items():
+            if thread in self._waiting and compiling.is_in_compile(frame):
+                self._waiting.pop(thread, None)  # a compile follows that has told nothing as yet
+        for thread in list(self._waiting):
+            self._settle(thread)
 
-    def _settle(self) -> None:
-        waiting = getattr(self._waiting, "call", None)
-        self._waiting.call = None
-        if waiting is None:
-            return
-        epoch, code = waiting
-        if code is None:
-            self.num_unknown += 1
-        else:
-            self.counts[epoch, code] += 1
+    def _settle(self, thread: int | None = None) -> None:
+        waiting = self._waiting.pop(threading.get_ident() if thread is None else thread, None)
+        if waiting is not None:
+            self._count(waiting)
+
+    def _count(self, call: _Lookup) -> None:
+        epoch, code = call
+        with self._guard:
+            if code is None:
+                self.num_unknown += 1
+            else:
+                self.counts[epoch, code] += 1
 
     def _called(self, caller: FrameType) -> CodeType | None:
         """Return which function a frame that is about to run belongs to, by what its caller names."""
         epoch = self._epoch()
-        limited = [code for at, code in self.limited if at == epoch]
+        limited = [code for at, code in list(self.limited) if at == epoch]
         is_wrapper = caller.f_code.co_name == "compile_wrapper"
         if not limited and not is_wrapper:
             return None  # before Python 3.13 reading a frame's variables keeps them alive in it

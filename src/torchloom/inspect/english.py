@@ -81,11 +81,18 @@ def guard_in_words(kind: str, source: str, text: str) -> str:
     return f"{what}: {without_addresses(text)}"
 
 
+_IDS = re.compile(r"\b(?:ids?|hash|data_ptr)\b|\.data_ptr\(|^\W*\d{12,}\W*$")
+_COMPARED = r"((?:(?:[=!]=|[<>]=?) |\[)-?\d{12,}\b)"
+
+
 def without_addresses(text: str) -> str:
     """Return code with object ids and addresses taken out."""
     text = re.sub(r"___check_(?:obj|type)_id\((.*?), \d+\)", r"\1 is unchanged", text)
     text = re.sub(r"\b0x[0-9a-fA-F]{6,}\b", "0x..", text)
-    text = re.sub(r"\b\d{12,}\b", "<id>", text)
+    if _IDS.search(text):
+        text = re.sub(r"\b\d{12,}\b", "<id>", text)
+    else:  # a number that is compared, or is a key, is the program's own
+        text = re.sub(rf"{_COMPARED}|\b\d{{12,}}\b", lambda m: m.group(1) or "<id>", text)
     return re.sub(r"_as_uuid_[0-9a-f_]+|_[0-9a-f]{8}_[0-9a-f_]{27}", "", text)
 
 
@@ -94,10 +101,20 @@ _WORD = re.compile(r"""b?['"]\w{0,20}(?:[:.]\w{1,8})?['"]""")
 _MANY_DIGITS = re.compile(r"\d\D*\d\D*\d")
 
 
-def without_values(text: str) -> str:
+_SET_CONTAINS = re.compile(r"(?:___set_contains|set\.__contains__)\(")
+_KEY_OF = re.compile(r"list\(dict\.keys\(.*\)\)\[\d+\]")
+_OF_GLOBAL = re.compile(r"(?<![\w'\"])G\[")
+
+
+def without_values(text: str, *, keys_too: bool = True) -> str:
     """Return a check without strings that may be secrets: only short words, such as modes, are left.
 
-    Strings of globals are hidden whatever they look like. What is guarded stays clear by its source.
+    Strings of globals are hidden whatever they look like, those within calls as well. What is guarded
+    stays clear by its source.
+
+    Args:
+        text: the check as code.
+        keys_too: whether checks on the keys of a dict hide keys; False where sources do so as well.
 
     Example:
         >>> without_values("L['mode'] == 'mean'"), without_values("L['key'] == 'sk-12ab-99'")
@@ -106,11 +123,12 @@ def without_values(text: str) -> str:
     if text.startswith("BACKEND_MATCH failure"):  # goes on with both backends in printed form
         return "BACKEND_MATCH failure"
     left, sign, right = text.partition(" == ")
-    if "___set_contains(" in text:
-        left, sign, right = text.partition("___set_contains(")
-    if not sign:
+    contains = _SET_CONTAINS.search(text)
+    if contains:
+        left, sign, right = text[: contains.start()], contains.group(), text[contains.end() :]
+    if not sign or (not keys_too and _KEY_OF.fullmatch(left)):
         return text
-    is_global = left.lstrip("(").startswith("G[")
+    is_global = _OF_GLOBAL.search(text) is not None
 
     def shown(match: re.Match[str]) -> str:
         word = match.group(0)
@@ -135,9 +153,12 @@ def _tensor(what: str, text: str) -> str:
     return " ".join(part for part in parts if part)
 
 
+_NO_NAN = re.compile(r"not (?:math\.|__math_)isnan\((.+)\)")
+
+
 def _equals(what: str, text: str) -> str:
-    _, _, value = text.partition(" == ")
-    return f"{what} == {without_addresses(value)}" if value else f"{what}: {text}"
+    _, _, value = without_addresses(text).partition(" == ")
+    return f"{what} == {value}" if value else f"{what}: {text}"
 
 
 def _type(what: str, text: str) -> str:
@@ -174,6 +195,9 @@ def _sizes(what: str, text: str) -> str:
         return (
             f"{source_in_words(same.group(1))} and {source_in_words(same.group(2))} are one object"
         )
+    number = _NO_NAN.fullmatch(text)
+    if number:
+        return f"{source_in_words(number.group(1))} is not nan"
     text = re.sub(r"L((?:\['\w+'\])+)", lambda match: match.group(1), without_addresses(text))
     text = re.sub(r"(?<![\w\])])\['(\w+)'\]", r"\1", text)
     return "sizes: " + re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", text)
@@ -206,6 +230,8 @@ _DESCRIBE = {
     "NAME_MATCH": lambda what, text: f"{what} has the same name",
     "NONE_MATCH": lambda what, text: f"{what} is None",
     "BOOL_MATCH": lambda what, text: f"{what} is {'False' if 'False' in text else 'True'}",
+    "FLOAT_IS_NAN": lambda what, text: f"{what} is nan",
+    "COMPLEX_IS_NAN": lambda what, text: f"{what} is a complex nan",
     "NO_HASATTR": lambda what, text: f"{what} lacks an attribute: {without_addresses(text)}",
     "HASATTR": lambda what, text: f"{what} has an attribute: {without_addresses(text)}",
     "DICT_CONTAINS": _contains,

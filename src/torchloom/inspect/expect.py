@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torchloom.errors import ExpectationError
 from torchloom.inspect.watch import Watch
 from torchloom.records import Session
+from torchloom.records.eager import eager_calls, given_up
 
 
 @contextmanager
@@ -23,9 +24,10 @@ def expect(
     Args:
         recompiles: most entries, beyond the first of each function, that the block may compile. A
             compile because an older entry's guards failed counts even if the older one was
-            compiled before the block. Calls that run eagerly over the recompile limit are not
-            allowed either.
-        graph_breaks: most distinct places where graphs may end.
+            compiled before the block. Calls that run eagerly over the recompile limit, and
+            functions that torch gives up, are not allowed either.
+        graph_breaks: most distinct places where graphs may end. Functions that torch gives up
+            are not allowed either.
         entries: most entries of any one function that the block may compile.
         compiles: most compiles of any kind; 0 after a warm-up.
 
@@ -69,10 +71,14 @@ def _problems(
                 f"  {function.name} ({function.file}:{function.line}), entry {entry.compile_id}: "
                 + ("; ".join(reasons) or "another call was compiled")
             )
-    refused = [f for f in record.all_functions() if f.num_eager_calls]
+    refused = eager_calls(record)
     if recompiles is not None and refused:
         problems.append("calls that no entry fits, and that nothing is compiled for any more:")
-        problems += [f"  {f.name} ({f.file}:{f.line}): {f.skipped}" for f in refused]
+        problems += [f"  {each}" for each in refused]
+    lost = given_up(record)
+    if lost and (recompiles is not None or graph_breaks is not None):
+        problems.append("functions that run eagerly, as torch gave them up:")
+        problems += [f"  {each}" for each in lost]
     breaks = record.breaks()
     if graph_breaks is not None and len(breaks) > graph_breaks:
         problems.append(f"{len(breaks)} graph breaks, expected at most {graph_breaks}:")

@@ -6,6 +6,7 @@ from typing import Any
 
 from torchloom._torch import introspect
 from torchloom.inspect.english import guard_in_words, without_addresses, without_values
+from torchloom.inspect.words import Hider
 from torchloom.records import Guard
 
 _RELATIONAL = frozenset(
@@ -13,10 +14,14 @@ _RELATIONAL = frozenset(
 )
 
 
-def guards_of(manager: Any) -> list[Guard]:
+def guards_of(manager: Any, hider: Hider | None = None) -> list[Guard]:
     """Return the guards below a guard manager.
 
     A check that relates several values hangs in the tree at each of them; it is listed once.
+
+    Args:
+        manager: Dynamo's.
+        hider: notes the keys that the guards name, for a record in which they are to be hidden.
     """
     found: dict[tuple[str, str, str], Guard] = {}
     for source, leaf_type, parts, num_fails in introspect.guard_leaves(manager):
@@ -25,7 +30,10 @@ def guards_of(manager: Any) -> list[Guard]:
             parts = [f"no dim of {source} is marked dynamic or static"]
         for part in parts or [leaf_type]:
             code, _, comment = part.partition("  # ")
-            code = without_values(code.strip())
+            if hider is not None:
+                hider.note(source)
+                hider.note(code.strip())
+            code = without_values(code.strip(), keys_too=hider is None)
             text = without_addresses(code)
             key = (kind, "" if kind in _RELATIONAL else source, text)
             if key in found:

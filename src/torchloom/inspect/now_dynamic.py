@@ -5,10 +5,21 @@ from __future__ import annotations
 import re
 
 from torchloom.inspect.english import source_in_words
-from torchloom.inspect.reasons import ANOTHER, ANOTHER_LENGTH
-from torchloom.records import Entry, Recompile
+from torchloom.inspect.modules import is_in_module
+from torchloom.inspect.reasons import (
+    ANOTHER,
+    ANOTHER_LENGTH,
+    APART,
+    ATTRIBUTE_FIX,
+    DYNAMIC_FIX,
+    MODULE_FIX,
+    NAN,
+    TYPES,
+)
+from torchloom.records import Entry, Guard, Recompile
 
 _SIZE = re.compile(r"size\((\d+)\) == ")
+_CLASS = re.compile(r"<class '([^']+)'>")
 _SIZES = re.compile(r"size=\[([^\]]*)\]")
 
 
@@ -26,25 +37,59 @@ def explain_recompiles(entry: Entry) -> None:
 
 def _explain_size(entry: Entry, reason: Recompile, index: int) -> None:
     lowest = _lowest(entry, reason.source, index)
-    if lowest is not None:
-        reason.fix = (
-            f"now dynamic: entry {entry.compile_id} serves sizes >= {lowest}; "
+    if lowest is None:
+        return
+    old = int(reason.expected.rpartition(" ")[2])
+    if old < lowest:
+        more = APART
+    else:
+        more = (
             f"torch._dynamo.mark_dynamic(tensor, {index}) before the first call saves this compile"
         )
+    reason.fix = f"now dynamic: entry {entry.compile_id} serves sizes >= {lowest}; {more}"
 
 
 def _explain_value(entry: Entry, reason: Recompile) -> None:
     """Add the value that came, if the new entry demands one; else it serves others too."""
     about = [g for g in entry.guards if source_in_words(g.source) == reason.source]
-    sign = re.compile(r"len\(.*\) == (.+)" if reason.actual == ANOTHER_LENGTH else r"[^=]+ == (.+)")
-    values = [match.group(1) for guard in about if (match := sign.fullmatch(guard.text))]
-    if values:
-        is_length = reason.actual == ANOTHER_LENGTH
-        reason.actual = f"len {values[0]}" if is_length else values[0]
-    elif reason.actual == ANOTHER and about and re.fullmatch(r"== -?\d+", reason.expected):
-        if not any("<class 'int'>" in guard.text for guard in about):
-            return  # something else than an integer came
-        reason.fix = f"now dynamic: entry {entry.compile_id} serves other integers as well"
+    if reason.actual == ANOTHER_LENGTH:
+        lengths = (re.fullmatch(r"len\(.*\) == (.+)", guard.text) for guard in about)
+        reason.actual = next((f"len {found.group(1)}" for found in lengths if found), reason.actual)
+        return
+    for guard in about:
+        if guard.text.startswith(f"{guard.source} == "):
+            reason.actual = guard.text.removeprefix(f"{guard.source} == ")
+            _explain_constant(entry, reason, guard.source)
+        elif guard.english.endswith(" is nan"):
+            reason.actual, reason.fix = "nan", NAN
+        elif guard.kind == "TYPE_MATCH" and reason.expected.startswith("== "):
+            _explain_type(entry, reason, guard)
+
+
+def _explain_constant(entry: Entry, reason: Recompile, source: str) -> None:
+    """Tell what ends recompiles for an integer that the new entry demands as well."""
+    if not re.fullmatch(r"== -?\d+", reason.expected):
+        return
+    in_module = is_in_module(source, entry.guards)
+    if in_module:
+        reason.fix = MODULE_FIX
+    elif in_module is False and reason.fix == ATTRIBUTE_FIX:
+        reason.fix = DYNAMIC_FIX
+
+
+def _explain_type(entry: Entry, reason: Recompile, guard: Guard) -> None:
+    """Tell of what type the value is that came, or that the new entry serves other values of it."""
+    named = _CLASS.search(guard.text)
+    if named is None:
+        return
+    for name, words, number in (
+        ("int", "integers", r"== -?\d+"),
+        ("float", "floats", r"== (?:-?[\d.]+(?:e[+-]?\d+)?|-?inf|nan)"),
+    ):
+        if named.group(1) == name and re.fullmatch(number, reason.expected):
+            reason.fix = f"now dynamic: entry {entry.compile_id} serves other {words} as well"
+            return
+    reason.actual, reason.fix = f"a `{named.group(1)}`", TYPES
 
 
 def _lowest(entry: Entry, source: str, index: int) -> int | None:

@@ -15,6 +15,7 @@ import torchloom
 from torchloom._torch import introspect
 from torchloom.inspect.compiled import Compile
 from torchloom.inspect.english import guard_in_words, without_addresses, without_values
+from torchloom.inspect.words import Hider
 from torchloom.records import Guard
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -26,10 +27,11 @@ class Places:
 
     Args:
         files: names by their number in the trace.
+        hider: notes the keys that guards name.
     """
 
-    def __init__(self, files: dict[int, str]) -> None:
-        self.files = files
+    def __init__(self, files: dict[int, str], hider: Hider | None = None) -> None:
+        self.files, self._hider = files, hider
 
     def of(self, frame: Mapping[str, Any]) -> tuple[str, int]:
         """Return file and line of a frame as torch logs it."""
@@ -43,7 +45,10 @@ class Places:
         lines: dict[str, str] = {}
         texts: dict[str, str] = {}
         for row in compile_.guard_rows:
-            code = without_values(str(row.get("code", "")))
+            raw = str(row.get("code", ""))
+            if self._hider is not None:
+                self._hider.note(raw)
+            code = without_values(raw, keys_too=self._hider is None)
             texts[without_addresses(code)] = code
             user = [
                 frame for frame in row.get("user_stack") or [] if not _is_torch(self.of(frame)[0])

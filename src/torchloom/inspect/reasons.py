@@ -15,6 +15,14 @@ LENGTHS = (
 )
 ATTRIBUTES = "give all objects that are passed the same attributes and keys"
 _SIZES_FIX = "the function branches on this: keep to sizes for which it holds, or branch outside"
+NAN = "nan makes an entry of its own: keep it out of numbers, or pass the number as a tensor"
+ATTRIBUTE_FIX = (
+    "pass it as a tensor, or as an argument of its own; dynamic=True does not help where it is an "
+    "attribute of a module"
+)
+MODULE_FIX = "an attribute of a module is a constant of the graph: make it a buffer, or an argument"
+TYPES = "pass values of one type"
+APART = "sizes 0 and 1 are compiled apart, also with dynamic=True"
 ANOTHER = "another value"
 ANOTHER_LENGTH = "another length"
 
@@ -52,12 +60,16 @@ def reason_of(text: str) -> Reason:
 
 
 def _size(source: str, what: str, index: str, expected: str, actual: str) -> Reason:
-    fix = (
-        f"torch._dynamo.mark_dynamic(tensor, {index}), dynamic=True, or pad to one size"
-        if what == "size"
-        else "call .contiguous() before, or compile with dynamic=True"
-    )
-    return Reason(_words(source), f"{what}({index}) == {expected}", actual.rstrip("."), fix)
+    actual = actual.rstrip(".")
+    if what != "size":
+        fix = "call .contiguous() before, or compile with dynamic=True"
+    elif {expected, actual} & {"0", "1"}:
+        fix = (
+            f"{APART}: pad to 2 or more, or torch._dynamo.decorators.mark_unbacked(tensor, {index})"
+        )
+    else:
+        fix = f"torch._dynamo.mark_dynamic(tensor, {index}), dynamic=True, or pad to one size"
+    return Reason(_words(source), f"{what}({index}) == {expected}", actual, fix)
 
 
 def _mismatch(name: str, fix: str) -> Callable[..., Reason]:
@@ -98,7 +110,32 @@ def _length(source: str, sign: str, length: str) -> Reason:
 
 
 def _empty(source: str) -> Reason:
+    called = re.match(r"[\w.]+(?=\()", source)
+    if called and called.group() not in _SOURCE_CALLS:  # a check of another sort that is denied
+        return Reason("", without_addresses(f"not {source}"), "", "")
     return Reason(_words(source), "empty", "not empty", LENGTHS)
+
+
+_SOURCE_CALLS = (
+    "list",
+    "dict.keys",
+    "getattr",
+    "object.__getattribute__",
+    "type",
+    "tuple",
+    "super",
+)
+"""What Dynamo calls in the sources of values."""
+
+
+def _nan(source: str) -> Reason:
+    return Reason(_words(source), "not nan", "nan", NAN)
+
+
+def _contains_element(negated: str | None, source: str, element: str) -> Reason:
+    with_it, without_it = f"the element {element}", f"no element {element}"
+    expected, actual = (without_it, with_it) if negated else (with_it, without_it)
+    return Reason(_words(source), expected, actual, BRANCH)
 
 
 def _missing_key(source: str, key: str) -> Reason:
@@ -129,7 +166,11 @@ def _contains(negated: str | None, key: str, source: str) -> Reason:
 
 def _type(source: str, name: str | None) -> Reason:
     expected = f"type `{name}`" if name else "the type that it had"
-    return Reason(_words(source), expected, "another type", "pass values of one type")
+    return Reason(_words(source), expected, "another type", TYPES)
+
+
+def _another_type(source: str) -> Reason:
+    return _type(source, None)
 
 
 def _object(source: str, name: str | None) -> Reason:
@@ -218,7 +259,8 @@ def _same_size(source: str, index: str, other: str) -> Reason:
 
 def _equals(source: str, value: str) -> Reason:
     words = _words(source)
-    return Reason(words, f"== {without_addresses(value)}", ANOTHER, constant_fix(words, value))
+    shown = without_addresses(f"{source} == {value}").removeprefix(f"{source} == ")
+    return Reason(words, f"== {shown}", ANOTHER, constant_fix(words, value))
 
 
 def _not_a_number(source: str) -> Reason:
@@ -234,7 +276,7 @@ def _no_function(source: str) -> Reason:
 def _marked(name: str, what: str) -> Reason:
     """Build the reason for a mark on a tensor's dims; torch does not say on which tensor."""
     calls = {
-        "dynamo": "mark_dynamic or mark_static",
+        "dynamo": "mark_dynamic, mark_static or decorators.mark_unbacked",
         "static": "mark_static",
         "unbacked": "decorators.mark_unbacked",
         "weak_dynamic": "maybe_mark_dynamic",
@@ -284,12 +326,13 @@ def constant_fix(source: str, value: str) -> str:
         )
     if source.startswith("self"):
         return (
-            "an attribute of a module is a constant of the graph: make it a buffer, or an argument"
+            MODULE_FIX
             if is_number
             else "an attribute of a module is a constant of the graph: keep it, or pass it as an argument"
         )
     if re.fullmatch(r"-?\d+", value.strip()):
-        return DYNAMIC_FIX
+        # Of a name alone nothing tells whether it is a module whose attribute this is.
+        return DYNAMIC_FIX if re.fullmatch(r"\w* ?\w+", source) else ATTRIBUTE_FIX
     if is_number:
         return "pass it as a tensor"
     return BRANCH
@@ -341,7 +384,10 @@ _RULES: list[tuple[re.Pattern[str], Callable[..., Reason]]] = [
             _another_class,
         ),
         (r"len\((.+?)\) (!=|==) (\d+)", _length),
+        (r"not (?:math\.|__math_)isnan\((.+)\)", _nan),
+        (r"(not )?set\.__contains__\((.+), (.+?)\)", _contains_element),
         (r"not " + _SOURCE, _empty),
+        (r"TYPE_MISMATCH\((.+?)\)", _another_type),
         (r"KeyError on (.+)\[(.+?)\]", _missing_key),
         (r"getattr failed on source (.+)", _missing_attribute),
         (r"(not )?hasattr\((.+?), ('.+?')\)", _has),
@@ -367,7 +413,7 @@ _RULES: list[tuple[re.Pattern[str], Callable[..., Reason]]] = [
             r"_dynamo_(\w+?)_indices not a subset: runtime \{(.+?)\} is not a subset of compiled \{(.*)\}",
             _marked_dims,
         ),
-        (_SOURCE + r" (!=|<|>|<=|>=) (-?\d+)", _compared),
+        (_SOURCE + r" (!=|<|>|<=|>=) (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|-?inf)", _compared),
         (r"(Cache line invalidated.*)", _freed),
         (r"([\w.\[\]'\"()]+) == (.+)", _equals),
     ]

@@ -7,20 +7,26 @@ import re
 
 from torchloom.inspect.english import without_addresses, without_values
 from torchloom.inspect.reasons import reason_of
+from torchloom.inspect.words import Hider
 from torchloom.records import Recompile
 
 
-def parse_reasons(payload: str) -> list[Recompile]:
-    """Read one `recompile_reasons`: a text, or a JSON list of texts, one per older entry."""
+def parse_reasons(payload: str, hider: Hider | None = None) -> list[Recompile]:
+    """Read one `recompile_reasons`: a text, or a JSON list of texts, one per older entry.
+
+    Args:
+        payload: as Dynamo logs it.
+        hider: notes the keys that the texts name.
+    """
     try:
         data = json.loads(payload)
     except ValueError:
         data = payload
     texts = data if isinstance(data, list) else [data]
-    return [parse_reason(str(text)) for text in texts]
+    return [parse_reason(str(text), hider) for text in texts]
 
 
-def parse_reason(text: str) -> Recompile:
+def parse_reason(text: str, hider: Hider | None = None) -> Recompile:
     """Read one reason, such as `0/0: tensor 'x' size mismatch at index 0. expected 10, actual 8`.
 
     Example:
@@ -32,7 +38,9 @@ def parse_reason(text: str) -> Recompile:
     if not re.fullmatch(r"[\d/]+", entry.strip()):
         entry, rest = "", text
     body = rest.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
-    body = without_values(body)
+    if hider is not None:
+        hider.note(body)
+    body = without_values(body, keys_too=hider is None)
     reason = reason_of(body)
     return Recompile(
         entry=entry.strip(),

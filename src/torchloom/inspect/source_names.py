@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from torchloom.inspect.compiled import Compile
-from torchloom.inspect.reasons import DYNAMIC_FIX, constant_fix
+from torchloom.inspect.reasons import ATTRIBUTE_FIX, DYNAMIC_FIX, constant_fix
 
 _CLOSURE_FIX = "a closure variable is a constant of the graph: pass it as an argument"
 
@@ -28,6 +28,6 @@ def name_sources(compile_: Compile) -> None:
             if not pattern.match(reason.source):
                 continue
             reason.source = pattern.sub(new, reason.source)
-            if reason.fix == DYNAMIC_FIX:
+            if reason.fix in (DYNAMIC_FIX, ATTRIBUTE_FIX):
                 value = reason.expected.removeprefix("== ")
                 reason.fix = constant_fix(reason.source, value) if is_wrapped else _CLOSURE_FIX

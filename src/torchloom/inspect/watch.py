@@ -51,6 +51,8 @@ class Watch:
         self._path = None if path is None else Path(path)
         self._record: Session | None = None
         self._stack: ExitStack | None = None
+        self.num_lookups = 0
+        """How often Dynamo looked for an entry in the block: calls of what was compiled before as well."""
 
     def __enter__(self) -> Watch:  # noqa: PYI034
         if self._stack is not None:
@@ -83,6 +85,7 @@ class Watch:
         if stack is None:
             return
         self._eager.close()
+        self.num_lookups = self._eager.num_lookups
         counts: dict[str, int] = {}
         quietly(lambda: counts.update(self._hits.counts()))()
         stack.close()
@@ -134,6 +137,7 @@ class Watch:
             compiling.continued_code(original),
             continuations(transformed, namespace),
             None if wrapped is None else named(wrapped),
+            compiling.traced_code(),
         )
         self._compiled.append(each)
         self._hits.install()

@@ -1,13 +1,30 @@
-"""What changed from one record to another: for reviews and for CI."""
+"""What changed from one record to another: for reviews and for CI.
+
+Compared is what torch made, and what it gave up. Not compared is what depends on the process, the machine's
+load or the length of the run: ids of compiles, calls served, phases, stacks, the arguments that happened to
+come first; and what follows from what is compared: rewritten bytecode from pseudo-source, hits of the
+trace's caches from graphs. Times, settings and cache outcomes are told, and are no difference by themselves.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from torchloom.records.eager import eager_reason
 from torchloom.records.model import Entry, Function, Session
+from torchloom.records.same import same_check, same_graph, same_kernel, same_names
 
 _MIN_SECONDS = 0.5
 _FACTOR = 1.5
+_GRAPHS = ("dynamo", "pre_grad", "joint", "forward", "backward", "inference", "post_grad")
+_CODE = "output_code"
+_CACHED = frozenset({"pre_grad", "post_grad", _CODE})
+"""What is not made, or not told of, where a cache had the result."""
+_LINE = re.compile(r":\d+ in ")
+_CONTINUATION = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -16,17 +33,19 @@ class RecordDiff:
 
     functions: list[str] = field(default_factory=list)
     entries: list[str] = field(default_factory=list)
+    eager: list[str] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
     graphs: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
+    passes: list[str] = field(default_factory=list)
+    memory: list[str] = field(default_factory=list)
     times: list[str] = field(default_factory=list)
+    settings: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Whether anything but times differs."""
-        return any(
-            (self.functions, self.entries, self.breaks, self.guards, self.graphs, self.kernels)
-        )
+        """Whether anything but times and settings differs."""
+        return any(getattr(self, name) for name in self.__slots__ if name not in _NO_DIFFERENCE)
 
     def __str__(self) -> str:
         topics = {name: getattr(self, name) for name in self.__slots__}
@@ -39,11 +58,15 @@ class RecordDiff:
         return "\n".join(lines) or "no difference"
 
 
-def diff(before: Session, after: Session) -> RecordDiff:
-    """Compare two records: new and lost functions, entries, breaks, guards, kernels, and times.
+_NO_DIFFERENCE = frozenset({"times", "settings"})
 
-    Functions are matched by file and qualified name, those that share both and entries by their order. Times are told where they differ
-    by more than half and by at least half a second.
+
+def diff(before: Session, after: Session) -> RecordDiff:
+    """Compare two records: functions, entries, calls that ran eagerly, breaks, guards, graphs, kernels.
+
+    Functions are matched by file and qualified name, those that share both and entries by their order.
+    Numbers that Dynamo counts up, the order of sets and lines in comments are no differences. Times are
+    told where they differ by more than half and by at least half a second.
 
     Example:
         >>> bool(diff(Session(), Session()))
@@ -51,54 +74,202 @@ def diff(before: Session, after: Session) -> RecordDiff:
     """
     found = RecordDiff()
     old, new = _by_name(before), _by_name(after)
-    found.functions = [
-        *(f"- {name} is no longer compiled" for name in old.keys() - new.keys()),
-        *(f"+ {name} is compiled now" for name in new.keys() - old.keys()),
-    ]
-    for name in sorted(old.keys() & new.keys()):
-        _function(name, old[name], new[name], found)
-    old_breaks = {f"{b.place}: {b.reason}" for b in before.breaks()}
-    new_breaks = {f"{b.place}: {b.reason}" for b in after.breaks()}
-    found.breaks = [
-        *(f"- {text}" for text in sorted(old_breaks - new_breaks)),
-        *(f"+ {text}" for text in sorted(new_breaks - old_breaks)),
-    ]
+    for name in dict.fromkeys([*old, *new]):
+        _function(name, old.get(name), new.get(name), found)
+    _eager(
+        "functions that could not be told",
+        _unknown_calls(before.num_unknown_eager_calls),
+        _unknown_calls(after.num_unknown_eager_calls),
+        found,
+    )
+    found.breaks = _breaks(before, after)
+    found.memory = _memory(before, after)
+    found.settings = _changes(_settings(before), _settings(after))
     return found
 
 
-def _function(name: str, old: Function, new: Function, found: RecordDiff) -> None:
-    if len(old.entries) != len(new.entries):
-        found.entries.append(f"{name}: {len(old.entries)} -> {len(new.entries)} entries")
-    for index, (a, b) in enumerate(zip(old.entries, new.entries, strict=False)):
-        _entry(f"{name}, entry {index}", a, b, found)
+def _function(name: str, old: Function | None, new: Function | None, found: RecordDiff) -> None:
+    a, b = old.entries if old else [], new.entries if new else []
+    if a and not b:
+        found.functions.append(f"- {name} is no longer compiled")
+    elif b and not a:
+        found.functions.append(f"+ {name} is compiled now")
+    elif len(a) != len(b):
+        found.entries.append(f"{name}: {len(a)} -> {len(b)} entries")
+    for index, (one, other) in enumerate(zip(a, b, strict=False)):
+        _entry(f"{name}, entry {index}", one, other, found)
+    _eager(name, eager_reason(old), eager_reason(new), found)
+
+
+def _eager(name: str, old: str, new: str, found: RecordDiff) -> None:
+    if same_names(old) != same_names(new):
+        found.eager += [f"- {name}: {old}"] if old else []
+        found.eager += [f"+ {name}: {new}"] if new else []
+
+
+def _unknown_calls(number: int) -> str:
+    return f"{number} calls that no entry fits ran eagerly" if number else ""
 
 
 def _entry(where: str, old: Entry, new: Entry, found: RecordDiff) -> None:
-    old_guards = {guard.english for guard in old.guards}
-    new_guards = {guard.english for guard in new.guards}
-    found.guards += [f"{where}: - {text}" for text in sorted(old_guards - new_guards)]
-    found.guards += [f"{where}: + {text}" for text in sorted(new_guards - old_guards)]
-    for kind in ("dynamo", "joint", "forward", "backward", "post_grad"):
-        a, b = old.artifact(kind), new.artifact(kind)
-        if a != b:
-            sizes = [0 if text is None else len(text.splitlines()) for text in (a, b)]
-            found.graphs.append(f"{where}: {kind} graph, {sizes[0]} -> {sizes[1]} lines")
-    if len(old.kernels) != len(new.kernels):
-        found.kernels.append(f"{where}: {len(old.kernels)} -> {len(new.kernels)} kernels")
+    for what, a, b in (
+        ("backend", old.backend, new.backend),
+        ("status", old.status, new.status),
+        ("made because", _reasons(old), _reasons(new)),
+    ):
+        if same_check(a) != same_check(b):
+            found.entries.append(f"{where}: {what} {a or 'nothing'} -> {b or 'nothing'}")
+    if same_check(_code(old)) != same_check(_code(new)):
+        found.entries.append(f"{where}: what runs around its graph differs (pseudo_source)")
+    _guards(where, old, new, found)
+    for kind in _GRAPHS:
+        _graphs(where, kind, old, new, found)
+    _kernels(where, old, new, found)
+    runs = [_passes(old), _passes(new)]
+    if all(runs) or not _has_hit(old if not runs[0] else new):
+        found.passes += [f"{where}: {line}" for line in _changes(*runs)]
     a_s, b_s = old.compile_s, new.compile_s
     if abs(a_s - b_s) >= _MIN_SECONDS and max(a_s, b_s) > _FACTOR * max(min(a_s, b_s), 1e-9):
         found.times.append(f"{where}: compile {a_s:.1f} s -> {b_s:.1f} s")
+    uses = [", ".join(sorted(f"{use.cache} {use.outcome}" for use in e.caches)) for e in (old, new)]
+    if uses[0] != uses[1]:
+        found.times.append(f"{where}: caches {uses[0] or 'unused'} -> {uses[1] or 'unused'}")
+
+
+def _guards(where: str, old: Entry, new: Entry, found: RecordDiff) -> None:
+    a, b = ({(same_check(g.english), same_check(g.text)): g for g in e.guards} for e in (old, new))
+    words = [{english for english, _ in each} for each in (a, b)]
+    for sign, mine, others in (("-", a, b), ("+", b, a)):
+        for key in sorted(mine.keys() - others.keys()):
+            english, text = mine[key].english, mine[key].text
+            # In words, some checks read the same although they are not.
+            said = f"{english} ({text})" if all(key[0] in each for each in words) else english
+            found.guards.append(f"{where}: {sign} {said}")
+
+
+def _graphs(where: str, kind: str, old: Entry, new: Entry, found: RecordDiff) -> None:
+    texts = [_artifacts(kind, each) for each in (old, new)]
+    if _is_cached(kind, texts, (old, new)):
+        return
+    if [same_graph(each) for each in texts[0]] != [same_graph(each) for each in texts[1]]:
+        sizes = [sum(len(text.splitlines()) for text in each) for each in texts]
+        found.graphs.append(f"{where}: {kind} graph, {sizes[0]} -> {sizes[1]} lines")
+
+
+def _kernels(where: str, old: Entry, new: Entry, found: RecordDiff) -> None:
+    texts = [_artifacts(_CODE, each) for each in (old, new)]
+    if _is_cached(_CODE, texts, (old, new)):
+        return
+    if len(old.kernels) != len(new.kernels):
+        found.kernels.append(f"{where}: {len(old.kernels)} -> {len(new.kernels)} kernels")
+        return
+    differ = [
+        a.name
+        for a, b in zip(old.kernels, new.kernels, strict=True)
+        if (a.name, same_kernel(a.source)) != (b.name, same_kernel(b.source))
+    ]
+    if differ:
+        found.kernels.append(f"{where}: other code in {', '.join(differ)}")
+    elif [same_graph(each) for each in texts[0]] != [same_graph(each) for each in texts[1]]:
+        found.kernels.append(f"{where}: other code around the kernels")
+
+
+def _is_cached(kind: str, texts: Sequence[list[str]], entries: Sequence[Entry]) -> bool:
+    """Return whether one entry lacks an artifact since a cache had what would have been made of it."""
+    return kind in _CACHED and any(
+        not text and _has_hit(entry) for text, entry in zip(texts, entries, strict=True)
+    )
+
+
+def _has_hit(entry: Entry) -> bool:
+    return any(use.outcome == "hit" for use in entry.caches)
+
+
+def _artifacts(kind: str, entry: Entry) -> list[str]:
+    return [each.text for each in entry.artifacts if each.kind == kind]
+
+
+def _code(entry: Entry) -> str:
+    """Return what an entry does around its graph, and behind its break."""
+    parts = [entry.pseudo_source, *(each.source for each in entry.continuations)]
+    return _CONTINUATION.sub(r"\1", "\n".join(parts))
+
+
+def _reasons(entry: Entry) -> str:
+    return "; ".join(
+        f"{each.source or 'the call'}: expected {each.expected}, got {each.actual or 'another'}"
+        for each in entry.recompiles
+    )
+
+
+def _passes(entry: Entry) -> Counter[str]:
+    return Counter(
+        f"pass {each.name} on {each.graph} ({each.stage}), {each.num_edits} edits"
+        for each in entry.passes
+    )
+
+
+def _breaks(before: Session, after: Session) -> list[str]:
+    """Compare breaks by function and reason: that lines above them move changes nothing."""
+    counts, shown = [], {}
+    for session in (before, after):
+        keys = []
+        for each in session.breaks():
+            key = f"{_LINE.sub(' in ', each.place)}: {same_names(each.reason)}"
+            keys.append(key)
+            shown.setdefault(key, f"{each.place}: {each.reason}")
+        counts.append(Counter(keys))
+    return [f"{line[:2]}{shown[line[2:]]}" for line in _changes(*counts)]
+
+
+def _memory(before: Session, after: Session) -> list[str]:
+    """Compare predicted bytes of the graphs that both records tell of."""
+    a, b = _predicted(before), _predicted(after)
+    return [
+        f"{what}: {a[what]} -> {b[what]} bytes" for what in a if b.get(what, a[what]) != a[what]
+    ]
+
+
+def _predicted(session: Session) -> dict[str, int]:
+    found = {f"peak of {each.phase} of {each.graph}": each.peak_bytes for each in session.peaks}
+    standing = enumerate(session.standing, 1)
+    return {**found, **{f"standing ({n})": each.base_bytes for n, each in standing}}
+
+
+def _settings(session: Session) -> Counter[str]:
+    versions = ("torchloom", "torch", "python", "device", "world_size")
+    lines = [f"{name} {getattr(session, name)}" for name in versions]
+    for name, changed in session.config.items():
+        lines += [f"{name}.{each}" for each in changed] if isinstance(changed, list) else []
+    return Counter(lines)
+
+
+def _changes(old: Counter[str], new: Counter[str]) -> list[str]:
+    return [
+        *(f"- {text}" for text in sorted((old - new).elements())),
+        *(f"+ {text}" for text in sorted((new - old).elements())),
+    ]
 
 
 def _by_name(session: Session) -> dict[str, Function]:
     """Return functions by file and qualified name; those that share both are numbered."""
     found: dict[str, Function] = {}
-    for function in session.all_functions():
-        if function.entries:
-            name = place = f"{function.file}:{function.qualname or function.name}"
-            number = 1
-            while name in found:
-                number += 1
-                name = f"{place} ({number})"
-            found[name] = function
+    for place, function in _named(session.functions):
+        name, number = place, 1
+        while name in found:
+            number += 1
+            name = f"{place} ({number})"
+        found[name] = function
     return found
+
+
+def _named(functions: Sequence[Function], whole: str = "") -> Iterator[tuple[str, Function]]:
+    """Yield functions with names that hold no line: what follows a break goes by what it continues."""
+    for function in functions:
+        own = function.qualname or function.name
+        name = f"{function.file}:{own}"
+        match = _CONTINUATION.search(own)
+        if match:
+            name = f"{whole or f'{function.file}:{match.group(1)}'}, behind a break"
+        yield name, function
+        yield from _named(function.children, name if not match else whole)

@@ -299,6 +299,11 @@ class Session:
             for index, entry in enumerate(function.entries)
         )
 
+    @property
+    def num_eager_calls(self) -> int:
+        """Calls that no entry fitted and that ran eagerly, as over the recompile limit."""
+        return self.num_unknown_eager_calls + sum(f.num_eager_calls for f in self.all_functions())
+
     def __getitem__(self, name: str) -> Function:
         """Return the function of this name.
 

@@ -1,0 +1,58 @@
+"""Classes that are put in place of a wrapper's after it was made, for the module behind it.
+
+`torch.nn.utils.parametrize` gives a module a subclass of its class, in which properties compute what
+parameters were. A wrapper and its module share attributes but no class: what is put on the one has to
+be put on the other, which is what runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+_MARK = "_loom_follows"
+_OWN = frozenset(
+    {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"}
+    | {_MARK}
+)
+
+
+def follow_class(wrapper: Any, module: nn.Module) -> None:
+    """Give a module the class that its wrapper has by now, over the module's own.
+
+    Args:
+        wrapper: an instance of a generated class, which has `_loom_base` among its attributes, or of
+            a subclass.
+        module: the module that it wraps.
+    """
+    kinds = type(wrapper).__mro__
+    index = next(at for at, kind in enumerate(kinds) if "_loom_base" in vars(kind))
+    base, added = kinds[index]._loom_base, kinds[:index]
+    if type(module) is not base and _MARK not in vars(type(module)):
+        return  # the module itself was given another class
+    if not added:
+        module.__class__ = base
+        return
+    wanted: dict[str, Any] = {}
+    for kind in reversed(added):
+        wanted |= {name: value for name, value in vars(kind).items() if name not in _OWN}
+    if not hasattr(base, "__deepcopy__"):
+        wanted.setdefault("__deepcopy__", _deepcopy)  # torch's class has one, unless its base had
+    if type(module) is base:
+        body = {"__module__": base.__module__, _MARK: True}
+        module.__class__ = type(added[0].__name__, (base,), body)
+    twin = type(module)
+    for name in vars(twin).keys() - wanted.keys() - _OWN:
+        delattr(twin, name)
+    for name, value in wanted.items():
+        if vars(twin).get(name) is not value:
+            setattr(twin, name, value)
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """Copy a module whose class refuses to be pickled."""
+    twin = memo[id(self)] = self.__class__.__new__(self.__class__)
+    twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+    return twin

@@ -1,0 +1,265 @@
+"""Keys and attributes that no source says are hidden in all places of a record; those that it says, in none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from torchloom.inspect.words import Hider, Words, keys_in
+from torchloom.records import to_json
+from torchloom.report.page import write_page
+
+X = torch.ones(2)
+# Put together while running: no constant of a function that is traced.
+SECRET = "-".join(["zq" + "x" + str(9), "kk77"])
+WORD = "".join(["pass", "phrazz"])
+COMMON = "".join(["t", "he"])
+HIDDEN = (SECRET, SECRET.replace("-", "_"), WORD)
+
+TENSORS = {SECRET: torch.ones(2), WORD: torch.ones(2), "said": torch.ones(2)}
+NUMBERS = {SECRET: 4, WORD: 3}
+
+
+class Bag:
+    pass
+
+
+def bag() -> Bag:
+    made = Bag()
+    for name, value in TENSORS.items():
+        setattr(made, name, value)
+    return made
+
+
+def global_dict(x):
+    return x + TENSORS[SECRET] + TENSORS[WORD] + NUMBERS[SECRET] + NUMBERS[WORD]
+
+
+def keys_of_a_global(x):
+    for key in TENSORS:
+        x = x + TENSORS[key]
+    return x
+
+
+def argument(x, given):
+    return x + given[SECRET] + given[WORD]
+
+
+def nested(x, given):
+    return x + given["said"][WORD]["said"]
+
+
+def contains(x, given):
+    return x + 1 if SECRET in given and "zqx7-none" not in given else x - 1
+
+
+def keywords(x, **given):
+    return x + sum(given.values())
+
+
+def all_of(x, made):
+    for value in vars(made).values():
+        x = x + value
+    return x
+
+
+def attribute(x, made):
+    return x + getattr(made, WORD) + getattr(made, SECRET)
+
+
+def has_attribute(x, made):
+    return x + 1 if hasattr(made, SECRET) and hasattr(made, WORD) else x
+
+
+def inlined(x, given):
+    return argument(x, given)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
+    "global dict": (global_dict, (X,), {}),
+    "keys of a global": (keys_of_a_global, (X,), {}),
+    "argument": (argument, (X, dict(TENSORS)), {}),
+    "nested": (nested, (X, {"said": {WORD: {"said": torch.ones(2)}}}), {}),
+    "contains": (contains, (X, dict(NUMBERS)), {}),
+    "keywords": (keywords, (X,), dict(TENSORS)),
+    "all of an object": (all_of, (X, bag()), {}),
+    "attribute": (attribute, (X, bag()), {}),
+    "has attribute": (has_attribute, (X, bag()), {}),
+    "inlined": (inlined, (X, dict(TENSORS)), {}),
+}
+
+
+def shown(record: Any) -> str:
+    data = to_json(record)
+
+    def without_source(part: Any) -> Any:
+        if isinstance(part, list):
+            return [without_source(each) for each in part]
+        if isinstance(part, dict):
+            return {key: without_source(each) for key, each in part.items() if key != "runnable"}
+        return part
+
+    return json.dumps(without_source(data))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_key_that_was_made_while_running_is_shown(name: str, backend: str, tmp_path) -> None:
+    fn, args, keywords_ = PROGRAMS[name]
+    with torchloom.watch(tmp_path / "record.json") as w:
+        torch.compile(fn, backend=backend)(*args, **keywords_)
+    (function,) = w.record.functions
+    assert function.entries[0].guards
+    page = write_page(w.record, tmp_path / "page.html").read_text()
+    for text in (shown(w.record), (tmp_path / "record.json").read_text(), page, w.summary()):
+        assert not [each for each in HIDDEN if each in text.lower()]
+    assert "<key 1>" in shown(w.record)
+
+
+@pytest.mark.parametrize(
+    ("fn", "calls"),
+    [
+        (argument, ({SECRET: X, WORD: X}, {SECRET: torch.ones(1), WORD: X}, {WORD: X, SECRET: 1})),
+        (lambda x, d: x + len(d), ({SECRET: 1}, {WORD: 1}, {})),
+        (contains, ({SECRET: 1}, {WORD: 2})),
+        (lambda x, s: x + 1 if SECRET in s else x - 1, ({SECRET}, {1}, {SECRET, 2})),
+    ],
+    ids=["values", "keys", "contains", "elements"],
+)
+def test_reasons_of_recompiles_hide_them_too(fn, calls) -> None:
+    with torchloom.watch() as w:
+        compiled = torch.compile(fn, backend="eager")
+        for given in calls:
+            compiled(X, given)
+    assert any(entry.recompiles for entry in w.record.entries())
+    text = shown(w.record) + w.summary()
+    assert not [each for each in HIDDEN if each in text.lower()]
+
+
+def test_one_key_reads_the_same_everywhere_and_two_differ() -> None:
+    with torchloom.watch() as w:
+        torch.compile(keys_of_a_global, backend="eager")(X)
+    (entry,) = w.record.entries()
+    english = [guard.english for guard in entry.guards]
+    for number in (0, 1):
+        (equals,) = [each for each in english if each.startswith(f"global TENSORS key {number} ==")]
+        key = equals.partition(" == ")[2]
+        assert any(f"global TENSORS[{key}] is a float32 tensor" in each for each in english)
+    assert "G_TENSORS_key_1_" in (entry.artifact("dynamo") or "")
+    assert "G_TENSORS_key_2_" in (entry.artifact("dynamo") or "")
+
+
+def test_keys_of_the_source_are_shown_everywhere() -> None:
+    def fn(x, given):
+        for key in given:
+            x = x + given[key]
+        return x + given["said-9-8-7-6"] + given["lengthy"]
+
+    given = {"said-9-8-7-6": torch.ones(2), "lengthy": torch.ones(2)}
+    with torchloom.watch() as w:
+        torch.compile(fn, backend="eager")(X, given)
+    (entry,) = w.record.entries()
+    english = " ".join(guard.english for guard in entry.guards)
+    assert "argument given key 0 == 'said-9-8-7-6'" in english
+    assert "argument given['said-9-8-7-6'] is a float32 tensor" in english
+    assert "argument given['lengthy']" in english
+    assert "<key" not in shown(w.record)
+    assert "L_given_said_9_8_7_6_" in (entry.artifact("dynamo") or "")
+
+
+def test_names_of_modules_are_shown_everywhere() -> None:
+    model = nn.ModuleDict({"layer_9_8_7": nn.Linear(2, 2), WORD: nn.Linear(2, 2)})
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x):
+            for each in self.parts.values():
+                x = each(x)
+            return x
+
+    with torchloom.watch() as w:
+        torch.compile(Whole(), backend="eager")(X)
+    text = shown(w.record)
+    assert "<key" not in text
+    assert "self.parts.layer_9_8_7.weight" in text
+    assert f"self.parts.{WORD}.weight" in text
+
+
+def test_a_common_word_as_a_key_leaves_sentences_alone() -> None:
+    with torchloom.watch() as w:
+        torch.compile(lambda x, d: x + d[COMMON], backend="eager")(X, {COMMON: torch.ones(2)})
+    (entry,) = w.record.entries()
+    english = [guard.english for guard in entry.guards]
+    assert "grad mode, autocast and the other global switches of torch are unchanged" in english
+    assert any(each.startswith("argument d[<key 1>] is a float32 tensor") for each in english)
+    assert "L_d_key_1_" in (entry.artifact("dynamo") or "")
+
+
+def test_messages_of_breaks() -> None:
+    made, said = SECRET, "as the source says"
+
+    def breaks_off(x):
+        x = x + 1
+        torch._dynamo.graph_break(msg=made)
+        x = x * 2
+        torch._dynamo.graph_break(msg="as the source says")
+        return x * 3
+
+    with torchloom.watch() as w:
+        torch.compile(breaks_off, backend="eager")(X)
+    explanations = [each.explanation for each in w.record.breaks()]
+    assert "User-inserted graph break. Message: <str>" in explanations
+    assert f"User-inserted graph break. Message: {said}" in explanations
+    assert SECRET not in shown(w.record) + w.summary()
+
+
+def test_reasons_of_what_is_disabled() -> None:
+    @torch.compiler.disable(reason=SECRET)
+    def alone(x):
+        return x + 1
+
+    with torchloom.watch() as w:
+        torch.compile(lambda x: alone(x + 1) * 2, backend="eager")(X)
+    assert SECRET not in shown(w.record) + w.summary()
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("L['x']", []),
+        ("G['torch'].nn", ["nn"]),
+        ("L['self']._modules['a']._parameters['b']", ["_modules", "_parameters"]),
+        ("check_no_aliasing(L['x'], L['d']['a.b'])", ["a.b"]),
+        ("list(dict.keys(L['d']))[0] == 'a'", ["a"]),
+        ("___dict_contains('a', L['d'])", ["a"]),
+        ("not ___dict_contains('a', G['m']._modules['f'].__dict__)", ["a", "_modules", "__dict__"]),
+        ("not set.__contains__(L['s'], 'a')", ["a", "__contains__"]),
+        ("___set_contains('a', L['s'])", ["a"]),
+        ("getattr(L['o'], 'a-b')", ["a-b"]),
+        ("tensor 'kw['a']' size mismatch at index 0. expected 2, actual 1", ["a"]),
+        ("L['d'][('a', 'b')]", ["a", "b"]),
+        ("L['d']['it\\'s']", ["it's"]),
+        ("L['mode'] == 'mean'", []),
+    ],
+)
+def test_what_names_a_value(text: str, keys: list[str]) -> None:
+    assert sorted(each.key for each in keys_in(text)) == sorted(keys)
+
+
+def test_a_record_without_torchs_list_of_traced_code_knows_the_function_itself() -> None:
+    def fn(x, given):
+        return x + given["said"]
+
+    hider = Hider(Words([fn.__code__]))
+    hider.note("L['given']['said']")
+    hider.note("L['given']['other']")
+    assert hider.text("given['said'], given['other']") == "given['said'], given[<key 1>]"
