@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from torchloom.serve.padding import check_padding
 from torchloom.serve.program import Variant
 from torchloom.serve.prove import Verdict, cuts, show_sizes
 from torchloom.serve.split import Divided, divide
+from torchloom.serve.stateful import check_state, refuse_changed
 from torchloom.serve.target import Target, as_promised
 from torchloom.serve.trace import Traced, how_to_promise, trace
 
@@ -83,6 +84,17 @@ class Builder:
                     "your own (torchloom.custom_op)"
                 )
         return sorted(done, key=lambda variant: [dim.min for dim in variant.box.dims])
+
+    def check_calls(self, variants: Sequence[Variant]) -> None:
+        """Refuse a model whose calls change what its programs were traced from.
+
+        Raises:
+            ServeError: they do; or the model itself fails.
+        """
+        if self.options.check == "edges":
+            with as_promised(self.contract):
+                check_state(self.target, self.contract, variants)
+            self._pool.forget()
 
     def buckets(self, without: frozenset[str]) -> list[Variant]:
         """Return a program for each size that serves the sizes below it too, down to the one before.
@@ -157,6 +169,7 @@ class Builder:
                 with as_promised(self.contract):
                     found = differences_at(self.target, self.contract, variant.run, sizes, without)
                 if found is not None:
+                    refuse_changed(self.target, self.contract, variant)
                     parts = self._without_size(box, sizes, found)
                     return self._with_traces(parts, traced), None
             with as_promised(self.contract):
