@@ -33,12 +33,18 @@ _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, tor
 sum in another order differ by a few units in the last place per layer."""
 
 
+LEFT = "what is left in"
+"""Begins the path of a difference in an attribute or a container."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """What two results differ in."""
 
     path: str
     text: str
+    is_of_values: bool = False
+    """Whether all but the values of a tensor is equal."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"
@@ -112,7 +118,7 @@ def difference_of(wanted: Ran, found: Ran) -> Difference | None:
     # What the model alone puts somewhere is code that is not compiled (`if not is_compiling()`).
     for name, (was, now) in found.put.items():
         _, wants = wanted.put.get(name, (was, was))
-        path = f"what is left in {name}"
+        path = f"{LEFT} {name}"
         if wants is ABSENT:
             return Difference(path, f"nothing, compiled {now!r}")
         if difference := first_difference(wants, now, path):
@@ -130,6 +136,20 @@ def result_at(
     """
     args = contract.example(sizes, without=without)
     return _ran_model(target, args, State(target), sizes).result
+
+
+def is_random(
+    target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
+) -> bool:
+    """Say whether the model itself returns other values for another seed.
+
+    Raises:
+        ServeError: it fails.
+    """
+    args = contract.example(sizes, without=without)
+    before = State(target)
+    one, other = (_ran_model(target, args, before, sizes, seed) for seed in (0, 1))
+    return difference_of(one, other) is not None
 
 
 def check_order(
@@ -174,7 +194,11 @@ def _difference(  # noqa: PLR0911 - one answer for each kind
             if isinstance(found, Tensor)
             else f"a tensor, compiled {found!r}"
         )
-        return Difference(path, text) if text else None
+        is_of_values = isinstance(found, Tensor) and (wanted.shape, wanted.dtype) == (
+            found.shape,
+            found.dtype,
+        )
+        return Difference(path, text, is_of_values) if text else None
     if type(wanted) is not type(found):
         return Difference(path, f"{type(wanted).__name__}, compiled {type(found).__name__}")
     if wanted is found or id(wanted) in within:
@@ -265,11 +289,15 @@ def _tensors(wanted: Tensor, found: Tensor) -> str:
 
 
 def _ran_model(
-    target: Target, args: Mapping[str, Any], before: State, sizes: Mapping[str, int]
+    target: Target,
+    args: Mapping[str, Any],
+    before: State,
+    sizes: Mapping[str, int],
+    seed: int = 0,
 ) -> Ran:
     try:
         with bypassed():
-            return _ran(target.call, target, (), args, before)
+            return _ran(target.call, target, (), args, before, seed)
     except (TorchloomError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -291,11 +319,12 @@ def _ran(
     first: tuple[Any, ...],
     args: Mapping[str, Any],
     before: State,
+    seed: int = 0,
 ) -> Ran:
     """Run on copies, and put back what that changed."""
     copies = copied(target, args)
     try:
-        result = called(call, target, first, copies)
+        result = called(call, target, first, copies, seed)
         after = {name: each for name, each in copies.items() if _holds_tensors(each)}
         return Ran(result, after, before.written(), before.put())
     finally:
