@@ -233,3 +233,12 @@ def test_what_nothing_reads_and_buffers_may_change():
         for _ in range(3):
             assert torch.equal(program(X), twin(X))
     assert model.rows == 3
+
+
+def test_a_refused_build_leaves_no_trace_either():
+    model = CountsElsewhere().eval()
+    with torch.no_grad():
+        for each in (model, CountsGlobally().eval(), CountsInANumber().eval()):
+            with pytest.raises(ServeError):
+                build(each, rows(), backend="eager")
+    assert (model.config.calls, TOTAL, NUMBER) == (0, {"calls": 0}, 0)
