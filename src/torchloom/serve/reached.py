@@ -80,7 +80,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
     """Return what an object holds under names of its own; nothing of functions, classes and modules."""
     if isinstance(value, (type, enum.Enum, types.FunctionType, types.ModuleType)):
         return {}
-    own = {str(name): each for name, each in _attributes(value).items()}
+    own = {str(name): each for name, each in (_attributes(value) or {}).items()}
     slots = {name: _read_slot(slot, value) for name, slot in _slots(type(value))}
     return own | {name: each for name, each in slots.items() if each is not ABSENT}
 
@@ -175,7 +175,7 @@ class _Walk:
 
     def _look_object(self, path: str, value: Any, steps: int) -> None:
         own = _attributes(value)
-        if own:
+        if own is not None:  # an empty one may be filled
             self._hold_dict(path, own)
             self._add_all(path, own.items(), steps=steps)
         slots = _slots(type(value))
@@ -332,12 +332,12 @@ class _Walk:
         self.holders.append(Holder(path, lambda: [("", value.tobytes())], write))
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: Any) -> dict[str, Any] | None:
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:
-        return {}
-    return own if type(own) is dict else {}
+        return None
+    return own if type(own) is dict else None
 
 
 @functools.cache
