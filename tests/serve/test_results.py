@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from serve.models import BATCH, Plain, made, rows
-from torchloom.errors import ContractError, ServeError
+from torchloom.errors import ContractError, ProofError, ServeError
 from torchloom.serve import Contract, build, load, maybe, record
 
 
@@ -215,3 +215,12 @@ class Counts(nn.Module):
 def test_models_that_cannot_run_are_refused_in_a_sentence(model, text):
     with pytest.raises(ServeError, match=text):
         build(model.eval(), rows(), shapes="bucket", sizes=[64], backend="eager")
+
+
+def test_random_numbers_are_named_as_the_cause_of_a_difference():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)).train()
+    contract = Contract({"input": (BATCH, 16)}, training=True)
+    with torch.no_grad():
+        with pytest.raises(ProofError, match="draws random numbers"):
+            build(model, contract, shapes="split")
+        build(model, contract, options={"fallback_random": True})

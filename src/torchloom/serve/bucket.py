@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchloom.errors import ProofError
+from torchloom.serve.compare import parts_of
 from torchloom.serve.contract import Contract, value_at
 from torchloom.serve.dims import Dim
 from torchloom.serve.entry import Run
+from torchloom.serve.reached import is_array
 from torchloom.serve.specs import TensorSpec
 from torchloom.serve.target import Target
 
@@ -128,12 +131,38 @@ def axes_of(small: Any, large: Any, sizes: tuple[int, int], name: str) -> Axes:
     return found
 
 
+def uncut_in(value: Any, path: str = "result") -> str:
+    """Say what holds tensors in a result, and is of a kind that `map_tensors` does not look into; "" if nothing."""
+    if isinstance(value, Tensor):
+        return ""
+    is_known = isinstance(value, (Mapping, list, tuple)) or dataclasses.is_dataclass(value)
+    is_object = not isinstance(value, type)
+    if is_known and is_object:
+        found = (uncut_in(each, f"{path}{name}") for name, each in (parts_of(value) or {}).items())
+        return next(filter(None, found), "")
+    if _holds_tensors(value, frozenset()):
+        return f"{path} is a {type(value).__name__} that holds tensors"
+    if isinstance(value, Iterator):
+        return f"{path} is a {type(value).__name__}"
+    return ""
+
+
+def _holds_tensors(value: Any, within: frozenset[int]) -> bool:
+    if isinstance(value, Tensor) or is_array(value):
+        return True
+    if id(value) in within or isinstance(value, torch.nn.Module):
+        return False
+    inner = [*(parts_of(value) or {}).values()]
+    inner += value if isinstance(value, AbstractSet) else ()
+    return any(_holds_tensors(each, within | {id(value)}) for each in inner)
+
+
 def map_tensors(value: Any, fn: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
     """Return a nested value with each tensor replaced; paths read like `['logits'][0].first`."""
     if isinstance(value, Tensor):
         return fn(path, value)
     if isinstance(value, Mapping):
-        made = {key: map_tensors(each, fn, f"{path}['{key}']") for key, each in value.items()}
+        made = {key: map_tensors(each, fn, f"{path}[{key!r}]") for key, each in value.items()}
         return made if type(value) is dict else type(value)(**made)
     if isinstance(value, (list, tuple)):
         items = [map_tensors(each, fn, f"{path}[{place}]") for place, each in enumerate(value)]

@@ -20,7 +20,7 @@ from torchloom.serve.program import OutOfRange, Program, Variant
 from torchloom.serve.saved import Saved, key_of, why_miss
 from torchloom.serve.store import Store
 from torchloom.serve.target import Target
-from torchloom.serve.undisturbed import generators_kept
+from torchloom.serve.undisturbed import copies_shared, generators_kept
 
 if TYPE_CHECKING:
     from torchloom.serve.builder import Builder
@@ -197,8 +197,9 @@ def _built(
 
     started = time.perf_counter()
     builder = Builder(target, contract, options, Lowerer(options.backend, options.patches, store))
-    with generators_kept():
+    with generators_kept(), copies_shared():
         variants = _variants(builder, contract, options)
+        builder.check_calls(variants)
     seconds = time.perf_counter() - started
     return Program(target, contract, variants, out_of_range=out_of_range, key=key, seconds=seconds)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ from torchloom._torch.fullgraph import FullGraph
 from torchloom._torch.pieces import StopBuild
 from torchloom.errors import ContractError, ProofError
 from torchloom.serve.box import Box, exact_boxes
-from torchloom.serve.bucket import Axes, Padded, axes_of
-from torchloom.serve.compare import Difference, check_order, differences_at, result_at
+from torchloom.serve.bucket import Axes, Padded, axes_of, uncut_in
+from torchloom.serve.compare import Difference, check_order, differences_at, is_random, result_at
 from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.cudagraph import Pool, assembled
@@ -27,12 +27,14 @@ from torchloom.serve.exact import at_sizes
 from torchloom.serve.inputs import looked_at, looks_of
 from torchloom.serve.lower import Lowerer
 from torchloom.serve.options import Options
-from torchloom.serve.padding import check_padding
+from torchloom.serve.padding import check_padding, check_rows
 from torchloom.serve.program import Variant
 from torchloom.serve.prove import Verdict, cuts, show_sizes
 from torchloom.serve.split import Divided, divide
+from torchloom.serve.stand import same_for_all, told
+from torchloom.serve.stateful import check_state, refuse_changed
 from torchloom.serve.target import Target, as_promised
-from torchloom.serve.trace import Traced, how_to_promise, trace
+from torchloom.serve.trace import Traced, trace
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,17 @@ class Builder:
                 )
         return sorted(done, key=lambda variant: [dim.min for dim in variant.box.dims])
 
+    def check_calls(self, variants: Sequence[Variant]) -> None:
+        """Refuse a model whose calls change what its programs were traced from.
+
+        Raises:
+            ServeError: they do; or the model itself fails.
+        """
+        if self.options.check == "edges":
+            with as_promised(self.contract):
+                check_state(self.target, self.contract, variants)
+            self._pool.forget()
+
     def buckets(self, without: frozenset[str]) -> list[Variant]:
         """Return a program for each size that serves the sizes below it too, down to the one before.
 
@@ -103,14 +116,17 @@ class Builder:
             )
         (dim,) = whole.varying
         axes = self._axes(dim, without)
-        variants, low = [], dim.min
+        variants, low, known = [], dim.min, list[Traced]()
         for box in boxes:
             size = box.largest[dim.name]
+            covered = whole.cut(dim.name, [low, size + 1])[1 if low > dim.min else 0]
+            traced, tried = same_for_all(self.target, self.contract, covered, without, known)
             _, variant = self._one(box, None, without)
             assert variant is not None, "nothing varies, so nothing can be cut"
             padded = Padded(variant.run, self.target, self.contract, dim, size, axes)
-            covered = whole.cut(dim.name, [low, size + 1])[1 if low > dim.min else 0]
-            check_padding(self.target, self.contract, padded, covered, without)
+            check_padding(self.target, self.contract, padded, covered, without, tried)
+            if traced is not None:
+                check_rows(self.target, self.contract, covered, traced, without)
             variant.box, variant.run = covered, padded
             variant.stored["padded"] = {"dim": dim.name, "size": size, "axes": axes}
             variants.append(variant)
@@ -123,6 +139,11 @@ class Builder:
         with as_promised(self.contract):
             small, large = (
                 result_at(self.target, self.contract, {dim.name: size}, without) for size in sizes
+            )
+        if uncut := uncut_in(large):
+            raise ProofError(
+                f"{self.target.name} cannot be padded: {uncut}, of which padding cannot be cut off. Return tensors in "
+                "tuples, lists, dicts or dataclasses, or use shapes='split'"
             )
         return axes_of(small, large, sizes, dim.name)
 
@@ -157,6 +178,7 @@ class Builder:
                 with as_promised(self.contract):
                     found = differences_at(self.target, self.contract, variant.run, sizes, without)
                 if found is not None:
+                    self._refuse_other_causes(variant, sizes, found)
                     parts = self._without_size(box, sizes, found)
                     return self._with_traces(parts, traced), None
             with as_promised(self.contract):
@@ -320,7 +342,7 @@ class Builder:
         if not failed:
             return []
         if self.options.shapes != "split":
-            raise ProofError(_told(self.target, traced.box, failed))
+            raise ProofError(told(self.target, traced.box, failed))
         for dim in traced.box.varying:
             starts = cuts(failed, dim)
             if starts:
@@ -328,7 +350,29 @@ class Builder:
                 self._last_cut = f"; last cut by {failed[0].guard}{at}"
                 log.info("%s: %s is cut at %s", self.target.name, traced.box, starts)
                 return traced.box.cut(dim.name, starts)
-        raise ProofError(_told(self.target, traced.box, failed))
+        raise ProofError(told(self.target, traced.box, failed))
+
+    def _refuse_other_causes(
+        self, variant: Variant, sizes: Mapping[str, Any], found: Difference
+    ) -> None:
+        """Refuse a model that is no other one at a size, where a program differs from it for another reason.
+
+        Raises:
+            ServeError: it changes what it reads.
+            ProofError: it draws random numbers.
+        """
+        refuse_changed(self.target, self.contract, variant)
+        with as_promised(self.contract):
+            draws = found.is_of_values and is_random(
+                self.target, self.contract, sizes, variant.without
+            )
+        if draws:
+            raise ProofError(
+                f"compiled for {variant.box}, {self.target.name} differs from itself run eagerly at "
+                f"{show_sizes([sizes])}: {found}. It draws random numbers (as dropout does in training), and compiled "
+                "code draws others than eager code for the same seed: options={'fallback_random': True} lets it draw "
+                "the same ones, check='off' leaves the comparison out"
+            )
 
     def _without_size(self, box: Box, sizes: Mapping[str, int], found: Difference) -> list[Box]:
         """Return parts of a box, one of which is only the size at which the program is wrong."""
@@ -346,19 +390,3 @@ class Builder:
         size = sizes[dim.name]
         log.info("%s; %s %d gets a program of its own", text, dim.name, size)
         return box.cut(dim.name, [size, size + 1])
-
-
-def _told(target: Target, box: Box, failed: Collection[Verdict]) -> str:
-    """Say what fails, for which sizes, where, and what can be done."""
-    lines = [f"{target.name} is not the same program for all of {box}:"]
-    for verdict in list(failed)[:5]:
-        where = f"\n    at {verdict.where}" if verdict.where else ""
-        lines.append(f"  not true for {show_sizes(verdict.failing)}: {verdict.guard}{where}")
-    if len(failed) > 5:
-        lines.append(f"  and {len(failed) - 5} more")
-    lines.append(
-        "Move the decision out of the model, hide it in an operator (torchloom.custom_op), leave these "
-        "sizes out of the contract, or let shapes='split' compile the parts apart."
-    )
-    lines += how_to_promise("\n".join(lines))
-    return "\n".join(lines)

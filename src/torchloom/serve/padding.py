@@ -9,7 +9,7 @@ anything, bit patterns of roundings aside.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +18,13 @@ from torch import Tensor, fx
 from torchloom.errors import ProofError, ServeError
 from torchloom.serve.box import Box
 from torchloom.serve.bucket import Filling, Padded
-from torchloom.serve.compare import differences_at
+from torchloom.serve.compare import LEFT, called, copied, differences_at
 from torchloom.serve.contract import Contract
+from torchloom.serve.rows import mixing_node
 from torchloom.serve.specs import TensorSpec
 from torchloom.serve.target import Target, as_promised
-from torchloom.serve.trace import trace
+from torchloom.serve.trace import Traced, trace
+from torchloom.serve.undisturbed import State
 
 Values = Callable[[TensorSpec, Tensor], Tensor]
 
@@ -79,7 +81,12 @@ _VALUES: tuple[Values | None, ...] = (None, _negative, _positive, _equal)
 
 
 def check_padding(
-    target: Target, contract: Contract, padded: Padded, box: Box, without: frozenset[str]
+    target: Target,
+    contract: Contract,
+    padded: Padded,
+    box: Box,
+    without: frozenset[str],
+    also: Sequence[int] = (),
 ) -> None:
     """Refuse a padded program whose results depend on what is in the padding.
 
@@ -89,11 +96,12 @@ def check_padding(
         padded: a program for a bucket.
         box: the sizes that it serves.
         without: paths of optional tensors that are None.
+        also: further sizes to try.
 
     Raises:
         ProofError: they do; names the operator, where one can be found.
     """
-    for sizes, values, (name, filling) in _trials(box, padded.size):
+    for sizes, values, (name, filling) in _trials(box, padded.size, also):
         padded.filling = filling
         try:
             with as_promised(contract):
@@ -106,6 +114,11 @@ def check_padding(
             padded.filling = None
         if found is None:
             continue
+        if found.path.startswith(LEFT):
+            raise ProofError(
+                f"{target.name} cannot be padded to {padded.size}: {found} at {sizes}. What forward leaves in attributes "
+                "and containers is not cut: return it, or use shapes='split'"
+            )
         culprit = _culprit(target, contract, padded, sizes, without)
         raise ProofError(
             f"{target.name} cannot be padded to {padded.size}: at {sizes}, with {name} in the padding, {found}. "
@@ -113,12 +126,47 @@ def check_padding(
         )
 
 
+def check_rows(
+    target: Target, contract: Contract, box: Box, traced: Traced, without: frozenset[str]
+) -> None:
+    """Refuse a padded program one of whose operators lets rows see one another.
+
+    Args:
+        target: the model.
+        contract: what arguments look like.
+        box: the sizes that the program serves.
+        traced: a trace that stands for all of them.
+        without: paths of optional tensors that are None.
+
+    Raises:
+        ProofError: one does; names it.
+    """
+    (dim,) = box.varying
+    size = dim.max
+
+    def run(graph: Callable[..., Any]) -> Any:
+        args = copied(target, contract.example({dim.name: size}, without=without))
+        first = () if target.owner is None else (target.owner,)
+        before = State(target)
+        try:
+            return called(traced.graph.shell.around(graph, target.call), target, first, args)
+        finally:
+            before.restore()
+
+    with as_promised(contract):
+        found = mixing_node(traced, dim.sizes, run)
+    if found is not None:
+        raise ProofError(
+            f"{target.name} cannot be padded to {size}: {_sentence(*found)}: use shapes='split'"
+        )
+
+
 def _trials(
-    box: Box, size: int
+    box: Box, size: int, also: Sequence[int]
 ) -> Iterator[tuple[dict[str, int], Values | None, tuple[str, Filling]]]:
     (dim,) = box.dims
     sizes = dim.sizes
-    ends = dict.fromkeys([*sizes[:2], sizes[len(sizes) // 2], *sizes[-2:-1]])
+    ends = dict.fromkeys([*sizes[:2], sizes[len(sizes) // 2], *sizes[-2:-1], *also])
     for number in ends:
         if number == size:
             continue
@@ -151,9 +199,13 @@ def _culprit(
             with as_promised(contract):
                 copy(*first, **contract.example(sizes, without=without))
             rows.append(recorder.seen)
+        return _first_other(rows, 1 - sizes[dim.name] / padded.size)
     except Exception:  # noqa: BLE001 - a name for the message is not worth an error of its own
         return ""
-    share = 1 - sizes[dim.name] / padded.size
+
+
+def _first_other(rows: list[list[tuple[fx.Node, Tensor]]], share: float) -> str:
+    """Return the first operator with results that differ in more than a share of places, as a sentence."""
     for (node, one), (_, other) in zip(*rows, strict=False):
         if one.shape != other.shape:
             return _sentence(node)
@@ -167,7 +219,7 @@ def _culprit(
     return ""
 
 
-def _sentence(node: fx.Node) -> str:
+def _sentence(node: fx.Node, what: str = "lets rows see one another, and so padding") -> str:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     lines = [each for each in (node.meta.get("stack_trace") or "").splitlines() if "File " in each]
     where = ""
@@ -175,7 +227,7 @@ def _sentence(node: fx.Node) -> str:
         path, number = lines[-1].split('"')[1], lines[-1].split("line ")[1].split(",")[0]
         text = linecache.getline(path, int(number)).strip()
         where = f" ({text})" if text else ""
-    return f"{name}{where} lets rows see one another, and so padding"
+    return f"{name}{where} {what}"
 
 
 class _Recorder(fx.Interpreter):

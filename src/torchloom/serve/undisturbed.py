@@ -1,21 +1,30 @@
-"""Building runs the model; afterwards it, and the process's generators, are as they were before."""
+"""Building runs the model; afterwards it, and the process's generators, are as they were before.
+
+What is put back: tensors (parameters, buffers and others), containers, and attributes of objects, classes and
+modules, as far as they are reached from the model or from globals that its code names (`serve.reached`). They are the same
+objects afterwards.
+"""
 
 from __future__ import annotations
 
-import collections
 import random
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_OF_TORCH = frozenset({"_parameters", "_buffers", "_modules"})
-_CONTAINERS = (list, dict, set, collections.deque)
-_DEEPEST = 4
-"""Attributes of attributes that are looked into for tensors."""
+from torchloom.errors import ServeError
+from torchloom.serve.reached import ABSENT, Content, differs, is_same, reached_from
+from torchloom.serve.target import Target
+
+_MOST_BYTES = 2**28
+"""Parameters in all that are copied before a run. Of more of them torch's own counter says whether they were written."""
+_COPIES: ContextVar[dict[int, tuple[Tensor, Tensor]] | None] = ContextVar("copies", default=None)
+"""Parameters with their copies, for as long as one program is built: runs leave them as they were."""
 
 
 @contextmanager
@@ -36,95 +45,140 @@ def generators_kept() -> Iterator[None]:
             numpy.random.set_state(of_numpy)
 
 
+@contextmanager
+def copies_shared() -> Iterator[None]:
+    """Copy each parameter once, however many states there are."""
+    token = _COPIES.set({})
+    try:
+        yield
+    finally:
+        _COPIES.reset(token)
+
+
 class State:
-    """What a forward pass may change of a model besides its weights.
+    """What a forward pass may change, as it is now.
 
     Args:
-        module: the model, None for a plain function.
+        target: the model, or a function.
     """
 
-    def __init__(self, module: nn.Module | None) -> None:
-        self._module = module
-        held = dict(_held(module))
-        self._names = held.keys()
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in held.values()]
-        modules = [] if module is None else list(module.modules())
-        self._attributes = [(each, dict(each.__dict__)) for each in modules]
-        self._containers = [
-            (value, type(value)(value) if type(value) is not dict else dict(value))
-            for each in modules
-            for name, value in each.__dict__.items()
-            if type(value) in _CONTAINERS and name not in _OF_TORCH
-        ]
-        self._buffers = [(each, dict(each._buffers)) for each in modules]
+    def __init__(self, target: Target) -> None:
+        found = reached_from([("", target.owner), (target.name, target.function)])
+        self._held = [(holder, holder.read()) for holder in found.holders]
+        parameters = [each for each in found.tensors.values() if isinstance(each, nn.Parameter)]
+        is_small = sum(each.numel() * each.itemsize for each in parameters) <= _MOST_BYTES
+        self._tensors: list[tuple[str, Tensor, Tensor, Tensor]] = []
+        """Each: name, the tensor, a view of it that keeps sizes and memory, a copy."""
+        self._counted: list[tuple[str, Tensor, int]] = []
+        """Parameters of which there is no copy, and how often they had been written."""
+        for name, tensor in found.tensors.items():
+            if isinstance(tensor, nn.Parameter) and not is_small:
+                with suppress(RuntimeError):  # inference tensors have no counter
+                    self._counted.append((name, tensor, tensor._version))
+            elif (made := _copied(tensor)) is not None:
+                self._tensors.append((name, tensor, tensor.detach(), made))
 
-    def tensors_now(self) -> dict[str, Tensor]:
-        """Return copies of buffers, and of tensors in attributes, by the names that were there before."""
-        held = _held(self._module)
-        return {name: each.detach().clone() for name, each in held if name in self._names}
+    def written(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the tensors that are not what they were, by name: what they were, and copies of what they are."""
+        return {
+            name: (before, tensor.detach().clone())
+            for name, tensor, view, before in self._tensors
+            if not _is_same(tensor, view, before)
+        }
+
+    def put(self) -> dict[str, tuple[Any, Any]]:
+        """Return what attributes and containers hold that they did not hold before, by name.
+
+        Each is what was there (`ABSENT` where nothing was), and a copy of what is there.
+        """
+        found: dict[str, tuple[Any, Any]] = {}
+        for holder, before in self._held:
+            now = holder.read()
+            if not differs(before, now):
+                continue
+            if holder.has_order:
+                found |= _news(holder.path, before, now)
+            else:
+                found[holder.path] = ({each for _, each in before}, {each for _, each in now})
+        return found
 
     def restore(self) -> None:
-        """Put everything back."""
-        for module, attributes in self._attributes:
-            own = module.__dict__
-            for name in own.keys() - attributes.keys():
-                del own[name]
-            own.update(
-                {name: value for name, value in attributes.items() if own.get(name) is not value}
-            )
-        for module, buffers in self._buffers:
-            if any(module._buffers.get(name) is not value for name, value in buffers.items()):
-                module._buffers.update(buffers)
-        for container, content in self._containers:
-            if not _same(container, content):
-                container.clear()
-                container.extend(content) if hasattr(container, "extend") else container.update(
-                    content
-                )
+        """Put everything back.
+
+        Raises:
+            ServeError: something was written that there is no copy of.
+        """
+        for holder, content in self._held:
+            if differs(content, holder.read()):
+                holder.write(content)
         with torch.no_grad():
-            for tensor, before in self._tensors:
-                if not torch.equal(tensor, before):
-                    tensor.copy_(before)
+            for _, tensor, view, before in self._tensors:
+                if not _is_same(tensor, view, before):
+                    if _place_of(tensor) != _place_of(view):
+                        tensor.data = view
+                    view.copy_(before)
+        for name, tensor, count in self._counted:
+            if tensor._version != count:
+                raise ServeError(
+                    f"forward writes to {name}, and building runs forward: weights of more than "
+                    f"{_MOST_BYTES >> 20} MiB are not copied before, so it holds other values now. Load it again, and "
+                    "keep what forward writes to in a buffer"
+                )
 
 
-def _same(container: Any, content: Any) -> bool:
-    """Return whether a container holds the same objects; asking tensors for equality would be another thing."""
-    if len(container) != len(content):
-        return False
-    if isinstance(container, dict):
-        return all(container.get(key, container) is value for key, value in content.items())
-    return all(one is other for one, other in zip(container, content, strict=True))
+def _news(path: str, before: Content, now: Content) -> dict[str, tuple[Any, Any]]:
+    known = {repr(key): value for key, value in before}
+    found = {}
+    for key, value in now:
+        was = known.get(repr(key), ABSENT)
+        if not is_same(was, value):
+            found[f"{path}.{key}" if path else str(key)] = (was, _kept(value))
+    return found
 
 
-def _held(module: nn.Module | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield buffers, and tensors that attributes hold, each once."""
-    seen: set[int] = set()
-    for path, each in () if module is None else module.named_modules():
-        start = f"{path}." if path else ""
-        for name, tensor in each._buffers.items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield f"buffer {start}{name}", tensor
-        for name, value in list(each.__dict__.items()):
-            if name not in _OF_TORCH:
-                yield from _within(f"{start}{name}", value, seen, 0)
-
-
-def _within(path: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, (nn.Module, nn.Parameter, type)) or id(value) in seen or depth > _DEEPEST:
-        return
+def _kept(value: Any) -> Any:
+    """Return a copy that stays what it is when its tensors and containers are put back."""
     if isinstance(value, Tensor):
-        seen.add(id(value))
-        yield f"tensor {path}", value
-        return
-    items: Mapping[Any, Any] = {}
-    if isinstance(value, Mapping):
-        items = dict(value)
-    elif isinstance(value, (list, tuple, collections.deque)):
-        items = dict(enumerate(value))
-    elif hasattr(value, "__dict__") and not callable(value):
-        items = vars(value)
-    if items:
-        seen.add(id(value))
-    for key, each in list(items.items()):
-        yield from _within(f"{path}.{key}", each, seen, depth + 1)
+        return value.detach().clone()
+    if type(value) is dict:
+        return {key: _kept(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_kept, value))
+    return value
+
+
+def _copied(tensor: Tensor) -> Tensor | None:
+    """Return a copy; None of what cannot be copied and compared as a whole."""
+    shared = _COPIES.get()
+    if shared is not None and (found := shared.get(id(tensor))):
+        return found[1]
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return None
+    try:
+        made = tensor.detach().clone()
+        torch.equal(made, tensor.detach())
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+    ):  # quantized ones, and classes of one's own
+        return None
+    if shared is not None and isinstance(tensor, nn.Parameter):
+        shared[id(tensor)] = (tensor, made)
+    return made
+
+
+def _is_same(tensor: Tensor, view: Tensor, before: Tensor) -> bool:
+    if _place_of(tensor) != _place_of(view):
+        return False
+    if torch.equal(view, before):
+        return True
+    # NaN is not equal to itself.
+    return before.is_floating_point() and bool(
+        ((view == before) | (view.isnan() & before.isnan())).all()
+    )
+
+
+def _place_of(tensor: Tensor) -> tuple[Any, ...]:
+    place = tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, place

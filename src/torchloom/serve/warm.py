@@ -50,7 +50,7 @@ def record_sizes(
             continue
         args = {**contract.example(variant.box.largest, without=variant.without), **given}
         places, rest = target.divided(args)
-        before = State(target.module)
+        before = State(target)
         held = [tensor.clone() for tensor in tensors]
         with generators_kept(), as_promised(contract):
             variant.run(*first, *places, **rest)

@@ -1,0 +1,244 @@
+"""A call that changes what the next one reads: refused by name, unless what it makes stays what it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from serve.models import rows
+from torchloom import support_torch_compile
+from torchloom.errors import ServeError
+from torchloom.serve import Contract, build, maybe
+
+X = torch.randn(3, 16)
+TOTAL = {"calls": 0}
+NUMBER = 0
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def forward(self, x):
+        self.n += 1
+        return x * self.n
+
+
+class IsFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = True
+
+    def forward(self, x):
+        if self.first:
+            self.first = False
+            return x * 2
+        return x * 3
+
+
+class LooksBack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before = None
+
+    def forward(self, x):
+        y = x if self.before is None else x + self.before.sum()
+        self.before = x * 1
+        return y
+
+
+class KeepsTheFirst(nn.Module):
+    """Makes something lazily of its first argument, as centers of data are."""
+
+    def __init__(self):
+        super().__init__()
+        self.center = None
+
+    def forward(self, x):
+        if self.center is None:
+            self.center = x.mean() * 1
+        return x - self.center
+
+
+class Caches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = {}
+
+    def forward(self, x):
+        if "k" in self.cache:
+            x = x + self.cache["k"].sum()
+        self.cache["k"] = x * 1
+        return x
+
+
+class Logs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def forward(self, x):
+        self.log.append(x * 1)
+        return x + len(self.log)
+
+
+class Config:
+    calls = 0
+
+
+class CountsElsewhere(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = Config()
+
+    def forward(self, x):
+        self.config.calls += 1
+        return x * self.config.calls
+
+
+class CountsGlobally(nn.Module):
+    def forward(self, x):
+        TOTAL["calls"] += 1
+        return x * TOTAL["calls"]
+
+
+class CountsInANumber(nn.Module):
+    def forward(self, x):
+        global NUMBER  # noqa: PLW0603 - what is tested
+        NUMBER += 1
+        return x * NUMBER
+
+
+class SetsAnother(nn.Module):
+    """Changes for some sizes what it reads for others."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, x):
+        if x.shape[0] < 4:
+            self.scale = 2.0
+            return x + 1
+        return x * self.scale
+
+
+REFUSED = {
+    Counts: r"self\.n was 0, is 1",
+    IsFirst: r"self\.first was True, is False",
+    LooksBack: r"self\.before was None, is tensor",
+    KeepsTheFirst: r"self\.center was None, is tensor",
+    Caches: r"'k' in self\.cache was without 'k', is with 'k'",
+    Logs: r"self\.log",
+    CountsElsewhere: r"self\.config",
+    CountsGlobally: "TOTAL",
+    CountsInANumber: "NUMBER was 0, is 1",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_model_that_changes_what_it_reads_is_refused_by_name(kind):
+    with (
+        torch.no_grad(),
+        pytest.raises(ServeError, match="forward changes what it reads") as caught,
+    ):
+        build(kind().eval(), rows(), backend="eager")
+    assert caught.match(REFUSED[kind])
+
+
+@pytest.mark.parametrize("kind", [Counts, IsFirst, CountsElsewhere, CountsGlobally])
+def test_with_buckets_too(kind):
+    with torch.no_grad(), pytest.raises(ServeError, match=REFUSED[kind]):
+        build(kind().eval(), rows(), backend="eager", shapes="bucket", sizes=[8, 64])
+
+
+def test_what_a_fixed_argument_holds_counts_too():
+    def forward(x, config):
+        config.calls = config.calls + 1
+        return x * config.calls
+
+    contract = Contract({"x": rows().args["x"]}, fixed={"config": Config()})
+    with torch.no_grad(), pytest.raises(ServeError, match=r"in vars\(config\)"):
+        build(forward, contract, backend="eager")
+
+
+def test_what_sizes_of_another_program_read_counts_too():
+    with torch.no_grad(), pytest.raises(ServeError, match=r"self\.scale was 1\.0, is 2\.0"):
+        build(SetsAnother().eval(), rows(), backend="eager", shapes="split")
+
+
+def test_a_decorated_class_is_refused_at_its_first_call():
+    @support_torch_compile(dynamic_arg_dims={"x": 0}, backend="eager")
+    class Decorated(Counts):
+        def forward(self, x):
+            return super().forward(x)
+
+    with torch.no_grad(), pytest.raises(ServeError, match=r"self\.n was 0, is 1"):
+        Decorated().eval()(X)
+
+
+class Lazy(nn.Module):
+    """Makes a constant at its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.cos, self.table, self.kinds = None, {}, []
+
+    def forward(self, x):
+        if self.cos is None:
+            self.cos = torch.arange(16.0).cos()
+        if 16 not in self.table:
+            self.table[16] = torch.arange(16.0).sin()
+        return x * self.cos + self.table[16]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_constants_that_are_made_at_the_first_call_stay_accepted(backend, frozen):
+    model, twin = Lazy().eval(), Lazy().eval()
+    with torch.no_grad():
+        program = build(model, rows(), backend=backend)
+        assert model.cos is None
+        assert not model.table
+        if frozen:
+            program.freeze()
+        for n in (1, 3, 64, 2):
+            x = torch.randn(n, 16)
+            torch.testing.assert_close(program(x), twin(x))
+
+
+class Remembers(nn.Module):
+    """Writes what it never reads, and a buffer that it does read."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+        self.rows = 0
+
+    def forward(self, x, mask=None):
+        if not torch.compiler.is_compiling():
+            self.calls = getattr(self, "calls", 0) + 1
+        self.rows = x.shape[0]
+        self.total.add_(1)
+        return x * self.total if mask is None else x * mask
+
+
+def test_what_nothing_reads_and_buffers_may_change():
+    model, twin = Remembers().eval(), Remembers().eval()
+    contract = Contract({**rows().args, "mask": maybe(*rows().args["x"].shape)})
+    with torch.no_grad():
+        program = build(model, contract, backend="eager")
+        for _ in range(3):
+            assert torch.equal(program(X), twin(X))
+    assert model.rows == 3
+
+
+def test_a_refused_build_leaves_no_trace_either():
+    model = CountsElsewhere().eval()
+    with torch.no_grad():
+        for each in (model, CountsGlobally().eval(), CountsInANumber().eval()):
+            with pytest.raises(ServeError):
+                build(each, rows(), backend="eager")
+    assert (model.config.calls, TOTAL, NUMBER) == (0, {"calls": 0}, 0)
