@@ -85,8 +85,10 @@ def without_addresses(text: str) -> str:
     """Return code with object ids and addresses taken out."""
     text = re.sub(r"___check_(?:obj|type)_id\((.*?), \d+\)", r"\1 is unchanged", text)
     text = re.sub(r"\b0x[0-9a-fA-F]{6,}\b", "0x..", text)
-    text = re.sub(r"\b\d{12,}\b", "<id>", text)
-    return re.sub(r"_as_uuid_[0-9a-f_]+|_[0-9a-f]{8}_[0-9a-f_]{27}", "", text)
+    # The end of a uuid may be digits alone.
+    text = re.sub(r"_as_uuid_[0-9a-f_]+|_[0-9a-f]{8}_[0-9a-f_]{27}", "", text)
+    # Names that Dynamo makes hold addresses between underscores.
+    return re.sub(r"(?<![^\W_])\d{12,}(?![^\W_])", "<id>", text)
 
 
 _QUOTED = re.compile(r"""(?<![\[\w])b?(['"])(?:\\.|(?!\1).)*\1""")

@@ -103,16 +103,20 @@ def without_ids(names: Sequence[str]) -> tuple[str, ...]:
         >>> without_ids(["___module_deque_140586701475392_c1", "x"])
         ('___module_deque_id_c1', 'x')
     """
-    taken = {each for each in names if not _ADDRESS.search(each)}
+    taken = {each for each in names if not _has_address(each)}
     shown: list[str] = []
     for each in names:
         new, number = each, 1
-        while _ADDRESS.search(new) or (new != each and new in taken):
+        while _has_address(new) or (new != each and new in taken):
             new = _ADDRESS.sub("id" if number == 1 else f"id{number}", each)
             number += 1
         taken.add(new)
         shown.append(new)
     return tuple(shown)
+
+
+def _has_address(name: str) -> bool:
+    return _ADDRESS.search(_GRAPH_ID.sub("", name)) is not None
 
 
 def _all(code: CodeType) -> Iterator[CodeType]:

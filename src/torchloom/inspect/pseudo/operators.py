@@ -156,17 +156,15 @@ class Operators(Loads):
         place = place_of(key)
         if isinstance(owner, Display) and owner.is_open and self._is_held(owner):
             size = len(owner.elements)
-            is_list = isinstance(value, Display) and value.is_open and value is not owner
-            if (isinstance(place, slice) and is_list) or (
-                isinstance(place, int) and -size <= place < size
-            ):
+            if isinstance(place, int) and -size <= place < size:
                 self._evaluate(owner)
-                if value.is_fragile:
-                    value = self.named(value)
-                if isinstance(place, slice):
-                    owner.elements[place] = list(value.items or (value,))
-                else:
-                    owner.elements[place] = value
+                owner.elements[place] = self.named(value) if value.is_fragile else value
+                return
+            is_slice = isinstance(place, slice) and value is not owner
+            if is_slice and isinstance(value, Display) and value.is_open:
+                self._evaluate(owner)
+                self._evaluate(value)
+                owner.elements[place] = value.elements
                 return
         # Both are written here, and one may hold the other.
         owner, value = self._both_pinned(owner, value)

@@ -239,9 +239,11 @@ def pair_of(key: Part, value: Part) -> Pair:
 
 
 def is_plain(part: Part) -> bool:
-    """Say whether a value may be written twice and mean the same: constants, local names."""
+    """Say whether a value may be written twice and mean the same object: constants, local names."""
     if isinstance(part, Name):
         return not part.is_fragile
+    if isinstance(part, Tuple) and not part.parts:
+        return True
     return isinstance(part, (Constant, Cell, Saved)) or any(part is each for each in _MARKS)
 
 
