@@ -317,6 +317,30 @@ def variables_that_are_rebound(a):
     return a, b, c, d
 
 
+@case((5, 3, [1]))
+def variables_that_change_places_with_results(n, d, x):
+    n, d = d, n - 2 * d
+    n, d, x = d, len(x), [n, *x]
+    first = (n, (n := n + d), n, [d, (d := len(x)), d])
+    second = x, n, [n := n + 1 for _ in x], n
+    third = (d, (d := (d := d * 2) + 1), d)
+    return n, d, x, first, second, third
+
+
+@case(([1],))
+def pending_values_and_changes_in_place(x):
+    def add(y):
+        nonlocal x
+        x += y
+        return x
+
+    def own(a):
+        b = a
+        return b, [b := b + [1], b], (b, (b := b * 2), b)
+
+    return x, add([2]), x, own(x), (x, add([3]), x)
+
+
 @case((1,), (2,))
 def a_variable_without_a_value(a):
     if a == 1:

@@ -49,7 +49,7 @@ def behind_a_break(x):
     a = x + 1
     torch._dynamo.graph_break()
     b = [1, 2]
-    b = b + [a]
+    b = [*b, a]
     return [b[0] + i + a for i in b], [(lambda: b)]
 
 

@@ -93,7 +93,7 @@ class Calls(Strings):
         word = title.value if isinstance(title, Constant) else ""
         word = word if isinstance(word, str) and word.isidentifier() else self.scope.fresh("class_")
         target = self.stored_next()
-        self.settle()
+        self.rebinding(word, has_effects=True)
         bases = f"({', '.join(around)})" if around else ""
         self.emit(f"class {word}{bases}:")
         for line in body.lines or ("    pass",):

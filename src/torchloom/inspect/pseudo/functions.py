@@ -103,7 +103,7 @@ class Functions(Calls):
         title = self._title(code)
         result = (signature.annotations or {}).get("return")
         arrow = "" if result is None else f" -> {result}"
-        self.settle(only=None if is_fragile or self.is_shared(title) else title)
+        self.rebinding(title, has_effects=is_fragile or self.is_shared(title))
         is_async = code.co_flags & 0x280  # a coroutine, an asynchronous generator
         self.emit(f"{'async ' if is_async else ''}def {title}({parameters}){arrow}:")
         for line in lines:

@@ -122,7 +122,7 @@ class Loads(Stack):
         if target in self.hooks:
             return
         shown = self.renamed.get(target, target)
-        self.settle(only=None if self.is_shared(target) else shown)
+        self.rebinding(shown, has_effects=self.is_shared(target))
         self.emit(f"del {shown}")
 
     # -- globals

@@ -70,6 +70,7 @@ class Operators(Loads):
         self.settle()
         is_target = isinstance(left, Name) and self.stored_next() == left.text
         target = left if is_target else self.renewed(left)
+        self.settle(only=target.text)
         self.emit(f"{target.text} {operator} {right.text}")
         self.push(target)
 

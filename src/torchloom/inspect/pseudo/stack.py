@@ -170,6 +170,12 @@ class Stack:
         self.settle()
         self.emit(text)
 
+    def rebinding(self, target: str, *, has_effects: bool) -> None:
+        """Name what waits and reads a variable that is about to be rebound; with effects, all else too."""
+        if has_effects:
+            self.settle()
+        self.settle(only=target)
+
     def assign(self, target: str, value: Part, *, is_shared: bool) -> None:
         """Emit `target = value`.
 
@@ -178,7 +184,7 @@ class Stack:
             value: what it gets.
             is_shared: whether others than this function read it.
         """
-        self.settle(only=None if value.is_fragile or is_shared else target)
+        self.rebinding(target, has_effects=value.is_fragile or is_shared)
         if value.text != target:
             self.emit(f"{target} = {value.text}")
 
