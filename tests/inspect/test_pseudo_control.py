@@ -336,7 +336,7 @@ def pending_values_and_changes_in_place(x):
 
     def own(a):
         b = a
-        return b, [b := b + [1], b], (b, (b := b * 2), b)
+        return b, [b := [*b, 1], b], (b, (b := b * 2), b)
 
     return x, add([2]), x, own(x), (x, add([3]), x)
 
