@@ -89,11 +89,14 @@ def without_addresses(text: str) -> str:
     """Return code with object ids and addresses taken out."""
     text = re.sub(r"___check_(?:obj|type)_id\((.*?), \d+\)", r"\1 is unchanged", text)
     text = re.sub(r"\b0x[0-9a-fA-F]{6,}\b", "0x..", text)
+    # The end of a uuid may be digits alone.
+    text = re.sub(r"_as_uuid_[0-9a-f_]+|_[0-9a-f]{8}_[0-9a-f_]{27}", "", text)
+    # Names that Dynamo makes hold addresses between underscores.
+    number = r"(?<![^\W_])\d{12,}(?![^\W_])"
     if _IDS.search(text):
-        text = re.sub(r"\b\d{12,}\b", "<id>", text)
-    else:  # a number that is compared, or is a key, is the program's own
-        text = re.sub(rf"{_COMPARED}|\b\d{{12,}}\b", lambda m: m.group(1) or "<id>", text)
-    return re.sub(r"_as_uuid_[0-9a-f_]+|_[0-9a-f]{8}_[0-9a-f_]{27}", "", text)
+        return re.sub(number, "<id>", text)
+    # A number that is compared, or is a key, is the program's own.
+    return re.sub(rf"{_COMPARED}|{number}", lambda m: m.group(1) or "<id>", text)
 
 
 _QUOTED = re.compile(r"""(?<![\[\w])b?(['"])(?:\\.|(?!\1).)*\1""")

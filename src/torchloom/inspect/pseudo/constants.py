@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from types import CodeType
 from typing import Any
 
+from torchloom.inspect.pseudo.names import without_ids
+
 _NUMBERS = (bool, type(None), type(...), float, complex)
 _MAX_BITS = 256
 """Python refuses to print integers of some thousand digits."""
@@ -35,13 +37,18 @@ class Hidden:
 def without_values(code: CodeType, original: CodeType | None = None) -> CodeType:
     """Return a copy of a code object in which only literals are left of its constants.
 
+    Names lose the addresses that Dynamo puts into some.
+
     Args:
         code: any bytecode.
         original: the code of the source, whose strings are shown; default: those of `code`.
     """
     source = code if original is None else original
     known = frozenset(_texts(source.co_consts)) | {*code.co_names, *code.co_varnames}
-    shown = code.replace(co_consts=tuple(_shown(each, known) for each in code.co_consts))
+    shown = code.replace(
+        co_consts=tuple(_shown(each, known) for each in code.co_consts),
+        co_names=without_ids(code.co_names),
+    )
     names = _name_constants(shown)
     if not names:
         return shown
@@ -62,7 +69,7 @@ def _shown(value: Any, known: Collection[str | bytes] | None) -> Any:  # noqa: P
     if kind is str or kind is bytes:
         if known is not None and value not in known:
             return Hidden(f"<{kind.__name__}>")
-        return value if len(value) <= _MAX_CHARS else value[:_MAX_CHARS]
+        return value if len(value) <= _MAX_CHARS else Hidden(f"{value[:_MAX_CHARS]!r}...")
     if kind is tuple:
         return tuple(_shown(each, known) for each in value)
     if kind is frozenset:

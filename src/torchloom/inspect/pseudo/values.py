@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,11 +16,9 @@ class Value:
     is_atom: bool = True
     """Whether it can stand beside an operator without parentheses."""
     is_fragile: bool = False
-    """Whether a later call or store could change what it means: loads, calls."""
+    """Whether a later statement could change what it means, or it has effects: loads, calls."""
     reads: frozenset[str] = frozenset()
-    """Local names in it."""
-    items: tuple[Part, ...] | None = field(default=None, compare=False)
-    """The elements of a list or dict that is still being built."""
+    """Variables in it."""
 
     def __str__(self) -> str:
         return self.text
@@ -28,56 +28,249 @@ class Value:
         """The text as a part of a larger expression."""
         return self.text if self.is_atom else f"({self.text})"
 
+    @property
+    def owner(self) -> str:
+        """The text in front of a dot."""
+        return self.operand
+
+    @property
+    def key(self) -> str:
+        """The text as a subscript."""
+        return self.text
+
+    @property
+    def items(self) -> tuple[Part, ...] | None:
+        """The elements of a tuple, None for anything else."""
+        return None
+
+
+@dataclass(frozen=True)
+class Constant(Value):
+    """A constant of the code."""
+
+    value: Any = None
+
+    @property
+    def owner(self) -> str:
+        """A number needs parentheses: `5.real` is no Python."""
+        return f"({self.text})" if self.text[:1].isdigit() else self.operand
+
+    @property
+    def items(self) -> tuple[Part, ...] | None:
+        """The elements of a tuple or a frozenset."""
+        from torchloom.inspect.pseudo.literals import constant
+
+        if type(self.value) is tuple:
+            return tuple(constant(each) for each in self.value)
+        if type(self.value) is frozenset:
+            return tuple(sorted((constant(each) for each in self.value), key=str))
+        return None
+
+    @property
+    def key(self) -> str:
+        """A tuple that holds slices is written without parentheses."""
+        if type(self.value) is slice:
+            return _slice_key(self.value.start, self.value.stop, self.value.step)
+        return _tuple_key(self.items, self.text) if type(self.value) is tuple else self.text
+
+
+@dataclass(frozen=True)
+class Name(Value):
+    """A variable: it may be written twice."""
+
+
+@dataclass(frozen=True)
+class Tuple(Value):
+    """A tuple whose elements are known."""
+
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def items(self) -> tuple[Part, ...] | None:
+        """The elements."""
+        return self.parts
+
+    @property
+    def key(self) -> str:
+        """A tuple that holds slices is written without parentheses."""
+        return _tuple_key(self.parts, self.text)
+
+
+@dataclass(frozen=True)
+class Slice(Value):
+    """A slice: `1:2` is written in a subscript alone, `slice(1, 2)` elsewhere."""
+
+    bounds: tuple[Part, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The text as a subscript."""
+        return ":".join("" if _is_none(each) else each.text for each in self.bounds)
+
+
+@dataclass(frozen=True)
+class Iterating(Value):
+    """An iterator that was just made: a loop writes what it was made of."""
+
+    iterable: str = ""
+
+
+@dataclass(frozen=True)
+class Formatted(Value):
+    """An f-string."""
+
+    inside: str = ""
+    """What stands between its quotes."""
+    depth: int = 0
+    """How deep formats lie in formats."""
+
+
+@dataclass(frozen=True)
+class Converted(Value):
+    """What `!r` makes of a value (3.13 and later), before it is formatted."""
+
+    of: str = ""
+    conversion: str = ""
+
+
+@dataclass(frozen=True)
+class Cell(Value):
+    """The cell of a variable, not what it holds: closures are made of such."""
+
+    variable: str = ""
+
+
+@dataclass(frozen=True)
+class Saved(Value):
+    """A variable of the function while a comprehension uses its name (3.12 and later)."""
+
+    was_cell: bool = False
+
+
+@dataclass(frozen=True)
+class Made(Value):
+    """A function to which parts are still added (3.13 and later)."""
+
+    code: CodeType | None = None
+    parts: tuple[tuple[int, Part], ...] = ()
+    """What belongs to it, by the flag that says how."""
+
+
+@dataclass(frozen=True)
+class ClassBody(Value):
+    """The body of a class that is about to be made."""
+
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Spread(Value):
+    """A part of a display or of a call that adds several elements: `*x`, `**x`."""
+
+
+@dataclass(frozen=True)
+class Pair(Value):
+    """An element of a dict."""
+
+    of: tuple[Part, ...] = ()
+    """Key and value."""
+
 
 NULL = Value("NULL")
 """What calls push where a bound method has no `self`."""
-
-
-def name(text: str) -> Value:
-    """Return a local variable."""
-    return Value(text, reads=frozenset({text}))
-
-
-def compound(text: str, *parts: Part, fragile: bool = False) -> Value:
-    """Return an expression with operators, made of parts."""
-    return Value(
-        text,
-        is_atom=False,
-        is_fragile=fragile or any(part.is_fragile for part in parts),
-        reads=frozenset().union(*(part.reads for part in parts)),
-    )
-
-
-def primary(text: str, *parts: Part, fragile: bool = True) -> Value:
-    """Return a load or a display, which needs no parentheses."""
-    return Value(
-        text,
-        is_fragile=fragile or any(part.is_fragile for part in parts),
-        reads=frozenset().union(*(part.reads for part in parts)),
-    )
-
-
 HOOK = Value("<profiler hook>")
 """What Dynamo's own bookkeeping around a graph works with: not shown."""
+BUILD_CLASS = Value("__build_class__")
+"""What makes a class."""
+_MARKS = (NULL, HOOK, BUILD_CLASS)
 
 
-class ListDisplay:
-    """A list that is still on the stack: what is done to it there can be followed.
+def name(text: str) -> Name:
+    """Return a variable that only this function changes."""
+    return Name(text, reads=frozenset({text}))
 
-    Several places of the stack may hold the same list. When one of them is used in a way that cannot
-    be followed, the list gets a name, which from then on is its text everywhere.
+
+def shared_name(text: str) -> Name:
+    """Return a variable that a call may change: a global, or one that nested functions share."""
+    return Name(text, is_fragile=True, reads=frozenset({text}))
+
+
+def reads_of(parts: Iterable[Part]) -> frozenset[str]:
+    """Return the variables in any of the parts."""
+    return frozenset[str]().union(*(part.reads for part in parts))
+
+
+def compound(text: str, *parts: Part) -> Value:
+    """Return an expression with operators, made of parts."""
+    return Value(text, is_atom=False, is_fragile=True, reads=reads_of(parts))
+
+
+def primary(text: str, *parts: Part) -> Value:
+    """Return a load or a call, which needs no parentheses."""
+    return Value(text, is_fragile=True, reads=reads_of(parts))
+
+
+def tuple_of(parts: Iterable[Part]) -> Tuple:
+    """Return a tuple of parts."""
+    items = tuple(parts)
+    inside = ", ".join(part.text for part in items) + ("," if len(items) == 1 else "")
+    is_fragile = any(part.is_fragile for part in items)
+    return Tuple(f"({inside})", is_fragile=is_fragile, reads=reads_of(items), parts=items)
+
+
+def slice_of(bounds: Iterable[Part]) -> Slice:
+    """Return a slice of two or three bounds."""
+    parts = tuple(bounds)
+    text = f"slice({', '.join(part.text for part in parts)})"
+    is_fragile = any(part.is_fragile for part in parts)
+    return Slice(text, is_fragile=is_fragile, reads=reads_of(parts), bounds=parts)
+
+
+def spread(star: str, value: Part) -> Spread:
+    """Return `*value` or `**value`."""
+    return Spread(f"{star}{value.operand}", is_fragile=True, reads=value.reads)
+
+
+def pair_of(key: Part, value: Part) -> Pair:
+    """Return an element of a dict."""
+    is_fragile = key.is_fragile or value.is_fragile
+    reads = reads_of((key, value))
+    return Pair(f"{key.text}: {value.text}", False, is_fragile, reads, of=(key, value))
+
+
+def is_plain(part: Part) -> bool:
+    """Say whether a value may be written twice and mean the same object: constants, local names."""
+    if isinstance(part, Name):
+        return not part.is_fragile
+    if isinstance(part, Tuple) and not part.parts:
+        return True
+    return isinstance(part, (Constant, Cell, Saved)) or any(part is each for each in _MARKS)
+
+
+class Display:
+    """A list, set or dict that is still on the stack: what is done to it there can be followed.
+
+    Several places of the stack may hold the same one. When one of them is used in a way that cannot
+    be followed, it gets a name, which from then on is its text everywhere.
     """
 
-    def __init__(self, elements: list[Part]) -> None:
+    def __init__(self, kind: str, elements: list[Part]) -> None:
+        self.kind = kind
+        """ "list", "set" or "dict"."""
         self.elements = elements
         self.name: str | None = None
 
     @property
     def text(self) -> str:
-        """The list as written, or its name."""
-        return self.name or f"[{', '.join(part.text for part in self.elements)}]"
+        """The display as written, or its name."""
+        if self.name is not None:
+            return self.name
+        inside = ", ".join(part.text for part in self.elements)
+        if self.kind == "list":
+            return f"[{inside}]"
+        return f"{{{inside}}}" if inside or self.kind == "dict" else "set()"
 
-    operand = text
+    operand = owner = key = text
     is_atom = True
 
     @property
@@ -87,47 +280,68 @@ class ListDisplay:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Local names in it."""
-        if self.name is not None:
-            return frozenset({self.name})
-        return frozenset[str]().union(*(part.reads for part in self.elements))
+        """Variables in it."""
+        return frozenset({self.name}) if self.name is not None else reads_of(self.elements)
 
     @property
     def items(self) -> tuple[Part, ...] | None:
-        """Its elements, while they are known."""
-        return None if self.name is not None else tuple(self.elements)
+        """The elements of a list, while they are known."""
+        return tuple(self.elements) if self.name is None and self.kind == "list" else None
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether a part stands for several elements."""
+        return any(isinstance(part, Spread) for part in self.elements)
 
     @property
     def is_open(self) -> bool:
-        """Whether its elements are known one by one."""
-        return self.name is None and not any(part.text.startswith("*") for part in self.elements)
+        """Whether this is a list whose elements are known one by one."""
+        return self.kind == "list" and self.name is None and not self.has_spread
 
-    def within(self) -> Iterator[ListDisplay]:
-        """Yield this list and the lists in it."""
+    def within(self) -> Iterator[Display]:
+        """Yield this display and those in it."""
         yield self
         for part in self.elements:
-            if isinstance(part, ListDisplay):
+            if isinstance(part, Display):
                 yield from part.within()
 
     def __str__(self) -> str:
         return self.text
 
 
-Part = Value | ListDisplay
+Part = Value | Display
 """Anything on the stack."""
 
 
 def clone_stack(stack: list[Part]) -> list[Part]:
-    """Copy a stack for another branch: lists become lists of its own, shared as they were."""
-    memo: dict[int, ListDisplay] = {}
+    """Copy a stack for another branch: displays become its own, shared as they were."""
+    memo: dict[int, Display] = {}
 
     def clone(part: Part) -> Part:
-        if not isinstance(part, ListDisplay):
+        if not isinstance(part, Display):
             return part
         if id(part) not in memo:
-            memo[id(part)] = twin = ListDisplay([])
+            memo[id(part)] = twin = Display(part.kind, [])
             twin.name = part.name
             twin.elements = [clone(each) for each in part.elements]
         return memo[id(part)]
 
     return [clone(part) for part in stack]
+
+
+def _is_none(part: Part) -> bool:
+    return isinstance(part, Constant) and part.value is None
+
+
+def _tuple_key(items: tuple[Part, ...] | None, text: str) -> str:
+    slices = [isinstance(each, Slice) or each.text != each.key for each in items or ()]
+    if not any(slices):
+        return text
+    return ", ".join(each.key for each in items or ()) + ("," if len(slices) == 1 else "")
+
+
+def _slice_key(start: Any, stop: Any, step: Any) -> str:
+    from torchloom.inspect.pseudo.literals import constant_text
+
+    bounds = [start, stop] if step is None else [start, stop, step]
+    return ":".join("" if each is None else constant_text(each) for each in bounds)

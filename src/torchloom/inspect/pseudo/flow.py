@@ -1,0 +1,381 @@
+"""Control flow: the blocks of a function, expanded into a tree of indented lines.
+
+Code that Dynamo writes has no loops of its own, and each branch ends in a return. Expanding both
+sides of every branch therefore needs no structuring and prints what each path does. Loops of
+bytecode that a user wrote are printed as `for` and `while True`; exception handlers are left out
+and said to be.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import CodeType
+
+from torchloom.inspect.pseudo.functions import Signature, parameters
+from torchloom.inspect.pseudo.literals import constant_text
+from torchloom.inspect.pseudo.machine import Machine, bookkeeping
+from torchloom.inspect.pseudo.names import Scope
+from torchloom.inspect.pseudo.values import HOOK, Iterating, Part, Value, compound, name
+
+MAX_LINES = 2000
+_MAX_DEPTH = 60
+_INDENT = "    "
+_HANDLERS = ("PUSH_EXC_INFO", "SETUP_FINALLY", "SETUP_WITH", "SETUP_ASYNC_WITH")
+_WRITES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL", "DELETE_FAST", "DELETE_DEREF")
+_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+_ALWAYS = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP")
+_SPLITS = ("FOR_ITER", "SEND")
+_GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
+
+
+@dataclass
+class _Block:
+    """Where printing stands on one path."""
+
+    index: int
+    machine: Machine
+    depth: int
+    loops: tuple[int, ...] = ()
+    """Indices of the loop heads around this path."""
+
+
+@dataclass
+class Flow:
+    """Prints one function."""
+
+    code: CodeType
+    scope: Scope
+    clean: Callable[[CodeType], CodeType]
+    """Takes the values of the program out of a nested function."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    signature: Signature = field(default_factory=Signature)
+    lines: list[str] = field(default_factory=list)
+    leaves: list[list[tuple[int, int]]] = field(default_factory=list)
+    """For each loop around: on which lines it is left, and for which loop outside of it to go on."""
+
+    def __post_init__(self) -> None:
+        shown = [ins for ins in dis.get_instructions(self.code) if ins.opname != "CACHE"]
+        self.instructions = shown
+        self.at = {ins.offset: index for index, ins in enumerate(shown)}
+        self.heads = self._loop_heads()
+
+    def text(self) -> tuple[list[str], list[str]]:
+        """Return the parameters and the lines of the body."""
+        for title in self.code.co_varnames:
+            if not title.isidentifier():  # `.0`: what a comprehension goes over
+                self.renamed[title] = self.scope.fresh("iterator")
+        head = parameters(self.code, self.signature)
+        head = [self.renamed.get(each, each) for each in head]
+        self._declare()
+        self._path(_Block(0, self._machine(1), 1))
+        if self.code.co_flags & (_GENERATOR | _ASYNC_GENERATOR) and not self.scope.has_yield:
+            self.lines.insert(0, f"{_INDENT}if False: yield")
+        if not self.lines:
+            self.lines.append(f"{_INDENT}pass")
+        if any(ins.opname in _HANDLERS for ins in self.instructions):
+            self.lines.append(f"{_INDENT}# exception handlers are not shown")
+        return head, self.lines
+
+    def _declare(self) -> None:
+        names = [self.renamed.get(each, each) for each in self.scope.declared_nonlocals()]
+        for word, found in (
+            ("global", self.scope.declared_globals()),
+            ("nonlocal", [each for each in names if each.isidentifier()]),
+        ):
+            if found:
+                self.lines.append(f"{_INDENT}{word} {', '.join(found)}")
+        stored = {ins.argval for ins in self.instructions if ins.opname.startswith("STORE_")}
+        for each in self.code.co_cellvars:
+            if each not in stored and each not in self.code.co_varnames:
+                self.lines.append(f"{_INDENT}if False: {each} = None  # has no value here")
+
+    def _machine(self, depth: int) -> Machine:
+        return Machine(
+            [],
+            self._emitter(depth),
+            self.scope,
+            self._nested,
+            self.code.co_consts,
+            self.instructions,
+            renamed=dict(self.renamed),
+            celled=frozenset(self.code.co_freevars),
+            kept=bookkeeping(self.instructions),
+        )
+
+    def _nested(
+        self, code: CodeType, renamed: dict[str, str], signature: Signature, is_class: bool = False
+    ) -> tuple[list[str], list[str]]:
+        """Return the parameters and the lines of a nested function, or the lines of a class."""
+        around = self.scope.around | (frozenset() if self.scope.is_class else self.scope.variables)
+        shown = self.clean(code)
+        scope = Scope(shown, self.scope.used, around, is_class=is_class)
+        flow = Flow(shown, scope, self.clean, renamed, signature)
+        if is_class:
+            return [], flow.class_lines()
+        return flow.text()
+
+    def class_lines(self) -> list[str]:
+        """Return the lines of the body of a class, without what Python adds by itself."""
+        if any("JUMP" in ins.opname or ins.opname == "FOR_ITER" for ins in self.instructions):
+            return [f"{_INDENT}...  # the body of a class with branches is not shown"]
+        _, lines = self.text()
+        own = ("__module__ = ", "__qualname__ = ", "__classcell__ = ", "return ", "del __class")
+        own += ("__firstlineno__ = ", "__static_attributes__ = ", "__classdictcell__ = ")
+        return [
+            line for line in lines if not line.startswith(tuple(_INDENT + each for each in own))
+        ]
+
+    def _emitter(self, depth: int) -> Callable[[str], None]:
+        def emit(line: str) -> None:
+            if len(self.lines) <= MAX_LINES:
+                self.lines.append(_INDENT * depth + line)
+
+        return emit
+
+    # -- paths
+
+    def _path(self, block: _Block) -> None:
+        """Print everything that runs from a block to the end of its path."""
+        machine, index = block.machine, block.index
+        beginning = index if index in block.loops else -1  # the body of a loop begins at its head
+        if block.depth > _MAX_DEPTH:
+            machine.emit("...  # nested too deeply to show")
+            return
+        while 0 <= index < len(self.instructions):
+            if len(self.lines) > MAX_LINES:
+                return
+            ins = self.instructions[index]
+            machine.at = index
+            if index in self.heads and index != beginning:
+                if index in block.loops:
+                    self._again(index, block)
+                    return
+                if ins.opname != "FOR_ITER":
+                    self._while(index, block)
+                    return
+            beginning = -1
+            following = self._control(ins, index, block)
+            if following is None:
+                return
+            if following == index:
+                machine.step(ins)
+                following += 1
+            index = following
+
+    def _control(self, ins: dis.Instruction, index: int, block: _Block) -> int | None:
+        """Print what ends or splits a path and return where it goes on; `index` for anything else."""
+        machine, kind = block.machine, ins.opname
+        if kind in ("RETURN_VALUE", "RETURN_CONST"):
+            value = constant_text(ins.argval) if kind == "RETURN_CONST" else machine.pop().text
+            is_bare = self.code.co_flags & _ASYNC_GENERATOR
+            machine.emit("return" if is_bare else f"return {value}")
+            return None
+        if kind in ("RAISE_VARARGS", "RERAISE"):
+            raised = machine.pop_many(ins.arg or 0) if kind == "RAISE_VARARGS" else []
+            machine.emit(f"raise {' from '.join(value.text for value in raised)}".rstrip())
+            return None
+        if kind == "FOR_ITER":
+            return self._for(ins, index, block)
+        if kind == "SEND":  # the loop that delegates to another generator
+            machine.op_YIELD_FROM(ins)
+            return self._target(ins)
+        if "JUMP" in kind:
+            return self._jump(ins, index, block)
+        return index
+
+    def _target(self, ins: dis.Instruction) -> int:
+        return self.at.get(ins.argval, len(self.instructions))
+
+    # -- loops
+
+    def _while(self, index: int, block: _Block) -> None:
+        machine = block.machine
+        machine.enter_loop(self._stored_in(index))
+        machine.emit("while True:")
+        inner = machine.fork(self._emitter(block.depth + 1), in_loop=True)
+        for target in self._body(_Block(index, inner, block.depth + 1, (*block.loops, index))):
+            target(block)
+
+    def _for(self, ins: dis.Instruction, index: int, block: _Block) -> int | None:
+        """Print a loop over an iterator and return where its exit goes on."""
+        machine = block.machine
+        iterator = machine.pop()
+        machine.enter_loop(self._stored_in(index))
+        each = self.scope.fresh()
+        iterable = iterator.iterable if isinstance(iterator, Iterating) else iterator.text
+        machine.emit(f"for {each} in {iterable}:")
+        inner = machine.fork(self._emitter(block.depth + 1), in_loop=True)
+        inner.stack += [Value("<iterator>"), name(each)]
+        before = len(self.lines)
+        # The head is in the loop, but the path begins behind it.
+        after = self._body(_Block(index + 1, inner, block.depth + 1, (*block.loops, index)))
+        if len(self.lines) == before:
+            self._emitter(block.depth + 1)("pass")
+        if not after:
+            return self._exit_of(ins)
+        # Left early for a loop outside: what follows a loop that ran out is not for that path.
+        machine.emit("else:")
+        rest = machine.fork(self._emitter(block.depth + 1))
+        self._path(_Block(self._exit_of(ins), rest, block.depth + 1, block.loops))
+        for target in after:
+            target(block)
+        return None
+
+    def _body(self, block: _Block) -> list[Callable[[_Block], None]]:
+        """Print the body of a loop; return what has to follow it where it is left for a loop outside."""
+        self.leaves.append([])
+        self._path(block)
+        left = self.leaves.pop()
+        targets = list(dict.fromkeys(target for _, target in left))
+        if len(targets) < 2:
+            return [lambda around, to=each: self._again(to, around) for each in targets]
+        which = self.scope.fresh()
+        for line, target in sorted(left, reverse=True):
+            indent = self.lines[line].partition("break")[0]
+            self.lines.insert(line, f"{indent}{which} = {targets.index(target)}")
+
+        def choose(around: _Block) -> None:
+            for number, target in enumerate(targets):
+                around.machine.emit(f"if {which} == {number}:")
+                inner = around.machine.fork(self._emitter(around.depth + 1))
+                self._again(target, _Block(target, inner, around.depth + 1, around.loops))
+
+        return [choose]
+
+    def _again(self, head: int, block: _Block) -> None:
+        """Go on with the next turn of a loop: the innermost one, or one around it."""
+        block.machine.settle()
+        if head == block.loops[-1]:
+            block.machine.emit("continue")
+            return
+        block.machine.emit("break")
+        self.leaves[-1].append((len(self.lines) - 1, head))
+
+    def _stored_in(self, head: int) -> frozenset[str]:
+        """Return the variables that a loop stores."""
+        last = max(
+            (index for index, ins in enumerate(self.instructions) if self._jumps_to(ins, head)),
+            default=head,
+        )
+        found: set[str] = set()
+        for ins in self.instructions[head : last + 1]:
+            if ins.opname.startswith(_WRITES):
+                found |= {str(each) for each in _names(ins)}
+        return frozenset(found)
+
+    def _jumps_to(self, ins: dis.Instruction, index: int) -> bool:
+        return "JUMP" in ins.opname and self.at.get(ins.argval) == index
+
+    def _exit_of(self, ins: dis.Instruction) -> int:
+        """Return where a loop that has run out goes on."""
+        index = self._target(ins)
+        # 3.12 and later pop the iterator in instructions of their own.
+        while index < len(self.instructions) and self.instructions[index].opname in (
+            "END_FOR",
+            "POP_ITER",
+        ):
+            index += 1
+        previous = self.instructions[index - 1].opname if index else ""
+        return index + 1 if previous == "END_FOR" and self._pops_iterator(index) else index
+
+    def _pops_iterator(self, index: int) -> bool:
+        """Say whether 3.13's `POP_TOP` after `END_FOR` stands at `index`."""
+        return (
+            sys.version_info[:2] == (3, 13)
+            and index < len(self.instructions)
+            and self.instructions[index].opname == "POP_TOP"
+        )
+
+    def _loop_heads(self) -> frozenset[int]:
+        heads = set()
+        for index in self._reached():
+            ins = self.instructions[index]
+            if "JUMP" in ins.opname and isinstance(ins.argval, int):
+                target = self.at.get(ins.argval)
+                if target is None or target > index:
+                    continue
+                if self.instructions[target].opname != "SEND":
+                    heads.add(target)
+        return frozenset(heads)
+
+    def _reached(self) -> set[int]:
+        """Return the instructions that run without an exception: handlers jump back, too."""
+        found: set[int] = set()
+        todo = [0]
+        while todo:
+            index = todo.pop()
+            if index in found or index >= len(self.instructions):
+                continue
+            found.add(index)
+            ins = self.instructions[index]
+            if ins.opname in (*_ENDS, *_ALWAYS) or ins.opname.startswith("JUMP_BACKWARD"):
+                following = []
+            else:
+                following = [index + 1]
+            if ("JUMP" in ins.opname or ins.opname in _SPLITS) and isinstance(ins.argval, int):
+                following.append(self._target(ins))
+            todo += following
+        return found
+
+    # -- branches
+
+    def _jump(self, ins: dis.Instruction, index: int, block: _Block) -> int | None:
+        """Follow a jump; None when the path has ended in it."""
+        machine, kind = block.machine, ins.opname
+        if kind in _ALWAYS or kind.startswith("JUMP_BACKWARD"):
+            return self._target(ins)
+        if machine.stack and machine.stack[-1] is HOOK:
+            machine.pop_raw()  # both ways are the same but for bookkeeping
+            return index + 1
+        condition = self._condition(ins, machine)
+        if condition is None:
+            machine.emit(f"# {kind} {ins.argrepr}")
+            return index + 1
+        goes_on, keeps = condition
+        machine.settle()
+        # What runs when the jump is not taken comes first.
+        machine.emit(f"if {goes_on.text}:")
+        inner = machine.fork(self._emitter(block.depth + 1))
+        before = len(self.lines)
+        self._path(_Block(index + 1, inner, block.depth + 1, block.loops))
+        if len(self.lines) == before:
+            inner.emit("pass")
+        if keeps is not None:
+            machine.push(keeps)
+        return self._target(ins)
+
+    def _condition(self, ins: dis.Instruction, machine: Machine) -> tuple[Part, Part | None] | None:
+        """Return when a jump is not taken, and what it leaves on the stack if it is."""
+        kind = ins.opname
+        if kind.endswith("_OR_POP"):  # keeps the value where it jumps
+            value = machine.once(1) if machine.stack else Value("<?>")
+            machine.pop_raw()
+            return (_not(value) if "TRUE" in kind else value), value
+        for ending, negated in (
+            ("IF_NOT_NONE", " is None"),
+            ("IF_NONE", " is not None"),
+            ("IF_TRUE", ""),
+            ("IF_FALSE", ""),
+        ):
+            if kind.endswith(ending):
+                value = machine.pop()
+                if negated:
+                    return compound(f"{value.operand}{negated}", value), None
+                return (_not(value) if ending == "IF_TRUE" else value), None
+        if kind.endswith("IF_NOT_EXC_MATCH"):
+            return Value(f"<matches {machine.pop().text}>"), None
+        return None
+
+
+def _not(value: Part) -> Value:
+    return compound(f"not {value.operand}", value)
+
+
+def _names(ins: dis.Instruction) -> tuple[object, ...]:
+    """Return the variables of an instruction that may stand for two."""
+    if isinstance(ins.argval, tuple):
+        return ins.argval
+    return tuple(each.strip() for each in str(ins.argval).split(","))
