@@ -91,13 +91,15 @@ _APPLIED: Mapping[str, Callable[[Any], Any]] = {
 }
 """What may be applied to a value: by the names that Dynamo has for it, and the methods of tensors."""
 _METHODS = frozenset({"size", "stride", "storage_offset", "item"})
+TEXT_HASHES = "what texts hash to, which PYTHONHASHSEED sets and is random without it,"
 _STATE: Mapping[str, Callable[[], Any]] = {
+    TEXT_HASHES: lambda: hash("torchloom"),
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
     "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
     "utils_device.CURRENT_DEVICE": _default_device,
 }
-"""Settings of torch's own that a trace may rely on."""
+"""Settings of torch's own, and of the process, that a trace may rely on."""
 _PER_THREAD = ("___get_current_stream(", "___get_torch_function_mode_stack_at(")
 """What belongs to whoever calls, and is no part of the model."""
 _UNNAMED = "___unnamed_scope_"

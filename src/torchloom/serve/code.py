@@ -29,7 +29,7 @@ from torch import nn
 
 from torchloom._torch.places import Place
 from torchloom.serve.attributes import own_class
-from torchloom.serve.bytecode import digest_of
+from torchloom.serve.bytecode import digest_of, nested
 from torchloom.serve.words import NotExactError, exact, name_of, words_for
 
 _INERT = frozenset(
@@ -130,9 +130,9 @@ class Reader:
             return {}
         label = label or function.__qualname__
         self.files.setdefault(label, code.co_filename)
-        self.seen.update(_nested(code))
+        self.seen.update(nested(code))
         found = {label: f"{digest_of(code)} {_defaults(function)}"}
-        if not _has_version(code):
+        if not has_version(code):
             found[f"{label}, builtins"] = _not_guarded(code, function.__globals__)
             self.files.setdefault(f"{label}, builtins", code.co_filename)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -215,7 +215,7 @@ def codes_of(
         values: what the trace read, with its place.
         modules: where to look for the rest, `sys.modules`.
     """
-    own = {code: None for code in traced if not _has_version(code)}
+    own = {code: None for code in traced if not has_version(code)}
     every = dict.fromkeys(traced)
     names = {code.co_name for code in every}
     names |= set(_aliases(every, [value for _, value in values]))
@@ -321,7 +321,7 @@ def _defaults(function: types.FunctionType) -> str:
 
 def _not_guarded(code: types.CodeType, scope: Mapping[str, Any]) -> str:
     """Return what Dynamo does not guard of globals: names that are Python's own, and methods of its classes."""
-    names = sorted({name for each in _nested(code) for name in _global_names(each)})
+    names = sorted({name for each in nested(code) for name in _global_names(each)})
     own = [name for name in names if name not in scope]
     methods = [
         f"{name} = {words_for(scope[name])}"
@@ -336,13 +336,6 @@ def _global_names(code: types.CodeType) -> frozenset[str]:
     return frozenset(
         each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"
     )
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _nested(each)
 
 
 def _file_of(kind: type) -> str:
@@ -364,7 +357,7 @@ _STANDARD = (torch.__path__[0], sysconfig.get_path("stdlib"))
 _ADDED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
-def _has_version(code: types.CodeType) -> bool:
+def has_version(code: types.CodeType) -> bool:
     """Return whether the version of torch or Python, which are part of a key, stands for code."""
     path = code.co_filename
     if path.startswith((_STANDARD[0], "<frozen ")):

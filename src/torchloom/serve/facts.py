@@ -62,6 +62,8 @@ class _Asker:
                 return f"with {key!r}" if key in value else f"without {key!r}"
             case ["length"]:
                 return f"of length {value.__length_hint__() if hasattr(value, '__length_hint__') else len(value)}"
+            case ["order"]:
+                return f"in the order {words_for(list(value))}"
             case ["keys"]:
                 return f"with the keys {words_for(list(value.keys()))}"
             case ["same as", other]:
@@ -152,6 +154,9 @@ class _Finder:
         elif kind in _KEYS:
             exact(list(value_at(place, self._scope).keys()))
             self._put(f"keys of {source}", place, ["keys"])
+        elif kind == "ORDER":
+            exact(list(value_at(place, self._scope)))
+            self._put(f"the set {source} (PYTHONHASHSEED)", place, ["order"])
         elif kind in ("TYPE_MATCH", "NN_MODULE"):
             self._put(f"type({source})", place, ["type"])
         elif kind == "TENSOR_MATCH":

@@ -26,7 +26,7 @@ from torchloom.serve.facts import Facts, facts_of
 from torchloom.serve.prove import Verdict, prove
 from torchloom.serve.specs import NumberSpec, TensorSpec, steps_to
 from torchloom.serve.target import Target, as_promised
-from torchloom.serve.unguarded import unguarded
+from torchloom.serve.unguarded import unguarded, why_unstorable
 
 _TORCH = str(Path(torch.__file__).parent)
 _GLOBAL_STATE = tuple(
@@ -176,7 +176,7 @@ def trace(
         graph,
         hints,
         facts,
-        [*unwritten, *unreached],
+        [*unwritten, *unreached, *why_unstorable(graph.codes)],
         codes,
         asked_of(graph.guards, graph.codes, target, contract, args, varying),
         assumed,

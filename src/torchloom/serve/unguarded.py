@@ -10,6 +10,7 @@ import collections
 import decimal
 import dis
 import functools
+import re
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,11 +18,15 @@ from typing import Any
 
 from torch import nn
 
-from torchloom._torch.places import GuardOn
+from torchloom._torch.places import TEXT_HASHES, GuardOn
+from torchloom.serve.code import has_version
+from torchloom.serve.orders import asks_for_addresses, asks_for_hashes, depends_on_order
 
 _METHODS = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
 )
+_ROOT = re.compile(r"[LG]\['(\w+)'\]")
+_LAST = re.compile(r"(?:\.(\w+)|\['(\w+)'\])$")
 _CATCH = frozenset({"CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
 _ATTRIBUTE = frozenset({"AttributeError", "Exception", "BaseException"})
 _KEY = frozenset({"KeyError", "LookupError", "Exception", "BaseException"})
@@ -36,6 +41,9 @@ def unguarded(
         values: what the trace read, by its expressions.
         codes: the user's functions that were traced.
     """
+    values = list(values)
+    users = [code for code in codes if not has_version(code)]
+    yield from _orders(values, users)
     names, asked = _missed_by(codes, _ATTRIBUTE), _texts_beside(codes, {"hasattr", "getattr"})
     looks_up = bool(_missed_by(codes, _KEY))
     keys = _texts_beside(codes, {"__dict__"})
@@ -56,6 +64,40 @@ def unguarded(
                 yield GuardOn("HASATTR", source, name)
         for name in sorted(keys) if _is_of_users(value) else ():
             yield GuardOn("NOT_PRESENT_IN_GENERIC_DICT", source, name)
+
+
+def why_unstorable(codes: Iterable[types.CodeType]) -> list[str]:
+    """Say what code relies on that another process has none of, one line each."""
+    return [
+        f"the address of an object, which {code.co_name} asks `id` for"
+        for code in dict.fromkeys(codes)
+        if not has_version(code) and asks_for_addresses(code)
+    ]
+
+
+def _orders(
+    values: Sequence[tuple[str, Any]], users: Sequence[types.CodeType]
+) -> Iterator[GuardOn]:
+    """Yield guards on how texts hash, and on the order of sets that are gone through."""
+    codes = dict.fromkeys(users)
+    if any(asks_for_hashes(code) or depends_on_order(code) for code in codes):
+        yield GuardOn("EQUALS_MATCH", TEXT_HASHES)
+    for source, value in values:
+        if isinstance(value, (set, frozenset)) and len(value) > 1:
+            name = _last_name(source)
+            if not name or any(depends_on_order(code, (name,)) for code in codes):
+                yield GuardOn("ORDER", source)
+
+
+def _last_name(source: str) -> str:
+    """Return the name by which code reaches what is at a source, nothing where it has none.
+
+    Names of attributes and keys begin with a dot.
+    """
+    root, last = _ROOT.fullmatch(source), _LAST.search(source)
+    if root is not None:
+        return root[1]
+    return "" if last is None else f".{last[1] or last[2]}"
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
