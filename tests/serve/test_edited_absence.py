@@ -16,11 +16,18 @@ class C:
     def method(self): pass
     #C
 def function(): pass
+def inner(o): return o.k
+def outer(o):
+    try:
+        return inner(o)
+    except AttributeError:
+        return 2
 def get(o):
     try:
         return o.k
     except AttributeError:
         return 2
+def count(o): return len(vars(o))
 class E(enum.Enum):
     A = 1
 def item(d, key):
@@ -65,6 +72,18 @@ CASES = {
     "attribute of a function": after("pass", "x * get(function)", HERE, "function.k = 3"),
     "attribute of a function, by getattr": after(
         "pass", "x * getattr(function, 'k', 2)", HERE, "function.k = 3"
+    ),
+    "attribute that a helper looks for": after(
+        "self.c = C()", "x * outer(self.c)", HERE, "C.k = 3"
+    ),
+    "attribute that a module makes": after(
+        "pass", "x * getattr(other, 'k', 2)", HERE, "other.__getattr__ = lambda name: 3"
+    ),
+    "attribute of torch's": after(
+        "pass", "x * getattr(torch.nn.functional, 'zz', 2)", HERE, "torch.nn.functional.zz = 3"
+    ),
+    "names that a helper counts": after(
+        "self.c = nn.ReLU()", "x * count(self.c)", "nn.ReLU()", "nn.ReLU(); self.c.k = 3"
     ),
     "attribute of a method": after(
         "self.c = C()", "x * (3 if hasattr(self.c.method, 'k') else 2)", "#C", "method.k = 3"
@@ -163,6 +182,6 @@ def lists(self, o):
 def test_names_are_told_with_what_they_are_looked_for_in():
     assert {("config", "one"), (None, "two"), ("abc", "four")} <= asked_for(asks.__code__)
     assert (None, "six") in asked_for(asks.__code__)
-    assert missed(catches.__code__) == {(None, "one"), (None, "config"), ("config", "two")}
-    assert not missed(asks.__code__)
+    assert missed([catches.__code__]) == {(None, "one"), (None, "config"), ("config", "two")}
+    assert not missed([asks.__code__])
     assert listed(lists.__code__) == {"self", None, "config"}

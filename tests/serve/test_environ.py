@@ -15,6 +15,7 @@ from torchloom.serve import build, load
 ASK = """
 import os
 PREFIX = "LOOM"
+also = os.getenv
 def ask(name, default="1"):
     return float(os.environ.get(name, default))
 def attempt(name):
@@ -30,6 +31,8 @@ VALUES = {
     "by its error": "x * attempt('LOOM_SCALE')",
     "handed on": "x * ask('LOOM_SCALE')",
     "by an attribute": "x * ask(self.name)",
+    "under another name": "x * float(also('LOOM_SCALE', '1'))",
+    "put together": "x * float(os.environ.get(f'{PREFIX}_SCALE', '1'))",
 }
 
 
@@ -49,17 +52,16 @@ def test_a_variable_that_is_set_otherwise_is_a_miss(name, was, tmp_path, monkeyp
         model = put(was)
         program = build(model, rows(), backend="eager", store=store)
         assert not program.variants[0].why_not_stored
-        monkeypatch.setenv("LOOM_OTHER", "5")  # which nobody asks for
+        monkeypatch.setenv("MOON_OTHER", "5")  # which nobody asks for
         torch.testing.assert_close(load(store, put(was))(x), model(x))
         assert program.changed() == []
         for value in {None, "2", "3"} - {was}:
             edited = put(value)
-            (line,) = program.changed()
-            assert line.startswith("LOOM_SCALE of the environment was")
+            assert "of the environment" in " ".join(program.changed())
             try:
                 loaded = load(store, edited)
             except ArtifactError as error:
-                assert "LOOM_SCALE of the environment" in str(error)
+                assert "of the environment" in str(error)
             else:
                 torch.testing.assert_close(loaded(x), edited(x))
 

@@ -66,6 +66,11 @@ def _stride(value: Tensor) -> list[int]:
     return list(Tensor.stride(value))
 
 
+def reads_environment(value: object) -> bool:
+    """Return whether something is the environment, or what asks it for a variable."""
+    return value is os.environ or value is os.getenv
+
+
 def environment() -> Any:
     """Return the environment of this process, as code that asks for variables has it."""
     return os.environ

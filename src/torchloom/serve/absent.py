@@ -60,14 +60,27 @@ def _asked(code: types.CodeType) -> tuple[frozenset[Name], frozenset[str | None]
     return frozenset(named), frozenset(holders)
 
 
-@functools.cache
-def missed(code: types.CodeType) -> frozenset[Name]:
+def missed(codes: Iterable[types.CodeType], left: Iterable[types.CodeType] = ()) -> frozenset[Name]:
     """Return the attributes that code looks for where it catches that they are not there.
 
-    Only that code itself: with all that it calls, a model of transformers would have 50 000 facts.
+    Only that code itself, and what it calls and did not come back from: with all that it calls, a model of
+    transformers would have 50 000 facts.
+
+    Args:
+        codes: what was traced.
+        left: what was not, and may have been begun.
     """
-    if not _catches(code, _ATTRIBUTE):
-        return frozenset()
+    looked = [code for code in codes if _catches(code, _ATTRIBUTE)]
+    waiting, called = list(left), set[str]()
+    while more := {name for code in looked for name in code.co_names} - called:
+        called |= more
+        looked += [code for code in waiting if code.co_name in called]
+        waiting = [code for code in waiting if code.co_name not in called]
+    return frozenset[Name]().union(*map(_attributes_of, looked))
+
+
+@functools.cache
+def _attributes_of(code: types.CodeType) -> frozenset[Name]:
     steps = _steps(code)
     return frozenset(
         (_name_of(code, steps[at - 1]), step.argval)
@@ -137,7 +150,8 @@ def _imported(code: types.CodeType) -> Mapping[str, str]:
     for step, then in itertools.pairwise(_steps(code)):
         if step.opname.startswith("IMPORT_") and then.opname.startswith("STORE_FAST"):
             is_part = step.opname == "IMPORT_FROM"
-            found[then.argval] = step.argval if is_part else step.argval.partition(".")[0]
+            stored = then.argval if isinstance(then.argval, str) else then.argval[0]  # 3.13: a pair
+            found[stored] = step.argval if is_part else step.argval.partition(".")[0]
     return found
 
 

@@ -2,8 +2,9 @@
 
 A compiler would look at all of it at each call. Here it is written down once, in words that can be stored and
 compared: `self.norm.eps` was 1e-05, `self` had no attribute `scale`. Each guard of Dynamo's becomes one fact that
-asks the same. Looking a fact up evaluates nothing: it follows steps of a few kinds (`_torch.places`). What no
-words stand for is said, and its program is not stored. Code is compared apart from this (`serve.code`).
+asks the same, and so does what Dynamo puts no guard on (`serve.unguarded`). Looking a fact up follows steps of a few
+kinds (`_torch.places`) and asks one of the questions below; there is no expression to evaluate. What no words stand
+for is said, and its program is not stored. Code is compared apart from this (`serve.code`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torchloom._torch.places import (
     value_at,
 )
 from torchloom.serve.attributes import NOTE
-from torchloom.serve.environ import setting_of, variable_of
+from torchloom.serve.environ import setting_of, settings_like, variable_of
 from torchloom.serve.memory import shared_with
 from torchloom.serve.operators import operator_words
 from torchloom.serve.words import NotExactError, exact, type_words, words_for
@@ -48,6 +49,7 @@ _OF_ONE: Mapping[str, tuple[str, str]] = {
     "ORDER": ("order", "the set {0} (PYTHONHASHSEED)"),
     "OPERATOR": ("operator", "operator {0}"),
     "ENVIRON": ("environ", "{1} of the environment"),
+    "ENVIRON_LIKE": ("environ like", "variables of the environment with {1}"),
     "MEMBERS": ("members", "enum {0}"),
     "ANNOTATIONS": ("annotations", "annotations of {0}"),
 }
@@ -117,6 +119,7 @@ _QUESTIONS_BY_NAME: Mapping[str, Callable[[Any, Any], str]] = {
     "has own": _has_own,
     "contains": _contains,
     "environ": setting_of,
+    "environ like": settings_like,
 }
 """What is asked of a value and a name or key."""
 _QUESTIONS_OF_TWO: Mapping[str, Callable[[Any, Any], str]] = {

@@ -89,8 +89,9 @@ def _absent(
     """Yield guards on attributes that code looks for and that are not there."""
     named = [(source, value, _names_of(source, value)) for source, value in values]
     known = frozenset[str]().union(*(names for _, _, names in named))
-    by_errors = _holders({name for code in users for name in missed(code)}, known)
-    by_any_errors = _holders({name for code in codes for name in missed(code)}, known)
+    left = set(_methods_of(value for _, value in values)).difference(codes)
+    by_errors = _holders(missed(users, left), known)
+    by_any_errors = by_errors | _holders(missed(codes), known)
     asked = {name for code in users for name in asked_for(code)} | _handed(values, users)
     by_asking = _holders(asked, known)
     seen = set[tuple[int, str]]()
@@ -106,10 +107,13 @@ def _absent(
                 continue
             if is_shared:  # once, at whatever place
                 seen.add((id(value), attribute))
-            is_flat = type(value) is types.ModuleType
-            yield GuardOn(
-                "NOT_PRESENT_IN_GENERIC_DICT" if is_flat else "HASATTR", source, attribute
+            is_flat = type(value) is types.ModuleType and (
+                _is_known(value.__name__) or not hasattr(value, "__getattr__")
             )
+            kind = "NOT_PRESENT_IN_GENERIC_DICT" if is_flat else "HASATTR"
+            yield GuardOn(kind, source, attribute)
+            if is_flat and not hasattr(value, "__getattr__"):
+                yield GuardOn(kind, source, "__getattr__")
 
 
 _ASKED_BY_HAND = (types.ModuleType, types.FunctionType, types.MethodType, type)
@@ -132,7 +136,7 @@ def _absent_in_methods(
     values: Sequence[tuple[str, Any]], users: Sequence[types.CodeType]
 ) -> Iterator[GuardOn]:
     """Yield guards on attributes that code asks methods of objects for, which no trace reads."""
-    wanted = {name for code in users for name in (*asked_for(code), *missed(code))}
+    wanted = missed(users).union(*map(asked_for, users))
     for source, value in values:
         if not _is_of_users(value):
             continue
@@ -154,10 +158,23 @@ def _memory(values: Iterable[tuple[str, Any]]) -> Iterator[GuardOn]:
         yield GuardOn("MEMORY", source, "other")
 
 
+def _methods_of(values: Iterable[Any]) -> Iterator[types.CodeType]:
+    """Yield code that a trace may have given up in the middle of, as it raised an error: it is not among the traced."""
+    seen = set[type]()
+    for value in values:
+        yield from (function.__code__ for function in functions_in(value))
+        for kind in type(value).__mro__:
+            if kind in seen or _is_known(kind.__module__):
+                continue
+            seen.add(kind)
+            for each in list(vars(kind).values()):
+                yield from (function.__code__ for function in functions_in(each))
+
+
 def _names_of(source: str, value: Any) -> frozenset[str]:
     """Return by which names code may reach what is at a source."""
     names = {_last_name(source).removeprefix(".")}
-    if isinstance(value, types.ModuleType):  # asked for its own names alone: it may import others
+    if isinstance(value, types.ModuleType):
         names |= {value.__name__.partition(".")[0], value.__name__.rpartition(".")[2]}
     return frozenset(names)
 
@@ -197,7 +214,7 @@ def _own_names(
         if isinstance(value, (type, types.ModuleType, types.FunctionType, Tensor)):
             continue
         name = _last_name(source).removeprefix(".")
-        is_named = name in holders or (None in holders and _is_of_users(value))
+        is_named = (name in holders or None in holders) and _takes_attributes(source, value)
         if hasattr(value, "__dict__") and (is_named or _runs(value, inside)):
             found.add(f"{source}.__dict__")
     yield from (GuardOn("KEYS", source) for source in sorted(found))
