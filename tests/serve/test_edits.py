@@ -11,7 +11,7 @@ import torch
 
 from serve.models import rows
 from torchloom.errors import ArtifactError
-from torchloom.serve import build, load
+from torchloom.serve import Program, build, load
 
 HEAD = """
 import collections, enum, functools, torch
@@ -483,30 +483,36 @@ def made(source: str, name: str, folder):
     module = types.ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
-    exec(compile(source, str(path), "exec"), module.__dict__)
+    exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     torch.manual_seed(0)
     return module.model().eval()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_an_edit_is_a_miss_or_gives_what_the_edited_model_gives(name, tmp_path):
-    before, after = CASES[name]
+def check(before: str, after: str, folder, *, is_stored: bool = True) -> Program | None:
+    """Build a model, edit it and load: return the program that is found, which has to be right."""
     module, x = f"edited_{next(COUNT)}", torch.randn(3, 16)
-    first = made(before, module, tmp_path)
+    before, after = before.replace("NAME", module), after.replace("NAME", module)
+    first = made(before, module, folder)
     with torch.no_grad():
-        program = build(first, rows(), backend="eager", store=tmp_path / "store")
+        program = build(first, rows(), backend="eager", store=folder / "store")
         torch.testing.assert_close(program(x), first(x), rtol=0, atol=0)
         stored = not program.variants[0].why_not_stored
-        assert stored is (name not in NOT_STORED)
+        assert stored is is_stored
         if stored:  # the same program in another process is a hit
-            again = made(before, module, tmp_path)
-            torch.testing.assert_close(load(tmp_path / "store", again)(x), first(x), rtol=0, atol=0)
-        edited = made(after, module, tmp_path)
+            again = made(before, module, folder)
+            torch.testing.assert_close(load(folder / "store", again)(x), first(x), rtol=0, atol=0)
+        edited = made(after, module, folder)
         try:
-            loaded = load(tmp_path / "store", edited)
+            loaded = load(folder / "store", edited)
         except ArtifactError:
-            return
+            return None
         torch.testing.assert_close(loaded(x), edited(x), rtol=0, atol=0)
+        return loaded
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_edit_is_a_miss_or_gives_what_the_edited_model_gives(name, tmp_path):
+    check(*CASES[name], tmp_path, is_stored=name not in NOT_STORED)
 
 
 REBOUND = torch.full((16,), 2.0)

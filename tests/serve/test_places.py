@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import json
 import math
+import sys
 import weakref
 from typing import NamedTuple
 
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 
 from serve.models import BATCH
-from torchloom._torch.places import GuardOn, NoPlaceError, place_of, value_at
+from torchloom._torch.places import GuardOn, NoPlaceError, place_of, settled, value_at
 from torchloom.serve import Contract, build
 from torchloom.serve.facts import facts_of
 
@@ -139,6 +141,23 @@ def test_what_calls_something_is_no_place(expression):
     assert len(unwritten) == 1
 
 
+def test_a_part_of_a_package_is_imported_where_nobody_did_yet(tmp_path, monkeypatch):
+    package = tmp_path / "places_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text("VALUE = 5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    place = place_of("G['__import_it'].part.VALUE", {"__import_it": "places_package"})
+    importlib.import_module("places_package.part")
+    found = settled(place, SCOPE)
+    assert found == [["module", "places_package"], ["submodule", "part"], ["attribute", "VALUE"]]
+    for name in ("places_package", "places_package.part"):
+        monkeypatch.delitem(sys.modules, name)
+    assert value_at(found, SCOPE) == 5
+    with pytest.raises(ModuleNotFoundError):
+        value_at([["module", "places_package"], ["submodule", "other"]], SCOPE)
+
+
 @pytest.mark.parametrize("expression", ["random_value_0", "x +", "", "SYNTHETIC['a']"])
 def test_what_only_the_trace_had_is_nowhere(expression):
     assert place_of(expression, {}) is None
@@ -153,6 +172,7 @@ def test_what_only_the_trace_had_is_nowhere(expression):
         [["argument", "self"], ["applied", "eval"]],
         [["argument", "self"], ["attribute", 3]],
         [["argument", "self"], "attribute"],
+        [["argument", "self"], ["submodule", "inner"]],
         "L['self']",
         [],
         [["global", "calls"], ["applied", "referent"]],

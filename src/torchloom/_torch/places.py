@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import os
 import sys
+import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +66,16 @@ def _stride(value: Tensor) -> list[int]:
     return list(Tensor.stride(value))
 
 
+def reads_environment(value: object) -> bool:
+    """Return whether something is the environment, or what asks it for a variable."""
+    return value is os.environ or value is os.getenv
+
+
+def environment() -> Any:
+    """Return the environment of this process, as code that asks for variables has it."""
+    return os.environ
+
+
 def _default_device() -> torch.device | None:
     """Return what `torch.set_default_device` was told; the module that holds it is loaded with Dynamo."""
     module = sys.modules.get("torch.utils._device")
@@ -91,15 +103,21 @@ _APPLIED: Mapping[str, Callable[[Any], Any]] = {
 }
 """What may be applied to a value: by the names that Dynamo has for it, and the methods of tensors."""
 _METHODS = frozenset({"size", "stride", "storage_offset", "item"})
+TEXT_HASHES = "what texts hash to, which PYTHONHASHSEED sets and is random without it,"
+ENVIRON = "os.environ"
 _STATE: Mapping[str, Callable[[], Any]] = {
+    ENVIRON: environment,
+    TEXT_HASHES: lambda: hash("torchloom"),
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
     "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
     "utils_device.CURRENT_DEVICE": _default_device,
 }
-"""Settings of torch's own that a trace may rely on."""
+"""Settings of torch's own, and of the process, that a trace may rely on."""
 _PER_THREAD = ("___get_current_stream(", "___get_torch_function_mode_stack_at(")
 """What belongs to whoever calls, and is no part of the model."""
+_MOST_MODULES = 8
+"""Steps at the beginning of a place that may lead through packages."""
 _UNNAMED = "___unnamed_scope_"
 """How the trace calls globals of functions that were made by `exec`, such as those of named tuples."""
 _AT = ("item at", "dict item at")
@@ -164,13 +182,37 @@ def settled(place: Place, scope: Mapping[str, Any]) -> list[list[Any]]:
         scope: as for `value_at`.
     """
     found: list[list[Any]] = []
-    for step in place:
+    value: Any = None
+    for number, step in enumerate(place):
+        before, value = value, _at(place[: number + 1], scope) if number < _MOST_MODULES else None
+        if step[0] == "attribute" and _is_part(before, step[1], value):
+            found.append(["submodule", step[1]])
+            continue
         # Names stay, while numbers such as those of hooks are given out anew by each process.
         if step[0] in _AT and type(key := value_at(step[1], scope)) is str:
             found.append([step[0].removesuffix(" at"), key])
         else:
             found.append(list(step))
     return found
+
+
+def _at(place: Place, scope: Mapping[str, Any]) -> Any:
+    """Return the module at a place, None where something else is."""
+    if len(place) > 1 and any(step[0] != "attribute" for step in place[1:]):
+        return None
+    value = value_at(place, scope)
+    return value if isinstance(value, types.ModuleType) else None
+
+
+def _is_part(package: Any, name: str, part: Any) -> bool:
+    """Return whether a module is one of a package's, which whoever imports the package alone does not have."""
+    if (
+        not isinstance(package, types.ModuleType)
+        or part is None
+        or not hasattr(package, "__path__")
+    ):
+        return False
+    return sys.modules.get(f"{package.__name__}.{name}") is part
 
 
 def value_at(place: Place, scope: Mapping[str, Any]) -> Any:
@@ -203,10 +245,12 @@ def value_at(place: Place, scope: Mapping[str, Any]) -> Any:
     return value
 
 
-def _taken(value: Any, step: Sequence[Any], scope: Mapping[str, Any]) -> Any:  # noqa: PLR0911 - one for each kind
+def _taken(value: Any, step: Sequence[Any], scope: Mapping[str, Any]) -> Any:  # noqa: PLR0911, C901 - one for each kind
     match step:
         case ["attribute", str(name)]:
             return getattr(value, name)
+        case ["submodule", str(name)]:
+            return _part(value, name)
         case ["own attribute", str(name)]:
             return object.__getattribute__(value, name)
         case ["item", str() | int() | float() | None as key]:
@@ -228,6 +272,15 @@ def _taken(value: Any, step: Sequence[Any], scope: Mapping[str, Any]) -> Any:  #
         case ["applied", str(name)] if name in _APPLIED:
             return _APPLIED[name](value)
     raise ValueError(f"{step!r} is no step to a value")
+
+
+def _part(package: Any, name: str) -> Any:
+    """Return a module of a package, imported if it was not yet: the traced code imports it when it is called."""
+    if not isinstance(package, types.ModuleType):
+        raise TypeError(f"a {type(package).__name__} is no package")
+    if not hasattr(package, name) and name.isidentifier() and hasattr(package, "__path__"):
+        import_module(f"{package.__name__}.{name}")
+    return getattr(package, name)
 
 
 def _steps(tree: ast.expr) -> list[list[Any]]:  # noqa: PLR0911 - one for each form of expression

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-_NOTE = "_torchloom_note"
+NOTE = "_torchloom_note"
 _SETTERS = (
     *("add_module", "register_module", "register_buffer", "register_parameter"),
     *(
@@ -36,7 +36,7 @@ _made: dict[type, type] = {}
 def watch_attributes(module: nn.Module, note: Callable[[], None]) -> None:
     """Call `note` whenever an attribute of a module or of one inside it is set or deleted."""
     for each in module.modules():
-        each.__dict__[_NOTE] = note
+        each.__dict__[NOTE] = note
         if type(each) not in _made.values():
             each.__class__ = _watched(type(each))
 
@@ -44,7 +44,7 @@ def watch_attributes(module: nn.Module, note: Callable[[], None]) -> None:
 def unwatch_attributes(module: nn.Module) -> None:
     """Give modules their own classes back."""
     for each in module.modules():
-        each.__dict__.pop(_NOTE, None)
+        each.__dict__.pop(NOTE, None)
         own = getattr(type(each), "_torchloom_own", None)
         if own is not None:
             each.__class__ = own
@@ -71,7 +71,7 @@ def _watched(own: type) -> type:
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
         """Copies and pickles are of the module's own class."""
-        state = {name: value for name, value in self.__dict__.items() if name != _NOTE}
+        state = {name: value for name, value in self.__dict__.items() if name != NOTE}
         return _blank, (own,), state
 
     names = {
@@ -113,6 +113,6 @@ def _blank(own: Any) -> nn.Module:
 
 
 def _noted(module: nn.Module) -> None:
-    note = module.__dict__.get(_NOTE)
+    note = module.__dict__.get(NOTE)
     if note is not None:
         note()

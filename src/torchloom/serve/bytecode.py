@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import types
+from collections.abc import Iterator
 from typing import Any
 
 _KNOWN: dict[types.CodeType, str] = {}
@@ -22,6 +23,14 @@ def digest_of(code: types.CodeType) -> str:
         known = hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
         _KNOWN[code] = known
     return known
+
+
+def nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and all that is defined inside of it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from nested(each)
 
 
 def _constant(value: Any) -> str:

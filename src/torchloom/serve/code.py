@@ -14,6 +14,7 @@ and a program with code that is in none of these is not stored. What torch itsel
 from __future__ import annotations
 
 import dis
+import enum
 import functools
 import hashlib
 import sys
@@ -29,7 +30,7 @@ from torch import nn
 
 from torchloom._torch.places import Place
 from torchloom.serve.attributes import own_class
-from torchloom.serve.bytecode import digest_of
+from torchloom.serve.bytecode import digest_of, nested
 from torchloom.serve.words import NotExactError, exact, name_of, words_for
 
 _INERT = frozenset(
@@ -37,7 +38,7 @@ _INERT = frozenset(
     for name in (
         *("init", "new", "del", "repr", "str", "doc", "format", "sizeof", "dir", "module", "dict"),
         *("weakref", "reduce", "reduce_ex", "getstate", "setstate", "copy", "deepcopy", "slots"),
-        *("init_subclass", "class_getitem", "annotations", "orig_bases", "parameters", "qualname"),
+        *("init_subclass", "annotations", "orig_bases", "parameters", "qualname"),
         *(
             "firstlineno",
             "static_attributes",
@@ -46,10 +47,14 @@ _INERT = frozenset(
             "annotations_cache",
             "annotate_func",
         ),
-        *("dataclass_fields", "dataclass_params", "abstractmethods", "subclasshook"),
+        *("dataclass_fields", "dataclass_params", "abstractmethods"),
     )
 )
 """Of a class: what does not take part in a call of its objects."""
+_CALLED = frozenset({"_call_impl", "_wrapped_call_impl"})
+"""Of torch's modules: what a call goes through and no trace shows."""
+_UNTRACED = (enum.Enum,)
+"""Classes whose methods between single underscores are called and not traced."""
 
 
 @dataclass
@@ -66,11 +71,12 @@ class Reader:
     files: dict[str, str] = field(default_factory=dict)
     """Where each label is from, for people."""
     _classes: dict[type, dict[str, str]] = field(default_factory=dict)
+    _parts: dict[type, frozenset[str]] = field(default_factory=dict)
 
     def read(self, value: Any) -> dict[str, str]:
         """Return digests of the code that a value brings with it, by labels; of an object its class's."""
         found: dict[str, str] = {}
-        for each in _callables(value):
+        for each in functions_in(value):
             _join(found, self._function(each, ()))
         kind = value if isinstance(value, type) else type(value)
         return found | self.read_class(kind)
@@ -93,13 +99,12 @@ class Reader:
             self.files.setdefault(label, _file_of(kind))
         found |= self._read_metaclass(type(kind))
         for each in lineage:
-            own = _is_torchs(each)
             for name, value in list(vars(each).items()):
                 is_dunder = name.startswith("__") and name.endswith("__")
-                if name not in self.names and (own or not is_dunder or name in _INERT):
+                if name not in self.names and name not in self._taking_part(each):
                     continue
                 label = f"{each.__qualname__}.{name}"
-                functions = list(_callables(value))
+                functions = list(functions_in(value))
                 for function in functions:
                     _join(found, self._function(function, (), label))
                 if not functions and not is_dunder:
@@ -107,13 +112,24 @@ class Reader:
                     self.files.setdefault(label, _file_of(each))
         return found
 
+    def _taking_part(self, kind: type) -> frozenset[str]:
+        """Return the names of a class's methods that a call may go through without a trace of it."""
+        if kind not in self._parts:
+            is_torchs = _is_torchs(kind)
+            self._parts[kind] = frozenset(
+                name
+                for name, value in list(vars(kind).items())
+                if _may_be_called(kind, name) and (not is_torchs or _is_replaced(value))
+            )
+        return self._parts[kind]
+
     def _read_metaclass(self, kind: type) -> dict[str, str]:
         """Return what a metaclass of the user's holds: Dynamo reads it without a guard."""
         found: dict[str, str] = {}
         for each in kind.__mro__:
             for name, value in () if _is_torchs(each) else list(vars(each).items()):
                 label = f"{each.__qualname__}.{name}"
-                functions = list(_callables(value))
+                functions = list(functions_in(value))
                 for function in functions:
                     _join(found, self._function(function, (), label))
                 if not functions and not name.startswith("__"):
@@ -130,9 +146,9 @@ class Reader:
             return {}
         label = label or function.__qualname__
         self.files.setdefault(label, code.co_filename)
-        self.seen.update(_nested(code))
+        self.seen.update(nested(code))
         found = {label: f"{digest_of(code)} {_defaults(function)}"}
-        if not _has_version(code):
+        if not has_version(code):
             found[f"{label}, builtins"] = _not_guarded(code, function.__globals__)
             self.files.setdefault(f"{label}, builtins", code.co_filename)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -140,13 +156,25 @@ class Reader:
                 content = cell.cell_contents
             except ValueError:
                 continue  # not filled yet
-            inner = list(_callables(content))
+            inner = list(functions_in(content))
             for each in inner:
                 _join(found, self._function(each, (*within, code), f"{label}, {name}"))
             if not inner:
                 found[f"{label}, {name}"] = words_for(content)
                 self.files.setdefault(f"{label}, {name}", code.co_filename)
         return found
+
+
+def _may_be_called(kind: type, name: str) -> bool:
+    if name.startswith("__") and name.endswith("__"):
+        return name not in _INERT
+    is_between = name.startswith("_") and name.endswith("_") and issubclass(kind, _UNTRACED)
+    return name in _CALLED or is_between
+
+
+def _is_replaced(value: Any) -> bool:
+    """Return whether a method of torch's is somebody else's."""
+    return any(not has_version(function.__code__) for function in functions_in(value))
 
 
 def _join(found: dict[str, str], more: Mapping[str, str]) -> None:
@@ -215,7 +243,7 @@ def codes_of(
         values: what the trace read, with its place.
         modules: where to look for the rest, `sys.modules`.
     """
-    own = {code: None for code in traced if not _has_version(code)}
+    own = {code: None for code in traced if not has_version(code)}
     every = dict.fromkeys(traced)
     names = {code.co_name for code in every}
     names |= set(_aliases(every, [value for _, value in values]))
@@ -231,7 +259,7 @@ def codes_of(
             if isinstance(value, (type, types.FunctionType, types.MethodType))
             else type(value)
         )
-        key = id(kind) if not list(_callables(value)) else id(value)
+        key = id(kind) if not list(functions_in(value)) else id(value)
         found = grouped.setdefault(key, {"places": [], "was": was, "files": {}})
         if found["was"] != was:
             found = grouped.setdefault(-len(grouped) - 1, {"places": [], "was": was, "files": {}})
@@ -239,7 +267,7 @@ def codes_of(
     unreached = [
         f"what {name_of(function)} returned, which it is told to assume to be constant"
         for _, value in values
-        for function in _callables(value)
+        for function in functions_in(value)
         if "_dynamo_marked_constant" in vars(function)
     ]
     for code in own:
@@ -274,7 +302,7 @@ def scopes_of(values: Iterable[tuple[Place, Any]]) -> dict[int, Place]:
         )
         for name, each in list(vars(kind).items()):
             if isinstance(each, (types.FunctionType, staticmethod)):
-                for function in _callables(each):
+                for function in functions_in(each):
                     _put_globals(found, function, [*place, *steps, ["attribute", name]])
     return found
 
@@ -290,23 +318,23 @@ def _aliases(traced: Mapping[types.CodeType, None], values: Iterable[Any]) -> It
     kinds = {value if isinstance(value, type) else type(value) for value in values}
     for each in {base for kind in kinds for base in kind.__mro__}:
         for name, value in list(vars(each).items()):
-            if any(function.__code__ in traced for function in _callables(value)):
+            if any(function.__code__ in traced for function in functions_in(value)):
                 yield name
 
 
-def _callables(value: Any) -> Iterator[types.FunctionType]:
+def functions_in(value: Any) -> Iterator[types.FunctionType]:
     """Yield the Python functions that a value is, wraps, or is made of."""
     if isinstance(value, types.FunctionType):
         yield value
     elif isinstance(value, (types.MethodType, staticmethod, classmethod)):
-        yield from _callables(value.__func__)
+        yield from functions_in(value.__func__)
     elif isinstance(value, property):
         for each in (value.fget, value.fset):
-            yield from _callables(each)
+            yield from functions_in(each)
     elif isinstance(value, (functools.cached_property, functools.partial, functools.partialmethod)):
-        yield from _callables(value.func)
+        yield from functions_in(value.func)
     elif isinstance(value, functools._lru_cache_wrapper):
-        yield from _callables(value.__wrapped__)
+        yield from functions_in(value.__wrapped__)
 
 
 def _defaults(function: types.FunctionType) -> str:
@@ -321,7 +349,7 @@ def _defaults(function: types.FunctionType) -> str:
 
 def _not_guarded(code: types.CodeType, scope: Mapping[str, Any]) -> str:
     """Return what Dynamo does not guard of globals: names that are Python's own, and methods of its classes."""
-    names = sorted({name for each in _nested(code) for name in _global_names(each)})
+    names = sorted({name for each in nested(code) for name in _global_names(each)})
     own = [name for name in names if name not in scope]
     methods = [
         f"{name} = {words_for(scope[name])}"
@@ -336,13 +364,6 @@ def _global_names(code: types.CodeType) -> frozenset[str]:
     return frozenset(
         each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"
     )
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _nested(each)
 
 
 def _file_of(kind: type) -> str:
@@ -364,7 +385,7 @@ _STANDARD = (torch.__path__[0], sysconfig.get_path("stdlib"))
 _ADDED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
-def _has_version(code: types.CodeType) -> bool:
+def has_version(code: types.CodeType) -> bool:
     """Return whether the version of torch or Python, which are part of a key, stands for code."""
     path = code.co_filename
     if path.startswith((_STANDARD[0], "<frozen ")):
@@ -383,7 +404,7 @@ def _by_name(code: types.CodeType, modules: Mapping[str, Any]) -> list[list[Any]
             found = _at(place, modules)
         except (AttributeError, KeyError):
             continue
-        if any(function.__code__ is code for function in _callables(found)):
+        if any(function.__code__ is code for function in functions_in(found)):
             return place
     return None
 

@@ -27,7 +27,7 @@ from torchloom.errors import ArtifactError
 from torchloom.files import make_own, read_own, why_not_own, why_replaceable, write_whole
 from torchloom.serve.key import Key
 
-VERSION = 6
+VERSION = 7
 _LOOK_S = 0.05
 _NAME = re.compile(r"[0-9a-f]{64}(\.[a-z]+)?")
 

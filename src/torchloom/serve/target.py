@@ -16,6 +16,7 @@ from torch import nn
 from torchloom._torch.shell import plain_function
 from torchloom.errors import ServeError
 from torchloom.serve.contract import Contract
+from torchloom.serve.memory import overlaps
 from torchloom.serve.words import words_for
 
 
@@ -125,7 +126,7 @@ class Target:
         return sorted([*self.parameters, *more], key=lambda parameter: parameter.kind)
 
     def structure(self) -> dict[str, str]:
-        """Return what each parameter and buffer looks like."""
+        """Return what each parameter and buffer looks like, and which of them share memory."""
         if self.module is None:
             return {}
         tensors = [
@@ -137,6 +138,9 @@ class Target:
         for name, tensor in tensors:
             same = first.setdefault(id(tensor), name)
             found[name] = words_for(tensor) if same == name else f"the same as {same}"
+        names, by_name = list(first.values()), dict(tensors)
+        for number, (other, offset) in overlaps([by_name[name] for name in names]).items():
+            found[names[number]] += f", in the memory of {names[other]}, {offset} bytes on"
         return found
 
     def structure_digest(self) -> str:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchloom._torch.fullgraph import FullGraph, capture_full, is_unsupported, mark_varying
+from torchloom._torch.operators import hidden_kernels, operators_in
 from torchloom._torch.places import GuardOn, Place, place_of, settled, value_at
 from torchloom._torch.symbols import SizeGuard
 from torchloom.errors import ServeError, TorchloomError
@@ -26,7 +28,7 @@ from torchloom.serve.facts import Facts, facts_of
 from torchloom.serve.prove import Verdict, prove
 from torchloom.serve.specs import NumberSpec, TensorSpec, steps_to
 from torchloom.serve.target import Target, as_promised
-from torchloom.serve.unguarded import unguarded
+from torchloom.serve.unguarded import unguarded, why_unstorable
 
 _TORCH = str(Path(torch.__file__).parent)
 _GLOBAL_STATE = tuple(
@@ -166,9 +168,23 @@ def trace(
     guards = [*graph.guards, *_GLOBAL_STATE]
     read = _read(guards, scope, graph.modules)
     own = [code for code in graph.codes if not code.co_filename.startswith(_TORCH)]
-    guards += unguarded(
-        ((source, value) for source, _, value in _found(guards, scope, graph.modules)), own
-    )
+    kept = {
+        source: value
+        for source, _, value in _found(guards, scope, graph.modules)
+        if not source.startswith(sources)
+    }
+    # One that is a weight, too, is read by that name alone.
+    names = {name for code in own for name in code.co_names}
+    tensors = {name: each for name, each in scope["G"].items() if isinstance(each, Tensor)}
+    kept |= {f"G[{name!r}]": each for name, each in tensors.items() if name in names}
+    guards += list(unguarded(kept.items(), own))
+    operators = operators_in(graph.graph_module)
+    guards += [GuardOn("OPERATOR", f"torch.ops.{name.replace('::', '.')}") for name in operators]
+    hidden = [
+        f"what traces of operator {name} run, which is registered for {key}"
+        for name in operators
+        for key in hidden_kernels(name, is_differentiated=contract.grad == "grad")
+    ]
     facts, unwritten = facts_of(*(guards, scope, sources, graph.modules), scopes=scopes_of(read))
     codes, unreached = codes_of(graph.codes, read, sys.modules)
     assumed = tuple(graph.size_guards())
@@ -177,7 +193,7 @@ def trace(
         graph,
         hints,
         facts,
-        [*unwritten, *unreached],
+        [*unwritten, *unreached, *hidden, *why_unstorable(graph.codes)],
         codes,
         asked_of(graph.guards, graph.codes, target, contract, args, varying),
         assumed,

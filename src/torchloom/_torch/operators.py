@@ -1,0 +1,100 @@
+"""What an operator looks like to a compiler: its schema, and the Python that stands for it during a trace (2.11-2.15).
+
+What runs in its place when a program is called is looked up by that call, and is no part of this.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
+
+_TORCHS = frozenset({"aten", "prim", "prims", "higher_order"})
+_TRACED = ("CompositeImplicitAutograd", "CompositeImplicitAutogradNestedTensor")
+"""Keys whose kernels a compiler takes apart."""
+_OF_A_DEFINITION = ("_abstract_fn", "_backward_fn", "_setup_context_fn", "_vmap_fn")
+Operator = OpOverload | OpOverloadPacket
+
+
+def operators_in(graph_module: fx.GraphModule) -> list[str]:
+    """Return the names of operators that are not torch's own, such as "mylib::scale"."""
+    found = {
+        str(packet._qualified_op_name)
+        for module in graph_module.modules()
+        if isinstance(module, fx.GraphModule)
+        for node in module.graph.nodes
+        for target in (node.target, *node.args)
+        if isinstance(target, (OpOverload, OpOverloadPacket))
+        for packet in [_packet(target)]
+    }
+    return sorted(name for name in found if name.partition("::")[0] not in _TORCHS)
+
+
+def schemas_of(operator: Operator) -> list[str]:
+    """Return schemas and tags of all overloads."""
+    packet = _packet(operator)
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return [f"{each._schema} {sorted(map(str, each.tags))}" for each in overloads]
+
+
+def traced_functions(operator: Operator) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the functions that stand for an operator during a trace, with what each is."""
+    packet = _packet(operator)
+    name = str(packet._qualified_op_name)
+    defined = getattr(_module("torch._library.custom_ops"), "OPDEFS", {}).get(name)
+    for kind in _OF_A_DEFINITION:
+        if (function := getattr(defined, kind, None)) is not None:
+            yield kind, function
+    registry = getattr(_module("torch._library.simple_registry"), "singleton", None)
+    entry = registry.get(name) if hasattr(registry, "get") else None  # `find` would make one
+    fake = getattr(entry, "fake_impl", None)
+    kernels = [*getattr(fake, "kernels", ()), getattr(fake, "kernel", None)]  # several since 2.13
+    for kernel in kernels:
+        if (function := getattr(kernel, "func", None)) is not None:
+            yield "fake", function
+    rules = getattr(getattr(entry, "torch_dispatch_rules", None), "_data", {})
+    for kind, function in [*rules.items(), *getattr(defined, "_torch_dispatch_fns", {}).items()]:
+        yield f"for {kind.__qualname__}", function
+    table = getattr(_module("torch._decomp"), "decomposition_table", {})
+    for overload in packet.overloads():
+        each = getattr(packet, overload)
+        if each in table:
+            yield f"decomposition of {overload}", table[each]
+        for key, kernel in each.py_kernels.items():
+            if callable(kernel):
+                yield f"{overload} for {key}", kernel
+
+
+def hidden_kernels(name: str, *, is_differentiated: bool) -> list[str]:
+    """Return the keys that Python functions are registered for which a trace goes through and nobody can look up.
+
+    Args:
+        name: of an operator.
+        is_differentiated: whether gradients are traced.
+    """
+    registered = getattr(torch.library, "_impls", frozenset[str]())
+    start = f"{name.replace('::', '/')}"
+    keys = {
+        text.rpartition("/")[2]
+        for text in list(registered)
+        if text.startswith((f"{start}/", f"{start}."))
+    }
+    is_defined = name in getattr(_module("torch._library.custom_ops"), "OPDEFS", {})
+    return sorted(
+        key
+        for key in keys
+        if key in _TRACED or (is_differentiated and not is_defined and key.startswith("Autograd"))
+    )
+
+
+def _packet(operator: Operator) -> Any:
+    return operator.overloadpacket if isinstance(operator, OpOverload) else operator
+
+
+def _module(name: str) -> Any:
+    """Return a module of torch's if it was imported: whoever registers something with it imports it."""
+    return sys.modules.get(name)
