@@ -6,15 +6,7 @@ import math
 from types import CodeType
 from typing import Any
 
-from torchloom.inspect.pseudo.values import Constant
-
 _MAX_CHARS = 200
-
-
-def constant(value: Any) -> Constant:
-    """Return a constant for the stack; what begins with a sign needs parentheses beside operators."""
-    text = constant_text(value)
-    return Constant(text, is_atom=not text.startswith("-"), value=value)
 
 
 def constant_text(value: Any) -> str:  # noqa: PLR0911

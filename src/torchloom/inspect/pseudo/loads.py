@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import sys
 
-from torchloom.inspect.pseudo.literals import constant
 from torchloom.inspect.pseudo.stack import UNKNOWN, Stack, pair_of_names
 from torchloom.inspect.pseudo.values import (
     BUILD_CLASS,
@@ -16,6 +15,7 @@ from torchloom.inspect.pseudo.values import (
     Name,
     Part,
     Saved,
+    constant,
     name,
     primary,
     shared_name,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from torchloom.inspect.pseudo.literals import constant_text
+
 
 @dataclass(frozen=True)
 class Value:
@@ -58,8 +60,6 @@ class Constant(Value):
     @property
     def items(self) -> tuple[Part, ...] | None:
         """The elements of a tuple or a frozenset."""
-        from torchloom.inspect.pseudo.literals import constant
-
         if type(self.value) is tuple:
             return tuple(constant(each) for each in self.value)
         if type(self.value) is frozenset:
@@ -72,6 +72,12 @@ class Constant(Value):
         if type(self.value) is slice:
             return _slice_key(self.value.start, self.value.stop, self.value.step)
         return _tuple_key(self.items, self.text) if type(self.value) is tuple else self.text
+
+
+def constant(value: Any) -> Constant:
+    """Return a constant for the stack; what begins with a sign needs parentheses beside operators."""
+    text = constant_text(value)
+    return Constant(text, is_atom=not text.startswith("-"), value=value)
 
 
 @dataclass(frozen=True)
@@ -341,7 +347,5 @@ def _tuple_key(items: tuple[Part, ...] | None, text: str) -> str:
 
 
 def _slice_key(start: Any, stop: Any, step: Any) -> str:
-    from torchloom.inspect.pseudo.literals import constant_text
-
     bounds = [start, stop] if step is None else [start, stop, step]
     return ":".join("" if each is None else constant_text(each) for each in bounds)
