@@ -142,6 +142,11 @@ def push_saved_tensors_hooks(hooks: tuple[Any, Any]) -> None:
     torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
 
+def neg_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor that reads each element negated, as `.imag` of a conjugate does (2.11-2.15)."""
+    return torch._neg_view(tensor)
+
+
 def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` with the calling convention of compiled graphs: one list (2.11-2.15)."""
     from torch._functorch.aot_autograd import make_boxed_func

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
+from torchloom._torch.untraced import leave_frames_alone
+
 
 @contextmanager
 def bytecode_hook(hook: Callable[[CodeType, CodeType], None]) -> Iterator[None]:
@@ -248,3 +250,7 @@ def continued_code(code: CodeType) -> CodeType | None:
     except (ImportError, AttributeError):
         return None
     return getattr(found, "code", None)
+
+
+# Dynamo calls hooks while it holds a lock, and would take the same lock to compile one.
+leave_frames_alone(sys.modules[__name__])

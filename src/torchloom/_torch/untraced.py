@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import inspect
 import types
+from collections.abc import Iterator
+from typing import Any
 
 from torch._C._dynamo import eval_frame as _c
 
@@ -20,5 +23,51 @@ def leave_alone(function: types.FunctionType, reason: str) -> None:
     marked: object = function
     for name, value in {"disable": True, "disable_msg": reason, "disable_recursive": True}.items():
         setattr(marked, f"_torchdynamo_{name}", value)  # what a trace looks for
-    skip = _c._FrameAction.SKIP  # what the interpreter looks for, once the graph is broken
-    _c.set_code_exec_strategy(function.__code__, _c._FrameExecStrategy(skip, skip))
+    _skip(function.__code__)
+
+
+def leave_frames_alone(*modules: types.ModuleType) -> None:
+    """Let Dynamo compile no function of these modules as one of its own, nor what it calls from there.
+
+    Behind a graph break the rest of a function runs in Python, and Dynamo takes each function that is
+    called there for one to compile: a property, a hook, the body of an operator. A trace that meets one
+    of them in a function that it compiles goes into it as ever.
+    """
+    for module in modules:
+        for value in vars(module).values():
+            for function in _functions_of(value, module.__name__):
+                for code in _codes_in(function.__code__):
+                    _skip(code)
+
+
+def _skip(code: types.CodeType) -> None:
+    """Say what the interpreter looks for where no trace is under way; a torch without it compiles more."""
+    try:
+        skip = _c._FrameAction.SKIP
+        _c.set_code_exec_strategy(code, _c._FrameExecStrategy(skip, skip))
+    except AttributeError:
+        return
+
+
+def _functions_of(value: Any, module: str) -> Iterator[types.FunctionType]:
+    """Yield the functions that a name of a module stands for, those of a class among them."""
+    if isinstance(value, property):
+        for each in (value.fget, value.fset):
+            yield from _functions_of(each, module)
+        return
+    value = inspect.unwrap(getattr(value, "__func__", value))
+    if getattr(value, "__module__", None) != module:
+        return
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, type):
+        for each in vars(value).values():
+            yield from _functions_of(each, module)
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function and of those that it makes."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes_in(each)

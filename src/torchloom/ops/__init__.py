@@ -19,6 +19,8 @@ ranks build byte-identical graphs and share compile caches.
 
 from __future__ import annotations
 
+from torchloom._torch.untraced import leave_frames_alone
+from torchloom.ops import compute, copies, library, lifetime, lowered, symmetric, traced
 from torchloom.ops.compute import matmul
 from torchloom.ops.copies import HOST, offload, offload_start, reload, reload_start
 from torchloom.ops.lifetime import free_
@@ -54,3 +56,6 @@ __all__ = [
     "sync_start",
     "wait_",
 ]
+
+# Autograd calls derivatives, also those that a forward pass takes behind a graph break.
+leave_frames_alone(compute, copies, library, lifetime, lowered, symmetric, traced)

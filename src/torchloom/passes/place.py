@@ -12,6 +12,7 @@ Needs traced operators after the forward/backward split. Changes no values.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -69,12 +70,21 @@ def _place_gather(graph: fx.Graph, node: fx.Node, world_size: int) -> None:
     with graph.inserting_before(node):
         args = ([shard], [param], dtype, world_size, handle)
         flat = _start_and_wait(graph, ops.gather_start, args, param)
-        numel = value_of(node).numel()
-        if value_of(flat).numel() != numel:
-            flat = call(graph, aten.slice.Tensor, (flat, 0, 0, numel))
+        flat = _without_padding(graph, flat, shape)
         weight = call(graph, aten.view.default, (flat, list(shape)), name=_name(param))
     weight.meta["recompute"] = node.meta.get("recompute")
     replace(node, weight)
+
+
+def _without_padding(graph: fx.Graph, flat: fx.Node, shape: Sequence[int | fx.Node]) -> fx.Node:
+    """Return the front of `flat` that is a weight of `shape`, whose sizes may be values of the graph."""
+    numel: int | fx.Node = math.prod(size for size in shape if isinstance(size, int))
+    for size in shape:
+        if isinstance(size, fx.Node):
+            numel = call(graph, operator.mul, (size, numel))
+    if isinstance(numel, int) and value_of(flat).numel() == numel:
+        return flat
+    return call(graph, aten.slice.Tensor, (flat, 0, 0, numel))
 
 
 def _place_reduction(graph: fx.Graph, node: fx.Node, start: object, args: Sequence[object]) -> None:

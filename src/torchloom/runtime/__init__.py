@@ -7,6 +7,7 @@ nowhere else.
 
 from __future__ import annotations
 
+from torchloom._torch.untraced import leave_frames_alone
 from torchloom.runtime import bodies as _bodies  # binds the operators
 from torchloom.runtime import kernels as _kernels
 from torchloom.runtime.communicator import CommStats, Communicator
@@ -33,5 +34,6 @@ __all__ = [
     "transit_bytes",
 ]
 
+leave_frames_alone(_bodies, _kernels)
 _bodies.bind()
 _kernels.bind()

@@ -7,6 +7,8 @@ gathered weight, in eager and in compiled code alike.
 
 from __future__ import annotations
 
+from torchloom._torch.untraced import leave_frames_alone
+from torchloom.shard import apply, classes, gather, memo, regather, state, writes
 from torchloom.shard.apply import (
     class_of,
     detach_hooks,
@@ -47,3 +49,6 @@ __all__ = [
     "sync_in_backward",
     "unshard",
 ]
+
+# They are entered in the midst of a user's code, behind graph breaks too.
+leave_frames_alone(apply, classes, gather, memo, regather, state, writes)

@@ -88,7 +88,7 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
         # Compiled code does the same by the pass `dedupe_gathers`.
         if torch.compiler.is_compiling():
             return getter(self)
-        return Memo.of(handle).get(self._loom_names[attr], lambda: getter(self))
+        return Memo.of(handle).get(self._parameters[attr], lambda: getter(self))
 
     return once_per_forward
 
@@ -116,7 +116,9 @@ def _register_parameter(self: Any, name: str, param: nn.Parameter | None) -> Non
 def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
     twin = type(self).__new__(type(self))
     memo[id(self)] = twin
-    twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+    # As torch's own __getstate__ says: compiled code is bound to the module that it was compiled for.
+    state = {name: value for name, value in vars(self).items() if name != "_compiled_call_impl"}
+    twin.__dict__ = copy.deepcopy(state, memo)
     return twin
 
 

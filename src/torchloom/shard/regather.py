@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom import _torch, ops
 from torchloom._torch.compiling import DuringCompile
@@ -45,9 +46,62 @@ class _View:
     """A saved tensor, as a view of a weight that can be gathered."""
 
     call: GatherCall
+    dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    is_conj: bool
+    is_neg: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor, call: GatherCall) -> _View:
+        """Describe a tensor in the memory of the weight that a call makes."""
+        return cls(
+            call,
+            tensor.dtype,
+            tuple(tensor.size()),
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    def into(self, weight: Tensor) -> Tensor:
+        """Return the same view of a weight that has been gathered again."""
+        view = weight.new_empty(0, dtype=self.dtype)
+        view.set_(weight.untyped_storage(), self.offset, self.size, self.stride)
+        view = view.conj() if self.is_conj else view
+        return _torch.neg_view(view) if self.is_neg else view
+
+
+class _Kept(NamedTuple):
+    """A saved tensor that is no weight: its values without its graph, and how often it had been written.
+
+    Autograd does not compare versions of what hooks hand out. With its graph, the result of an operator
+    that saves its result (relu, softmax) would hold itself, and be freed by nobody.
+    """
+
+    values: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Kept:
+        return cls(tensor.detach(), tensor._version)
+
+    def unchanged(self) -> Tensor:
+        """Return the values.
+
+        Raises:
+            RuntimeError: something has been written into them since.
+        """
+        if self.values._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"a tensor of shape {list(self.values.shape)} is at version {self.values._version}; expected "
+                f"version {self.version} instead. torch.autograd.set_detect_anomaly(True) shows the operation "
+                "whose gradient needs it"
+            )
+        return self.values
 
 
 class LiveGathers:
@@ -125,7 +179,7 @@ class LiveGathers:
         found = self._by_address.get(tensor.untyped_storage().data_ptr())
         if found is None or found[0].expired():
             return None
-        return _View(found[1], tuple(tensor.size()), tensor.stride(), int(tensor.storage_offset()))
+        return _View.of(tensor, found[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,11 +193,14 @@ class _Hooks:
         piece = self.live.piece_of(tensor)
         if piece is not None:
             return piece
-        return tensor if self.outer is None else self.outer[0](tensor)
+        return _Kept.of(tensor) if self.outer is None else self.outer[0](tensor)
 
     def unpack(self, saved: Any) -> Tensor:
+        if isinstance(saved, _Kept):
+            return saved.unchanged()
         if not isinstance(saved, _View):
-            return saved if self.outer is None else self.outer[1](saved)
+            assert self.outer is not None, "others' hooks made it"
+            return self.outer[1](saved)
         call = saved.call
         with torch.no_grad():
             weight = ops.gather(
@@ -154,7 +211,7 @@ class _Hooks:
                 call.handle,
                 call.param,
             )
-        return weight.as_strided(saved.size, saved.stride, saved.offset)
+            return saved.into(weight)
 
 
 def _is_ours(hooks: tuple[Any, Any] | None) -> bool:
@@ -183,11 +240,12 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
     Returns:
         Handles of the two hooks, for removal.
     """
-    open_hooks: list[tuple[Any, int]] = []
+    running: WeakIdKeyDictionary = WeakIdKeyDictionary()
+    """What each module has open: a deep copy of `root` has these hooks, too, and may run inside of it."""
 
-    def close() -> None:
+    def close(opened: list[tuple[Any, int]]) -> None:
         Memo.of(handle).close()
-        hooks, start = open_hooks.pop()
+        hooks, start = opened.pop()
         if hooks is not None:
             LIVE.close(hooks)
         WRITES.close(start)
@@ -195,16 +253,16 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
     def before(module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        while open_hooks and len(open_hooks) >= _num_running(module):
-            close()  # torch runs no hook after a pass that e.g. KeyboardInterrupt has ended
+        opened = running.setdefault(module, [])
+        while opened and len(opened) >= _num_running(module):
+            close(opened)  # torch runs no hook after a pass that e.g. KeyboardInterrupt has ended
         Memo.of(handle).open()
         hooks = LIVE.open() if regather and torch.is_grad_enabled() else None
-        open_hooks.append((hooks, WRITES.open()))
+        opened.append((hooks, WRITES.open()))
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        close()
+        if not torch.compiler.is_compiling():
+            close(running[module])
 
     return (
         root.register_forward_pre_hook(before),
