@@ -157,7 +157,7 @@ def _shard(
         model.to(world.device)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
     local = LocalParams(model, layout, comm)
-    count_steps_of((each.leaf for each in local), has_engine=True)
+    count_steps_of((each.param for each in local), has_engine=True)
     return local
 
 

@@ -256,6 +256,7 @@ class Engine:
             return
         if self.gradient_accumulation_steps() == 1:
             sync_in_backward(self.module, True)
+            self.local.averages_in_backward = True
         self._compiled = compiled.start(
             self,
             self._agreement,

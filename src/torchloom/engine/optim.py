@@ -43,17 +43,18 @@ def make_optimizer(
             depends on more than the element that it steps while it holds pieces.
         ConfigError: the optimizer does not take the configured arguments.
     """
-    if isinstance(optimizer, Optimizer):
-        made: Optimizer | None = _over_leaves(optimizer, local)
-    else:
-        groups = _groups(model_parameters, local)
-        if optimizer is not None:
-            made = _from_factory(optimizer, groups, local, stage)
+    with local.as_pieces():  # some optimizers make states, or look at shapes, when they are made
+        if isinstance(optimizer, Optimizer):
+            made: Optimizer | None = _over_leaves(optimizer, local)
         else:
-            made = None if config is None else _configured(config, groups)
-    if made is not None:
-        _check_without_closure(made)
-        check_elementwise(made, local.divided(), stage)
+            groups = _groups(model_parameters, local)
+            if optimizer is not None:
+                made = _from_factory(optimizer, groups, local, stage)
+            else:
+                made = None if config is None else _configured(config, groups)
+        if made is not None:
+            _check_without_closure(made)
+            check_elementwise(made, local.divided(), stage)
     return made
 
 
@@ -73,7 +74,7 @@ def _over_leaves(optimizer: Optimizer, local: LocalParams) -> Optimizer:
             "whole parameters. Hand over a fresh optimizer, and load states with "
             "engine.load_checkpoint"
         )
-    local.replace_in(optimizer.param_groups)
+    local.keep_known(optimizer.param_groups)
     return optimizer
 
 
@@ -126,7 +127,7 @@ def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | Non
 
 def _groups(model_parameters: Iterable[Any] | None, local: LocalParams) -> list[dict[str, Any]]:
     if model_parameters is None:
-        return [{"params": [each.leaf for each in local]}]
+        return [{"params": [each.param for each in local]}]
     entries = list(model_parameters)
     groups = (
         [dict(group) for group in entries]
@@ -135,5 +136,5 @@ def _groups(model_parameters: Iterable[Any] | None, local: LocalParams) -> list[
     )
     for group in groups:
         group["params"] = list(group["params"])
-    local.replace_in(groups)
+    local.keep_known(groups)
     return groups
