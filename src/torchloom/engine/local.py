@@ -58,10 +58,12 @@ class LocalParams:
         self._slices = Slices(sliced, layout)
         self._averages: dict[str, Tensor] = {}
         """Averaged gradients of slices that are not stepped yet."""
-        self._is_stepping = False
+        self.is_stepping = False
+        """Whether parameters hold what is stepped."""
         self.averages_in_backward = False
         """Whether gradients of whole parameters are those of all ranks once backward is done."""
-        _LOCALS.update({each.param: weakref.ref(self) for each in self._leaves})
+        for each in self._leaves:
+            _LOCALS.setdefault(each.param, weakref.WeakSet()).add(self)
 
     def __iter__(self) -> Iterator[Leaf]:
         return iter(self._leaves)
@@ -124,18 +126,16 @@ class LocalParams:
                     if each.is_divided and each.param.grad is not None:
                         # Hooks and noise of users may have written behind the last element.
                         clear_padding_(each.param.grad, each.spec.numel, self._layout.rank)
-                self._is_stepping = True
+                self.is_stepping = True
                 yield
         finally:
-            self._is_stepping = False
+            self.is_stepping = False
             self._averages.clear()
             self.zero_grad()
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether gradients wait here that only `stepping` makes those of all ranks."""
-        if self._is_stepping:
-            return False
+        """Whether gradients wait that only `stepping` makes those of all ranks."""
         is_local = self._layout.num_ranks > 1 and not self.averages_in_backward
         return any(
             each.param.grad is not None
@@ -256,7 +256,7 @@ class LocalParams:
 
 
 _LOCALS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Of each trained parameter, a weak reference to the `LocalParams` that it is stepped by."""
+"""Of each trained parameter, by which `LocalParams` it is stepped: several engines may share it."""
 
 
 def check_steps_alone(params: Iterable[Tensor]) -> None:
@@ -265,10 +265,12 @@ def check_steps_alone(params: Iterable[Tensor]) -> None:
     Raises:
         EngineError: gradients wait that are not averaged, or whose slices belong to other ranks.
     """
-    found = (_LOCALS.get(param) for param in params)
-    first = next((ref for ref in found if ref is not None), None)
-    owner = None if first is None else first()
-    if owner is not None and owner.waits_for_step:
+    owners = next(filter(None, map(_LOCALS.get, params)), ())
+    if (
+        owners
+        and not any(owner.is_stepping for owner in owners)
+        and any(owner.waits_for_step for owner in owners)
+    ):
         raise EngineError(
             "optimizer.step() was called on gradients that are this rank's own: ranks would train to "
             "different weights; call engine.step(), which averages them and steps the optimizer"
