@@ -117,7 +117,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
         _log_notes(settings)
     agreement = new_agreement(world.rank, world.world_size)
     agreement.check_facts("the config", config_facts(settings))
-    world = replace(world, comm=communicator_of(model, world.comm, agreement))
+    world = replace(world, comm=communicator_of(world.comm, agreement))
     local = _shard(model, settings, world, init, agreement)
     made = make_optimizer(
         settings.optimizer, optimizer, model_parameters, local, settings.zero.stage

@@ -91,6 +91,7 @@ class Engine:
             config.non_finite.max_consecutive_skips,
         )
         self._serial = next(_SERIALS)
+        self._comm_before = world.comm.stats()  # an earlier model may have had this communicator
         self._checkpoints = Checkpoints(agreement)
         self._compiled: compiled.Compiled | None = None
         self._passes = PassRegistry(REGISTRY)
@@ -392,7 +393,7 @@ class Engine:
 
     def comm_stats(self) -> CommStats:
         """Return how many collectives this rank has begun, and the bytes of their full tensors."""
-        return self.world.comm.stats()
+        return self.world.comm.stats().since(self._comm_before)
 
     def move_stats(self) -> MoveStats:
         """Return what this rank has moved between device and host, and its host memory, in bytes."""
