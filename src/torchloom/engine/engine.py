@@ -27,8 +27,6 @@ from torchloom.engine import compiled, export
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.boundary import (
     Boundary,
-    SharedLoss,
-    check_shared,
     check_step,
     print_progress,
     reduces_at_boundary,
@@ -42,6 +40,7 @@ from torchloom.engine.offloads import Offloads
 from torchloom.engine.precision import autocasting, cast_inputs, dtype_of
 from torchloom.engine.rates import note_rates
 from torchloom.engine.scaling import LossScaler
+from torchloom.engine.shared_loss import Scaling, SharedLoss
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
 from torchloom.errors import unwrapped
@@ -99,7 +98,7 @@ class Engine:
         self._update = Update(config, local, world.comm, self.scaler, self.offloads)
         self._boundary = Boundary(config.batch.accumulation_steps)
         self._num_backwards = 0
-        self._seen = (_SHARED_LOSS.num_backwards, local.versions())
+        self._share = _SHARED_LOSS.join(local)
         self._step_applied = False
         self.timers = Timers(config.wall_clock_breakdown, world.device)
 
@@ -137,11 +136,11 @@ class Engine:
         if scale_wrt_gas:
             loss = loss / self.gradient_accumulation_steps()
         scaled = loss * self.scaler.scale if self.scaler.scale != 1.0 else loss
-        with self.timers.measure("backward"), unwrapped():
+        shared = _SHARED_LOSS.backward(self._share, self._scaling)
+        with self.timers.measure("backward"), unwrapped(), shared:
             scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
         POSITION.backwards += 1
-        _SHARED_LOSS.note(self.gradient_accumulation_steps(), self.scaler.scale)
         self._update.losses.append(loss.detach())
         self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
         return loss
@@ -161,8 +160,7 @@ class Engine:
             EngineError: no backward pass since the last step, or there is no optimizer.
             NonFiniteError: by `raise`; after `max_consecutive_skips`; or called after `stop`.
         """
-        if not self._num_backwards and self._took_part():
-            check_shared(_SHARED_LOSS, self.gradient_accumulation_steps(), self.scaler.scale)
+        if self._share.check(self._scaling) and not self._num_backwards:
             self._num_backwards = 1
         optimizer = check_step(self._num_backwards, self.optimizer)
         self._take_place()
@@ -187,12 +185,12 @@ class Engine:
             compiled.advance(self._compiled, self.global_steps)
             print_progress(self)
             self._checkpoints.after_step(self.global_steps)
-        self._seen = (_SHARED_LOSS.num_backwards, self.local.versions())
+        self._share.forget()
 
-    def _took_part(self) -> bool:
-        """Say whether the loss of another engine has given gradients to this one since its last step."""
-        before, versions = self._seen
-        return _SHARED_LOSS.num_backwards > before and self.local.versions() != versions
+    @property
+    def _scaling(self) -> Scaling:
+        """What this engine's losses are divided and multiplied by."""
+        return Scaling(self.gradient_accumulation_steps(), self.scaler.scale)
 
     def _take_place(self) -> None:
         """Let what follows be done by this engine in its present step, as all ranks compare it."""
@@ -210,6 +208,7 @@ class Engine:
         """Drop all gradients that have accumulated."""
         self.local.zero_grad()
         self._update.losses.clear()
+        self._share.forget()
 
     def register_compile_pass(
         self, name: str, fn: Callable[..., Any], contract: PassContract | None = None

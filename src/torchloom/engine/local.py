@@ -231,6 +231,18 @@ class LocalParams:
         grads = (each.param.grad for each in self._leaves)
         return [None if grad is None else (id(grad), grad._version) for grad in grads]
 
+    def changed_gradients(self, versions: list[tuple[int, int] | None]) -> list[Tensor]:
+        """Return the gradients that are others, or have been added to, since `versions()`."""
+        return [
+            each.param.grad
+            for each, before, now in zip(self._leaves, versions, self.versions(), strict=True)
+            if each.param.grad is not None and now != before
+        ]
+
+    def present_gradients(self) -> list[Tensor]:
+        """Return the gradients that there are, as the parameters hold them."""
+        return [each.param.grad for each in self._leaves if each.param.grad is not None]
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for each in self._leaves:

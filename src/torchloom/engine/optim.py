@@ -1,4 +1,4 @@
-"""Optimizers over this rank's leaves, with torch's fused kernels."""
+"""Optimizers over this rank's leaves."""
 
 from __future__ import annotations
 
@@ -82,13 +82,28 @@ def _configured(config: OptimizerConfig, groups: Groups) -> Optimizer:
     params = thawed_map(config.params)
     if "betas" in params:
         params["betas"] = tuple(params["betas"])
-    if not ({"fused", "foreach"} & params.keys()):
-        # On CPU foreach is 7x slower than fused; CUDA's fused kernels are the fastest as well.
-        params["fused"] = True
     try:
         return _CLASSES[config.name](groups, **params)
     except TypeError as error:
         raise ConfigError(f"optimizer.params: {config.name}: {error}") from error
+
+
+def complete_momentum(optimizer: Optimizer) -> None:
+    """Let a fused SGD step parameters that never had a gradient beside others that did.
+
+    It takes momentum for all or for none, and fails otherwise (torch 2.11-2.13). Momentum that
+    begins at zero is what it would begin with: the gradient, where there is no dampening.
+    """
+    if type(optimizer) is not torch.optim.SGD:
+        return
+    for group in optimizer.param_groups:
+        if not (group.get("fused") and group["momentum"]) or group["dampening"]:
+            continue
+        present = [param for param in group["params"] if param.grad is not None]
+        fresh = [p for p in present if optimizer.state.get(p, {}).get("momentum_buffer") is None]
+        if len(fresh) < len(present):
+            for param in fresh:
+                optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
 
 
 def _from_factory(

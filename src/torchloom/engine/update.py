@@ -22,6 +22,7 @@ from torchloom.engine.clipping import clip_, global_norm, scale_
 from torchloom.engine.local import LocalParams
 from torchloom.engine.nonfinite import NonFinite, find_non_finite
 from torchloom.engine.offloads import Offloads
+from torchloom.engine.optim import complete_momentum
 from torchloom.engine.scaling import LossScaler
 from torchloom.errors import NonFiniteError
 from torchloom.events import StepSkipped, emit
@@ -78,6 +79,7 @@ class Update:
             found = self._check()
             if found is None:
                 self._clip()
+                complete_momentum(optimizer)
                 self.offloads.step(optimizer)
         if found is None:
             self.comm.residents.invalidate()
