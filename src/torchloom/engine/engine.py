@@ -54,7 +54,7 @@ from torchloom.pipeline import (
 )
 from torchloom.plan import Plan
 from torchloom.position import POSITION
-from torchloom.runtime import CommStats, MoveStats, mover_of, tell_step
+from torchloom.runtime import Account, CommStats, MoveStats, mover_of, tell_step
 from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
 
 _SERIALS = itertools.count(1)
@@ -94,7 +94,9 @@ class Engine:
         self._checkpoints = Checkpoints(agreement)
         self._compiled: compiled.Compiled | None = None
         self._passes = PassRegistry(REGISTRY)
-        self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
+        self._account = Account()
+        with self._account.charged():
+            self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
         self._update = Update(config, local, world.comm, self.scaler, self.offloads)
         self._boundary = Boundary(config.batch.accumulation_steps)
         self._num_backwards = 0
@@ -109,7 +111,7 @@ class Engine:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
         self._take_place()
         autocast = autocasting(self.config.precision, self.device)
-        with self.timers.measure("forward"), unwrapped(), autocast:
+        with self.timers.measure("forward"), unwrapped(), autocast, self._account.charged():
             return self.module(*args, **kwargs)
 
     forward = __call__
@@ -137,7 +139,7 @@ class Engine:
             loss = loss / self.gradient_accumulation_steps()
         scaled = loss * self.scaler.scale if self.scaler.scale != 1.0 else loss
         shared = _SHARED_LOSS.backward(self._share, self._scaling)
-        with self.timers.measure("backward"), unwrapped(), shared:
+        with self.timers.measure("backward"), unwrapped(), shared, self._account.charged():
             scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
         POSITION.backwards += 1
@@ -171,7 +173,7 @@ class Engine:
         if is_boundary:
             self.local.check(owners_of(self.module))
             note_rates(optimizer)
-            with self.timers.measure("step"):
+            with self.timers.measure("step"), self._account.charged():
                 self._step_applied = self._update.apply(
                     optimizer,
                     self.lr_scheduler,
@@ -182,7 +184,8 @@ class Engine:
             self.timers.step = self.global_steps
             self._take_place()
             tell_step(self.global_steps)
-            compiled.advance(self._compiled, self.global_steps)
+            with self._account.charged():
+                compiled.advance(self._compiled, self.global_steps)
             print_progress(self)
             self._checkpoints.after_step(self.global_steps)
         self._share.forget()
@@ -257,16 +260,17 @@ class Engine:
         if self.gradient_accumulation_steps() == 1:
             sync_in_backward(self.module, True)
             self.local.averages_in_backward = True
-        self._compiled = compiled.start(
-            self,
-            self._agreement,
-            self._passes,
-            backend,
-            compile_kwargs,
-            passes,
-            schedule,
-            compiled_autograd_enabled,
-        )
+        with self._account.charged():
+            self._compiled = compiled.start(
+                self,
+                self._agreement,
+                self._passes,
+                backend,
+                compile_kwargs,
+                passes,
+                schedule,
+                compiled_autograd_enabled,
+            )
 
     @property
     def is_compiled(self) -> bool:
@@ -395,8 +399,8 @@ class Engine:
         return self.world.comm.stats().since(self._comm_before)
 
     def move_stats(self) -> MoveStats:
-        """Return what this rank has moved between device and host, and its host memory, in bytes."""
-        return mover_of(self.world.device).stats()
+        """Return what this engine has moved between device and host, and its host memory, in bytes."""
+        return mover_of(self.world.device).stats(self._account)
 
     def save_checkpoint(
         self,
@@ -500,7 +504,8 @@ class Engine:
             load_module_only,
             custom_load_fn,
         )
-        loaded = self._checkpoints.load(self, Path(load_dir), tag, options)
+        with self._account.charged():
+            loaded = self._checkpoints.load(self, Path(load_dir), tag, options)
         if loaded.counters is not None:
             self.global_steps = loaded.counters.global_steps
             self.global_samples = loaded.counters.global_samples
@@ -510,7 +515,8 @@ class Engine:
             self._update.go_on()
         self._take_place()
         self.world.comm.residents.invalidate()
-        compiled.advance(self._compiled, self.global_steps)
+        with self._account.charged():
+            compiled.advance(self._compiled, self.global_steps)
         return loaded.path, loaded.client_state
 
     def save_16bit_model(
