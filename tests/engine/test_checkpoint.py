@@ -88,7 +88,7 @@ def optimizer_state(engine) -> dict[str, torch.Tensor]:
     comm = engine.world.comm
     found = {}
     for each in engine.local:
-        for key, value in engine.optimizer.state[each.leaf].items():
+        for key, value in engine.optimizer.state[each.param].items():
             if value.dim() and each.is_divided:
                 full = value.new_empty(value.numel() * comm.world_size)
                 comm.gather_into([value], [full], ["w"])

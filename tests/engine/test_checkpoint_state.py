@@ -64,12 +64,12 @@ def test_states_that_were_touched_or_are_of_other_parameters(tmp_path) -> None:
     def fn(rank):
         engine, _ = make_engine(3)
         train(engine, rank, 2)
-        leaves = [each.leaf for each in engine.local]
+        leaves = [each.param for each in engine.local]
         del engine.optimizer.state[leaves[1]]  # as if it had never had a gradient
         engine.save_checkpoint(tmp_path)
         saved = state_of(engine)
         engine, _ = make_engine(3, seed=3)
-        leaves = [each.leaf for each in engine.local]
+        leaves = [each.param for each in engine.local]
         engine.optimizer.state[leaves[0]]  # an empty entry, as looking makes one
         engine.optimizer.state[leaves[1]] = {"step": torch.tensor(9.0), "odd": torch.zeros(3)}
         engine.load_checkpoint(tmp_path)
@@ -227,7 +227,7 @@ class Stateful:
         (lambda e: e.optimizer.param_groups[0].update(hook=lambda: 1), "groups[0]['hook']"),
         (lambda e: setattr(e, "lr_scheduler", Stateful(object())), "scheduler['kept']"),
         (lambda e: setattr(e, "training_dataloader", Stateful({"a": [print]})), "['kept']['a'][0]"),
-        (lambda e: e.optimizer.state[next(iter(e.local)).leaf].update(odd=object()), "odd"),
+        (lambda e: e.optimizer.state[next(iter(e.local)).param].update(odd=object()), "odd"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(change, named, tmp_path) -> None:

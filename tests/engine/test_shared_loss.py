@@ -82,6 +82,51 @@ def test_what_was_scaled_otherwise_is_refused_and_no_backward_is_still_an_error(
     assert run_ranks(2, fn) == [True, True]
 
 
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("before", [False, True])
+def test_what_was_scaled_otherwise_is_refused_beside_an_own_backward(
+    stage: int, before: bool
+) -> None:
+    def fn(rank):
+        one = started(0, stage, fp16={"enabled": True, "initial_scale_power": 10})
+        other, x = started(1, stage), batch(rank, 0)
+        if before:
+            other.backward(other(x).square().mean())
+        one.backward(one(other(x)).float().square().mean())
+        if not before:
+            other.backward(other(x).square().mean())
+        with pytest.raises(EngineError, match="scaled by 1024; here it is 1 and 1"):
+            other.step()
+        return True
+
+    assert run_ranks(2, fn) == [True, True]
+
+
+@pytest.mark.parametrize("drop", ["engine", "module", "optimizer"])
+def test_gradients_of_others_that_were_dropped_do_not_count(drop: str) -> None:
+    """As a critic drops what the generator's loss left in it."""
+
+    def fn(rank):
+        critic, third = started(1, 1, accumulation=1), started(2, 1)
+        generator, x = started(0, 1, accumulation=2), batch(rank, 0)
+        generator.backward(critic(generator(x)).square().mean())
+        {
+            "engine": critic,
+            "module": critic.module,
+            "optimizer": critic.optimizer,
+        }[drop].zero_grad()
+        with pytest.raises(EngineError, match="without backward"):
+            critic.step()
+        critic.backward(critic(x).square().mean())
+        third.backward((third(x) - critic(x)).square().mean())  # scaled alike
+        generator.backward(generator(x).square().mean())  # goes through no other engine
+        critic.step()
+        third.step()
+        return critic.global_steps, third.global_steps
+
+    assert run_ranks(2, fn) == [(1, 1)] * 2
+
+
 def reference(stage: int, world_size: int) -> list[torch.Tensor]:
     """Train both models in one process on the mean loss of all ranks."""
     one, other = model(0), model(1)

@@ -110,11 +110,21 @@ def test_ranks_that_freed_an_earlier_model_at_different_times_agree() -> None:
     assert "model2" in results[0][0]
 
 
-def test_models_of_other_names_share_a_communicator() -> None:
+def test_engines_of_other_names_count_their_own_communication() -> None:
     def fn(rank):
         gc.collect()
-        one = torchloom.shard_model(nn.ModuleDict({"a": make_model(1)}), persistence_threshold=0)
-        other = torchloom.shard_model(nn.ModuleDict({"b": make_model(1)}), persistence_threshold=0)
-        return layout_of(one).handle == layout_of(other).handle
+        one, other = (
+            torchloom.initialize(
+                model=nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH)), config=CONFIG
+            )[0]
+            for layers in ([], [nn.Tanh()])
+        )
+        before = [one.comm_stats(), other.comm_stats()]
+        other(batch())
+        found = [one.comm_stats() == before[0], other.comm_stats() == before[1]]
+        del one, other, before
+        gc.collect()
+        fresh = torchloom.initialize(model=make_model(1), config=CONFIG)[0]
+        return found, fresh.comm_stats().num_collectives
 
-    assert all(run_ranks(2, fn))
+    assert run_ranks(2, fn) == [([True, False], 0)] * 2

@@ -46,7 +46,7 @@ def told(action) -> str:
     return "done"
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [2, 3])  # at 0 and 1 it is refused at once
 @pytest.mark.parametrize("who", [None, 0, 1])
 def test_an_extra_step_of_an_engines_optimizer(stage, who) -> None:
     def fn(rank):

@@ -41,7 +41,7 @@ def state_of(engine: Any) -> dict[str, Any]:
         found[f"grad {name}"] = None if tensor.grad is None else _hash(tensor.grad)
     if engine.optimizer is not None:
         for each in engine.local:
-            for key, value in engine.optimizer.state.get(each.leaf, {}).items():
+            for key, value in engine.optimizer.state.get(each.param, {}).items():
                 shown = _hash(value) if isinstance(value, torch.Tensor) else repr(value)
                 found[f"optim {each.spec.name} {key}"] = shown
         found["groups"] = [

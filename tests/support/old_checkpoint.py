@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import torch
@@ -51,9 +52,11 @@ def _tensors(engine):
     for name, buffer in buffers_of(engine.module).items():
         found[f"buffer/{name}"] = buffer
     for each in engine.local:
-        for key, value in engine.optimizer.state.get(each.leaf, {}).items():
-            if value.numel() == each.leaf.numel() and value.dim() == each.leaf.dim():
-                numel = each.leaf.numel()
+        for key, value in engine.optimizer.state.get(each.param, {}).items():
+            if value.numel() == math.prod(each.piece_shape) and value.dim() == len(
+                each.piece_shape
+            ):
+                numel = math.prod(each.piece_shape)
                 flat = (
                     piece(value, each.spec.numel, numel) if each.is_divided else value.reshape(-1)
                 )
@@ -64,7 +67,7 @@ def _tensors(engine):
 
 def _facts(engine, client_state, stored):
     layout = layout_of(engine.module)
-    names = {id(each.leaf): each.spec.name for each in engine.local}
+    names = {id(each.param): each.spec.name for each in engine.local}
     return {
         "format": 1,
         "stage": layout.stage,

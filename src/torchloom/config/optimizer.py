@@ -151,5 +151,7 @@ def _fill(name: Name, params: dict[str, object], findings: Findings) -> None:
                 f"{_PATH}.fused", f"true excludes {' and '.join(clash)}", "keep one of them"
             )
     others = ("foreach", "differentiable", "fused")
-    if not any(params.get(other) is not None for other in others):
+    # On CPU foreach is 7x slower than fused; CUDA's fused kernels are the fastest as well. With
+    # dampening, fused SGD cannot step a parameter whose first gradient comes later than others'.
+    if not any(params.get(o) is not None for o in others) and not params.get("dampening"):
         params["fused"] = True

@@ -117,7 +117,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
         _log_notes(settings)
     agreement = new_agreement(world.rank, world.world_size)
     agreement.check_facts("the config", config_facts(settings))
-    world = replace(world, comm=communicator_of(model, world.comm, agreement))
+    world = replace(world, comm=communicator_of(world.comm, agreement))
     local = _shard(model, settings, world, init, agreement)
     made = make_optimizer(
         settings.optimizer, optimizer, model_parameters, local, settings.zero.stage
@@ -157,7 +157,7 @@ def _shard(
         model.to(world.device)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
     local = LocalParams(model, layout, comm)
-    count_steps_of((each.leaf for each in local), has_engine=True)
+    count_steps_of((each.param for each in local), has_engine=True)
     return local
 
 

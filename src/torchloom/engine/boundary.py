@@ -57,34 +57,6 @@ def reduces_at_boundary(layout: Layout) -> bool:
     return layout.stage < 2 and all(spec.mode != "synced" for spec in layout)
 
 
-@dataclass
-class SharedLoss:
-    """Knows the last backward pass of any engine: its loss may have gone through models of others, too."""
-
-    num_backwards: int = 0
-    accumulation: int = 1
-    scale: float = 1.0
-
-    def note(self, accumulation: int, scale: float) -> None:
-        """Remember a backward pass."""
-        self.num_backwards += 1
-        self.accumulation, self.scale = accumulation, scale
-
-
-def check_shared(loss: SharedLoss, accumulation: int, scale: float) -> None:
-    """Refuse to step with gradients of another engine's loss, where that was scaled otherwise.
-
-    Raises:
-        EngineError: it was divided by other accumulation steps, or multiplied by another loss scale.
-    """
-    if (accumulation, scale) != (loss.accumulation, loss.scale):
-        raise EngineError(
-            "this engine's gradients come from backward() of another engine, whose loss was divided by "
-            f"{loss.accumulation} accumulation steps and scaled by {loss.scale:g}; here it is {accumulation} "
-            f"and {scale:g}: give engines that share a loss the same gradient_accumulation_steps and precision"
-        )
-
-
 def check_step(num_backwards: int, optimizer: Optimizer | None) -> Optimizer:
     """Return the optimizer of a step that may be taken."""
     if num_backwards == 0:

@@ -22,6 +22,7 @@ from torchloom import _torch, events
 from torchloom.config import Config
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.groups import World
+from torchloom.engine.local import LocalParams
 from torchloom.engine.offloads import PIECES, STATES, Offloads
 from torchloom.engine.pieces import piece_bytes
 from torchloom.engine.planning import (
@@ -170,6 +171,7 @@ class Compilable(Protocol):
     world: World
     optimizer: Optimizer | None
     offloads: Offloads
+    local: LocalParams
     global_steps: int
 
 
@@ -204,22 +206,23 @@ def start(
     engine.offloads.follow([each.name for each in entry.passes])
     always = timetable.names_throughout
     accumulates = config.batch.accumulation_steps > 1
-    standing = standing_of(
-        model,
-        engine.optimizer,
-        agreement,
-        budget_bytes=budget_bytes,
-        accumulates=accumulates,
-        may_wait=MayWait(
-            states=STATES in always,
-            piece_bytes=piece_bytes(layout_of(model)) if PIECES in always else None,
-            num_slots=2 if config.offload.double_buffer else 1,
-        ),
-        copy_bytes=copy_bytes,
-    )
-    session.standing = found_standing(
-        standing, model, engine.optimizer, accumulates=accumulates, waits=STATES in always
-    )
+    with engine.local.as_pieces():  # states are as large as what the optimizer steps
+        standing = standing_of(
+            model,
+            engine.optimizer,
+            agreement,
+            budget_bytes=budget_bytes,
+            accumulates=accumulates,
+            may_wait=MayWait(
+                states=STATES in always,
+                piece_bytes=piece_bytes(layout_of(model)) if PIECES in always else None,
+                num_slots=2 if config.offload.double_buffer else 1,
+            ),
+            copy_bytes=copy_bytes,
+        )
+        session.standing = found_standing(
+            standing, model, engine.optimizer, accumulates=accumulates, waits=STATES in always
+        )
     pinned = load_pinned(config.compile.plan, world.comm.world_size)
     session.planner = make_planner(
         standing,

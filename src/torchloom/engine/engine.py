@@ -27,8 +27,6 @@ from torchloom.engine import compiled, export
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.boundary import (
     Boundary,
-    SharedLoss,
-    check_shared,
     check_step,
     print_progress,
     reduces_at_boundary,
@@ -42,6 +40,7 @@ from torchloom.engine.offloads import Offloads
 from torchloom.engine.precision import autocasting, cast_inputs, dtype_of
 from torchloom.engine.rates import note_rates
 from torchloom.engine.scaling import LossScaler
+from torchloom.engine.shared_loss import Scaling, SharedLoss
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
 from torchloom.errors import unwrapped
@@ -55,7 +54,7 @@ from torchloom.pipeline import (
 )
 from torchloom.plan import Plan
 from torchloom.position import POSITION
-from torchloom.runtime import CommStats, MoveStats, mover_of, tell_step
+from torchloom.runtime import Account, CommStats, MoveStats, mover_of, tell_step
 from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
 
 _SERIALS = itertools.count(1)
@@ -91,14 +90,17 @@ class Engine:
             config.non_finite.max_consecutive_skips,
         )
         self._serial = next(_SERIALS)
+        self._comm_before = world.comm.stats()  # an earlier model may have had this communicator
         self._checkpoints = Checkpoints(agreement)
         self._compiled: compiled.Compiled | None = None
         self._passes = PassRegistry(REGISTRY)
-        self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
+        self._account = Account()
+        with self._account.charged():
+            self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
         self._update = Update(config, local, world.comm, self.scaler, self.offloads)
         self._boundary = Boundary(config.batch.accumulation_steps)
         self._num_backwards = 0
-        self._seen = (_SHARED_LOSS.num_backwards, local.versions())
+        self._share = _SHARED_LOSS.join(local)
         self._step_applied = False
         self.timers = Timers(config.wall_clock_breakdown, world.device)
 
@@ -109,7 +111,7 @@ class Engine:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
         self._take_place()
         autocast = autocasting(self.config.precision, self.device)
-        with self.timers.measure("forward"), unwrapped(), autocast:
+        with self.timers.measure("forward"), unwrapped(), autocast, self._account.charged():
             return self.module(*args, **kwargs)
 
     forward = __call__
@@ -136,11 +138,11 @@ class Engine:
         if scale_wrt_gas:
             loss = loss / self.gradient_accumulation_steps()
         scaled = loss * self.scaler.scale if self.scaler.scale != 1.0 else loss
-        with self.timers.measure("backward"), unwrapped():
+        shared = _SHARED_LOSS.backward(self._share, self._scaling)
+        with self.timers.measure("backward"), unwrapped(), shared, self._account.charged():
             scaled.backward(retain_graph=retain_graph)
         self._num_backwards += 1
         POSITION.backwards += 1
-        _SHARED_LOSS.note(self.gradient_accumulation_steps(), self.scaler.scale)
         self._update.losses.append(loss.detach())
         self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
         return loss
@@ -160,8 +162,7 @@ class Engine:
             EngineError: no backward pass since the last step, or there is no optimizer.
             NonFiniteError: by `raise`; after `max_consecutive_skips`; or called after `stop`.
         """
-        if not self._num_backwards and self._took_part():
-            check_shared(_SHARED_LOSS, self.gradient_accumulation_steps(), self.scaler.scale)
+        if self._share.check(self._scaling) and not self._num_backwards:
             self._num_backwards = 1
         optimizer = check_step(self._num_backwards, self.optimizer)
         self._take_place()
@@ -172,7 +173,7 @@ class Engine:
         if is_boundary:
             self.local.check(owners_of(self.module))
             note_rates(optimizer)
-            with self.timers.measure("step"):
+            with self.timers.measure("step"), self._account.charged():
                 self._step_applied = self._update.apply(
                     optimizer,
                     self.lr_scheduler,
@@ -183,15 +184,16 @@ class Engine:
             self.timers.step = self.global_steps
             self._take_place()
             tell_step(self.global_steps)
-            compiled.advance(self._compiled, self.global_steps)
+            with self._account.charged():
+                compiled.advance(self._compiled, self.global_steps)
             print_progress(self)
             self._checkpoints.after_step(self.global_steps)
-        self._seen = (_SHARED_LOSS.num_backwards, self.local.versions())
+        self._share.forget()
 
-    def _took_part(self) -> bool:
-        """Say whether the loss of another engine has given gradients to this one since its last step."""
-        before, versions = self._seen
-        return _SHARED_LOSS.num_backwards > before and self.local.versions() != versions
+    @property
+    def _scaling(self) -> Scaling:
+        """What this engine's losses are divided and multiplied by."""
+        return Scaling(self.gradient_accumulation_steps(), self.scaler.scale)
 
     def _take_place(self) -> None:
         """Let what follows be done by this engine in its present step, as all ranks compare it."""
@@ -209,6 +211,7 @@ class Engine:
         """Drop all gradients that have accumulated."""
         self.local.zero_grad()
         self._update.losses.clear()
+        self._share.forget()
 
     def register_compile_pass(
         self, name: str, fn: Callable[..., Any], contract: PassContract | None = None
@@ -256,16 +259,18 @@ class Engine:
             return
         if self.gradient_accumulation_steps() == 1:
             sync_in_backward(self.module, True)
-        self._compiled = compiled.start(
-            self,
-            self._agreement,
-            self._passes,
-            backend,
-            compile_kwargs,
-            passes,
-            schedule,
-            compiled_autograd_enabled,
-        )
+            self.local.averages_in_backward = True
+        with self._account.charged():
+            self._compiled = compiled.start(
+                self,
+                self._agreement,
+                self._passes,
+                backend,
+                compile_kwargs,
+                passes,
+                schedule,
+                compiled_autograd_enabled,
+            )
 
     @property
     def is_compiled(self) -> bool:
@@ -391,11 +396,11 @@ class Engine:
 
     def comm_stats(self) -> CommStats:
         """Return how many collectives this rank has begun, and the bytes of their full tensors."""
-        return self.world.comm.stats()
+        return self.world.comm.stats().since(self._comm_before)
 
     def move_stats(self) -> MoveStats:
-        """Return what this rank has moved between device and host, and its host memory, in bytes."""
-        return mover_of(self.world.device).stats()
+        """Return what this engine has moved between device and host, and its host memory, in bytes."""
+        return mover_of(self.world.device).stats(self._account)
 
     def save_checkpoint(
         self,
@@ -499,7 +504,8 @@ class Engine:
             load_module_only,
             custom_load_fn,
         )
-        loaded = self._checkpoints.load(self, Path(load_dir), tag, options)
+        with self._account.charged():
+            loaded = self._checkpoints.load(self, Path(load_dir), tag, options)
         if loaded.counters is not None:
             self.global_steps = loaded.counters.global_steps
             self.global_samples = loaded.counters.global_samples
@@ -509,7 +515,8 @@ class Engine:
             self._update.go_on()
         self._take_place()
         self.world.comm.residents.invalidate()
-        compiled.advance(self._compiled, self.global_steps)
+        with self._account.charged():
+            compiled.advance(self._compiled, self.global_steps)
         return loaded.path, loaded.client_state
 
     def save_16bit_model(

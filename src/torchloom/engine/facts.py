@@ -25,7 +25,7 @@ def optimizer_facts(optimizer: Optimizer | None, local: LocalParams) -> dict[str
     """Return an optimizer's kind and, for each group, its parameters and options."""
     if optimizer is None:
         return {"optimizer": None}
-    names = {id(each.leaf): each.spec.name for each in local}
+    names = {id(each.param): each.spec.name for each in local}
     facts: dict[str, object] = {"kind": _name(optimizer), "groups": len(optimizer.param_groups)}
     for index, group in enumerate(optimizer.param_groups):
         options = {key: value for key, value in group.items() if key != "params"}

@@ -1,33 +1,40 @@
 """What this rank's optimizer steps: shards, slices of whole parameters, or whole parameters.
 
-sharded   the parameter itself, which holds this rank's piece     (stages 2 and 3)
-sliced    a leaf that shares memory with its slice of the weight  (stage 1)
-whole     the parameter itself, equal on all ranks                (stage 0, small parameters)
+sharded   the parameter holds this rank's piece                                     (stages 2 and 3)
+sliced    the parameter is whole, and holds this rank's slice while it is stepped   (stage 1)
+whole     the parameter, equal on all ranks                         (stage 0, small parameters)
+
+So the optimizer holds the model's own parameters at every stage: what users do to either, by
+`zero_grad`, by new groups, by new `.data` or by looking up a state, is seen by both.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
+from torchloom.engine.slices import Slices
 from torchloom.errors import EngineError, ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, owners_of
-from torchloom.shard.pieces import clear_padding_, padded_flat
+from torchloom.shard.pieces import clear_padding_, piece_numel
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One trainable parameter and what the optimizer steps for it."""
+    """One trainable parameter and how the optimizer steps it."""
 
     spec: ParamSpec
     param: nn.Parameter
-    """The model's parameter."""
-    leaf: nn.Parameter
-    """What the optimizer holds; the same object unless sliced."""
+    """The model's parameter, which the optimizer holds."""
+    piece_shape: tuple[int, ...]
+    """What the optimizer steps has this shape."""
 
     @property
     def is_divided(self) -> bool:
@@ -42,11 +49,21 @@ class LocalParams:
         self._layout, self._comm = layout, comm
         params = owners_of(model)
         self._leaves = [
-            Leaf(spec, params[spec.name], self._leaf(spec, params[spec.name]))
+            Leaf(spec, params[spec.name], _piece_shape(spec, layout, params[spec.name]))
             for spec in layout
             if spec.requires_grad
         ]
         self._frozen = [(spec.name, params[spec.name]) for spec in layout if not spec.requires_grad]
+        sliced = {e.spec.name: e.param for e in self._leaves if e.spec.is_sliced}
+        self._slices = Slices(sliced, layout)
+        self._averages: dict[str, Tensor] = {}
+        """Averaged gradients of slices that are not stepped yet."""
+        self.is_stepping = False
+        """Whether parameters hold what is stepped."""
+        self.averages_in_backward = False
+        """Whether gradients of whole parameters are those of all ranks once backward is done."""
+        for each in self._leaves:
+            _LOCALS.setdefault(each.param, weakref.WeakSet()).add(self)
 
     def __iter__(self) -> Iterator[Leaf]:
         return iter(self._leaves)
@@ -74,36 +91,68 @@ class LocalParams:
                     "as a plain tensor"
                 )
 
-    def _leaf(self, spec: ParamSpec, param: nn.Parameter) -> nn.Parameter:
-        if not spec.is_sliced:
-            return param
-        return nn.Parameter(self._slice(param.data))
+    @contextmanager
+    def as_pieces(self) -> Iterator[None]:
+        """Let each parameter hold what this rank's optimizer steps, inside a `with` block.
 
-    def _slice(self, whole: Tensor) -> Tensor:
-        """View this rank's slice of a weight in padded storage."""
-        flat = padded_flat(whole, self._layout.world_size)
-        return flat.view(self._layout.world_size, -1)[self._layout.rank]
+        Raises:
+            ShardError: a sliced parameter has another shape, or shares memory with another one.
+        """
+        with self._slices.taken():
+            yield
 
-    def collect_gradients(self, *, reduce: bool, bucket_bytes: int) -> None:
-        """Give every leaf the gradient that its optimizer steps with.
+    @contextmanager
+    def stepping(self, *, reduce: bool, bucket_bytes: int) -> Iterator[None]:
+        """Let each parameter hold what is stepped, and the gradient for it, inside a `with` block.
+
+        Afterwards `publish` gives all ranks what was stepped; gradients are dropped.
 
         Args:
             reduce: gradients have accumulated locally and are averaged now; otherwise the backward
                 pass has averaged them.
             bucket_bytes: how much is averaged at a time.
+
+        Raises:
+            ShardError: a sliced parameter has another shape, or shares memory with another one.
         """
+        self._slices.prepare()
+        self._collect(reduce=reduce, bucket_bytes=bucket_bytes)
+        try:
+            with self._slices.taken():
+                for each in self._leaves:
+                    mean = self._averages.pop(each.spec.name, None)
+                    if mean is not None:
+                        each.param.grad = mean
+                    if each.is_divided and each.param.grad is not None:
+                        # Hooks and noise of users may have written behind the last element.
+                        clear_padding_(each.param.grad, each.spec.numel, self._layout.rank)
+                self.is_stepping = True
+                yield
+        finally:
+            self.is_stepping = False
+            self._averages.clear()
+            self.zero_grad()
+
+    @property
+    def waits_for_step(self) -> bool:
+        """Whether gradients wait that only `stepping` makes those of all ranks."""
+        is_local = self._layout.num_ranks > 1 and not self.averages_in_backward
+        return any(
+            each.param.grad is not None
+            for each in self._leaves
+            if each.spec.is_sliced or (is_local and each.spec.mode == "whole")
+        )
+
+    def _collect(self, *, reduce: bool, bucket_bytes: int) -> None:
+        """Average gradients; those of slices wait in `_averages` until there is a slice to step."""
+        self._averages.clear()
         present = self._agree_on_used() if reduce else self._with_gradient()
         if reduce and self._layout.num_ranks > 1:
             self._average(present, bucket_bytes)
         for each in present:
-            if each.leaf is each.param:
-                continue
-            if each.param.grad is not None:
-                each.leaf.grad = _slice_of_gradient(each, self._layout)
+            if each.spec.is_sliced and each.param.grad is not None:
+                self._averages[each.spec.name] = _slice_of_gradient(each, self._layout)
                 each.param.grad = None
-        for each in self._leaves:  # hooks and noise of users may have written there
-            if each.is_divided and each.leaf.grad is not None:
-                clear_padding_(each.leaf.grad, each.spec.numel, self._layout.rank)
 
     def _with_gradient(self) -> list[Leaf]:
         return [each for each in self._leaves if each.param.grad is not None]
@@ -143,56 +192,69 @@ class LocalParams:
         grads = [_gradient(each) for each in bucket]
         if not spec.is_sliced:
             return self._comm.begin_sync(grads, spec.dtype, spec.wire_dtype, names)
-        numels = [each.leaf.numel() for each in bucket]
+        numels = [each.piece_shape[0] for each in bucket]
         return self._comm.begin_reduce(grads, numels, spec.dtype, spec.wire_dtype, names)
 
     def _finish(self, bucket: list[Leaf], results: list[Tensor]) -> None:
         self._comm.wait(results)
         for each, mean in zip(bucket, results, strict=True):
             each.param.grad = None
-            each.leaf.grad = mean
+            if each.spec.is_sliced:
+                self._averages[each.spec.name] = mean
+            elif mean.stride() == each.param.stride():
+                each.param.grad = mean
+            else:  # fused optimizers step by place in memory
+                each.param.grad = torch.empty_like(each.param).copy_(mean)
 
     def publish(self) -> None:
         """After a step, give all ranks the slices that each rank has stepped (stage 1)."""
-        sliced = [each for each in self._leaves if each.spec.is_sliced]
-        shards = [each.leaf.detach() for each in sliced]
-        fulls = [padded_flat(each.param.data, self._layout.world_size) for each in sliced]
+        names, shards, fulls = self._slices.split()
         if shards:
-            self._comm.gather_into(shards, fulls, [each.spec.name for each in sliced])
+            self._comm.gather_into(shards, fulls, names)
 
     def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of divided and of whole leaves."""
-        divided = [e.leaf.grad for e in self._leaves if e.is_divided and e.leaf.grad is not None]
-        whole = [e.leaf.grad for e in self._leaves if not e.is_divided and e.leaf.grad is not None]
-        return divided, whole
+        found = [(e.is_divided, e.param.grad) for e in self._leaves if e.param.grad is not None]
+        divided = [grad for is_divided, grad in found if is_divided]
+        return divided, [grad for is_divided, grad in found if not is_divided]
 
     def divided(self) -> dict[int, ParamSpec]:
-        """Return the facts about the leaves that are pieces, by the leaf's id."""
-        return {id(each.leaf): each.spec for each in self._leaves if each.is_divided}
+        """Return the facts about the leaves that are stepped in pieces, by the parameter's id."""
+        return {id(each.param): each.spec for each in self._leaves if each.is_divided}
 
     def named_gradients(self) -> tuple[list[str], list[Tensor | None]]:
         """Return the names of all leaves and their gradients, in the model's order."""
-        return [e.spec.name for e in self._leaves], [e.leaf.grad for e in self._leaves]
+        return [e.spec.name for e in self._leaves], [e.param.grad for e in self._leaves]
 
     def versions(self) -> list[tuple[int, int] | None]:
         """Return what tells whether a backward pass has added to a gradient since, for each leaf."""
         grads = (each.param.grad for each in self._leaves)
         return [None if grad is None else (id(grad), grad._version) for grad in grads]
 
+    def changed_gradients(self, versions: list[tuple[int, int] | None]) -> list[Tensor]:
+        """Return the gradients that are others, or have been added to, since `versions()`."""
+        return [
+            each.param.grad
+            for each, before, now in zip(self._leaves, versions, self.versions(), strict=True)
+            if each.param.grad is not None and now != before
+        ]
+
+    def present_gradients(self) -> list[Tensor]:
+        """Return the gradients that there are, as the parameters hold them."""
+        return [each.param.grad for each in self._leaves if each.param.grad is not None]
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for each in self._leaves:
             each.param.grad = None
-            each.leaf.grad = None
 
-    def replace_in(self, groups: Iterable[dict[str, list[nn.Parameter]]]) -> None:
-        """Let an optimizer's groups step this rank's leaves instead of the model's parameters.
+    def keep_known(self, groups: Iterable[dict[str, list[nn.Parameter]]]) -> None:
+        """Leave in an optimizer's groups the parameters that are trained.
 
         Raises:
-            EngineError: a group holds a parameter that the model does not own.
+            EngineError: a group holds a trainable parameter that the model does not own.
         """
-        leaf_of = {id(each.param): each.leaf for each in self._leaves}
-        known = leaf_of | {id(each.leaf): each.leaf for each in self._leaves}
+        known = {id(each.param) for each in self._leaves}
         for index, group in enumerate(groups):
             for param in group["params"]:
                 if id(param) not in known and param.requires_grad:
@@ -202,7 +264,36 @@ class LocalParams:
                         "parameters: build the optimizer from model.parameters() of the model "
                         "that you pass to torchloom.initialize"
                     )
-            group["params"] = [known[id(p)] for p in group["params"] if id(p) in known]
+            group["params"] = [param for param in group["params"] if id(param) in known]
+
+
+_LOCALS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Of each trained parameter, by which `LocalParams` it is stepped: several engines may share it."""
+
+
+def check_steps_alone(params: Iterable[Tensor]) -> None:
+    """Raise if an optimizer may not step these parameters outside of `LocalParams.stepping`.
+
+    Raises:
+        EngineError: gradients wait that are not averaged, or whose slices belong to other ranks.
+    """
+    owners = next(filter(None, map(_LOCALS.get, params)), ())
+    if (
+        owners
+        and not any(owner.is_stepping for owner in owners)
+        and any(owner.waits_for_step for owner in owners)
+    ):
+        raise EngineError(
+            "optimizer.step() was called on gradients that are this rank's own: ranks would train to "
+            "different weights; call engine.step(), which averages them and steps the optimizer"
+        )
+
+
+def _piece_shape(spec: ParamSpec, layout: Layout, param: nn.Parameter) -> tuple[int, ...]:
+    """Return the shape of what the optimizer steps."""
+    if spec.is_sliced:
+        return (piece_numel(spec.numel, layout.world_size),)
+    return tuple(param.shape)
 
 
 def _gradient(each: Leaf) -> Tensor:
@@ -213,7 +304,7 @@ def _gradient(each: Leaf) -> Tensor:
 
 def _slice_of_gradient(each: Leaf, layout: Layout) -> Tensor:
     """Cut this rank's slice out of a gradient whose own slice is averaged."""
-    numel = each.leaf.numel()
+    numel = each.piece_shape[0]
     flat = _gradient(each).reshape(-1)[layout.rank * numel : (layout.rank + 1) * numel]
     if flat.numel() == numel:
         return flat

@@ -78,7 +78,7 @@ def shard_model(
     world = make_world(mesh, None)
     check_devices(model, dist.get_backend())
     agreement = new_agreement(world.rank, world.world_size)
-    comm = communicator_of(model, world.comm, agreement)
+    comm = communicator_of(world.comm, agreement)
     layout = plan_layout(
         model,
         stage=stage,

@@ -13,14 +13,18 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
+from torchloom.engine.local import check_steps_alone
 from torchloom.engine.rates import note_rates
 from torchloom.position import POSITION
 from torchloom.runtime import tell_step
 
 _STEPPED: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
-"""Parameters that optimizers step: those of models that `shard_model` sharded, leaves of engines."""
+"""Parameters that optimizers step: those of models that `shard_model` sharded, and of engines."""
 _OF_ENGINES: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 """Those of them whose engine counts its steps."""
 
@@ -29,11 +33,16 @@ def count_steps_of(params: Iterable[nn.Parameter], *, has_engine: bool = False) 
     """Let steps of optimizers over these parameters count as steps of this process."""
     if not _IS_HOOKED:
         _IS_HOOKED.append(True)
+        register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
     found = {id(param): param for param in params}
     _STEPPED.update(found)
     if has_engine:
         _OF_ENGINES.update(found)
+
+
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    check_steps_alone(param for group in optimizer.param_groups for param in group["params"])
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """The optimizer step at the accumulation boundary.
 
-collect    every leaf gets its averaged gradient
+collect    every parameter gets the averaged gradient of what this rank steps of it
 check      one global norm; not finite: the step is skipped on all ranks alike, or ends the run
 clip       gradients shrink to `gradient_clipping`
-step       torch's optimizer over this rank's leaves
+step       torch's optimizer over this rank's pieces
 publish    stage 1: all ranks get the slices that each has stepped
 """
 
@@ -22,6 +22,7 @@ from torchloom.engine.clipping import clip_, global_norm, scale_
 from torchloom.engine.local import LocalParams
 from torchloom.engine.nonfinite import NonFinite, find_non_finite
 from torchloom.engine.offloads import Offloads
+from torchloom.engine.optim import complete_momentum
 from torchloom.engine.scaling import LossScaler
 from torchloom.errors import NonFiniteError
 from torchloom.events import StepSkipped, emit
@@ -73,18 +74,18 @@ class Update:
                 f"the run was to end at step {step} ({self.stop_reason}): leave the loop when "
                 "engine.should_stop is true, and resume from a checkpoint"
             )
-        self.local.collect_gradients(
-            reduce=reduce, bucket_bytes=self.config.zero.reduce_bucket_bytes
-        )
-        found = self._check()
+        bucket_bytes = self.config.zero.reduce_bucket_bytes
+        with self.local.stepping(reduce=reduce, bucket_bytes=bucket_bytes):
+            found = self._check()
+            if found is None:
+                self._clip()
+                complete_momentum(optimizer)
+                self.offloads.step(optimizer)
         if found is None:
-            self._clip()
-            self.offloads.step(optimizer)
             self.comm.residents.invalidate()
             self.local.publish()
             if lr_scheduler is not None:
                 lr_scheduler.step()
-        self.local.zero_grad()
         self.losses.clear()
         if found is not None:
             self._refuse(found, step)

@@ -105,6 +105,7 @@ def pass_context(config: Config, model: nn.Module) -> PassContext:
         reduce_bucket_bytes=config.zero.reduce_bucket_bytes,
         prefetch_bytes=_prefetch_bytes(config, layout),
         prefetch_is_bound=config.zero.prefetch_bytes is not None,
+        handle=layout.handle,
         sliced=tuple(sorted(spec.name for spec in layout if spec.is_sliced)),
         offload_min_bytes=config.offload.activation_min_bytes,
         pin_memory=config.offload.pin_memory,

@@ -71,6 +71,8 @@ class PassContext:
     """Weights gathered ahead of their use may hold this much memory."""
     prefetch_is_bound: bool = False
     """Whether the user gave `prefetch_bytes`: a plan may then only take less."""
+    handle: str = ""
+    """The communicator of the model that these facts are about; "": a graph names no other."""
     sliced: tuple[str, ...] = ()
     """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
     host_params: tuple[str, ...] = ()
@@ -102,6 +104,14 @@ class PassContext:
     """Parameters that may be cast before they are gathered; None: all."""
     shared_weights: SharedWeights | None = None
     """Weights that are read in place, without a gather."""
+
+    def is_about(self, handle: str) -> bool:
+        """Say whether these facts are about the parameters that a node names beside this handle.
+
+        A graph may hold weights of another engine's model, which was called in forward: their names
+        may be the same.
+        """
+        return self.handle in ("", handle)
 
     def key(self) -> str:
         """Return everything a pass may depend on, as text for cache keys."""

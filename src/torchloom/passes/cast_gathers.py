@@ -44,7 +44,7 @@ def cast_gathers(gm: fx.GraphModule, ctx: PassContext) -> int:
 
 def _cast_first(graph: fx.Graph, gather: fx.Node, ctx: PassContext) -> bool:
     shard, shape, _dtype, wire_dtype, handle, param = args_of(gather)
-    if not _may_travel_cast(param, ctx):
+    if ctx.is_about(handle) and not _may_travel_cast(param, ctx):
         return False
     readers = _readers(gather)
     if readers is None:

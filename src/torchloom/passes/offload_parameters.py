@@ -10,6 +10,8 @@ Needs: zero. Changes no values.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -20,7 +22,7 @@ from torchloom.graph import PassContext, args_of, call, find, value_of
 def offload_parameters(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Insert a reload before each gather of a piece on the host; return how many."""
     chosen = set(ctx.host_params)
-    nodes = [node for node in find(gm.graph, ops.gather) if args_of(node)[-1] in chosen]
+    nodes = [node for node in find(gm.graph, ops.gather) if _names_one_of(node, chosen, ctx)]
     for node in nodes:
         piece = args_of(node)[0]
         with gm.graph.inserting_before(node):
@@ -30,3 +32,8 @@ def offload_parameters(gm: fx.GraphModule, ctx: PassContext) -> int:
         back.meta["ac_graph_id"] = 0
         node.args = (back, *args_of(node)[1:])
     return len(nodes)
+
+
+def _names_one_of(gather: fx.Node, chosen: Collection[str], ctx: PassContext) -> bool:
+    *_, handle, param = args_of(gather)
+    return ctx.is_about(handle) and param in chosen

@@ -43,6 +43,8 @@ def _replace_members(
     shards, params, dtype, world_size, handle = args_of(transfer.start)
     pieces = [_piece_of(shard) for shard in shards]
     names = [ctx.params.get(piece.name, "") for piece in pieces]
+    if not ctx.is_about(handle):
+        return 0
     stays = [
         name not in chosen or not _only_read(pick, transfer.wait)
         for name, pick in zip(names, transfer.results, strict=True)

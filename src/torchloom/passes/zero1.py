@@ -19,7 +19,7 @@ def zero1(gm: fx.GraphModule, ctx: PassContext) -> int:
     num_narrowed = 0
     for node in find(gm.graph, ops.sync):
         grad, dtype, wire_dtype, own_slice, handle, param = args_of(node)
-        if param in ctx.sliced and not own_slice:
+        if ctx.is_about(handle) and param in ctx.sliced and not own_slice:
             node.args = (grad, dtype, wire_dtype, True, handle, param)
             num_narrowed += 1
     return num_narrowed

@@ -22,7 +22,8 @@ def zero2(gm: fx.GraphModule, ctx: PassContext) -> int:
     nodes = find(gm.graph, ops.gather)
     resident = frozenset() if ctx.choices is None else ctx.choices.resident
     for node in nodes:
-        if args_of(node)[-1] in resident:
+        *_, handle, param = args_of(node)
+        if ctx.is_about(handle) and param in resident:
             for link in with_views(node):
                 link.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
                 link.meta["ac_graph_id"] = 0

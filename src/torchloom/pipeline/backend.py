@@ -72,7 +72,7 @@ def weave(
     context = PassContext(world_size=1)
     if layout is not None:
         sliced = tuple(sorted(spec.name for spec in layout if spec.is_sliced))
-        context = PassContext(world_size=layout.world_size, sliced=sliced)
+        context = PassContext(world_size=layout.world_size, handle=layout.handle, sliced=sliced)
     sizes = {key: given[key] for key in _SIZES if key in given}
     asked = given.get("passes", None if layout else ())
     folder = given.get("dump_graphs")

@@ -34,15 +34,19 @@ class Page:
     profile: ProfilingResult = field(default_factory=ProfilingResult)
     manager: GraphParams | None = None
 
-    def read_joint(self, gm: fx.GraphModule, needs_backward: bool) -> None:
-        """Learn from a graph before the split which input holds which parameter."""
+    def read_joint(
+        self, gm: fx.GraphModule, needs_backward: bool, handle: str | None = None
+    ) -> None:
+        """Learn from a graph before the split which input holds which parameter of our model."""
         self.profile = ProfilingResult(needs_backward=needs_backward)
         self.manager = None
         self.params = {
             args_of(node)[0].name: str(args_of(node)[-1])
             for op in (ops.gather, ops.replicate)
             for node in find(gm.graph, op)
-            if isinstance(args_of(node)[0], fx.Node) and args_of(node)[0].op == "placeholder"
+            if isinstance(args_of(node)[0], fx.Node)
+            and args_of(node)[0].op == "placeholder"
+            and handle in (None, args_of(node)[-2])
         }
         results: Any = gm.graph.output_node().args[0]
         num_results = len(results) if isinstance(results, list | tuple) else 1

@@ -176,7 +176,7 @@ class Weaving:
         setup, report = self.setup, self.report
         page = setup.book.page(report.digest)
         if stage == "joint":
-            page.read_joint(gm, needs_backward=kind == "joint")
+            page.read_joint(gm, kind == "joint", self.context.handle or None)
         context = dataclasses.replace(self._context_of(kind), params=dict(page.params))
         spot = Spot(setup.book, page, self.context.world_size, default_budget_bytes())
         passes = [_bound(each, spot) for each in self._passes_of(stage)]

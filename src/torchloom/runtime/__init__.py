@@ -13,11 +13,12 @@ from torchloom.runtime import kernels as _kernels
 from torchloom.runtime.communicator import CommStats, Communicator
 from torchloom.runtime.communicators import for_model, get_communicator, lookup
 from torchloom.runtime.digests import tell_step
-from torchloom.runtime.host import Mover, MoveStats, move_stats, mover_of
+from torchloom.runtime.host import Account, Mover, MoveStats, move_stats, mover_of
 from torchloom.runtime.transit import refresh_bytes, transit_bytes
 from torchloom.runtime.weights import WeightStore, make_store
 
 __all__ = [
+    "Account",
     "CommStats",
     "Communicator",
     "MoveStats",

@@ -33,6 +33,12 @@ class CommStats(NamedTuple):
     num_collectives: int
     num_bytes: int
 
+    def since(self, earlier: CommStats) -> CommStats:
+        """Return what came after an earlier count."""
+        return CommStats(
+            self.num_collectives - earlier.num_collectives, self.num_bytes - earlier.num_bytes
+        )
+
 
 @dataclass
 class Communicator:
@@ -46,7 +52,7 @@ class Communicator:
     symmetric_memory: bool = False
     """Whether shared memory was asked for, where it can be had."""
     model: int = 0
-    """Of the models that share these groups and whose parameters share names, which one this serves."""
+    """Of the models that share these groups, which one this serves."""
     _num_collectives: int = field(default=0, init=False)
     _num_bytes: int = field(default=0, init=False)
     _in_flight: dict[int, Pending] = field(default_factory=dict, init=False)

@@ -64,7 +64,7 @@ def get_communicator(
 
 
 def for_model(comm: Communicator, number: int) -> Communicator:
-    """Return the communicator over the same groups for one of several models of equal names.
+    """Return the communicator over the same groups for one of several models.
 
     What one model gathers, keeps and counts is not another's, and ranks that take the models in
     different order are told apart.

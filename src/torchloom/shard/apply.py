@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,8 @@ class _Root:
 
 
 _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_PIECES: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Elements of the piece that a parameter holds, also where its model has been freed since."""
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -137,6 +140,7 @@ def shard_module(
             f"this {type(model).__name__} is already sharded: initialize it once, or call "
             "torchloom.shard.unshard(model) before sharding it again"
         )
+    _check_shared(model, layout)
     check_code(model, layout)
     _forget_computed(model)
     keep = _Keeper(layout, broadcast)
@@ -180,6 +184,7 @@ def unshard(model: nn.Module) -> nn.Module:
         whole = gather_whole(param, spec, layout.handle)
         param.grad = None
         param.data = whole
+        _PIECES.pop(param, None)
     _restore_classes(modules)
     COUNTED.difference_update(modules.values())
     root = _ROOTS.pop(model)
@@ -247,6 +252,39 @@ def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
     return layout
 
 
+def _check_shared(model: nn.Module, layout: Layout) -> None:
+    """Refuse parameters that other models own, too, unless they are whole for all of them.
+
+    Raises:
+        ShardError: one is a piece already, or would become one under another model's feet.
+    """
+    modules = dict(model.named_modules())
+    params = {s.name: modules[s.owners[0].module]._parameters[s.owners[0].attr] for s in layout}
+    for name, param in params.items():
+        if param is not None and tuple(param.shape) == (_PIECES.get(param),):
+            raise ShardError(
+                f"the parameter {name!r} is a piece already, as another model that owns it was sharded at "
+                "stage 2 or 3: one of both can own it; unshard that model first, or give this one a copy"
+            )
+    cut_here = {id(params[spec.name]): spec.name for spec in layout.sharded}
+    shared = _first_shared(model, cut_here)
+    if shared is not None:
+        gc.collect()  # models that nobody has any more may wait for it
+        shared = _first_shared(model, cut_here)
+    if shared is not None:
+        raise ShardError(
+            f"the parameter {shared!r} is owned by another model that was sharded, and stage "
+            f"{layout.stage} would cut it: at stages 0 and 1 both may own it, or give this one a copy"
+        )
+
+
+def _first_shared(model: nn.Module, names: dict[int, str]) -> str | None:
+    """Return the name of a parameter, given by id, that another sharded model owns."""
+    others = (other for other in list(_ROOTS.keys()) if other is not model)
+    found = (names.get(id(param)) for other in others for param in other.parameters())
+    return next((name for name in found if name is not None), None)
+
+
 class _Keeper:
     """Replaces a parameter's whole data by what this rank keeps of it."""
 
@@ -262,6 +300,7 @@ class _Keeper:
         data = data.to(spec.dtype)
         if spec.mode == "sharded":
             data = cut(data, self._layout.rank, spec.shard_numel)
+            _PIECES[param] = spec.shard_numel
         elif spec.is_sliced:
             # Padded, so that every rank's slice is equal and the slices gather in place.
             data = join(pad_storage(data, self._layout.world_size), spec.shape)

@@ -18,6 +18,12 @@ from torchloom.errors import ShardError
 from torchloom.shard.admit import check_model
 from torchloom.shard.pieces import piece_numel
 
+_RUNNING = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
+"""Norms that may keep running statistics: buffers, which are not cast."""
+
 Mode = Literal["sharded", "synced", "whole"]
 """sharded: a piece per rank, gathered at use. synced: whole, its gradient averaged at use.
 whole: whole, its gradient left local until the accumulation boundary."""
@@ -30,7 +36,8 @@ class Precision:
     master: torch.dtype | None = torch.float32
     """Floating-point shards are kept in this dtype; None keeps each parameter's own."""
     compute: torch.dtype | None = None
-    """Weights are cast to this dtype before they travel; None computes in the kept dtype."""
+    """Weights are cast to this dtype before they travel; None computes in the kept dtype. Those of norms
+    with running statistics are not: they are read in the dtype of these."""
     reduce: torch.dtype | None = None
     """Gradients travel in this dtype; None means the dtype of the kept shard."""
 
@@ -156,7 +163,8 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
     check_model(model)
     precision = precision or Precision()
     owners: dict[nn.Parameter, list[Owner]] = {}
-    for path, module in model.named_modules():
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
         for attr, param in module.named_parameters(recurse=False, remove_duplicate=False):
             owners.setdefault(param, []).append(Owner(path, attr))
     specs: list[ParamSpec] = []
@@ -166,6 +174,8 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
         is_sharded = stage >= 2 and is_divisible
         shard_numel = piece_numel(param.numel(), world_size) if is_sharded else 0
         kept, compute, wire = _dtypes(param, precision)
+        if any(_has_running_statistics(modules[place.module]) for place in places):
+            compute = kept
         specs.append(
             ParamSpec(
                 name=name,
@@ -201,6 +211,14 @@ def _mode(is_sharded: bool, num_ranks: int, stage: int, sync_in_backward: bool) 
         return "whole"
     # A whole parameter of stages 2 and 3 is averaged with its sharded neighbours, every micro-step.
     return "synced" if stage >= 2 or sync_in_backward else "whole"
+
+
+def _has_running_statistics(module: nn.Module) -> bool:
+    """Say whether a module's weights must be of the dtype of its running statistics.
+
+    Its kernels take inputs in a lower type beside both, and compute in the higher one.
+    """
+    return isinstance(module, _RUNNING) and module.running_mean is not None
 
 
 def _dtypes(

@@ -117,7 +117,7 @@ def take(
     """
     layout = layout_of(engine.module)
     writers = _Writers(engine.world, layout)
-    names = {id(each.leaf): each.spec.name for each in engine.local}
+    names = {id(each.param): each.spec.name for each in engine.local}
     values = dict(_values(engine, counters, client_state, names))
     parts = list(_weights(engine, layout, writers, exclude_frozen))
     states = list(_states(engine, layout, writers))
@@ -281,17 +281,17 @@ def _states(
     if engine.optimizer is None:
         return
     for each in engine.local:
-        if each.leaf not in engine.optimizer.state:
+        if each.param not in engine.optimizer.state:
             continue
         name, value, parts = f"optim/{each.spec.name}", Value([]), []
-        for key, state in engine.optimizer.state[each.leaf].items():
+        for key, state in engine.optimizer.state[each.param].items():
             if not isinstance(key, str):
                 raise CheckpointError(
                     f"the optimizer's state of {each.spec.name!r} has a key {key!r}: a checkpoint "
                     "keeps states that are named by texts"
                 )
             full, where = f"{name}/{key}", f"the optimizer's state {key!r} of {each.spec.name!r}"
-            if is_piece(key, state, each.leaf):
+            if is_piece(key, state, each.piece_shape):
                 put = writers.piece if each.is_divided else writers.whole
                 parts += put(full, each.spec, plain_tensor(state, where))
                 value.tree.append([key, "piece", None])
@@ -306,9 +306,9 @@ def _states(
         yield name, value, parts
 
 
-def is_piece(key: str, state: Any, leaf: Tensor) -> bool:
-    """Say whether a state has an element per element of its parameter."""
-    if not isinstance(state, Tensor) or state.shape != leaf.shape:
+def is_piece(key: str, state: Any, shape: tuple[int, ...]) -> bool:
+    """Say whether a state has an element per element of a parameter's piece of this shape."""
+    if not isinstance(state, Tensor) or tuple(state.shape) != shape:
         return False
     return state.dim() > 0 or key != "step"  # of a scalar parameter
 
@@ -316,10 +316,10 @@ def is_piece(key: str, state: Any, leaf: Tensor) -> bool:
 def _check_divisible(each: Leaf, key: str, state: Any) -> None:
     if not each.is_divided or not isinstance(state, Tensor) or state.numel() <= 1:
         return
-    if not is_piece(key, state, each.leaf):
+    if not is_piece(key, state, each.piece_shape):
         raise CheckpointError(
             f"the optimizer's state {key!r} of {each.spec.name!r} has shape {list(state.shape)}, its "
-            f"piece of the parameter {list(each.leaf.shape)}: a checkpoint keeps states with an "
+            f"piece of the parameter {list(each.piece_shape)}: a checkpoint keeps states with an "
             "element per element, and single numbers. Use an optimizer that works elementwise, or "
             "stage 0"
         )

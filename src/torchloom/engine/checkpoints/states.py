@@ -6,6 +6,7 @@ replaced, and those that the checkpoint does not have are dropped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ def read_groups(engine: Trained, contents: Contents, *, strict: bool) -> Groups:
         CheckpointError: the groups are others.
     """
     assert engine.optimizer is not None
-    names = {id(each.leaf): each.spec.name for each in engine.local}
+    names = {id(each.param): each.spec.name for each in engine.local}
     groups, saved = engine.optimizer.param_groups, contents.value("groups")
     if len(groups) != len(saved):
         raise CheckpointError(
@@ -76,7 +77,7 @@ def read_states(engine: Trained, contents: Contents) -> Callable[[], None]:
             "ranks that saved them: load on as many, or with load_optimizer_states=False"
         )
     by_leaf = {
-        each.leaf: {} if tree is None else _read(each, tree, contents, layout)
+        each.param: {} if tree is None else _read(each, tree, contents, layout)
         for each in engine.local
         for tree in [contents.state_tree(each.spec.name)]
     }
@@ -100,13 +101,13 @@ def _read(each: Leaf, tree: list[Any], contents: Contents, layout: Layout) -> di
         if kind != "piece":
             states[key] = contents.fetch(name, value)
             continue
-        numel, rank = each.leaf.numel(), layout.rank if each.is_divided else 0
+        numel, rank = math.prod(each.piece_shape), layout.rank if each.is_divided else 0
         start = min(rank * numel, each.spec.numel)
         valid = valid_numel(each.spec.numel, rank, numel)
         part = contents.payload.part(f"{name}/{key}", start, valid)
         if valid < numel:
             part = torch.cat([part, part.new_zeros(numel - valid)])
-        states[key] = part.view(each.leaf.shape)
+        states[key] = part.view(each.piece_shape)
     return states
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import MoveError
+from torchloom.runtime.host.accounts import Account, charged_account
 
 SEGMENT_BYTES = 32 << 20
 """Least size of a segment. A guess: registering memory costs a call of about 3 ms, whatever its size."""
@@ -48,6 +49,13 @@ class _Block:
     """Bytes taken, rounded up."""
     nbytes: int
     """Bytes asked for."""
+    account: Account | None = None
+    """Whose it is."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        return self.segment.address + self.offset
 
 
 @dataclass
@@ -63,9 +71,10 @@ class HostArena:
     segment_bytes: int = SEGMENT_BYTES
     poison: bool = False
     """Fill blocks with NaNs when they are made and when they are freed; for tests."""
-    peak_bytes: int = field(default=0, init=False)
-    """Most bytes that were in use at a time."""
-    _used: int = field(default=0, init=False)
+    total: Account = field(default_factory=Account, init=False)
+    """All that is in use."""
+    _accounts: dict[int, Account] = field(default_factory=dict, init=False)
+    """Whose the blocks are, by their addresses."""
     _segments: list[_Segment] = field(default_factory=list, init=False)
     _dead: deque[_Block] = field(default_factory=deque, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -75,12 +84,21 @@ class HostArena:
         """Bytes of all living tensors of the arena."""
         with self._lock:
             self._bury()
-            return self._used
+            return self.total.used
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self._segments)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes that were in use at a time."""
+        return self.total.peak
+
+    def account_of(self, tensor: Tensor) -> Account | None:
+        """Return the account that a tensor of the arena was taken for."""
+        return self._accounts.get(tensor.data_ptr())
 
     def owns(self, tensor: Tensor) -> bool:
         """Say whether a tensor lives in this arena."""
@@ -108,8 +126,11 @@ class HostArena:
         with self._lock:
             self._bury()
             block = self._take(nbytes, pin and self.device.type != "cpu")
-            self._used += nbytes
-            self.peak_bytes = max(self.peak_bytes, self._used)
+            block.account = charged_account()
+            self.total.take(nbytes)
+            if block.account is not None:
+                block.account.take(nbytes)
+                self._accounts[block.address] = block.account
         view = (ctypes.c_char * nbytes).from_buffer(block.segment.memory, block.offset)
         if self.poison:
             ctypes.memset(ctypes.addressof(view), _POISON, nbytes)
@@ -150,15 +171,19 @@ class HostArena:
 
     def reset_peak(self) -> None:
         """Count the peak from what is in use now."""
-        self.peak_bytes = self.used_bytes
+        with self._lock:
+            self._bury()
+            self.total.peak = self.total.used
 
     def _bury(self) -> None:
         while self._dead:
             block = self._dead.popleft()
-            self._used -= block.nbytes
+            self.total.take(-block.nbytes)
+            if block.account is not None:
+                block.account.take(-block.nbytes)
+                self._accounts.pop(block.address, None)
             if self.poison:
-                address = block.segment.address + block.offset
-                ctypes.memset(address, _POISON, block.nbytes)
+                ctypes.memset(block.address, _POISON, block.nbytes)
             _give_back(block.segment.free, block.offset, block.length)
 
     def _take(self, nbytes: int, pin: bool) -> _Block:

@@ -13,17 +13,22 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from torchloom.errors import MoveError
+from torchloom.runtime.host.accounts import (
+    Account,
+    Direction,
+    charged_account,
+    living_accounts,
+)
 from torchloom.runtime.host.arena import HostArena
 from torchloom.runtime.host.streams import StreamEngine
 from torchloom.runtime.host.threads import Jitter, ThreadEngine
 
-Direction = Literal["to_host", "to_device"]
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -51,14 +56,14 @@ class CopyEngine(Protocol):
 
 @dataclass(frozen=True)
 class MoveStats:
-    """What one device has moved, and the memory that it uses on the host; all in bytes."""
+    """What a device, or one engine on it, has moved, and its memory on the host; all in bytes."""
 
     host_bytes: int
     """In use on the host now."""
     host_peak_bytes: int
     """Most that was in use on the host at a time."""
     host_reserved_bytes: int
-    """Host memory that the arena holds, in use or not."""
+    """Host memory that the device's arena holds, in use or not; engines share it."""
     offloaded_bytes: int
     """Copied to the host so far."""
     reloaded_bytes: int
@@ -76,15 +81,12 @@ class Mover:
     engines: dict[Direction, CopyEngine]
     poison: bool = False
     """Fill what a reload will write with NaNs first; for tests."""
-    _moved: dict[Direction, int] = field(default_factory=lambda: {"to_host": 0, "to_device": 0})
-    _in_flight: dict[int, tuple[Ticket, int]] = field(default_factory=dict)
-    _in_flight_bytes: int = 0
-    _in_flight_peak: int = 0
+    _in_flight: dict[int, tuple[Ticket, int, Account | None]] = field(default_factory=dict)
 
     def begin_offload(self, sources: Sequence[Tensor], *, pin: bool = True) -> list[Tensor]:
         """Begin to copy tensors into host memory; `wait` makes the results valid."""
         hosts = [self.arena.empty_like(source, pin=pin) for source in sources]
-        self._note(hosts, self.begin_copy("to_host", list(zip(sources, hosts, strict=True))))
+        self._note(hosts, self.begin_copy("to_host", list(zip(sources, hosts, strict=True))), hosts)
         return hosts
 
     def begin_reload(self, hosts: Sequence[Tensor]) -> list[Tensor]:
@@ -92,7 +94,8 @@ class Mover:
         results = [torch.empty_like(host, device=self.device) for host in hosts]
         if self.poison:
             fill_with_nans(results)
-        self._note(results, self.begin_copy("to_device", list(zip(hosts, results, strict=True))))
+        ticket = self.begin_copy("to_device", list(zip(hosts, results, strict=True)))
+        self._note(results, ticket, hosts)
         return results
 
     def fetch(self, host: Tensor) -> Tensor:
@@ -108,7 +111,11 @@ class Mover:
             direction: which engine copies.
             pairs: (source, destination), neither of which may change or die before `finish`.
         """
-        self._moved[direction] += sum(source.nbytes for source, _ in pairs)
+        for source, destination in pairs:
+            self._total.moved[direction] += source.nbytes
+            account = self._account_of(destination if direction == "to_host" else source)
+            if account is not None:
+                account.moved[direction] += source.nbytes
         return self.engines[direction].begin(
             [(self._plain(source), self._plain(destination)) for source, destination in pairs]
         )
@@ -129,46 +136,62 @@ class Mover:
         key = _key(results)
         if key is None:
             return
-        ticket, nbytes = self._in_flight.pop(key, (None, 0))
+        ticket, nbytes, account = self._in_flight.pop(key, (None, 0, None))
         if ticket is None:
             raise MoveError(
                 f"{len(results)} tensors were waited for that are not on their way between "
                 f"{self.device} and the host: a pass placed two waits for one start, or none"
             )
-        self._in_flight_bytes -= nbytes
+        self._fly(-nbytes, account)
         ticket.finish()
 
-    def stats(self) -> MoveStats:
-        """Return the running totals of this process."""
+    def stats(self, account: Account | None = None) -> MoveStats:
+        """Return the running totals of an account, default: of all that this process has moved."""
+        found, used = account or self._total, self.arena.used_bytes  # buries what has died
         return MoveStats(
-            host_bytes=self.arena.used_bytes,
-            host_peak_bytes=self.arena.peak_bytes,
+            host_bytes=used if account is None else found.used,
+            host_peak_bytes=found.peak,
             host_reserved_bytes=self.arena.reserved_bytes,
-            offloaded_bytes=self._moved["to_host"],
-            reloaded_bytes=self._moved["to_device"],
-            in_flight_peak_bytes=self._in_flight_peak,
+            offloaded_bytes=found.moved["to_host"],
+            reloaded_bytes=found.moved["to_device"],
+            in_flight_peak_bytes=found.in_flight_peak,
         )
 
     def reset_peaks(self) -> None:
-        """Count peaks from now on."""
+        """Count peaks from now on, those of accounts as well."""
         self.arena.reset_peak()
-        self._in_flight_peak = self._in_flight_bytes
+        for account in (self._total, *living_accounts()):
+            account.reset_peaks()
+
+    @property
+    def _total(self) -> Account:
+        return self.arena.total
+
+    def _account_of(self, host: Tensor) -> Account | None:
+        """Return whose a copy is: of the engine that took the host memory, or is at work."""
+        return self.arena.account_of(host) or charged_account()
 
     @property
     def num_in_flight(self) -> int:
         """Copies that began and were not waited for."""
         return len(self._in_flight)
 
-    def _note(self, results: Sequence[Tensor], ticket: Ticket) -> None:
+    def _note(self, results: Sequence[Tensor], ticket: Ticket, hosts: Sequence[Tensor]) -> None:
         key, nbytes = _key(results), sum(result.nbytes for result in results)
         if key is None:
             return
         # An entry at this address is of a graph that raised between start and wait: nobody will
         # wait for it any more, and its memory has been given away since.
-        _, stale = self._in_flight.pop(key, (None, 0))
-        self._in_flight[key] = (ticket, nbytes)
-        self._in_flight_bytes += nbytes - stale
-        self._in_flight_peak = max(self._in_flight_peak, self._in_flight_bytes)
+        _, stale, account = self._in_flight.pop(key, (None, 0, None))
+        self._fly(-stale, account)
+        account = self._account_of(hosts[0])
+        self._in_flight[key] = (ticket, nbytes, account)
+        self._fly(nbytes, account)
+
+    def _fly(self, num_bytes: int, account: Account | None) -> None:
+        self._total.fly(num_bytes)
+        if account is not None:
+            account.fly(num_bytes)
 
 
 def fill_with_nans(tensors: Iterable[Tensor]) -> None:
