@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import _C
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
@@ -29,3 +32,29 @@ def function_modes() -> list[str]:
 def dispatch_modes() -> list[str]:
     """Return the names of active modes."""
     return [type(each).__qualname__ for each in _get_current_dispatch_mode_stack()]
+
+
+def storage_id(value: Any) -> int | None:
+    """Return what tensors over one storage have in common; None for what has no storage."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return _innermost(value).untyped_storage()._cdata
+    except NotImplementedError:  # sparse tensors
+        return None
+
+
+def num_writes(value: Any) -> int:
+    """Return how often a tensor has been written since an operator made it, as far as that is counted."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    tensors = (value, _innermost(value))
+    return max(0 if each.is_inference() else each._version for each in tensors)
+
+
+def _innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in the wrappers that transforms of torch.func put around it."""
+    functorch: Any = _C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor

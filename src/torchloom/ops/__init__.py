@@ -33,11 +33,12 @@ from torchloom.ops.lowered import (
     wait_,
 )
 from torchloom.ops.symmetric import symmetric_done_, symmetric_start
-from torchloom.ops.traced import gather, reduce, replicate, sync
+from torchloom.ops.traced import cast, gather, reduce, replicate, sync
 
 __all__ = [
     "HOST",
     "broadcast_",
+    "cast",
     "free_",
     "gather",
     "gather_start",

@@ -21,13 +21,17 @@ def load_bodies() -> None:
     import_module("torchloom.runtime")
 
 
-def define(schema: str, fake: Callable[..., Any]) -> Any:
+def define(schema: str, fake: Callable[..., Any], *, is_composite: bool = False) -> Any:
     """Define `torchloom::<schema>` with its fake and return the operator overload.
 
     Args:
         schema: an ATen schema without namespace, e.g. `"gather(Tensor shard) -> Tensor"`.
         fake: computes outputs of the right shape, dtype and device without data.
+        is_composite: `fake` is all of the operator, made of other operators that have derivatives.
     """
     name = LIBRARY.define(schema)
-    torch.library.register_fake(f"torchloom::{name}", fake, lib=LIBRARY)
+    if is_composite:
+        LIBRARY.impl(name, fake, "CompositeImplicitAutograd")
+    else:
+        torch.library.register_fake(f"torchloom::{name}", fake, lib=LIBRARY)
     return getattr(torch.ops.torchloom, name).default

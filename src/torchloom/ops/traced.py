@@ -4,6 +4,7 @@
     reduce     full gradient -> shard of the mean gradient
     replicate  whole parameter -> weight   backward: sync
     sync       local gradient -> mean gradient over all ranks
+    cast       whole parameter -> weight   only for Dynamo's graphs: AOTAutograd sees `to`
 
 Each is one node of the joint graph. The gradient formulas are the transposes of each other
 (Rajbhandari et al., "ZeRO", arXiv 1910.02054, section 7: an all-gather forward is a
@@ -92,6 +93,18 @@ sync = define(
 
 With `own_slice` only this rank's slice of the flat gradient is averaged and the rest stays local:
 half the traffic, and all that an optimizer sharded by slices reads (ZeRO-1)."""
+
+
+def _cast(whole: Tensor, dtype: torch.dtype, param: str) -> Tensor:
+    return whole.to(dtype)
+
+
+cast = define(
+    "cast(Tensor whole, ScalarType dtype, str param) -> Tensor",
+    _cast,
+    is_composite=True,
+)
+"""Return a parameter in another dtype, under its name."""
 
 
 def _keep_gather(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

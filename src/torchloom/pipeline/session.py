@@ -119,7 +119,7 @@ class CompileSession:
     def _compile_graph(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
     ) -> Callable[..., Any]:
-        check_graph(gm.graph)
+        check_graph(gm)
         started = time.perf_counter()
         unwoven = copy_graph_module(gm)  # compilers may rewrite the original
         if self.trial is None:

@@ -6,7 +6,6 @@ They communicate at once, one parameter at a time: correct, slower.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -47,7 +46,10 @@ def _gather(
     piece = _reload(shard, shard.device) if is_on_host(shard) else shard
     fulls = comm.begin_gather([piece], dtype, (param,))
     comm.wait(fulls)
-    weight = fulls[0][: math.prod(shape)].view(list(shape))
+    flat = fulls[0]
+    # No view: of one that an operator with a derivative returns, autograd forbids writes in words of its own.
+    weight = flat.new_empty(0)
+    weight.set_(flat.untyped_storage(), int(flat.storage_offset()), tuple(shape))  # type: ignore[call-overload]
     LIVE.note(weight, GatherCall(shard, tuple(shape), dtype, wire_dtype, handle, param))
     return weight
 

@@ -239,12 +239,16 @@ def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
 
     Returns:
         The new layout; parameters and their data are as they were.
+
+    Raises:
+        ShardError: forward writes into parameters, which become copies.
     """
     layout = layout_of(model)
     if layout.stage >= 2 or layout.num_ranks == 1:
         return layout
     mode: Mode = "synced" if enabled else "whole"
     layout = replace(layout, params=tuple(replace(spec, mode=mode) for spec in layout))
+    check_code(model, layout)
     modules = dict(model.named_modules())
     _restore_classes(modules)
     _swap_classes(modules, layout)

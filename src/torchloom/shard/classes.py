@@ -71,24 +71,36 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
         return ops.replicate(self._parameters[attr], dtype, wire, handle, self._loom_names[attr])
 
     def cast(self: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            return ops.cast(self._parameters[attr], dtype, self._loom_names[attr])
         return self._parameters[attr].to(dtype)
 
+    make = {"sharded": gather, "synced": replicate, "whole": cast}[spec.mode]
+
+    def is_given(weight: Tensor) -> bool:
+        """Say whether somebody put a whole weight of his own in the parameter's place."""
+        if spec.mode == "sharded":
+            return list(weight.shape) == shape
+        return not isinstance(weight, nn.Parameter)
+
     def noted(self: Any) -> Tensor:
-        weight = gather(self) if spec.mode == "sharded" else replicate(self)
+        weight = self._parameters[attr]
+        if is_given(weight):  # by torch.func.functional_call; its gradient is nobody else's
+            return weight.to(dtype)
+        weight = make(self)
         return (
             weight if torch.compiler.is_compiling() else WRITES.note(weight, self._loom_names[attr])
         )
 
-    getter = {"sharded": noted, "synced": noted, "whole": cast}[spec.mode]
     if not spec.is_tied or spec.mode == "whole":
-        return getter
+        return noted
 
     def once_per_forward(self: Any) -> Tensor:
         # One gather per forward keeps the sum of a tied parameter's gradients local, as in DDP.
         # Compiled code does the same by the pass `dedupe_gathers`.
         if torch.compiler.is_compiling():
-            return getter(self)
-        return Memo.of(handle).get(self._parameters[attr], lambda: getter(self))
+            return noted(self)
+        return Memo.of(handle).get(self._parameters[attr], lambda: noted(self))
 
     return once_per_forward
 

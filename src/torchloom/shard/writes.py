@@ -1,10 +1,11 @@
 """Writes of a forward pass into gathered weights, which would be lost: found, and refused.
 
-A gathered weight is a copy for one use. Three ways lead to a write into it, and each is looked at where it
+A gathered weight is a copy for one use, as is one that is cast, or whose gradient is averaged in backward. Three ways lead to a write into it, and each is looked at where it
 can be seen:
 
-    weight.clamp_()            eager: the copy's version counter, when the forward pass ends
-                               compiled: the captured graph, before it is compiled
+    weight.clamp_(),           eager: the copy's version counter, when the forward pass ends
+    F.embedding(..., max_norm) compiled: the captured graph and the counters of its fake tensors, before
+                               it is compiled
     weight.data.clamp_(),      they leave no trace in a counter, so the code of `forward` is read when the
     weight.data = ...          model is sharded
 """
@@ -16,10 +17,12 @@ import operator
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from torchloom import ops
-from torchloom._torch import OpOverload
+from torchloom._torch import OpOverload, modes
 from torchloom.errors import ShardError
 from torchloom.graph import args_of, find
 from torchloom.shard.layout import Layout
@@ -32,6 +35,10 @@ _IN_PLACE = frozenset(
 """`iadd` and its like."""
 
 
+_STATISTICS = {F.batch_norm: slice(1, 3), torch.batch_norm: slice(3, 5)}
+"""Where functions take running statistics, which they write while they train and no counter tells."""
+
+
 _OF_NO_VALUES = frozenset({"requires_grad_", "detach_", "share_memory_", "rename_"})
 """Methods that change a tensor, and none of its values."""
 
@@ -41,10 +48,11 @@ def lost(names: Collection[str]) -> ShardError:
     first = min(names)
     more = f" (and into {len(names) - 1} more)" if len(names) > 1 else ""
     return ShardError(
-        f"forward writes into the weight {first!r}{more}, which is sharded: what it sees is a copy for one use, "
-        "so the write would be lost. Compute the weight as a value (torch.renorm(self.weight, ...) passed to "
-        "the operator), write it after the step inside torchloom.shard.gathered(..., modifier_rank=0), or use "
-        "ZeRO stage 0 or 1"
+        f"forward writes into the weight {first!r}{more}, which is sharded, cast or averaged in backward: what "
+        "it sees is a copy for one use, so the write would be lost. Compute the weight as a value "
+        "(torch.renorm(self.weight, ...) passed to the operator), write it after the step inside "
+        "torchloom.shard.gathered(..., modifier_rank=0), or use ZeRO stage 0 or 1 in fp32 and without "
+        "engine.compile()"
     )
 
 
@@ -63,8 +71,10 @@ class Writes:
     def note(self, weight: Tensor, param: str) -> Tensor:
         """Remember a weight by its counter, without its memory; return the weight."""
         if self._depth and not weight.is_inference():  # those count no writes
-            counter = weight.detach()  # shares the counter
-            counter.data = weight.new_empty(0)  # and lets go of the memory
+            counter = weight
+            if modes.transform_level() is None:  # torch.func lets nobody assign `.data`
+                counter = weight.detach()  # shares the counter
+                counter.data = weight.new_empty(0)  # and lets go of the memory
             self._seen.append((param, weight._version, counter))
         return weight
 
@@ -84,25 +94,31 @@ WRITES = Writes()
 """Of this process; empty outside of eager forward passes of sharded models."""
 
 
-def check_graph(graph: fx.Graph) -> None:
-    """Refuse a captured graph that writes into a gathered weight.
+def check_graph(gm: fx.GraphModule) -> None:
+    """Refuse a captured graph that writes into a weight that is a copy.
 
     Raises:
         ShardError: it does.
     """
-    weights: dict[int, str] = {}
-    for op in (ops.gather, ops.replicate):
-        for node in find(graph, op):
-            if (storage := _storage(node)) is not None:
-                weights[storage] = args_of(node)[-1]
-    if not weights:
-        return
-    written = {
-        weights[storage]
-        for node in graph.nodes
-        for target in _written(node)
-        if (storage := _storage(target)) in weights
-    }
+    parts = [each for each in gm.modules() if isinstance(each, fx.GraphModule)]
+    copies = [
+        (node, args_of(node)[-1])
+        for part in parts
+        for op in (ops.gather, ops.replicate, ops.cast)
+        for node in find(part.graph, op)
+    ]
+    # Operators write in more ways than their names and schemas tell; fakes count writes as tensors do.
+    written = {param for node, param in copies if modes.num_writes(_fake(node))}
+    weights = {modes.storage_id(_fake(node)): param for node, param in copies}
+    weights.pop(None, None)
+    if weights:
+        written |= {
+            weights[storage]
+            for part in parts
+            for node in part.graph.nodes
+            for target in _written(node)
+            if (storage := modes.storage_id(_fake(target))) in weights
+        }
     if written:
         raise lost(written)
 
@@ -123,6 +139,9 @@ def _written(node: fx.Node) -> Iterator[Any]:
         yield from first if isinstance(first, (list, tuple)) else (first,)
     elif name.startswith("_foreach") and name.endswith("_"):
         yield from node.args[0]  # type: ignore[misc]
+    if target in _STATISTICS and (node.args[5:6] or (node.kwargs.get("training"),))[0]:
+        yield from node.args[_STATISTICS[target]]
+        yield from (node.kwargs.get("running_mean"), node.kwargs.get("running_var"))
     out = node.kwargs.get("out")
     yield from out if isinstance(out, (list, tuple)) else (out,)
 
@@ -132,16 +151,15 @@ def _writes(name: str) -> bool:
     return name.endswith("_") and not name.startswith("_") and name not in _OF_NO_VALUES
 
 
-def _storage(node: Any) -> int | None:
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+def _fake(node: Any) -> Any:
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
 
 
 def check_code(model: nn.Module, layout: Layout) -> None:
-    """Refuse a model whose `forward` assigns the `.data` of a parameter that is gathered, or writes in it.
+    """Refuse a model whose `forward` assigns the `.data` of a parameter of which it sees a copy, or writes in it.
 
     Args:
-        model: not sharded yet.
+        model: whose code is read.
         layout: of its parameters.
 
     Raises:
@@ -151,7 +169,7 @@ def check_code(model: nn.Module, layout: Layout) -> None:
     copied = {
         (owner.module, owner.attr): spec.name
         for spec in layout
-        if spec.mode != "whole"
+        if spec.mode != "whole" or spec.compute_dtype != spec.dtype
         for owner in spec.owners
     }
     by_module: dict[str, set[str]] = {}
