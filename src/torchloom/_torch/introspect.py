@@ -236,13 +236,6 @@ def current_compile_id() -> str | None:
     return None if found is None else str(found)
 
 
-def never_compile(code: CodeType) -> None:
-    """Let Dynamo run a code object as it is."""
-    from torch._dynamo.eval_frame import skip_code
-
-    skip_code(code)
-
-
 def interned_files() -> dict[int, str]:
     """Return the file names that trace records name by number."""
     from torch._logging.structured import INTERN_TABLE

@@ -16,7 +16,8 @@ from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from torchloom._torch.compiling import AfterLookup
-from torchloom._torch.introspect import cache_entries, never_compile
+from torchloom._torch.introspect import cache_entries
+from torchloom._torch.untraced import never_compile
 
 _NO_FRAME = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 

@@ -23,7 +23,7 @@ def leave_alone(function: types.FunctionType, reason: str) -> None:
     marked: object = function
     for name, value in {"disable": True, "disable_msg": reason, "disable_recursive": True}.items():
         setattr(marked, f"_torchdynamo_{name}", value)  # what a trace looks for
-    _skip(function.__code__)
+    never_compile(function.__code__, with_called=True)
 
 
 def leave_frames_alone(*modules: types.ModuleType) -> None:
@@ -37,14 +37,20 @@ def leave_frames_alone(*modules: types.ModuleType) -> None:
         for value in vars(module).values():
             for function in _functions_of(value, module.__name__):
                 for code in _codes_in(function.__code__):
-                    _skip(code)
+                    never_compile(code, with_called=True)
 
 
-def _skip(code: types.CodeType) -> None:
-    """Say what the interpreter looks for where no trace is under way; a torch without it compiles more."""
+def never_compile(code: types.CodeType, *, with_called: bool = False) -> None:
+    """Let Dynamo run a code object as it is, where no trace is under way; a torch without this compiles more.
+
+    Args:
+        code: of a function.
+        with_called: whether what it calls is run as it is, too.
+    """
     try:
-        skip = _c._FrameAction.SKIP
-        _c.set_code_exec_strategy(code, _c._FrameExecStrategy(skip, skip))
+        action = _c._FrameAction
+        called = action.SKIP if with_called else action.DEFAULT
+        _c.set_code_exec_strategy(code, _c._FrameExecStrategy(action.SKIP, called))
     except AttributeError:
         return
 

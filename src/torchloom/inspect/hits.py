@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, NamedTuple
 
-from torchloom._torch import introspect
+from torchloom._torch.untraced import never_compile
 
 _PREFIX = "__compiled_fn_"
 
@@ -84,6 +84,6 @@ def _count(namespace: dict[str, Any], name: str, original: Callable[..., Any]) -
         count[0] += 1
         return original(*args)
 
-    introspect.never_compile(counted.__code__)
+    never_compile(counted.__code__)
     namespace[name] = counted
     return _Counted(namespace, name, original, counted, count)

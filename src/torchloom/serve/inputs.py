@@ -22,8 +22,18 @@ Call = Callable[..., Any]
 _CONTAINERS = re.compile(r"_(?:modules|parameters|buffers)_")
 
 
-class OtherTensorsError(ContractError):
-    """A program was given tensors that it was not compiled for."""
+class ChangedError(ContractError):
+    """The model is no longer what was compiled."""
+
+    def __init__(self, changed: Sequence[str]) -> None:
+        said = "; ".join(changed[:4])
+        super().__init__(
+            f"the model has changed since it was compiled: {said}: build it again, or set it back"
+        )
+
+
+class OtherTensorsError(ChangedError):
+    """A program was given tensors that it was not compiled for; nothing of it has run."""
 
 
 class Look(NamedTuple):
@@ -116,9 +126,7 @@ def _compare(looks: Sequence[Look], values: Sequence[Any]) -> None:
         text for look, each in zip(looks, values, strict=True) if (text := look.differs(each))
     ]
     if differing:
-        raise OtherTensorsError(
-            f"the model has changed since it was compiled: {'; '.join(differing[:4])}: build it again, or set it back"
-        )
+        raise OtherTensorsError(differing)
 
 
 def _look(place: int, name: str, value: Tensor) -> Look:

@@ -24,7 +24,7 @@ from torchloom.serve.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.entry import Otherwise, Run, make_entry
 from torchloom.serve.facts import Facts, changed_facts
-from torchloom.serve.inputs import Look, OtherTensorsError
+from torchloom.serve.inputs import ChangedError, Look, OtherTensorsError
 from torchloom.serve.living import Looks, next_hook
 from torchloom.serve.refusals import refuse, refuse_modes
 from torchloom.serve.target import Target
@@ -278,10 +278,10 @@ class Program:
         """Say that a program failed as the model has changed, or let the error go on."""
         changed = self._looks.changed(self.target.structure())
         if isinstance(error, OtherTensorsError):  # nothing has run
-            return self._outside(_refusal(changed) if changed else error, args)
+            return self._outside(ChangedError(changed) if changed else error, args)
         if not changed:
             raise error
-        raise _refusal(changed) from error
+        raise ChangedError(changed) from error
 
     def _outside(self, refusal: ContractError, args: dict[str, Any]) -> Any:
         """Do what `out_of_range` says of a call that no program answers."""
@@ -333,13 +333,7 @@ def _shown(variant: Variant) -> str:
 
 def _refuse(changed: Sequence[str]) -> None:
     if changed:
-        raise _refusal(changed)
-
-
-def _refusal(changed: Sequence[str]) -> ContractError:
-    return ContractError(
-        f"the model has changed since it was compiled: {'; '.join(changed[:4])}: build it again, or set it back"
-    )
+        raise ChangedError(changed)
 
 
 def _passed_on(entry: Run) -> Callable[[dict[str, Any]], Any]:

@@ -49,7 +49,7 @@ class Piece:
     @property
     def writes(self) -> bool:
         """Whether it may write to tensors."""
-        return any(map(_writes, self.graph_module.graph.nodes))
+        return any(map(may_write, self.graph_module.graph.nodes))
 
     @property
     def written(self) -> frozenset[int]:
@@ -60,7 +60,7 @@ class Piece:
         ]
         tensors = {place for place, storage in enumerate(storages) if storage is not None}
         found: set[int] = set()
-        for node in filter(_writes, self.graph_module.graph.nodes):
+        for node in filter(may_write, self.graph_module.graph.nodes):
             values = [each.meta.get("example_value") for each in _targets(node)]
             if any(value is None for value in values):
                 return frozenset(tensors)
@@ -149,7 +149,7 @@ def _overloads(target: Any) -> list[OpOverload]:
     return [target] if isinstance(target, OpOverload) else []
 
 
-def _writes(node: fx.Node) -> bool:
+def may_write(node: fx.Node) -> bool:
     """Say whether a node may write to its arguments."""
     return bool(_targets(node))
 
