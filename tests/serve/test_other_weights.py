@@ -172,3 +172,58 @@ def test_errors_of_operators_stay_what_they_are():
         program = build(model, Contract({"x": (BATCH, 16)}), backend="eager", check="off")
         with pytest.raises(KeyError, match="missing"):
             program(-torch.ones(3, 16))
+
+
+class Ties(nn.Module):
+    """One object under two names, each of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.outer.weight = self.inner.weight
+        self.again = self.inner
+        self.register_buffer("scale", torch.randn(16))
+        self.register_buffer("scale_too", self.scale)
+        self.plain = torch.randn(16)
+        self.other = self.plain
+        self.kept = [self.plain]
+
+    def forward(self, x):
+        x = self.outer(torch.relu(self.inner(x))) + self.again(x)
+        x = x * self.scale + self.scale_too
+        return x * self.plain + self.other * self.kept[0]
+
+
+def one_more(part):
+    made = copy.deepcopy(part)
+    for weight in made.parameters():
+        weight.data += 1
+    return made
+
+
+UNTIED = {
+    "a part with a tied weight": lambda m: setattr(m, "outer", one_more(m.outer)),
+    "the other one of them": lambda m: setattr(m, "inner", one_more(m.inner)),
+    "a part under two names": lambda m: setattr(m, "again", one_more(m.inner)),
+    "past any method": lambda m: m._modules.__setitem__("again", one_more(m.inner)),
+    "a buffer": lambda m: setattr(m, "scale_too", torch.randn(16)),
+    "an attribute": lambda m: setattr(m, "other", torch.randn(16)),
+    "an element of a list": lambda m: m.kept.__setitem__(0, torch.randn(16)),
+}
+
+
+@pytest.mark.parametrize("change", UNTIED.values(), ids=UNTIED)
+def test_names_for_one_object_are_told_apart(change, tmp_path):
+    torch.manual_seed(0)
+    model = Ties().eval()
+    with torch.no_grad():
+        built = build(model, Contract({"x": (BATCH, 16)}), backend="eager", store=tmp_path)
+        loaded = load(tmp_path, model)
+        for program in (built, loaded):
+            torch.testing.assert_close(program(X), model(X))
+        change(model)
+        for program in (built, loaded):
+            with pytest.raises(
+                ContractError, match="the model has changed since it was compiled: "
+            ):
+                program(X)

@@ -49,10 +49,10 @@ from torchloom.serve.box import Box
 from torchloom.serve.contract import Contract
 from torchloom.serve.dims import Derived, Float, Size, code_of, name_in_code
 from torchloom.serve.inputs import OtherTensorsError
-from torchloom.serve.living import tied_weights
 from torchloom.serve.same import apart, is_plain, is_plainly_laid, same
 from torchloom.serve.specs import AnySpec, NumberSpec, RecordSpec, TensorSpec
 from torchloom.serve.target import Target
+from torchloom.serve.ties import names_for
 from torchloom.serve.words import type_words
 
 Run = Callable[..., Any]
@@ -73,6 +73,7 @@ _NAMES = frozenset(
             "FAILED",
             "FAILURES",
             "MODEL",
+            "GLOBALS",
             "DTYPE",
             "HANDLE",
             "FORWARD",
@@ -89,7 +90,7 @@ _NAMES = frozenset(
     }
 )
 _MADE = re.compile(
-    r"(?:s_|n_|f_|given_).*|(?:kind|keys|dtype|device|fixed|held|run|table|default)\d+|_error"
+    r"(?:s_|n_|f_|given_).*|(?:kind|keys|dtype|device|fixed|run|table|default)\d+|_error"
 )
 """Names of helpers and variables in an entry."""
 _MOST_TABLE = 1 << 16
@@ -124,7 +125,7 @@ def make_entry(
         variants: programs, the sizes that they are for, and what is asked of sizes at each call; the first
             that covers a call runs.
         without: paths of optional tensors that are None in these programs.
-        state: has `is_stale`, which sends every call to `otherwise.slow`, and `next_hook`, which does if it is
+        state: has `ties`, conditions on names for one object, `is_stale`, which sends every call to `otherwise.slow`, and `next_hook`, which does if it is
             not the number of the next hook, or unless there are `num_modes` of torch's function modes.
         otherwise: what calls go to that no program answers.
         writes: whether programs write to tensors: no argument may then be passed twice.
@@ -182,6 +183,8 @@ class _Writer:
         self._conditions += dict.fromkeys(conditions(self._asked, self._tensors, self._given))
         self._rest()
         self._mode()
+        self._scope |= names_for(self._target)
+        self._conditions += state.ties
         is_plain_named = all(name == given for name, given in self._given.items())
         signature = self._signature() if is_plain_named else ", ".join(self._given.values())
         lines = [f"def entry({signature}):"]
@@ -322,9 +325,6 @@ class _Writer:
         self._conditions += [f"not is_autocast({kind!r})" for kind in sorted(kinds)]
         if self._target.module is not None:
             self._conditions.append(f"MODEL.training is {contract.training}")
-            for pair in tied_weights(self._target.module):
-                one, other = (f"{self._name('held', held)}[{name!r}]" for held, name in pair)
-                self._conditions.append(f"{one} is {other}")
         self._scope |= {
             "default_dtype": torch.get_default_dtype,
             "DTYPE": torch.get_default_dtype(),

@@ -1,14 +1,13 @@
-"""What may change in a living model without a call being told: which weights are one, and hooks.
+"""What may change in a living model without a call being told: its hooks.
 
-What weights look like is compared before they reach a graph (`inputs`). A graph takes tied weights as one input,
-though, so a call asks whether they still are one, and for the number that torch gives to the next hook of the
-process. Where one is not what it was, everything is looked at, and what differs is said.
+What weights look like is compared before they reach a graph (`inputs`), and whether tied ones still are (`ties`). A call
+also asks for the number that torch gives to the next hook of the process. Where it is not what it was, everything
+is looked at, and what differs is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -17,27 +16,9 @@ _HOOKS = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
 )
-Place = tuple[dict[str, Any], str]
-"""A dict of a module's weights, and a name in it."""
 _GLOBAL_HOOKS = tuple(
     f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward")
 )
-
-
-def tied_weights(module: nn.Module) -> list[tuple[Place, Place]]:
-    """Return pairs of places that hold one tensor."""
-    first: dict[int, Place] = {}
-    found: list[tuple[Place, Place]] = []
-    for each in module.modules():
-        for held in (each._parameters, each._buffers):
-            for name, tensor in held.items():
-                if tensor is None:
-                    continue
-                if id(tensor) in first:
-                    found.append((first[id(tensor)], (held, name)))
-                else:
-                    first[id(tensor)] = (held, name)
-    return found
 
 
 def next_hook() -> int:
@@ -56,14 +37,7 @@ class Looks:
     def __init__(self, module: nn.Module | None, structure: Mapping[str, str]) -> None:
         self._module = module
         self._structure = _without_grad(structure)
-        self._tied = [] if module is None else tied_weights(module)
         self._hooks = _hooks_of(module)
-
-    def is_untied(self) -> bool:
-        """Return whether weights that were one are two now."""
-        return any(
-            one.get(first) is not other.get(second) for (one, first), (other, second) in self._tied
-        )
 
     def changed(self, structure: Mapping[str, str]) -> list[str]:
         """Say what is another thing now, one line each.

@@ -28,6 +28,7 @@ from torchloom.serve.inputs import ChangedError, Look, OtherTensorsError
 from torchloom.serve.living import Looks, next_hook
 from torchloom.serve.refusals import refuse, refuse_modes
 from torchloom.serve.target import Target
+from torchloom.serve.ties import ties_among
 from torchloom.serve.warm import record_sizes
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class State:
     """An attribute of the model was set since its facts were last checked."""
     next_hook: int = -1
     """The number of the next hook in this process when the model's hooks were last looked at."""
+    ties: tuple[str, ...] = ()
+    """That names stand for one object, as conditions in Python."""
     num_modes: int = 0
     """Of torch's function modes: default devices, which change nothing as long as the device is the same."""
 
@@ -123,6 +126,8 @@ class Program:
         self.seconds = seconds
         """How long that took."""
         self.state = State(next_hook=next_hook(), num_modes=num_function_modes())
+        self._ties = ties_among((each.facts for each in self.variants), target)
+        self.state.ties = tuple(self._ties)
         self._default_dtype = torch.get_default_dtype()
         self._default_device = torch.get_default_device()
         self._looks = Looks(target.module, target.structure())
@@ -220,6 +225,13 @@ class Program:
             lines += [line for line in found if line not in lines]
         return lines
 
+    def _untied(self) -> list[str]:
+        """Say which names no longer stand for one object."""
+        scope = self.target.scope(
+            self.contract.blank(self.variants[0].box.largest, self.variants[0].without)
+        )
+        return [line for fact in self._ties.values() for line in changed_facts(fact, scope)]
+
     def _tell(self) -> None:
         emit(
             ProgramReady(
@@ -299,8 +311,9 @@ class Program:
 
     def _explain(self, args: dict[str, Any]) -> None:
         number = next_hook()
-        if number != self.state.next_hook or self._looks.is_untied():
-            _refuse(self._looks.changed(self.target.structure()))
+        untied = self._untied()
+        if number != self.state.next_hook or untied:
+            _refuse(self._looks.changed(self.target.structure()) or untied)
         if number != self.state.next_hook:
             self.state.next_hook = number  # somebody else's hooks
             return
