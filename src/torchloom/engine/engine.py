@@ -110,6 +110,7 @@ class Engine:
         if dtype is not torch.float32:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
         self._take_place()
+        self._update.settle()
         autocast = autocasting(self.config.precision, self.device)
         with self.timers.measure("forward"), unwrapped(), autocast, self._account.charged():
             return self.module(*args, **kwargs)
@@ -167,11 +168,12 @@ class Engine:
         optimizer = check_step(self._num_backwards, self.optimizer)
         self._take_place()
         is_boundary = self.is_gradient_accumulation_boundary()
+        if is_boundary:  # what is refused is no step: it may be taken once it is put right
+            self.local.check(owners_of(self.module))
         self.micro_steps += 1
         self._step_applied = False
         self._num_backwards = 0
         if is_boundary:
-            self.local.check(owners_of(self.module))
             note_rates(optimizer)
             with self.timers.measure("step"), self._account.charged():
                 self._step_applied = self._update.apply(

@@ -73,7 +73,8 @@ class LocalParams:
 
         Raises:
             ShardError: one has been assigned anew, or was frozen when the model was sharded and is
-                trained now; the optimizer would not train it.
+                trained now; the optimizer would not train it. Or a sliced one has another shape, or
+                shares memory with another one.
         """
         for name, param in self._frozen:
             if param.requires_grad:
@@ -90,6 +91,7 @@ class LocalParams:
                     "torchloom.shard.gathered(..., modifier_rank=0), or compute the weight in forward "
                     "as a plain tensor"
                 )
+        self._slices.prepare()
 
     @contextmanager
     def as_pieces(self) -> Iterator[None]:

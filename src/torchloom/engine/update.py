@@ -49,6 +49,8 @@ class Update:
     """The global gradient norm before clipping, of the last step that computed one."""
     losses: deque[Tensor] = field(default_factory=lambda: deque(maxlen=MAX_LOSSES), init=False)
     """Of the micro-steps since the last step, to say which rank's was not finite."""
+    _is_published: bool = field(default=True, init=False)
+    """Whether all ranks have what was stepped last."""
     stop_reason: str | None = field(default=None, init=False)
     """Why the run is to end, once `non_finite: stop` has dropped a step."""
 
@@ -74,16 +76,17 @@ class Update:
                 f"the run was to end at step {step} ({self.stop_reason}): leave the loop when "
                 "engine.should_stop is true, and resume from a checkpoint"
             )
+        self.settle()
         bucket_bytes = self.config.zero.reduce_bucket_bytes
         with self.local.stepping(reduce=reduce, bucket_bytes=bucket_bytes):
             found = self._check()
             if found is None:
                 self._clip()
                 complete_momentum(optimizer)
+                self._is_published = False
                 self.offloads.step(optimizer)
         if found is None:
-            self.comm.residents.invalidate()
-            self.local.publish()
+            self.settle()
             if lr_scheduler is not None:
                 lr_scheduler.step()
         self.losses.clear()
@@ -91,6 +94,13 @@ class Update:
             self._refuse(found, step)
         self.scaler.update(found is not None)
         return found is None
+
+    def settle(self) -> None:
+        """Let all ranks have what was stepped, also where a hook of the optimizer raised and was caught."""
+        if not self._is_published:
+            self.comm.residents.invalidate()
+            self.local.publish()
+            self._is_published = True
 
     def go_on(self) -> None:
         """Let a run go on from a checkpoint: what it was to end for is of steps that are taken back."""
