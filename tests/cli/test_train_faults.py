@@ -96,12 +96,15 @@ def test_hangup_saves_after_the_step_and_goes_on(tmp_path) -> None:
             os.kill(os.getpid(), signal.SIGHUP)
 
     loop, engine = make_loop(tmp_path, steps=8, sinks=[Rows(on_step)])
-    before = signal.getsignal(signal.SIGHUP)
-    outcome = loop.run()
-    assert outcome.step == 8
-    assert outcome.stopped_by is None
-    assert len(engine.saved) == 2
-    assert signal.getsignal(signal.SIGHUP) is before
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup themselves
+    try:
+        outcome = loop.run()
+        assert outcome.step == 8
+        assert outcome.stopped_by is None
+        assert len(engine.saved) == 2
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_hangup_stays_ignored_under_nohup() -> None:
