@@ -78,6 +78,10 @@ KNOWN = {
     ): "conditions on sizes that the build wrote: of this process, or of a signed entry",
     ("serve/specs.py", "import_module"): TRUSTED,
     ("serve/stitch.py", "exec"): TRUSTED,
+    (
+        "serve/ties.py",
+        "eval",
+    ): "names and keys of facts whose signature holds, over attributes and items of the model",
 }
 
 
