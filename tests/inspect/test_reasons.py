@@ -92,7 +92,7 @@ CASES = {
         (X, Colour.RED),
         (X, Colour.BLUE),
         "argument e",
-        f"the object `{__name__}.Colour` that it had",
+        (f"the object `{__name__}.Colour` that it had", "the object `Colour.RED` that it had"),
         "another object",
     ),
     "attribute": (
@@ -107,7 +107,7 @@ CASES = {
         lambda x, bag: x + getattr(bag, "s", 0),
         (X, Bag(s=3)),
         (X, Bag()),
-        "argument bag",
+        ("argument bag", "argument bag.s"),
         "an attribute that it had",
         "no such attribute",
     ),
@@ -142,8 +142,10 @@ CASES = {
 def test_what_was_expected(name: str) -> None:
     fn, first, second, source, expected, actual = CASES[name]
     reason = recompiled(fn, first, second)
-    assert (reason.source, reason.actual) == (source, actual)
+    # Versions of torch say some of it in other words.
+    assert reason.source in ((source,) if isinstance(source, str) else source)
     assert reason.expected in ((expected,) if isinstance(expected, str) else expected)
+    assert reason.actual == actual
     assert "!=" not in reason.expected
     assert reason.fix
     assert "dynamic=True" not in reason.fix
@@ -314,6 +316,7 @@ def test_advice_on_global_state_names_what_changed(changed: str, advice: str) ->
     )
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="guards on marks of dynamic dims alone")
 def test_marks_on_dims_are_said() -> None:
     marked, other = torch.ones(2), torch.ones(2)
     torch._dynamo.mark_static(marked, 0)
@@ -324,6 +327,18 @@ def test_marks_on_dims_are_said() -> None:
     torch._dynamo.reset()
     weakly = recompiled(lambda x: x + 1, (marked,), (other,))
     assert weakly.actual == "marked by torch._dynamo.maybe_mark_dynamic"
+
+
+def test_marks_of_dynamic_dims_are_said() -> None:
+    tensors = [torch.ones(2, 3) for _ in range(3)]
+    torch._dynamo.mark_dynamic(tensors[1], 0)
+    torch._dynamo.mark_dynamic(tensors[2], 1)
+    marked = recompiled(lambda x: x + 1, (tensors[0],), (tensors[1],))
+    assert marked.actual.startswith("marked by torch._dynamo.mark_dynamic")
+    torch._dynamo.reset()
+    another = recompiled(lambda x: x + 1, (tensors[1],), (tensors[2],))
+    assert another.expected.startswith("no dims but 0 marked by")
+    assert another.fix.endswith("on the same dims in all calls")
 
 
 def test_branches_on_sizes_have_advice() -> None:

@@ -187,8 +187,9 @@ def test_eager_calls_of_methods_and_callees() -> None:
         with torch._dynamo.config.patch(recompile_limit=1):
             record = watched(lambda compiled=compiled: [compiled(X, "a" * n) for n in range(4)])
         limited = [f for f in record.all_functions() if f.num_eager_calls]
-        assert limited
-        assert all(f.num_eager_calls == 3 and f.recompile_limit == 1 for f in limited)
+        # torch 2.11 and 2.12 also leave what a function over its limit calls.
+        assert {f.num_eager_calls for f in limited} == {3}
+        assert {f.recompile_limit for f in limited} - {None} == {1}
         assert record.num_unknown_eager_calls == 0
 
 

@@ -204,7 +204,9 @@ def _above(name: str, file: str) -> FrameType | None:
 def traced_code() -> tuple[CodeType, ...]:
     """Return the code of the functions that this thread's compile has traced, inlined ones as well."""
     frame = _above("_compile_inner", "convert_frame") or _above("compile_inner", "convert_frame")
-    output = None if frame is None else frame.f_locals.get("output")
+    names = {} if frame is None else frame.f_locals
+    # torch 2.11 names the graph's output only behind the hooks that ask here.
+    output = names.get("output") or getattr(names.get("tracer_output"), "output_graph", None)
     found = getattr(output, "traced_code", None)
     return tuple(each for each in found or () if isinstance(each, CodeType))
 

@@ -6,6 +6,7 @@ without a word. A lookup that finds nothing and that no compile follows is such 
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 from collections import Counter
@@ -14,6 +15,7 @@ from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from torchloom._torch import compiling, introspect
+from torchloom.inspect.continuations import RESUME
 from torchloom.inspect.tap import Row
 
 _Lookup = tuple[int, CodeType | None]
@@ -101,6 +103,9 @@ class EagerCalls:
                 return code
         if is_wrapper and named:
             return named[0]
+        continued = _continued_by(caller)
+        if continued is not None:
+            return continued
         others = {each.co_name: each for each in named}
         same = [c for c in limited if c.co_name in caller.f_code.co_names]
         if len(same) == 1 and same[0].co_name in others:  # another function of that name
@@ -118,10 +123,26 @@ def is_limit(row: Row) -> bool:
     )
 
 
+def _continued_by(frame: FrameType) -> CodeType | None:
+    """Return the continuation that a frame of Dynamo's calls at its end, where it is about to.
+
+    Below a function over its limit torch 2.11 and 2.12 look continuations up, and compile none that is missing.
+    """
+    found = None
+    for each in dis.get_instructions(frame.f_code):
+        if each.offset > frame.f_lasti:
+            return found if each.opname == "RETURN_VALUE" else None
+        if each.opname == "LOAD_GLOBAL":
+            codes = list(_code_of(frame.f_globals.get(each.argval)))
+            found = next((code for code in codes if RESUME.fullmatch(code.co_name)), found)
+    return None
+
+
 def _named_by(frame: FrameType) -> Iterator[CodeType]:
     """Yield the code of functions that a frame can call by a name: the wrapper's own first."""
     values = frame.f_locals
-    names = ["fn", "self", *frame.f_code.co_names, *values]
+    own = [name for name in ("fn", "self") if name in values]
+    names = [*own, *frame.f_code.co_names, *values]
     for name in names:
         value = values.get(name, frame.f_globals.get(name))
         yield from _code_of(value)

@@ -173,7 +173,8 @@ def _another_type(source: str) -> Reason:
     return _type(source, None)
 
 
-def _object(source: str, name: str | None) -> Reason:
+def _object(source: str, name: str | None, member: str | None) -> Reason:
+    name = name or member
     kept = " that it had" if name is None else f" `{name}` that it had"
     if source.endswith(".__code__"):
         fix = "keep one function object: one that is defined again at each call is another one"
@@ -289,6 +290,15 @@ def _marked(name: str, what: str) -> Reason:
     return Reason("dims of a tensor", expected, came, fix)
 
 
+def _unmarked(source: str, name: str) -> Reason:
+    return _marked(name, "present")._replace(source=_words(source))
+
+
+def _other_marks(source: str, name: str, had: str) -> Reason:
+    reason = _marked_dims(name, "other dims", had)
+    return reason._replace(source=_words(source), actual="other dims")
+
+
 def _marked_dims(name: str, came: str, had: str) -> Reason:
     reason = _marked(name, "present")
     call = reason.actual.removeprefix("marked by ")
@@ -350,6 +360,8 @@ _TAIL = re.compile(r"[. ]*(?:Guard failed on a parameter, consider .*|\(HINT: [^
 """Upstream's advice behind some sentences."""
 _SOURCE = r"([A-Za-z_][\w.\[\]'\"()]*?)"
 _TYPE = r"(?:, type=<class '([^']+)'>)?"
+_TYPE_OR_MEMBER = r"(?:, type=<(?:class|enum) '([^']+)'>|, type=<([\w.]+): .*>)?"
+"""Of members of enums torch 2.11 and 2.12 say which one, and its value."""
 _RULES: list[tuple[re.Pattern[str], Callable[..., Reason]]] = [
     (re.compile(pattern, re.S), build)
     for pattern, build in [
@@ -390,10 +402,15 @@ _RULES: list[tuple[re.Pattern[str], Callable[..., Reason]]] = [
         (r"TYPE_MISMATCH\((.+?)\)", _another_type),
         (r"KeyError on (.+)\[(.+?)\]", _missing_key),
         (r"getattr failed on source (.+)", _missing_attribute),
+        (r"hasattr\((.+?), '_dynamo_(\w+?)_indices'\) == False", _unmarked),  # 2.11 and 2.12
+        (
+            r"\(?\((.+?)\._dynamo_(\w+?)_indices\.issubset\(\{(.*?)\}\)\) if hasattr.*",
+            _other_marks,
+        ),
         (r"(not )?hasattr\((.+?), ('.+?')\)", _has),
         (r"(not )?___dict_contains\((.+?), (.+)\)", _contains),
         (r"___check_type_id\((.+?), \d+\)" + _TYPE, _type),
-        (r"___check_obj_id\((.+?), \d+\)" + _TYPE, _object),
+        (r"___check_obj_id\((.+?), \d+\)" + _TYPE_OR_MEMBER, _object),
         (r"(.+?) is (not )?None", lambda source, negated: _none(source, negated)),
         (_SOURCE + r" is (not )?" + _SOURCE, _one_object),
         (r"Duplicate tensors? found:? \[?(.+?)\]?", _duplicates),

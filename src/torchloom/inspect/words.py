@@ -52,7 +52,7 @@ class Words:
 
     def knows(self, word: str) -> bool:
         """Return whether a word stands in the source; one character tells nothing, and is known."""
-        if len(word) <= 1 or word in self._words or re.fullmatch(r"__\w+__", word):
+        if len(word) <= 1 or word in self._words or re.fullmatch(r"__\w+__|_dynamo_\w+", word):
             return True
         if self._files is None:  # names of the files, only when they are asked for
             self._files = list(dict.fromkeys(code.co_filename for code in self._codes.values()))
