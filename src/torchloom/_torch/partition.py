@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import fx
+from torch.torch_version import TorchVersion
 
 
 def prepare_joint(joint: fx.GraphModule) -> fx.GraphModule:
@@ -95,3 +97,11 @@ def is_symbol(node: fx.Node) -> bool:
     from torch.fx.experimental.proxy_tensor import is_sym_node
 
     return bool(is_sym_node(node))
+
+
+def keeps_tangents() -> bool:
+    """Return whether autograd's frame holds the gradients of results through the whole of backward.
+
+    Up to torch 2.12 AOTAutograd's `backward(ctx, *flat_args)` does; 2.13 hands them on in a list that it empties.
+    """
+    return TorchVersion(torch.__version__) < (2, 13)

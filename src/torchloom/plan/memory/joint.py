@@ -19,6 +19,7 @@ from torchloom.graph import forward_nodes, value_of
 from torchloom.plan.memory.micro_step import MUTATIONS
 from torchloom.plan.memory.program import Probe
 from torchloom.plan.memory.storages import storages_of
+from torchloom.plan.memory.tangents import is_kept
 
 _DROPPED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
@@ -237,7 +238,7 @@ def joint_model(joint: fx.Graph, num_results: int, probe: Probe | None = None) -
         returned=parts(v for v, role in results if role not in MUTATIONS) - written,
         written=written,
         seeds=parts(tangents),
-        roots=parts(n for n in tangents if getattr(value_of(n), "ndim", None) == 0),
+        roots=parts(n for n in tangents if is_kept(value_of(n))),
         first_of_backward=min(readers, default=len(nodes)),
         maker=[
             index_of[n.all_input_nodes[0]] if n.target is operator.getitem else i

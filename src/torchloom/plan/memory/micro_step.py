@@ -19,6 +19,7 @@ from torch import fx
 from torchloom.graph import value_of
 from torchloom.plan.memory.program import Probe, Program, program_of
 from torchloom.plan.memory.storages import Storage, storages_of
+from torchloom.plan.memory.tangents import is_kept
 from torchloom.plan.memory.transit import Transit, refreshed_at
 
 
@@ -85,8 +86,7 @@ def micro_step(
     results = _storages(_results(outputs, saved)) - written
     kept = {s: n for s, n in program.results.items() if s in saved or s not in written}
     seeds = {s: n for s, n in _sized(tangents).items() if s not in results}
-    # Who calls backward() holds the gradient of the loss; those of other results die when read.
-    roots = _storages(node for node in tangents if _is_scalar(node))
+    roots = _storages(node for node in tangents if is_kept(value_of(node)))
     held = inputs | results | roots
     behind = program_of(
         backward.nodes,
@@ -130,10 +130,6 @@ def _with_role(output: fx.Node, roles: Collection[str]) -> list[fx.Node]:
         for value, role in zip(values, described, strict=True)  # type: ignore[arg-type]
         if isinstance(value, fx.Node) and type(role).__name__ in roles
     ]
-
-
-def _is_scalar(node: fx.Node) -> bool:
-    return getattr(value_of(node), "ndim", None) == 0
 
 
 def _storages(nodes: Iterable[fx.Node]) -> set[Storage]:

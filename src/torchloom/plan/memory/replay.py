@@ -20,6 +20,7 @@ from torchloom._torch.wrapper import load_wrapper
 from torchloom.graph import value_of
 from torchloom.plan.memory.ledger import Ledger
 from torchloom.plan.memory.micro_step import RESULTS
+from torchloom.plan.memory.tangents import is_kept
 from torchloom.plan.memory.transit import Transit, Weight
 from torchloom.plan.memory.workspace import WorkspaceTable
 
@@ -137,7 +138,7 @@ def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -
                 args, roots = [], []
                 for name in interface.saved:
                     value = by_name[name] if name in by_name else _made(interface.tangents[name])
-                    if name.startswith(_TANGENT) and isinstance(value, Tensor) and value.ndim == 0:
+                    if name.startswith(_TANGENT) and isinstance(value, Tensor) and is_kept(value):
                         roots.append(value)
                     args.append(value)
                 del by_name, value
