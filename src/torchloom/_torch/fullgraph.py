@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from torchloom._torch.places import GuardOn
 from torchloom._torch.shell import Shell, plain_function
@@ -214,3 +215,8 @@ def is_unsupported(error: BaseException) -> bool:
     from torch._dynamo.exc import TorchDynamoException
 
     return isinstance(error, TorchDynamoException)
+
+
+def guards_class_methods() -> bool:
+    """Return whether Dynamo puts guards on what class methods read of their class, as since torch 2.12."""
+    return TorchVersion(torch.__version__) >= "2.12"

@@ -50,7 +50,7 @@ def traced_functions(operator: Operator) -> Iterator[tuple[str, Callable[..., An
         if (function := getattr(defined, kind, None)) is not None:
             yield kind, function
     registry = getattr(_module("torch._library.simple_registry"), "singleton", None)
-    entry = registry.get(name) if hasattr(registry, "get") else None  # `find` would make one
+    entry = getattr(registry, "_data", {}).get(name)  # `find` would make one, and 2.12 has no `get`
     fake = getattr(entry, "fake_impl", None)
     kernels = [*getattr(fake, "kernels", ()), getattr(fake, "kernel", None)]  # several since 2.13
     for kernel in kernels:

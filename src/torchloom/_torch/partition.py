@@ -104,4 +104,4 @@ def keeps_tangents() -> bool:
 
     Up to torch 2.12 AOTAutograd's `backward(ctx, *flat_args)` does; 2.13 hands them on in a list that it empties.
     """
-    return TorchVersion(torch.__version__) < (2, 13)
+    return TorchVersion(torch.__version__) < "2.13"

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchloom._torch.fullgraph import guards_class_methods
 from torchloom._torch.places import TEXT_HASHES, GuardOn, environment
 from torchloom.serve.absent import (
     Name,
@@ -25,6 +26,7 @@ from torchloom.serve.absent import (
     listed,
     missed,
     misses_keys,
+    read_of_class,
     texts_of,
 )
 from torchloom.serve.answers import answers
@@ -64,6 +66,8 @@ def unguarded(
     yield from _absent(values, codes, users)
     yield from _absent_in_methods(values, users)
     yield from _own_names(values, codes)
+    if not guards_class_methods():
+        yield from _read_of_classes(values, users)
     if any(map(misses_keys, codes)):
         yield from (GuardOn("KEYS", source) for source, each in values if _has_keys(source, each))
     yield from _memory(values)
@@ -118,6 +122,22 @@ def _absent(
 
 _ASKED_BY_HAND = (types.ModuleType, types.FunctionType, types.MethodType, type)
 """What Dynamo puts no guard on where `hasattr` finds nothing."""
+
+
+def _read_of_classes(
+    values: Iterable[tuple[str, Any]], users: Collection[types.CodeType]
+) -> Iterator[GuardOn]:
+    """Yield guards on what class methods read of their class."""
+    for source, value in values:
+        kind = value if isinstance(value, type) else type(value)
+        if _is_known(kind.__module__):
+            continue
+        methods = [each for base in kind.__mro__ for each in vars(base).values()]
+        for method in methods:
+            if isinstance(method, classmethod) and method.__func__.__code__ in users:
+                for name in sorted(read_of_class(method.__func__.__code__)):
+                    if hasattr(value, name) and not callable(getattr(value, name)):
+                        yield GuardOn("EQUALS_MATCH", f"{source}.{name}")
 
 
 def _handed(values: Sequence[tuple[str, Any]], users: Sequence[types.CodeType]) -> set[Name]:
