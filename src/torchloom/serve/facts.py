@@ -162,6 +162,12 @@ class _Asker:
         raise ValueError(f"{ask!r} is no question")
 
 
+def _is_of_dynamo(place: Place) -> bool:
+    """Return whether something is Dynamo's own, which the version of torch in the key fixes; loads do not import it."""
+    kind, name, *_ = place[0]
+    return kind == "module" and re.match(r"torch\._dynamo\b", str(name)) is not None
+
+
 def facts_of(
     guards: Iterable[GuardOn],
     scope: Mapping[str, Any],
@@ -212,7 +218,7 @@ class _Finder:
         try:
             guard = self._of_environ(guard)
             place = self._place_of(guard.source)
-            if place is not None:
+            if place is not None and not _is_of_dynamo(place):
                 self._ask(guard, settled(place, self._scope))
         except Exception:  # noqa: BLE001 - no place, no spelling, and attributes may raise anything
             self._unwritten.append(readable(guard.source))
