@@ -79,6 +79,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 def test_no_value_of_the_program_is_in_record_or_page(fn, tmp_path) -> None:
     path = tmp_path / "record.json"
     with torchloom.watch(path) as w:
