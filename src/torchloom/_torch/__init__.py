@@ -33,6 +33,7 @@ from torchloom._torch.coalesced import reduce_scatter_coalesced as reduce_scatte
 from torchloom._torch.coalesced import reduce_scatter_single as reduce_scatter_single
 from torchloom._torch.coalesced import supports_coalescing as supports_coalescing
 from torchloom._torch.exchange import texts_of as texts_of
+from torchloom._torch.frozen import compiling_again
 from torchloom._torch.hush import hushed_store as hushed_store
 
 DispatchMode = TorchDispatchMode
@@ -384,7 +385,8 @@ def compile_in_place(
     `around` wraps what calls it. `Module.compile` hands `_call_impl` to Dynamo, which up to 2.13 skips frames of torch.nn: a root such as
     nn.Sequential would then not be captured at all. One frame of our own is always captured.
     """
-    module._compiled_call_impl = around(compiled_call(module, backend, **kwargs))
+    call = around(compiled_call(module, backend, **kwargs))
+    module._compiled_call_impl = compiling_again(module, call)
 
 
 def compiled_call(
