@@ -186,11 +186,14 @@ def test_gathering_weights_anew_is_part_of_the_peak(backend: str, offload_parame
             engine.backward(loss)
             losses.append(loss.item())
 
-        for _ in range(4):
-            peaks.append(measure_peak(step).peak_bytes)
+        for index in range(4):
+            if index == 0:  # plans profile too, and there is one profiler in a process
+                step()
+            else:
+                peaks.append(measure_peak(step).peak_bytes)
             engine.step()
         (graph,) = engine.plan().graphs
-        return peaks[2:], graph.peak_bytes, sum(graph.resident.values()), losses
+        return peaks[1:], graph.peak_bytes, sum(graph.resident.values()), losses
 
     for peaks, predicted, resident, losses in run_ranks(2, fn):
         assert losses[-1] < losses[0]

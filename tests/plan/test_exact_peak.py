@@ -5,6 +5,7 @@ Two of the plans each time, all ten under `-m exhaustive`.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -72,3 +73,19 @@ def test_measuring_says_nothing_on_the_terminal() -> None:
     code = "import torch; from torchloom.plan.memory import measure_peak; measure_peak(lambda: torch.ones(9))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""
+
+
+def test_a_profile_that_a_plan_interrupts_is_told_of(caplog) -> None:
+    graph = torch.fx.symbolic_trace(torch.nn.Linear(3, 3)).graph
+    left, right = torch.ones(2, 3), torch.ones(3, 2)
+    product = graph.call_function(torch.ops.aten.mm.default, (left, right))
+    product.meta["val"] = left @ right
+    with (
+        contextlib.suppress(RuntimeError),
+        torch.profiler.profile(acc_events=True),
+    ):  # 2.11 raises at its end
+        WorkspaceTable().probe([product])
+    assert "Begin to profile behind the first step" in caplog.text
+    caplog.clear()
+    WorkspaceTable().probe([product])
+    assert not caplog.text

@@ -58,3 +58,8 @@ def _innermost(tensor: torch.Tensor) -> torch.Tensor:
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
+
+
+def is_profiling() -> bool:
+    """Return whether a profiler of torch's runs (2.11-2.15)."""
+    return torch.autograd._profiler_enabled()

@@ -70,6 +70,10 @@ def guard_in_words(kind: str, source: str, text: str) -> str:
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     what = source_in_words(source)
+    text = without_tensors_of_floats(text)
+    itself = re.fullmatch(r"(.+) == \1", text)
+    if itself:
+        return f"{source_in_words(itself.group(1))} is not nan"
     if kind == "LAMBDA_GUARD" and "top_saved_tensors_hooks" in text:
         kind = "AUTOGRAD_SAVED_TENSORS_HOOKS"
         return _SIMPLE[kind]
@@ -79,6 +83,16 @@ def guard_in_words(kind: str, source: str, text: str) -> str:
     if source in ("", "L", "G"):  # about the process, not about a value
         return without_addresses(text)
     return f"{what}: {without_addresses(text)}"
+
+
+def without_tensors_of_floats(text: str) -> str:
+    """Return code with floats that vary as they are written since torch 2.12.
+
+    Example:
+        >>> without_tensors_of_floats("___as_tensor(L['n']).item() <= 3.0")
+        "L['n'] <= 3.0"
+    """
+    return re.sub(r"___as_tensor\((.+?)\)\.item\(\)", r"\1", text)
 
 
 _IDS = re.compile(r"\b(?:ids?|hash|data_ptr)\b|\.data_ptr\(|^\W*\d{12,}\W*$")

@@ -6,7 +6,11 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torchloom.inspect.english import source_in_words, without_addresses
+from torchloom.inspect.english import (
+    source_in_words,
+    without_addresses,
+    without_tensors_of_floats,
+)
 
 BRANCH = "each value makes an entry of its own: pass few different ones, or branch outside"
 DYNAMIC_FIX = "pass it as a tensor, or compile with dynamic=True"
@@ -52,6 +56,7 @@ def reason_of(text: str) -> Reason:
         if inner.find(")") < inner.find("("):
             break
         body = inner
+    body = without_tensors_of_floats(body)
     for pattern, build in _RULES:
         found = pattern.fullmatch(body)
         if found:
@@ -398,6 +403,7 @@ _RULES: list[tuple[re.Pattern[str], Callable[..., Reason]]] = [
         (r"len\((.+?)\) (!=|==) (\d+)", _length),
         (r"not (?:math\.|__math_)isnan\((.+)\)", _nan),
         (r"(not )?set\.__contains__\((.+), (.+?)\)", _contains_element),
+        (_SOURCE + r" == \1", _nan),
         (r"not " + _SOURCE, _empty),
         (r"TYPE_MISMATCH\((.+?)\)", _another_type),
         (r"KeyError on (.+)\[(.+?)\]", _missing_key),

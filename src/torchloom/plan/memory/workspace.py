@@ -17,8 +17,12 @@ from torch import Tensor, fx
 
 from torchloom import _torch
 from torchloom._torch import OpOverload
+from torchloom._torch.modes import is_profiling
 from torchloom.graph import tensors_in, value_of
+from torchloom.log import get_logger
 from torchloom.plan.memory.measure import memory_profile, profiler_events
+
+logger = get_logger(__name__)
 
 Signature = str
 
@@ -110,6 +114,11 @@ def _text(value: Any) -> str:
 
 def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
     results: dict[Signature, tuple[int, ...]] = {}
+    if is_profiling():  # of torch's profilers there is one in a process
+        logger.warning(
+            "a profiler runs while operators' memory is measured for a plan, by that same profiler: what it has "
+            "recorded so far is lost, and torch 2.11 raises at its end. Begin to profile behind the first step"
+        )
     with (
         _torch.without_modes(),  # compilers plan under fake tensors, which allocate nothing
         torch.random.fork_rng(devices=[]),
