@@ -5,9 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
 import torch
 
+import torchloom
 from support.models import tokens
 from support.ranks import run_ranks
 from support.runs import make_engine, train
@@ -160,3 +165,33 @@ def test_a_pass_without_identity_is_never_cached(tmp_path) -> None:
         return Own.calls
 
     assert run_ranks(2, fn, timeout_s=300) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["capture/partition.py", "_torch/partition.py", "pipeline/planning.py", "passes/zero3.py"],
+)
+def test_an_upgrade_of_what_shapes_graphs_has_another_key(file, tmp_path) -> None:
+    """Graphs of an older torchloom are found by their key alone."""
+    house = tmp_path / "torchloom"
+    shutil.copytree(Path(torchloom.__file__).parent, house)
+    code = """
+from torchloom.pipeline import weaving
+print(weaving._sources_digest())
+"""
+
+    def key() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    before = key()
+    assert before == key()
+    edited = house / file
+    edited.write_text(edited.read_text() + "\n\nEDITED = True\n")
+    assert key() != before

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from torch import fx
 
-import torchloom.graph
-import torchloom.ops
 import torchloom.passes
-import torchloom.plan
 from torchloom import _torch, events
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks
@@ -154,12 +151,12 @@ class Weaving:
         known = sidecar.load_collectives(self._sidecar_name(), kind)
         self.report.collectives.update(known)
 
-    @cached_property
+    @functools.cached_property
     def _key(self) -> str:
         planner = self.setup.planner
         return key_of(self.setup, self.context, "" if planner is None else planner.key)
 
-    @cached_property
+    @functools.cached_property
     def _cache_key(self) -> str | None:
         """The key under which compilers may cache, None where they must not; as it was at first."""
         own = [identity_of(each) for each in self.setup.passes if not _is_built_in(each)]
@@ -228,7 +225,7 @@ class Weaving:
                 self._remember()
             tell_peak(self.report)
 
-    @cached_property
+    @functools.cached_property
     def _split(self) -> PlannedSplit | None:
         if self.setup.planner is None:
             return None
@@ -295,7 +292,8 @@ def key_of(setup: Setup, context: PassContext, planned: str) -> str:
         f"{each.name}/{each.memory_budget_bytes}" if _is_built_in(each) else identity_of(each).text
         for each in setup.passes
     ]
-    return _torch.hash_files(_sources(), f"{parts}|{context.key()}|{planned}").hex()
+    text = f"{_sources_digest()}|{parts}|{context.key()}|{planned}"
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
 def common_key_of(setup: Setup, context: PassContext) -> str:
@@ -333,8 +331,18 @@ def _is_built_in(each: GraphPass) -> bool:
     return known is not None and known.fn is each.fn
 
 
+SHAPING = ("_torch", "capture", "graph", "ops", "passes", "pipeline", "plan")
+"""Rooms whose code shapes woven graphs: they choose what backward computes again, split, rewrite, and plan."""
+
+
+@functools.cache
+def _sources_digest() -> str:
+    """Read once: what runs is what was imported."""
+    return _torch.hash_files(_sources()).hex()
+
+
 def _sources() -> tuple[str, ...]:
-    """Source files of everything that shapes a woven graph."""
-    packages = (torchloom.passes, torchloom.graph, torchloom.ops, torchloom.plan)
-    folders = [Path(package.__path__[0]) for package in packages]
+    """Source files of everything that shapes a woven graph: whole rooms, so that no new file is forgotten."""
+    house = Path(torchloom.__path__[0])
+    folders = [house / room for room in SHAPING]
     return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))
