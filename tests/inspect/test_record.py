@@ -310,3 +310,19 @@ def test_bytecode_stack_and_continuations() -> None:
     live = torchloom.entries(fn)[0]
     assert [each.source for each in live.continuations] == [first.source, second.source]
     assert live.original_bytecode
+
+
+class Bag:
+    def __init__(self) -> None:
+        self.k = 1
+
+
+def test_an_attribute_that_was_found_and_not_read_has_its_guard() -> None:
+    """Dynamo keeps it as the way to the attribute alone, with no check at its end."""
+    compiled = torch.compile(lambda x, o: x + (1 if hasattr(o, "k") else 2), backend="eager")
+    bag = Bag()
+    record = watched(lambda: (compiled(X, bag), delattr(bag, "k"), compiled(X, bag)))
+    first, second = record.entries()
+    listed = [guard.text for guard in first.guards]
+    assert "hasattr(L['o'], 'k')" in listed or any("L['o'].k" in each for each in listed)
+    assert "not hasattr(L['o'], 'k')" in [guard.text for guard in second.guards]

@@ -159,7 +159,7 @@ def test_a_function_of_a_file_with_an_odd_name_has_a_record() -> None:
     names: dict[str, Any] = {}
     exec(compile("def fn(x):\n    return x + 1", "/nowhere/\ud800.py", "exec"), names)
     with torchloom.watch() as w:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(Exception):  # torch 2.15 refuses it
             torch.compile(names["fn"], backend="eager")(torch.ones(2))
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     assert w.record.orphans == []

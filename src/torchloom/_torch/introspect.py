@@ -10,6 +10,7 @@ import functools
 import importlib.resources
 import json
 import operator
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FunctionType
@@ -184,6 +185,31 @@ def _leaves(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
         yield source, kinds[index], list(leaf.verbose_code_parts()), own
     for child in children:
         yield from _leaves(child)
+    yield from _reached(manager)
+
+
+def _reached(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
+    """Yield the attributes that a check goes to and asks nothing of: that they are there is what it asks.
+
+    That is how Dynamo keeps a `hasattr` that found something (2.11-2.15).
+    """
+    source = _call(manager, "get_source", "")
+    ways, children = _call(manager, "get_accessors", []), _call(manager, "get_child_managers", [])
+    for way, child in zip(ways, children, strict=False):
+        if _call(child, "get_leaf_guards", [1]) or _call(child, "get_child_managers", [1]):
+            continue
+        fails, text = int(_call(child, "fail_count", 0)), str(_call(way, "repr", ""))
+        owner = source.removesuffix(".__dict__")
+        if found := _TO_ATTRIBUTE.fullmatch(text):
+            yield source, "HASATTR", [f"hasattr({source}, {found[1]!r})"], fails
+        elif (found := _TO_KEY.fullmatch(text)) and owner != source:
+            yield owner, "HASATTR", [f"hasattr({owner}, {found[1]})"], fails
+        elif found:
+            yield source, "DICT_CONTAINS", [f"___dict_contains({found[1]}, {source})"], fails
+
+
+_TO_ATTRIBUTE = re.compile(r"(?:Get|GenericGet)AttrGuardAccessor\((\w+)\)")
+_TO_KEY = re.compile(r"DictGetItemGuardAccessor\((.+)\)", re.DOTALL)
 
 
 def _call(value: Any, name: str, default: Any) -> Any:
