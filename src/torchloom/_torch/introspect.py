@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchloom._torch import qualnames
+
 
 def innermost(fn: Any) -> Any:
     """Return the function that torch.compile was given."""
@@ -68,8 +70,8 @@ def place_of(code: CodeType) -> tuple[str, int]:
 
 
 def qualname_of(code: CodeType) -> str:
-    """Return the qualified name of a code object; Python 3.10 keeps its plain name alone."""
-    found = getattr(code, "co_qualname", code.co_name)
+    """Return the qualified name of a code object."""
+    found = qualnames.qualname_of(code)
     # What torchloom puts in front of a module is renamed, and keeps its own qualified name.
     return found if found.rpartition(".")[2] == code.co_name else code.co_name
 

@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from torchloom._torch.places import Place
+from torchloom._torch.qualnames import qualname_of
 from torchloom.serve.attributes import own_class
 from torchloom.serve.bytecode import digest_of, nested
 from torchloom.serve.words import NotExactError, exact, name_of, words_for
@@ -395,7 +396,7 @@ def has_version(code: types.CodeType) -> bool:
 
 def _by_name(code: types.CodeType, modules: Mapping[str, Any]) -> list[list[Any]] | None:
     """Return the place of a function by module and name, None where something else is there."""
-    qualname = getattr(code, "co_qualname", code.co_name)
+    qualname = qualname_of(code)
     for name, module in list(modules.items()):
         if getattr(module, "__file__", None) != code.co_filename and name != "__main__":
             continue
