@@ -259,6 +259,13 @@ CASES: dict[str, tuple[str, str]] = {
         "K = 2",
         "K = 3",
     ),
+    "class method that hands its class on": top(
+        "def get(c): return c.K\nclass C:\n    K = 2\n    @classmethod\n"
+        "    def f(cls, x): return x * sum([get(cls) for _ in range(1)])\n",
+        "C.f(x)",
+        "K = 2",
+        "K = 3",
+    ),
     "class method patched": top(
         "class C:\n    @classmethod\n    def f(cls, x): return x * 2\n",
         "C.f(x)",

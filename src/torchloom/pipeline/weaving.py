@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -151,12 +151,12 @@ class Weaving:
         known = sidecar.load_collectives(self._sidecar_name(), kind)
         self.report.collectives.update(known)
 
-    @functools.cached_property
+    @cached_property
     def _key(self) -> str:
         planner = self.setup.planner
         return key_of(self.setup, self.context, "" if planner is None else planner.key)
 
-    @functools.cached_property
+    @cached_property
     def _cache_key(self) -> str | None:
         """The key under which compilers may cache, None where they must not; as it was at first."""
         own = [identity_of(each) for each in self.setup.passes if not _is_built_in(each)]
@@ -225,7 +225,7 @@ class Weaving:
                 self._remember()
             tell_peak(self.report)
 
-    @functools.cached_property
+    @cached_property
     def _split(self) -> PlannedSplit | None:
         if self.setup.planner is None:
             return None
@@ -331,11 +331,11 @@ def _is_built_in(each: GraphPass) -> bool:
     return known is not None and known.fn is each.fn
 
 
-SHAPING = ("_torch", "capture", "graph", "ops", "passes", "pipeline", "plan")
+_SHAPING = ("_torch", "capture", "graph", "ops", "passes", "pipeline", "plan")
 """Rooms whose code shapes woven graphs: they choose what backward computes again, split, rewrite, and plan."""
 
 
-@functools.cache
+@cache
 def _sources_digest() -> str:
     """Read once: what runs is what was imported."""
     return _torch.hash_files(_sources()).hex()
@@ -344,5 +344,5 @@ def _sources_digest() -> str:
 def _sources() -> tuple[str, ...]:
     """Source files of everything that shapes a woven graph: whole rooms, so that no new file is forgotten."""
     house = Path(torchloom.__path__[0])
-    folders = [house / room for room in SHAPING]
+    folders = [house / room for room in _SHAPING]
     return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))

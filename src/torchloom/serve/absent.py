@@ -89,19 +89,6 @@ def _attributes_of(code: types.CodeType) -> frozenset[Name]:
     )
 
 
-@functools.cache
-def read_of_class(code: types.CodeType) -> frozenset[str]:
-    """Return the attributes that the code of a class method reads of its class."""
-    steps = _steps(code)
-    return frozenset(
-        step.argval
-        for before, step in itertools.pairwise(steps)
-        if step.opname in _ATTRIBUTES
-        and before.opname.startswith("LOAD_FAST")
-        and before.argval in code.co_varnames[:1]
-    )
-
-
 def misses_keys(code: types.CodeType) -> bool:
     """Return whether code catches that a key is not there."""
     return _catches(code, _KEY)

@@ -71,7 +71,7 @@ class Views:
     def _number(self, leaf: Any, rows: int) -> Any:
         try:
             return with_numbers([leaf], self.traced.graph.env, {self.hint: rows})[1][0]
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - this is the one
             return UNKNOWN
 
 

@@ -26,7 +26,6 @@ from torchloom.serve.absent import (
     listed,
     missed,
     misses_keys,
-    read_of_class,
     texts_of,
 )
 from torchloom.serve.answers import answers
@@ -67,7 +66,7 @@ def unguarded(
     yield from _absent_in_methods(values, users)
     yield from _own_names(values, codes)
     if not guards_class_methods():
-        yield from _read_of_classes(values, users)
+        yield from _of_classes(values, users)
     if any(map(misses_keys, codes)):
         yield from (GuardOn("KEYS", source) for source, each in values if _has_keys(source, each))
     yield from _memory(values)
@@ -124,20 +123,25 @@ _ASKED_BY_HAND = (types.ModuleType, types.FunctionType, types.MethodType, type)
 """What Dynamo puts no guard on where `hasattr` finds nothing."""
 
 
-def _read_of_classes(
+def _of_classes(
     values: Iterable[tuple[str, Any]], users: Collection[types.CodeType]
 ) -> Iterator[GuardOn]:
-    """Yield guards on what class methods read of their class."""
+    """Yield guards on all that classes hold whose class methods were traced: whatever these hand on has no guard."""
     for source, value in values:
         kind = value if isinstance(value, type) else type(value)
-        if _is_known(kind.__module__):
+        held = {
+            name: each
+            for base in reversed(kind.__mro__)
+            if not _is_known(base.__module__)
+            for name, each in vars(base).items()
+        }
+        methods = [each.__func__ for each in held.values() if isinstance(each, classmethod)]
+        if not any(getattr(each, "__code__", None) in users for each in methods):
             continue
-        methods = [each for base in kind.__mro__ for each in vars(base).values()]
-        for method in methods:
-            if isinstance(method, classmethod) and method.__func__.__code__ in users:
-                for name in sorted(read_of_class(method.__func__.__code__)):
-                    if hasattr(value, name) and not callable(getattr(value, name)):
-                        yield GuardOn("EQUALS_MATCH", f"{source}.{name}")
+        for name, each in sorted(held.items()):
+            is_code = callable(each) or hasattr(each, "__get__")
+            if not is_code and not re.fullmatch(r"__\w+__", name):
+                yield GuardOn("EQUALS_MATCH", f"{source}.{name}")
 
 
 def _handed(values: Sequence[tuple[str, Any]], users: Sequence[types.CodeType]) -> set[Name]:
