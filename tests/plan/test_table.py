@@ -92,17 +92,6 @@ def test_signatures() -> None:
     assert node_key(nodes(seen, aten.mm.default)[0]) == node_key(first)
 
 
-def test_products_measured_for_the_choice_are_known_to_the_planner() -> None:
-    def fn(x, w):
-        return torch.mm(x, w), ops.matmul(x, w, None, "onednn")
-
-    graph = traced(fn, torch.randn(5, 4), torch.randn(4, 3))
-    table = CostTable(
-        ops={"matmul f32 5x4x3 nn blas": 70.0, "matmul f32 5x4x3 nn onednn": 30.0},
-    )
-    assert [us for _, us in graph_us(graph, table) if us] == [70.0, 30.0]
-
-
 def test_measured_collectives_are_interpolated() -> None:
     table = CostTable(collectives={"all_gather/2": [(1000, 10.0), (2000, 30.0), (4000, 40.0)]})
     at = {size: collective_us("all_gather", size, 2, table) for size in (500, 1500, 2000, 6000)}

@@ -17,7 +17,6 @@ from torchloom.plan.costs.hardware import (
     Network,
     device_row,
 )
-from torchloom.plan.costs.kernels import KernelChooser, available_kernels, measure_products
 from torchloom.plan.costs.roofline import node_flops, node_traffic_bytes, roofline_us
 from torchloom.plan.costs.share import share_text, shared_table
 from torchloom.plan.costs.signature import node_key
@@ -37,9 +36,7 @@ __all__ = [
     "CollectiveKind",
     "CostTable",
     "Device",
-    "KernelChooser",
     "Network",
-    "available_kernels",
     "calibrate_device",
     "collective_us",
     "device_row",
@@ -48,7 +45,6 @@ __all__ = [
     "link_us",
     "load_table",
     "machine_facts",
-    "measure_products",
     "measured_us",
     "node_flops",
     "node_key",

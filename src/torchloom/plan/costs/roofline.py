@@ -17,7 +17,6 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from torchloom import ops
 from torchloom._torch import OpOverload, size_hint
 from torchloom.graph import is_view_op, tensors_in, value_of
 from torchloom.plan.costs.hardware import Device
@@ -79,7 +78,7 @@ def is_computed(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return hasattr(target, "namespace")  # higher-order operators work, Python functions do not
-    if target.namespace == "torchloom" and target is not ops.matmul:
+    if target.namespace == "torchloom":
         return False
     return not is_view_op(target)
 
@@ -170,13 +169,7 @@ def _for_each_head(query: torch.Size, *shared: torch.Size) -> list[tuple[int, ..
     return [(*query[:2], *shape[2:]) for shape in shared]
 
 
-def _matmul(args: Any) -> int:
-    (m, k), (_, n) = (tensor.shape for tensor in args[:2])
-    return 2 * m * k * n
-
-
 _FORMULAS = {
-    ops.matmul: _matmul,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _cpu_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _cpu_attention_backward,
 }

@@ -44,28 +44,6 @@ def share_text(what: str, make: Callable[[], str], timeout_s: float = TIMEOUT_S)
     return _answer(_wait(store, [0], what, timeout_s)[0], what)
 
 
-def share_once(key: str, what: str, make: Callable[[], str], timeout_s: float = TIMEOUT_S) -> str:
-    """Return the text that the first rank to ask for it made; ranks may ask at different times.
-
-    Args:
-        key: tells what is asked for; equal on ranks that need the same text.
-        what: what is shared, for messages.
-        make: makes the text; called on one rank. What it raises is raised on ranks that wait.
-        timeout_s: how long to wait for the rank that makes it.
-
-    Raises:
-        AgreementError: that rank failed or did not finish.
-    """
-    if not _is_distributed():
-        return make()
-    store = dist.PrefixStore(f"torchloom/once/{key}", _torch.default_store())
-    own = str(dist.get_rank())
-    maker = store.compare_set("maker", "", own).decode()
-    if maker == own:
-        return _make_for_all(store, own, make)
-    return _answer(_wait(store, [int(maker)], what, timeout_s)[0], what)
-
-
 def _make_for_all(store: Any, own: str, make: Callable[[], str]) -> str:
     try:
         text = make()

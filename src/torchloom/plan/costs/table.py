@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from torchloom.ops.compute import entry_of
 from torchloom.plan.costs.hardware import (
     DEVICES,
     NETWORKS,
@@ -39,7 +38,7 @@ class CostTable:
     device: Device = field(default_factory=lambda: DEVICES["cpu"])
     network: Network = field(default_factory=lambda: NETWORKS["gloo"])
     ops: dict[str, float] = field(default_factory=dict)
-    """Measured microseconds by signature (`node_key`, `Product.key`)."""
+    """Measured microseconds by signature (`node_key`)."""
     collectives: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     """Measured (bytes, microseconds) in rising order, by `"all_gather/2"`: kind and ranks."""
 
@@ -85,11 +84,7 @@ def measured_us(node: fx.Node, table: CostTable) -> float | None:
     ops = table.ops
     if not ops or not is_computed(node):
         return None
-    found = ops.get(node_key(node))
-    if found is None:
-        entry = entry_of(node)  # a product may have been measured for the choice of kernels
-        found = None if entry is None else ops.get(entry)
-    return found
+    return ops.get(node_key(node))
 
 
 def graph_us(graph: fx.Graph, table: CostTable) -> list[tuple[fx.Node, float]]:
