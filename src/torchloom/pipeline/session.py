@@ -20,19 +20,19 @@ from torchloom import _torch, events
 from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
+from torchloom.costs import CostTable
+from torchloom.deepcompile.site import Book
 from torchloom.errors import AgreementError, PassError, PeerLostError, PlanError, own_error
 from torchloom.graph import GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
+from torchloom.memory import distinct_bytes
 from torchloom.pipeline.alike import Alike, Texts, parameters_of
 from torchloom.pipeline.report import CompileReport, GraphReport, tell_peak
 from torchloom.pipeline.second import SecondPlan
 from torchloom.pipeline.sidecar import calling_text
-from torchloom.pipeline.site import Book
 from torchloom.pipeline.sizes import Sizes
 from torchloom.pipeline.weaving import Weaving, common_key_of, facts_of
 from torchloom.plan import GraphPlan, Planner
-from torchloom.plan.costs import CostTable
-from torchloom.plan.memory import distinct_bytes
 from torchloom.position import POSITION
 from torchloom.shard.regather import LIVE
 from torchloom.shard.writes import check_graph
