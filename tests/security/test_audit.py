@@ -64,7 +64,6 @@ KNOWN = {
     ("compiler/backend_fn.py", "import_module"): USERS,
     ("files.py", "CDLL"): "the C library that is loaded already",
     ("custom_ops/fit.py", "exec"): GENERATED,
-    ("ops/library.py", "import_module"): CONSTANT,
     ("runtime/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
     ("runtime/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
     (
