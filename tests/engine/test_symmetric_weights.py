@@ -19,7 +19,7 @@ from support.runs import make_engine, settings, train
 from support.shm import mapped_bytes, proportional_bytes
 from torchloom.errors import ShardError
 from torchloom.memory import measure_peak
-from torchloom.runtime.shm import arena
+from torchloom.runtime.transports.shm import arena
 from torchloom.shard import gathered, layout_of
 
 SHARED = {"symmetric_memory": True, "strict": True}

@@ -15,7 +15,7 @@ from faults.test_different_programs import Branches, another_layer, another_orde
 from support.ranks import run_ranks
 from torchloom.errors import AgreementError, PeerLostError
 from torchloom.runtime import communicators
-from torchloom.runtime.c10d import C10dCollectives
+from torchloom.runtime.transports.c10d import C10dCollectives
 from torchloom.runtime.channel import CHANNELS
 
 

@@ -13,7 +13,7 @@ import pytest
 from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom import envs
-from torchloom.engine.agreement import new_agreement
+from torchloom.exchange.agreement import new_agreement
 from torchloom.errors import AgreementError
 
 SCRIPT = """

@@ -19,8 +19,8 @@ from torchloom import ops
 from torchloom.memory import measure_peak
 from torchloom.runtime import get_communicator, transit_bytes
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.c10d import C10dCollectives
-from torchloom.shard.pieces import cut, piece_numel
+from torchloom.runtime.transports.c10d import C10dCollectives
+from torchloom.shard.shards import cut, piece_numel
 
 F32, BF16 = torch.float32, torch.bfloat16
 NUMELS = [1, 7, 0, 33, 4096, 20_003, 64]

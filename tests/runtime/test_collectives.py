@@ -13,10 +13,10 @@ from support.traffic import W, channel
 from torchloom.errors import ShardError
 from torchloom.runtime import get_communicator, lookup, shm
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.c10d import C10dCollectives
-from torchloom.runtime.gloo import GlooCollectives
-from torchloom.runtime.packing import pack, split_by_size, unpack
-from torchloom.shard.pieces import cut
+from torchloom.runtime.transports.c10d import C10dCollectives
+from torchloom.runtime.transports.gloo import GlooCollectives
+from torchloom.runtime.transports.packing import pack, split_by_size, unpack
+from torchloom.shard.shards import cut
 
 # Around the size at which tensors stop being packed, odd, tiny, and empty.
 NUMELS = [1, 7, 0, 33, 65_536, 200_003, 2]

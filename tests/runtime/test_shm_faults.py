@@ -19,8 +19,8 @@ from support.traffic import channel
 from torchloom.errors import PeerLostError, ShardError
 from torchloom.runtime import get_communicator, shm
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.gloo import GlooCollectives
-from torchloom.runtime.shm import arena, peers
+from torchloom.runtime.transports.gloo import GlooCollectives
+from torchloom.runtime.transports.shm import arena, peers
 
 
 def sum_of_ranks(comm) -> float:

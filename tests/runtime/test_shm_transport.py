@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from support.ranks import run_ranks
 from support.traffic import W, channel
-from torchloom.runtime import shm
+from torchloom.runtime.transports import shm
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.gloo import GlooCollectives
-from torchloom.runtime.shm.slots import plan_parts
+from torchloom.runtime.transports.gloo import GlooCollectives
+from torchloom.runtime.transports.shm.slots import plan_parts
 
 NUMELS = [1, 7, 0, 33, 4_096, 20_003, 2]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

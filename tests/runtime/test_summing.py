@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from torchloom.runtime.summing import scales_early, sum_into, sum_scaled_into
+from torchloom.runtime.transports.summing import scales_early, sum_into, sum_scaled_into
 
 
 def addends(num: int, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -64,8 +64,8 @@ KNOWN = {
     ("compiler/backend_fn.py", "import_module"): USERS,
     ("files.py", "CDLL"): "the C library that is loaded already",
     ("custom_ops/fit.py", "exec"): GENERATED,
-    ("runtime/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
-    ("runtime/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
+    ("runtime/transports/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
+    ("runtime/transports/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
     (
         "serve/entry.py",
         "exec",

@@ -16,7 +16,7 @@ from support.models import Tricky, tokens, tricky
 from support.ranks import run_ranks
 from torchloom.errors import ShardError
 from torchloom.shard import gathered, layout_of, on_meta, plan_layout, shard_module, unshard
-from torchloom.shard.pieces import cut, join, valid_numel
+from torchloom.shard.shards import cut, join, valid_numel
 
 
 @given(st.integers(1, 300), st.integers(1, 9))

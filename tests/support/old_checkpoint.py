@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from torchloom.engine.checkpoints.snapshot import buffers_of
 from torchloom.shard import layout_of, owners_of
-from torchloom.shard.pieces import valid_numel
+from torchloom.shard.shards import valid_numel
 
 
 def save_old(engine, root, tag: str, client_state=None) -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from torchloom import envs
 from torchloom.config import Config, load_config
-from torchloom.engine.agreement import Agreement, new_agreement
+from torchloom.exchange.agreement import Agreement, new_agreement
 from torchloom.engine.engine import Engine
 from torchloom.engine.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.engine.groups import World, ensure_process_group, make_world

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError
 from torchloom.shard import ParamSpec, pieces_by_id
-from torchloom.shard.pieces import cut, join, piece_numel
+from torchloom.shard.shards import cut, join, piece_numel
 
 ELEMENTWISE = (
     optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.ASGD, optim.NAdam,

@@ -24,7 +24,7 @@ from torchloom import _torch
 from torchloom.compiler.support import check_supported
 from torchloom.config import Config
 from torchloom.engine import compiled, export
-from torchloom.engine.agreement import Agreement
+from torchloom.exchange.agreement import Agreement
 from torchloom.engine.boundary import (
     Boundary,
     check_step,

@@ -23,7 +23,7 @@ from torchloom.engine.slices import Slices
 from torchloom.errors import EngineError, ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, owners_of
-from torchloom.shard.pieces import clear_padding_, piece_numel
+from torchloom.shard.shards import clear_padding_, piece_numel
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchloom.config import load_config
-from torchloom.engine.agreement import new_agreement
+from torchloom.exchange.agreement import new_agreement
 from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
@@ -31,7 +31,7 @@ from torchloom.shard import (
     plan_layout,
     shard_module,
 )
-from torchloom.shard.pieces import clear_padding_
+from torchloom.shard.shards import clear_padding_
 
 
 def shard_model(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchloom.errors import ShardError
 from torchloom.shard import Layout
-from torchloom.shard.pieces import join, pad_storage, padded_flat
+from torchloom.shard.shards import join, pad_storage, padded_flat
 
 
 class Slices:

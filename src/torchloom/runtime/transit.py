@@ -19,7 +19,7 @@ from torch import Tensor
 from torchloom import _torch, ops
 from torchloom.runtime.communicators import lookup
 from torchloom.runtime.residents import first_bucket
-from torchloom.shard.pieces import piece_numel
+from torchloom.shard.shards import piece_numel
 
 
 def transit_bytes(target: Any, args: Sequence[Any]) -> int:

@@ -20,10 +20,10 @@ from torchloom.errors import ShardError
 from torchloom.runtime.base import Pending
 from torchloom.runtime.channel import label
 from torchloom.runtime.communicator import Communicator
-from torchloom.runtime.shm.arena import ALIGNMENT, make_arena
-from torchloom.runtime.shm.collectives import SharedMemoryCollectives
-from torchloom.runtime.shm.connect import make_exchange
-from torchloom.runtime.shm.link import Link
+from torchloom.runtime.transports.shm.arena import ALIGNMENT, make_arena
+from torchloom.runtime.transports.shm.collectives import SharedMemoryCollectives
+from torchloom.runtime.transports.shm.connect import make_exchange
+from torchloom.runtime.transports.shm.link import Link
 
 
 @dataclass(frozen=True)

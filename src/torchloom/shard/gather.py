@@ -13,7 +13,7 @@ from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.shard.apply import layout_of, root_of
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.pieces import cut
+from torchloom.shard.shards import cut
 from torchloom.shard.state import ORIGINAL, gather_whole
 
 

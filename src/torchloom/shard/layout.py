@@ -16,7 +16,7 @@ from torch import nn
 
 from torchloom.errors import ShardError
 from torchloom.shard.admit import check_model
-from torchloom.shard.pieces import piece_numel
+from torchloom.shard.shards import piece_numel
 
 _RUNNING = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,

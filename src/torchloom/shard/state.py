@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchloom import ops
 from torchloom.position import POSITION
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.pieces import cut
+from torchloom.shard.shards import cut
 
 ORIGINAL = "_loom_original_class"
 """Class attribute of a generated class: the class that it was made from."""

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torchloom import _torch, events
 from torchloom.config import Config
 from torchloom.costs import NETWORKS, Network
-from torchloom.engine.agreement import Agreement
+from torchloom.exchange.agreement import Agreement
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
 from torchloom.engine.offloads import PIECES, STATES, Offloads

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from torchloom.costs import CostTable, Network, load_table, save_table, shared_table
-from torchloom.engine.agreement import Agreement
+from torchloom.exchange.agreement import Agreement
 from torchloom.engine.standing import Standing
 from torchloom.errors import PlanError
 from torchloom.log import get_logger

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom.engine.agreement import Agreement
+from torchloom.exchange.agreement import Agreement
 from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes, optimizer_peak
 from torchloom.plan import HostStates

@@ -12,7 +12,7 @@ from torchloom.engine.checkpoints.contents import Contents
 from torchloom.engine.checkpoints.snapshot import Trained
 from torchloom.engine.checkpoints.weights import reader
 from torchloom.shard import layout_of
-from torchloom.shard.pieces import cut
+from torchloom.shard.shards import cut
 
 
 def read_gradients(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchloom.engine.agreement import Agreement
+from torchloom.exchange.agreement import Agreement
 from torchloom.engine.checkpoints import snapshot
 from torchloom.engine.checkpoints.background import Pending, Staging
 from torchloom.engine.checkpoints.exchange import Exchange, answers, attempt

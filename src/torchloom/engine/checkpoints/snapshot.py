@@ -33,7 +33,7 @@ from torchloom.engine.offloads import Offloads
 from torchloom.engine.scaling import LossScaler
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, ParamSpec, layout_of, owners_of
-from torchloom.shard.pieces import valid_numel
+from torchloom.shard.shards import valid_numel
 
 
 class Trained(Protocol):

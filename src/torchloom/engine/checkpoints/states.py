@@ -18,7 +18,7 @@ from torchloom.engine.checkpoints.snapshot import Trained
 from torchloom.engine.local import Leaf
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, layout_of
-from torchloom.shard.pieces import valid_numel
+from torchloom.shard.shards import valid_numel
 
 Groups = list[tuple[dict[str, Any], dict[str, Any]]]
 """Each group of the optimizer, and what to put into it."""

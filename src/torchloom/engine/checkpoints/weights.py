@@ -11,7 +11,7 @@ from torchloom.engine.checkpoints.contents import Contents
 from torchloom.engine.checkpoints.snapshot import Trained, buffers_of
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, ParamSpec, gathered, layout_of, owners_of
-from torchloom.shard.pieces import cut, valid_numel
+from torchloom.shard.shards import cut, valid_numel
 
 
 def check_same_model(layout: Layout, contents: Contents, strict: bool) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchloom.runtime.shm.arena import ALIGNMENT
+from torchloom.runtime.transports.shm.arena import ALIGNMENT
 
 
 class Part(NamedTuple):

@@ -26,7 +26,7 @@ from torchloom import _torch
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Entry, Label
 from torchloom.runtime.lines import wait_for
-from torchloom.runtime.packing import pack, unpack
+from torchloom.runtime.transports.packing import pack, unpack
 
 
 @dataclass(frozen=True)

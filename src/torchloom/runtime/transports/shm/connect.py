@@ -17,10 +17,10 @@ from torchloom import _torch
 from torchloom.errors import PeerLostError
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import Channel
-from torchloom.runtime.shm.arena import Exchange, UnavailableError, make_arena
-from torchloom.runtime.shm.collectives import SharedMemoryCollectives
-from torchloom.runtime.shm.link import Link
-from torchloom.runtime.shm.peers import Peer
+from torchloom.runtime.transports.shm.arena import Exchange, UnavailableError, make_arena
+from torchloom.runtime.transports.shm.collectives import SharedMemoryCollectives
+from torchloom.runtime.transports.shm.link import Link
+from torchloom.runtime.transports.shm.peers import Peer
 
 MAX_RANKS = 8
 """Each rank signals each other one, and reads its memory: beyond this, a tree would be better."""

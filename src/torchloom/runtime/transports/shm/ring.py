@@ -18,7 +18,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from torchloom.runtime.channel import Entry
-from torchloom.runtime.shm.link import Link, Signal, mark_of
+from torchloom.runtime.transports.shm.link import Link, Signal, mark_of
 
 
 class Work(NamedTuple):

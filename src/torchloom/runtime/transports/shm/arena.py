@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchloom.runtime.shm.peers import Peer
+from torchloom.runtime.transports.shm.peers import Peer
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""

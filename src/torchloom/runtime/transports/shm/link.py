@@ -17,9 +17,9 @@ from torchloom.errors import ShardError, TorchloomError
 from torchloom.position import POSITION, Verdict, Wait
 from torchloom.runtime.channel import Channel, Entry, Label, error_of
 from torchloom.runtime.lines import explained
-from torchloom.runtime.shm.arena import ALIGNMENT, Arena
-from torchloom.runtime.shm.peers import Peer
-from torchloom.runtime.shm.semaphore import NBYTES, Semaphores
+from torchloom.runtime.transports.shm.arena import ALIGNMENT, Arena
+from torchloom.runtime.transports.shm.peers import Peer
+from torchloom.runtime.transports.shm.semaphore import NBYTES, Semaphores
 
 _SPINS = 200
 """Tries before sleeping, about 0.1 ms: waking up takes as long, and short waits are the rule."""

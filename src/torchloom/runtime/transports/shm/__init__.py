@@ -6,8 +6,8 @@ messages carry the bytes, as they do everywhere else.
 
 from __future__ import annotations
 
-from torchloom.runtime.shm.arena import UnavailableError
-from torchloom.runtime.shm.collectives import SharedMemoryCollectives
-from torchloom.runtime.shm.connect import connect
+from torchloom.runtime.transports.shm.arena import UnavailableError
+from torchloom.runtime.transports.shm.collectives import SharedMemoryCollectives
+from torchloom.runtime.transports.shm.connect import connect
 
 __all__ = ["SharedMemoryCollectives", "UnavailableError", "connect"]

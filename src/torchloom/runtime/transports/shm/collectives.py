@@ -2,7 +2,7 @@
 
 * gather = every rank copies its shards into its slot, and the others' out of theirs;
 * reduce = every rank copies the slices that others own into its slot, and sums its own slice of all
-  slots, in rank order: with the arithmetic of `runtime.gloo`, bit for bit the same result. Where
+  slots, in rank order: with the arithmetic of `runtime.transports.gloo`, bit for bit the same result. Where
   the scale is a power of two, slices are scaled on their way, which saves a pass over the sum;
 * all-reduce = the same for whole tensors; large ones of more than two ranks as reduce and gather.
 """
@@ -18,11 +18,11 @@ from torch import Tensor
 from torchloom.errors import ShardError
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Entry, Label
-from torchloom.runtime.shm.arena import ALIGNMENT
-from torchloom.runtime.shm.link import Link
-from torchloom.runtime.shm.ring import Ring, Work
-from torchloom.runtime.shm.slots import Part, plan_parts, row, typed
-from torchloom.runtime.summing import scales_early, sum_dtype, sum_into, sum_scaled_into
+from torchloom.runtime.transports.shm.arena import ALIGNMENT
+from torchloom.runtime.transports.shm.link import Link
+from torchloom.runtime.transports.shm.ring import Ring, Work
+from torchloom.runtime.transports.shm.slots import Part, plan_parts, row, typed
+from torchloom.runtime.transports.summing import scales_early, sum_dtype, sum_into, sum_scaled_into
 
 _BLOCK = 64 << 10
 """Elements that are summed at a time, so that a second pass over them finds them in the cache."""

@@ -1,0 +1,3 @@
+"""What carries collectives: one class for each transport."""
+
+from __future__ import annotations
