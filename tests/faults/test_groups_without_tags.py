@@ -15,8 +15,8 @@ from faults.test_different_programs import Branches, another_layer, another_orde
 from support.ranks import run_ranks
 from torchloom.errors import AgreementError, PeerLostError
 from torchloom.runtime import communicators
-from torchloom.runtime.transports.c10d import C10dCollectives
 from torchloom.runtime.channel import CHANNELS
+from torchloom.runtime.transports.c10d import C10dCollectives
 
 
 def without_tags(monkeypatch) -> None:

@@ -13,8 +13,8 @@ import pytest
 from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom import envs
-from torchloom.exchange.agreement import new_agreement
 from torchloom.errors import AgreementError
+from torchloom.runtime.exchanges import new_agreement
 
 SCRIPT = """
 import os, signal, sys, torch, torchloom

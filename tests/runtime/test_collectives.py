@@ -11,8 +11,9 @@ import torch.distributed as dist
 from support.ranks import run_ranks
 from support.traffic import W, channel
 from torchloom.errors import ShardError
-from torchloom.runtime import get_communicator, lookup, shm
+from torchloom.runtime import get_communicator, lookup
 from torchloom.runtime.base import GroupRef
+from torchloom.runtime.transports import shm
 from torchloom.runtime.transports.c10d import C10dCollectives
 from torchloom.runtime.transports.gloo import GlooCollectives
 from torchloom.runtime.transports.packing import pack, split_by_size, unpack

@@ -17,8 +17,9 @@ from support.ranks import run_ranks
 from support.shm import files_left, mapped_bytes, open_descriptors
 from support.traffic import channel
 from torchloom.errors import PeerLostError, ShardError
-from torchloom.runtime import get_communicator, shm
+from torchloom.runtime import get_communicator
 from torchloom.runtime.base import GroupRef
+from torchloom.runtime.transports import shm
 from torchloom.runtime.transports.gloo import GlooCollectives
 from torchloom.runtime.transports.shm import arena, peers
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from support.ranks import run_ranks
 from support.traffic import W, channel
-from torchloom.runtime.transports import shm
 from torchloom.runtime.base import GroupRef
+from torchloom.runtime.transports import shm
 from torchloom.runtime.transports.gloo import GlooCollectives
 from torchloom.runtime.transports.shm.slots import plan_parts
 

@@ -32,7 +32,6 @@ from torchloom._torch.coalesced import all_reduce_coalesced as all_reduce_coales
 from torchloom._torch.coalesced import reduce_scatter_coalesced as reduce_scatter_coalesced
 from torchloom._torch.coalesced import reduce_scatter_single as reduce_scatter_single
 from torchloom._torch.coalesced import supports_coalescing as supports_coalescing
-from torchloom._torch.exchange import texts_of as texts_of
 from torchloom._torch.frozen import compiling_again
 from torchloom._torch.hush import hushed_store as hushed_store
 

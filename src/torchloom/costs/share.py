@@ -1,13 +1,12 @@
-"""One table, one choice for all ranks, through the process group's key-value store.
+"""One table, one choice for all ranks: they exchange texts outside of collectives.
 
-No collective is used, which would hang if one rank were missing: a rank that waits too long gets
-an error that names who did not come. All ranks must call in the same order.
+A rank that waits too long gets an error that names who did not come. All ranks must call in the same
+order.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,53 +17,41 @@ from torchloom.costs.hardware import Device
 from torchloom.costs.store import table_from_json, table_to_json
 from torchloom.costs.table import CostTable
 from torchloom.errors import AgreementError
+from torchloom.exchange import Alone, Exchange, StoreExchange, text_from
 
 TIMEOUT_S = 600.0
 """How long rank 0 may measure while the others wait."""
 
+_TABLE = "the cost table"
+
 _SERIAL = itertools.count()
 
 
-def share_text(what: str, make: Callable[[], str], timeout_s: float = TIMEOUT_S) -> str:
+def share_text(
+    what: str,
+    make: Callable[[], str],
+    timeout_s: float = TIMEOUT_S,
+    exchange: Exchange | None = None,
+) -> str:
     """Return rank 0's text on every rank; without a process group, the own one.
 
     Args:
         what: what is shared, for messages.
         make: makes the text; called on rank 0 alone. What it raises is raised on all ranks.
-        timeout_s: how long the other ranks wait.
+        timeout_s: how long the other ranks wait, in seconds.
+        exchange: between whom, with a time limit of its own; default: all ranks of the process group.
 
     Raises:
         AgreementError: rank 0 did not come, or failed.
     """
-    if not _is_distributed():
-        return make()
-    store = _next_store()
-    if dist.get_rank() == 0:
-        return _make_for_all(store, "0", make)
-    return _answer(_wait(store, [0], what, timeout_s)[0], what)
-
-
-def _make_for_all(store: Any, own: str, make: Callable[[], str]) -> str:
-    try:
-        text = make()
-    except Exception as error:
-        store.set(own, json.dumps({"error": f"{type(error).__name__}: {error}"}))
-        raise
-    store.set(own, json.dumps({"text": text}))
-    return text
-
-
-def _answer(told: str, what: str) -> str:
-    answer = json.loads(told)
-    if "error" in answer:
-        raise AgreementError(f"another rank could not give {what}: {answer['error']}")
-    return answer["text"]
+    return text_from(exchange or _all_ranks(timeout_s), 0, what, make)
 
 
 def shared_table(
     table: CostTable,
     how: Literal["rank0", "max"] = "rank0",
     timeout_s: float = TIMEOUT_S,
+    exchange: Exchange | None = None,
 ) -> CostTable:
     """Return a table that is equal on all ranks; without a process group, `table` itself.
 
@@ -72,20 +59,19 @@ def shared_table(
         table: this rank's figures.
         how: "rank0" takes rank 0's; "max" the slowest of all ranks, figure by figure. A figure
             that only some ranks have measured is the slowest of theirs.
-        timeout_s: how long to wait for other ranks.
+        timeout_s: how long to wait for other ranks, in seconds.
+        exchange: between whom, with a time limit of its own; default: all ranks of the process group.
 
     Raises:
         AgreementError: a rank did not come within the timeout.
     """
-    if not _is_distributed():
+    exchange = exchange or _all_ranks(timeout_s)
+    if exchange.world_size == 1:
         return table
     if how == "rank0":
-        text = share_text("the cost table", lambda: table_to_json(table), timeout_s)
+        text = text_from(exchange, 0, _TABLE, lambda: table_to_json(table))
         return table_from_json(text)
-    store = _next_store()
-    store.set(str(dist.get_rank()), table_to_json(table))
-    ranks = list(range(dist.get_world_size()))
-    texts = _wait(store, ranks, "the cost table", timeout_s)
+    texts = exchange.texts(_TABLE, table_to_json(table))
     return slowest([table_from_json(text) for text in texts])
 
 
@@ -135,19 +121,22 @@ def _largest(figures: list[Any]) -> dict[Any, float]:
     return dict(sorted(merged.items()))
 
 
-def _is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def _all_ranks(timeout_s: float) -> Exchange:
+    """Return an exchange between the ranks of the default process group, if there is one."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return Alone()
+    return StoreExchange(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        prefix=f"torchloom/costs/{next(_SERIAL)}",
+        store=_torch.default_store,
+        timeout_s=lambda: timeout_s,
+        late=_did_not_give,
+    )
 
 
-def _next_store() -> Any:
-    return dist.PrefixStore(f"torchloom/costs/{next(_SERIAL)}", _torch.default_store())
-
-
-def _wait(store: Any, ranks: list[int], what: str, timeout_s: float) -> list[str]:
-    texts, missing = _torch.texts_of(store, ranks, timeout_s)
-    if missing:
-        raise AgreementError(
-            f"ranks {missing} did not give {what} within {timeout_s:g} s: look at their output "
-            "for an error, or for a branch that only some ranks take"
-        )
-    return list(texts.values())
+def _did_not_give(what: str, missing: list[int], timeout_s: float) -> Exception:
+    return AgreementError(
+        f"ranks {missing} did not give {what} within {timeout_s:g} s: look at their output "
+        "for an error, or for a branch that only some ranks take"
+    )

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from torchloom import envs
 from torchloom.config import Config, load_config
-from torchloom.exchange.agreement import Agreement, new_agreement
 from torchloom.engine.engine import Engine
 from torchloom.engine.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.engine.groups import World, ensure_process_group, make_world
@@ -27,7 +26,9 @@ from torchloom.engine.own_loops import count_steps_of
 from torchloom.engine.precision import cast_params, shard_precision
 from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
+from torchloom.exchange import Agreement
 from torchloom.log import get_logger
+from torchloom.runtime.exchanges import new_agreement
 from torchloom.runtime.lines import Limits, set_limits, show_last_words
 from torchloom.shard import facts_of, is_sharded, plan_layout, shard_module
 

@@ -24,7 +24,6 @@ from torchloom import _torch
 from torchloom.compiler.support import check_supported
 from torchloom.config import Config
 from torchloom.engine import compiled, export
-from torchloom.exchange.agreement import Agreement
 from torchloom.engine.boundary import (
     Boundary,
     check_step,
@@ -44,6 +43,7 @@ from torchloom.engine.shared_loss import Scaling, SharedLoss
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
 from torchloom.errors import unwrapped
+from torchloom.exchange import Agreement
 from torchloom.pipeline import (
     REGISTRY,
     CompileReport,

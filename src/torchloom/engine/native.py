@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchloom.config import load_config
-from torchloom.exchange.agreement import new_agreement
 from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
@@ -22,6 +21,7 @@ from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import NonFiniteError, ShardError
 from torchloom.pipeline import CompileSession, PassItem, resolve_passes
 from torchloom.runtime import lookup
+from torchloom.runtime.exchanges import new_agreement
 from torchloom.runtime.lines import show_last_words, tell_graph
 from torchloom.shard import (
     Precision,

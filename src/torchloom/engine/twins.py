@@ -6,7 +6,7 @@ communicator of its own over the same groups, so that neither names nor counts a
 
 from __future__ import annotations
 
-from torchloom.exchange.agreement import Agreement
+from torchloom.exchange import Agreement
 from torchloom.runtime import Communicator, for_model, lookup
 from torchloom.shard import living_layouts
 

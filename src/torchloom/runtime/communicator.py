@@ -18,10 +18,10 @@ from torch import Tensor
 from torchloom import events
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
-from torchloom.runtime.transports import shm
 from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.channel import Label, label
 from torchloom.runtime.residents import Residents
+from torchloom.runtime.transports import shm
 from torchloom.shard.shards import piece_numel
 
 logger = get_logger(__name__)

@@ -8,13 +8,13 @@ import torch.distributed as dist
 
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
-from torchloom.runtime.transports import shm
 from torchloom.runtime.base import Collectives, GroupRef
-from torchloom.runtime.transports.c10d import C10dCollectives
 from torchloom.runtime.channel import Channel
 from torchloom.runtime.communicator import Communicator
-from torchloom.runtime.transports.gloo import GlooCollectives
 from torchloom.runtime.lines import end_waits_with_verdict, open_lines
+from torchloom.runtime.transports import shm
+from torchloom.runtime.transports.c10d import C10dCollectives
+from torchloom.runtime.transports.gloo import GlooCollectives
 
 logger = get_logger(__name__)
 

@@ -20,9 +20,9 @@ from torchloom.errors import ShardError
 from torchloom.runtime.base import Pending
 from torchloom.runtime.channel import label
 from torchloom.runtime.communicator import Communicator
+from torchloom.runtime.exchanges import group_exchange
 from torchloom.runtime.transports.shm.arena import ALIGNMENT, make_arena
 from torchloom.runtime.transports.shm.collectives import SharedMemoryCollectives
-from torchloom.runtime.transports.shm.connect import make_exchange
 from torchloom.runtime.transports.shm.link import Link
 
 
@@ -108,7 +108,7 @@ def make_store(
     for numel, dtype in zip(numels, dtypes, strict=True):
         starts.append(end)
         end += -(-numel * size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    exchange = make_exchange(comm.shard_group)
+    exchange = group_exchange(comm.shard_group)
     arena = make_arena(list(link.peers), rank, exchange, end)
     regions = [
         Region(

@@ -17,8 +17,8 @@ from torchloom.shard import meta
 from torchloom.shard.admit import recomputed
 from torchloom.shard.classes import sharded_class
 from torchloom.shard.layout import Layout, Mode, ParamSpec
-from torchloom.shard.shards import cut, join, pad_storage
 from torchloom.shard.regather import attach
+from torchloom.shard.shards import cut, join, pad_storage
 from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
 from torchloom.shard.writes import check_code
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from torchloom.exchange.agreement import Agreement
 from torchloom.engine.checkpoints import snapshot
 from torchloom.engine.checkpoints.background import Pending, Staging
 from torchloom.engine.checkpoints.exchange import Exchange, answers, attempt
@@ -21,6 +20,7 @@ from torchloom.engine.checkpoints.restore import Options
 from torchloom.engine.checkpoints.snapshot import Counters, Snapshot, Trained
 from torchloom.engine.checkpoints.write import Request, write
 from torchloom.errors import CheckpointError
+from torchloom.exchange import Agreement
 
 
 @dataclass

@@ -30,7 +30,13 @@ from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Entry, Label
 from torchloom.runtime.lines import broken, explained, wait_for
 from torchloom.runtime.transports.packing import pack, split_by_size, split_sizes, unpack
-from torchloom.runtime.transports.summing import scale_all, scales_early, sum_dtype, sum_into, sum_scaled_into
+from torchloom.runtime.transports.summing import (
+    scale_all,
+    scales_early,
+    sum_dtype,
+    sum_into,
+    sum_scaled_into,
+)
 
 _CHUNK_BYTES = 1 << 20
 """Of a part that is summed at a time: it stays in the cache, and the next one is on the wire."""

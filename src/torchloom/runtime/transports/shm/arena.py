@@ -13,20 +13,17 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from torchloom.exchange import Exchange
 from torchloom.runtime.transports.shm.peers import Peer
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
-
-Exchange = Callable[[str, str], list[str]]
-"""Tells all ranks a text about a topic and returns what each rank said."""
 
 
 class UnavailableError(Exception):
@@ -68,14 +65,14 @@ def make_arena(peers: list[Peer], rank: int, exchange: Exchange, nbytes: int) ->
     total = _round_up(ALIGNMENT + nbytes, mmap.PAGESIZE)
     offer, descriptor = _offer(total) if rank == 0 else ({}, None)
     try:
-        made = json.loads(exchange("offer", json.dumps(offer))[0])
+        made = json.loads(exchange.texts("offer", json.dumps(offer))[0])
         mapping, problem = None, made.get("problem", "")
         if not problem:
             try:
                 mapping = _map(peers[0], made, total, own=descriptor)
             except OSError as error:
                 problem = f"rank {rank} cannot map the memory of rank 0: {error.strerror or error}"
-        problems = [text for text in exchange("mapped", problem) if text]
+        problems = [text for text in exchange.texts("mapped", problem) if text]
     finally:
         if descriptor is not None:
             os.close(descriptor)

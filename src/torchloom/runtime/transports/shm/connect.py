@@ -1,23 +1,19 @@
 """Finding out whether the ranks of a group share memory, and setting it up.
 
-All ranks take part and come to the same answer: what they tell each other goes through the group's
-key-value store, and the answer depends on nothing else.
+All ranks take part and come to the same answer, which depends on nothing but what they tell each other.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from torchloom import _torch
-from torchloom.errors import PeerLostError
+from torchloom.exchange import Exchange
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import Channel
-from torchloom.runtime.transports.shm.arena import Exchange, UnavailableError, make_arena
+from torchloom.runtime.exchanges import group_exchange
+from torchloom.runtime.transports.shm.arena import UnavailableError, make_arena
 from torchloom.runtime.transports.shm.collectives import SharedMemoryCollectives
 from torchloom.runtime.transports.shm.link import Link
 from torchloom.runtime.transports.shm.peers import Peer
@@ -44,7 +40,7 @@ def connect(
         UnavailableError: on all ranks alike, with the reason.
         PeerLostError: some rank did not take part.
     """
-    exchange = make_exchange(group)
+    exchange = group_exchange(group)
     peers, reason = _meet(group, exchange)
     if reason:
         raise UnavailableError(reason)
@@ -54,33 +50,12 @@ def connect(
     link = Link(arena, peers, group.rank, channel, NUM_SLOTS)
     if group.rank == 0:
         link.init()
-    exchange("ready", "")
+    exchange.texts("ready", "")
     rows = arena.tensor(control, size * NUM_SLOTS * slot_bytes, torch.uint8)
     slots = [list(row) for row in rows.view(size, NUM_SLOTS, slot_bytes)]
     made = SharedMemoryCollectives(group, link, slots)
     weakref.finalize(group(), _close, weakref.ref(made))
     return made
-
-
-def make_exchange(group: GroupRef) -> Exchange:
-    """Return a function by which all ranks of a group tell each other short texts."""
-    store = _torch.group_store(group())
-    timeout_s = _torch.group_timeout(group()).total_seconds()
-    serial, ordinal = _serial(group()), itertools.count()
-
-    def exchange(topic: str, text: str) -> list[str]:
-        keys = f"torchloom/shm/{serial}/{next(ordinal)}/{topic}"
-        mine = dist.PrefixStore(keys, store)
-        mine.set(str(group.rank), text)
-        texts, missing = _torch.texts_of(mine, range(group.size), timeout_s)
-        if missing:
-            raise PeerLostError(
-                f"ranks {missing} did not take part in setting up shared memory ({topic!r}) within "
-                f"{timeout_s:.0f} s: look at their output"
-            )
-        return list(texts.values())
-
-    return exchange
 
 
 def _meet(group: GroupRef, exchange: Exchange) -> tuple[list[Peer], str]:
@@ -89,7 +64,7 @@ def _meet(group: GroupRef, exchange: Exchange) -> tuple[list[Peer], str]:
         mine = Peer.me().to_text()
     except (OSError, AttributeError):
         mine = ""
-    texts = exchange("peers", mine)
+    texts = exchange.texts("peers", mine)
     if group.size > MAX_RANKS:
         return [], f"{group.size} ranks share their weights, at most {MAX_RANKS} can"
     without = [rank for rank, text in enumerate(texts) if not text]
@@ -106,11 +81,3 @@ def _close(made: weakref.ref[SharedMemoryCollectives]) -> None:
     transport = made()
     if transport is not None:
         transport.close()
-
-
-_SERIALS: weakref.WeakKeyDictionary[Any, itertools.count[int]] = weakref.WeakKeyDictionary()
-
-
-def _serial(group: dist.ProcessGroup) -> int:
-    """Count the exchanges of a group: all ranks make them in the same order."""
-    return next(_SERIALS.setdefault(group, itertools.count()))
