@@ -60,6 +60,10 @@ class Pending:
     """Block until the results have arrived."""
 
 
+class UnavailableError(Exception):
+    """A transport cannot be had here; the message is the reason, equal on all ranks."""
+
+
 class Collectives(Protocol):
     """Moves tensors between the ranks of one group."""
 

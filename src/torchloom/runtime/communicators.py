@@ -7,16 +7,10 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from torchloom.errors import ShardError
-from torchloom.log import get_logger
-from torchloom.runtime.base import Collectives, GroupRef
-from torchloom.runtime.channel import Channel
+from torchloom.runtime.base import GroupRef
 from torchloom.runtime.communicator import Communicator
-from torchloom.runtime.lines import end_waits_with_verdict, open_lines
-from torchloom.runtime.transports import shm
-from torchloom.runtime.transports.c10d import C10dCollectives
-from torchloom.runtime.transports.gloo import GlooCollectives
-
-logger = get_logger(__name__)
+from torchloom.runtime.lines import open_lines
+from torchloom.runtime.transports.table import connect
 
 _COMMUNICATORS: dict[str, Communicator] = {}
 
@@ -54,10 +48,10 @@ def get_communicator(
         handle,
         shard,
         replicate,
-        _implementation(shard, symmetric_memory, f"{handle} shard"),
+        connect(shard, f"{handle} shard", symmetric_memory=symmetric_memory),
         None
         if replicate is None
-        else _implementation(replicate, symmetric_memory, f"{handle} replicate"),
+        else connect(replicate, f"{handle} replicate", symmetric_memory=symmetric_memory),
         symmetric_memory,
     )
     return communicator
@@ -91,10 +85,10 @@ def use_shared_memory(comm: Communicator) -> None:
     if comm.symmetric_memory:
         return
     comm.symmetric_memory = True
-    comm.shard = _implementation(comm.shard_group, True, f"{comm.handle} shard shared")
+    comm.shard = connect(comm.shard_group, f"{comm.handle} shard shared", symmetric_memory=True)
     if comm.replicate_group is not None:
         name = f"{comm.handle} replicate shared"
-        comm.replicate = _implementation(comm.replicate_group, True, name)
+        comm.replicate = connect(comm.replicate_group, name, symmetric_memory=True)
 
 
 def lookup(handle: str) -> Communicator:
@@ -110,32 +104,3 @@ def lookup(handle: str) -> Communicator:
             f"a graph names communicator {handle!r}, this process has "
             f"{sorted(_COMMUNICATORS) or 'none'}: shard the model before running the graph"
         ) from None
-
-
-def _implementation(group: GroupRef, symmetric_memory: bool, name: str) -> Collectives:
-    backend = str(dist.get_backend(group()))
-    is_gloo = "gloo" in backend
-    if symmetric_memory and group.size > 1:
-        reason = f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
-        if is_gloo:
-            try:
-                return shm.connect(group, _channel(group, name))
-            except shm.UnavailableError as error:
-                reason = str(error)
-        if dist.get_rank() == 0:
-            logger.warning(
-                "compile.symmetric_memory: %s; %d ranks communicate over %s instead (slower, same "
-                "results)",
-                reason,
-                group.size,
-                backend,
-            )
-    if is_gloo:
-        end_waits_with_verdict(group)
-        return GlooCollectives(group, _channel(group, name))
-    return C10dCollectives(group, _channel(group, name, has_tags=False))
-
-
-def _channel(group: GroupRef, name: str, *, has_tags: bool = True) -> Channel:
-    ranks = tuple(dist.get_process_group_ranks(group()))
-    return Channel(f"{name} {'-'.join(map(str, ranks))}", ranks, has_tags)

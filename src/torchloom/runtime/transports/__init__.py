@@ -1,3 +1,10 @@
-"""What carries collectives: one class for each transport."""
+"""What carries collectives: one class and one row in `table` for each transport.
+
+    gloo      direct messages between all pairs of ranks
+    c10d      the tensor collectives of any other backend of torch.distributed (NCCL)
+    shm       memory that the ranks of one host share
+
+`packing` and `summing` are what several of them do alike.
+"""
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from torch import Tensor
 from torchloom.errors import TorchloomError
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Entry, Label
-from torchloom.runtime.lines import broken, explained, wait_for
+from torchloom.runtime.lines import broken, end_waits_with_verdict, explained, wait_for
 from torchloom.runtime.transports.packing import pack, split_by_size, split_sizes, unpack
 from torchloom.runtime.transports.summing import (
     scale_all,
@@ -274,6 +274,17 @@ class GlooCollectives:
 
     def _send(self, tensor: Tensor, target: int, entry: Entry) -> list[dist.Work]:
         return [self.group().send([tensor], target, entry.tag)] if tensor.numel() else []
+
+
+def connect(group: GroupRef, channel: Channel) -> GlooCollectives:
+    """Return collectives over gloo, whose waits end once the run is known not to go on.
+
+    Args:
+        group: the ranks.
+        channel: names what they do together.
+    """
+    end_waits_with_verdict(group)
+    return GlooCollectives(group, channel)
 
 
 @contextmanager

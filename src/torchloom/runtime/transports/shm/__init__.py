@@ -6,7 +6,7 @@ messages carry the bytes, as they do everywhere else.
 
 from __future__ import annotations
 
-from torchloom.runtime.transports.shm.arena import UnavailableError
+from torchloom.runtime.base import UnavailableError
 from torchloom.runtime.transports.shm.collectives import SharedMemoryCollectives
 from torchloom.runtime.transports.shm.connect import connect
 

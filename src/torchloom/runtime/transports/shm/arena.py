@@ -20,14 +20,11 @@ import torch
 from torch import Tensor
 
 from torchloom.exchange import Exchange
+from torchloom.runtime.base import UnavailableError
 from torchloom.runtime.transports.shm.peers import Peer
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
-
-
-class UnavailableError(Exception):
-    """Shared memory cannot be had here; the message is the reason, equal on all ranks."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import weakref
 
 import torch
+import torch.distributed as dist
 
 from torchloom.exchange import Exchange
-from torchloom.runtime.base import GroupRef
+from torchloom.runtime.base import GroupRef, UnavailableError
 from torchloom.runtime.channel import Channel
 from torchloom.runtime.exchanges import group_exchange
-from torchloom.runtime.transports.shm.arena import UnavailableError, make_arena
+from torchloom.runtime.transports.shm.arena import make_arena
 from torchloom.runtime.transports.shm.collectives import SharedMemoryCollectives
 from torchloom.runtime.transports.shm.link import Link
 from torchloom.runtime.transports.shm.peers import Peer
@@ -40,6 +41,11 @@ def connect(
         UnavailableError: on all ranks alike, with the reason.
         PeerLostError: some rank did not take part.
     """
+    backend = str(dist.get_backend(group()))
+    if "gloo" not in backend:
+        raise UnavailableError(
+            f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
+        )
     exchange = group_exchange(group)
     peers, reason = _meet(group, exchange)
     if reason:
