@@ -178,7 +178,7 @@ def test_refused_over_pieces(name: str) -> None:
             if stage == 0:
                 assert text == "none", (how, text)
             else:
-                assert text.startswith(f"EngineError: {name} cannot step pieces"), (
+                assert text.startswith(f"EngineError: {name} cannot step shards"), (
                     stage,
                     how,
                     text,
@@ -293,7 +293,7 @@ def test_own_loop(stage: int) -> None:
             assert found[name] == "none"
         for name in (*REFUSED, "LBFGS"):
             if stage:
-                assert found[name].startswith(f"EngineError: {name} cannot step pieces"), found[
+                assert found[name].startswith(f"EngineError: {name} cannot step shards"), found[
                     name
                 ]
             else:

@@ -97,7 +97,7 @@ def test_whoever_let_go_does_not_count() -> None:
         engine = started(first, 3)
         engine.destroy()
         del engine, first  # what is left is a piece
-        with pytest.raises(ShardError, match="is a piece"):
+        with pytest.raises(ShardError, match="is a shard"):
             started(second, 0)
         return True
 

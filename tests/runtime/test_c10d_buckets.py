@@ -20,7 +20,7 @@ from torchloom.memory import measure_peak
 from torchloom.runtime import get_communicator, transit_bytes
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.transports.c10d import C10dCollectives
-from torchloom.shard.shards import cut, piece_numel
+from torchloom.shard.shards import cut, shard_numel_of
 
 F32, BF16 = torch.float32, torch.bfloat16
 NUMELS = [1, 7, 0, 33, 4096, 20_003, 64]
@@ -57,7 +57,7 @@ def equal_on_all(results):
 def test_a_bucket_of_gathers_is_one_collective(world_size: int, dtype, coalesces: bool) -> None:
     def fn(rank):
         group, transport = collectives(coalesces)
-        shards = [cut(whole(9, n, dtype), rank, piece_numel(n, world_size)) for n in NUMELS]
+        shards = [cut(whole(9, n, dtype), rank, shard_numel_of(n, world_size)) for n in NUMELS]
         fulls = [torch.full((len(s) * world_size,), math.nan, dtype=dtype) for s in shards]
         transport.all_gather(shards, fulls, W).finish()
         for numel, full in zip(NUMELS, fulls, strict=True):
@@ -77,7 +77,9 @@ def test_a_bucket_of_reductions_is_one_collective(
     def fn(rank):
         group, transport = collectives(coalesces)
         fulls = [whole(rank, n, wire) for n in NUMELS]
-        shards = [torch.full((piece_numel(n, world_size),), math.nan, dtype=dtype) for n in NUMELS]
+        shards = [
+            torch.full((shard_numel_of(n, world_size),), math.nan, dtype=dtype) for n in NUMELS
+        ]
         transport.reduce_scatter(fulls, shards, 0.5, W).finish()
         for numel, shard, full in zip(NUMELS, shards, fulls, strict=True):
             total = sum(whole(peer, numel) for peer in range(world_size)) * 0.5
@@ -87,8 +89,8 @@ def test_a_bucket_of_reductions_is_one_collective(
 
     (call,) = equal_on_all(run_ranks(world_size, fn))
     assert call.name == REDUCE[coalesces]
-    pieces = [piece_numel(n, world_size) for n in NUMELS if n]
-    assert call.numels == (tuple(pieces) if coalesces else (sum(pieces),))
+    shards = [shard_numel_of(n, world_size) for n in NUMELS if n]
+    assert call.numels == (tuple(shards) if coalesces else (sum(shards),))
 
 
 @both
@@ -115,8 +117,8 @@ def test_one_collective_for_each_dtype(coalesces: bool) -> None:
         fulls = [shard.new_empty(2 * len(shard)) for shard in shards]
         transport.all_gather(shards, fulls, W).finish()
         for shard, full in zip(shards, fulls, strict=True):
-            pieces = [whole(peer, len(shard), shard.dtype) for peer in range(2)]
-            assert torch.equal(full, torch.cat(pieces))
+            parts = [whole(peer, len(shard), shard.dtype) for peer in range(2)]
+            assert torch.equal(full, torch.cat(parts))
         sums = [torch.full((3,), math.nan), torch.full((3,), math.nan)]
         transport.reduce_scatter([whole(rank, 5), whole(rank, 6, BF16)], sums, 1.0, W).finish()
         for numel, one in zip((5, 6), sums, strict=True):
@@ -162,13 +164,13 @@ def test_memory_under_way_is_what_the_planner_is_told(coalesces: bool) -> None:
         rows = []
         for numels in ([3000], [3000, 80_000, 0, 70], [60_000, 3001, 80_001]):
             for dtype, wire in ((F32, F32), (BF16, F32), (F32, BF16)):
-                pieces = [piece_numel(n, size) for n in numels]
+                shard_numels = [shard_numel_of(n, size) for n in numels]
                 names = [f"w{n}" for n in numels]
-                shards = [torch.randn(n, dtype=wire) for n in pieces]
+                shards = [torch.randn(n, dtype=wire) for n in shard_numels]
                 full = [torch.randn(n, dtype=dtype) for n in numels]
                 for start, args in (
                     (ops.gather_start, (shards, names, dtype, size, handle)),
-                    (ops.reduce_start, (full, names, pieces, F32, wire, handle)),
+                    (ops.reduce_start, (full, names, shard_numels, F32, wire, handle)),
                     (ops.sync_start, (full, names, F32, wire, False, handle)),
                     (ops.sync_start, (full, names, F32, wire, True, handle)),
                 ):

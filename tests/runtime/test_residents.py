@@ -12,15 +12,15 @@ from torchloom.runtime.residents import Residents
 
 
 class Gathers:
-    """Fills both halves with a piece and its double, and remembers what was gathered together."""
+    """Fills both halves with a shard and its double, and remembers what was gathered together."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
 
-    def __call__(self, pieces, fulls, names) -> None:
-        self.calls.append([piece.numel() for piece in pieces])
-        for piece, full in zip(pieces, fulls, strict=True):
-            full.copy_(torch.cat([piece, 2 * piece]))
+    def __call__(self, shards, fulls, names) -> None:
+        self.calls.append([shard.numel() for shard in shards])
+        for shard, full in zip(shards, fulls, strict=True):
+            full.copy_(torch.cat([shard, 2 * shard]))
 
 
 def make(bucket_bytes: int = 1 << 20) -> tuple[Residents, Gathers]:

@@ -69,21 +69,21 @@ def test_what_gathering_resident_weights_anew_holds(bucket_bytes: int, on_host: 
         for numels in ((SMALL,), (SMALL, 2 * SMALL, SMALL // 3), (SMALL, LARGE, SMALL, 77)):
             for dtype in (F32, BF16):
                 comm.residents.clear()
-                pieces = [torch.randn(n) for n in numels]
+                shards = [torch.randn(n) for n in numels]
                 if on_host:
-                    pieces = mover.begin_offload(pieces)
-                    mover.wait(pieces)
-                names = [f"w{i}" for i in range(len(pieces))]
+                    shards = mover.begin_offload(shards)
+                    mover.wait(shards)
+                names = [f"w{i}" for i in range(len(shards))]
 
-                def read(pieces=pieces, names=names, dtype=dtype):
+                def read(shards=shards, names=names, dtype=dtype):
                     return [
                         measure_peak(lambda p=p, n=n: comm.residents.get(p, dtype, n)).peak_bytes
-                        for p, n in zip(pieces, names, strict=True)
+                        for p, n in zip(shards, names, strict=True)
                     ]
 
                 read()
                 comm.residents.invalidate()
-                predicted = refresh_bytes([(p, dtype, comm.handle, on_host) for p in pieces])
+                predicted = refresh_bytes([(p, dtype, comm.handle, on_host) for p in shards])
                 dist.barrier()
                 rows.append((numels, dtype, predicted, read(), sum(predicted)))
         return rows

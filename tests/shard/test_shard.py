@@ -20,13 +20,13 @@ from torchloom.shard.shards import cut, join, valid_numel
 
 
 @given(st.integers(1, 300), st.integers(1, 9))
-def test_pieces_put_together_are_the_whole(numel: int, world_size: int) -> None:
+def test_shards_put_together_are_the_whole(numel: int, world_size: int) -> None:
     whole = torch.arange(1, numel + 1)
     shard_numel = -(-numel // world_size)
-    pieces = [cut(whole, rank, shard_numel) for rank in range(world_size)]
-    assert torch.equal(join(torch.cat(pieces), [numel]), whole)
+    shards = [cut(whole, rank, shard_numel) for rank in range(world_size)]
+    assert torch.equal(join(torch.cat(shards), [numel]), whole)
     assert sum(valid_numel(numel, rank, shard_numel) for rank in range(world_size)) == numel
-    assert all(piece.numel() == shard_numel for piece in pieces)
+    assert all(shard.numel() == shard_numel for shard in shards)
 
 
 def plan(model: nn.Module, **facts):

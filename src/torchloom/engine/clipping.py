@@ -24,7 +24,7 @@ def global_norm(
     """Return the L2 norm over all gradients, equal on every rank.
 
     Args:
-        sharded: gradients of which each rank of the shard group holds a different piece.
+        sharded: gradients of which each rank of the shard group holds a different shard.
         whole: gradients that are equal on all ranks; counted once.
         comm: the communicator of the gradients.
         dtype: of the norm; squares of finite gradients above 1e19 overflow float32.

@@ -1,12 +1,12 @@
-"""Which optimizers may step pieces of parameters: those that step each element on its own.
+"""Which optimizers may step shards of parameters: those that step each element on its own.
 
-A piece is flat, and the other pieces are on other ranks. An optimizer whose result for an element
+A shard is flat, and the other shards are on other ranks. An optimizer whose result for an element
 depends on the shape of its parameter or on other elements (LAMB, Adafactor, Muon, Shampoo, a norm
-over all parameters) would step pieces without an error, to other weights. torch's own optimizers
+over all parameters) would step shards without an error, to other weights. torch's own optimizers
 are known; any other is tried:
 
     whole     a twin of the optimizer steps small parameters of the model's shapes
-    pieces    two more twins step the two halves of the same, with the same gradients
+    shards    two more twins step the two halves of the same, with the same gradients
     verdict   elementwise if all elements end up equal but for rounding
 """
 
@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError
-from torchloom.shard import ParamSpec, pieces_by_id
-from torchloom.shard.shards import cut, join, piece_numel
+from torchloom.shard import ParamSpec, shards_by_id
+from torchloom.shard.shards import cut, join, shard_numel_of
 
 ELEMENTWISE = (
     optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.ASGD, optim.NAdam,
@@ -35,7 +35,7 @@ ELEMENTWISE = (
 )  # fmt: skip
 """torch's optimizers that step each element on its own, by their definition."""
 
-_NUM_PIECES = 2
+_NUM_SHARDS = 2
 _GRADIENT_SCALES = (1.0, 30.0, 0.03, 1.0, 1.0, 300.0, 1.0, 0.1)
 """One trial step each: enough for a lookahead of five, and for limits on a gradient's norm."""
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -49,7 +49,7 @@ class Trial:
     """A parameter of an optimizer as the trial stands in for it."""
 
     leaf: nn.Parameter
-    """What the optimizer holds: a piece or a whole parameter."""
+    """What the optimizer holds: a shard or a whole parameter."""
     shape: tuple[int, ...]
     """Of the whole parameter."""
     is_divided: bool
@@ -66,7 +66,7 @@ def needs_closure(optimizer: Any) -> bool:
 
 
 def check_elementwise(optimizer: Any, specs: dict[int, ParamSpec], stage: int) -> None:
-    """Raise unless this optimizer may step pieces, if it holds any.
+    """Raise unless this optimizer may step shards, if it holds any.
 
     Args:
         optimizer: any of torch's protocol; neither it nor its parameters change.
@@ -94,7 +94,7 @@ def check_elementwise(optimizer: Any, specs: dict[int, ParamSpec], stage: int) -
     reason = _why_not(optimizer, trials)
     if reason is not None:
         raise EngineError(
-            f"{type(optimizer).__name__} cannot step pieces of parameters (the first is "
+            f"{type(optimizer).__name__} cannot step shards of parameters (the first is "
             f"{specs[id(divided[0])].name!r}, at ZeRO stage {stage}): {reason}, so that sharded "
             "training would not reach the weights of one process; use stage 0, where parameters "
             "stay whole, or an optimizer that steps each element on its own, such as AdamW, Adam "
@@ -104,7 +104,7 @@ def check_elementwise(optimizer: Any, specs: dict[int, ParamSpec], stage: int) -
 
 @functools.cache
 def watch_steps() -> None:
-    """Check every optimizer that steps pieces in a loop of the user's own, at its first step.
+    """Check every optimizer that steps shards in a loop of the user's own, at its first step.
 
     `shard_model` sees no optimizer; torch calls the hook at each step of each one.
     """
@@ -119,13 +119,13 @@ def _check_once(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
     num_params = sum(len(group["params"]) for group in optimizer.param_groups)
     if type(optimizer) in ELEMENTWISE or _CHECKED.get(optimizer) == num_params:
         return
-    specs, stage = pieces_by_id()
+    specs, stage = shards_by_id()
     check_elementwise(optimizer, specs, stage)
     _CHECKED[optimizer] = num_params
 
 
 def _why_not(optimizer: Any, trials: Sequence[Trial]) -> str | None:
-    """Return what is wrong with stepping pieces; None if nothing is."""
+    """Return what is wrong with stepping shards; None if nothing is."""
     if needs_closure(optimizer):
         return "its step needs a closure, whose loss differs between ranks"
     reason = _try(optimizer, trials, torch.float64)
@@ -148,23 +148,23 @@ def _try(optimizer: Any, trials: Sequence[Trial], dtype: torch.dtype) -> str | N
         ]
         try:
             whole, odd_state = _stepped(optimizer, trials, starts, gradients, None)
-            pieces = [
+            shards = [
                 _stepped(optimizer, trials, starts, gradients, rank)[0]
-                for rank in range(_NUM_PIECES)
+                for rank in range(_NUM_SHARDS)
             ]
         except Exception as error:  # noqa: BLE001  code of others, tried on purpose
             first_line = str(error).strip().partition("\n")[0]
             return f"{_FAILED} ({type(error).__name__}: {first_line})"
     if odd_state is not None:
         return f"it keeps a state of shape {odd_state}, which depends on the parameter's shape"
-    return _compare(trials, starts, whole, pieces, _TOLERANCE[dtype])
+    return _compare(trials, starts, whole, shards, _TOLERANCE[dtype])
 
 
 def _compare(
     trials: Sequence[Trial],
     starts: Sequence[Tensor],
     whole: Sequence[Tensor],
-    pieces: Sequence[Sequence[Tensor]],
+    shards: Sequence[Sequence[Tensor]],
     tolerance: float,
 ) -> str | None:
     moved = False
@@ -173,7 +173,7 @@ def _compare(
             continue  # a parameter without elements
         change = (whole[index] - starts[index]).abs().max()
         moved = moved or bool(change > 0)
-        parts = [each[index] for each in pieces]
+        parts = [each[index] for each in shards]
         shape = starts[index].shape
         for found in [join(torch.cat(parts), shape)] if trial.is_divided else parts:
             apart = (found - whole[index]).abs().max()
@@ -191,12 +191,12 @@ def _stepped(
     gradients: Sequence[Sequence[Tensor]],
     rank: int | None,
 ) -> tuple[list[Tensor], tuple[int, ...] | None]:
-    """Return what a twin makes of the whole values or of one rank's pieces, and an odd state."""
+    """Return what a twin makes of the whole values or of one rank's shards, and an odd state."""
 
     def part(value: Tensor, trial: Trial) -> Tensor:
         if rank is None or not trial.is_divided:
             return value.clone()
-        return cut(value, rank, piece_numel(value.numel(), _NUM_PIECES))
+        return cut(value, rank, shard_numel_of(value.numel(), _NUM_SHARDS))
 
     stand_ins = [
         nn.Parameter(part(value, trial)) for value, trial in zip(starts, trials, strict=True)

@@ -23,7 +23,7 @@ from torchloom.engine.slices import Slices
 from torchloom.errors import EngineError, ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, owners_of, sync_in_backward
-from torchloom.shard.shards import clear_padding_, piece_numel
+from torchloom.shard.shards import clear_padding_, shard_numel_of
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def check_steps_alone(params: Iterable[Tensor]) -> None:
 def _piece_shape(spec: ParamSpec, layout: Layout, param: nn.Parameter) -> tuple[int, ...]:
     """Return the shape of what the optimizer steps."""
     if spec.is_sliced:
-        return (piece_numel(spec.numel, layout.world_size),)
+        return (shard_numel_of(spec.numel, layout.world_size),)
     return tuple(param.shape)
 
 

@@ -43,7 +43,7 @@ def shard_model(
 
     Weights of rank 0 are taken for all ranks. Gradients are averaged in the backward pass. The
     optimizer must step each element on its own (torch's do, but for Adafactor, LBFGS and Muon): one
-    that does not raises EngineError at its first step over pieces, before it changes any.
+    that does not raises EngineError at its first step over shards, before it changes any.
 
     Args:
         model: a plain model, or one on the meta device.

@@ -40,7 +40,7 @@ def make_optimizer(
 
     Raises:
         EngineError: the optimizer holds foreign parameters, has stepped already, needs a closure, or
-            depends on more than the element that it steps while it holds pieces.
+            depends on more than the element that it steps while it holds shards.
         ConfigError: the optimizer does not take the configured arguments.
     """
     with local.as_pieces():  # some optimizers make states, or look at shapes, when they are made
@@ -121,10 +121,10 @@ def _from_factory(
         if not pieces:
             raise
         raise EngineError(
-            f"the function optimizer= failed over {len(pieces)} flat pieces of parameters at ZeRO "
+            f"the function optimizer= failed over {len(pieces)} flat shards of parameters at ZeRO "
             f"stage {stage} ({type(error).__name__}: {error}): an optimizer that needs the shapes "
             "of whole parameters, such as Muon, works at stage 0; others, such as AdamW, step "
-            "pieces"
+            "shards"
         ) from error
 
 

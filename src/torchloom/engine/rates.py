@@ -1,7 +1,7 @@
 """What an optimizer steps with, as part of this rank's position.
 
 A schedule that looks at something local (ReduceLROnPlateau on each rank's own loss) lets ranks step their
-pieces of one weight at different rates: nothing fails, and the weights are those of no run at all.
+shards of one weight at different rates: nothing fails, and the weights are those of no run at all.
 """
 
 from __future__ import annotations

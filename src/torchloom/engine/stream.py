@@ -1,6 +1,6 @@
-"""Optimizer states, and pieces of parameters, that live in host memory and stream through the step.
+"""Optimizer states, and shards of parameters, that live in host memory and stream through the step.
 
-At rest the tensors in `optimizer.state`, and the data of offloaded pieces, are host memory. In a
+At rest the tensors in `optimizer.state`, and the data of offloaded shards, are host memory. In a
 step chunks of parameters take turns: their tensors are loaded into a slot of device memory, torch's
 optimizer steps just them, and what it wrote goes back. Every optimizer here steps each parameter on
 its own, so a chunk at a time computes what all at once would, to the bit.

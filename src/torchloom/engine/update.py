@@ -3,7 +3,7 @@
 collect    every parameter gets the averaged gradient of what this rank steps of it
 check      one global norm; not finite: the step is skipped on all ranks alike, or ends the run
 clip       gradients shrink to `gradient_clipping`
-step       torch's optimizer over this rank's pieces
+step       torch's optimizer over this rank's shards
 publish    stage 1: all ranks get the slices that each has stepped
 """
 

@@ -42,9 +42,9 @@ def _gather(
     param: str,
 ) -> Tensor:
     comm = lookup(handle)
-    # Outside of woven graphs nobody has reloaded a piece that waits on the host.
-    piece = _reload(shard, shard.device) if is_on_host(shard) else shard
-    fulls = comm.begin_gather([piece], dtype, (param,))
+    # Outside of woven graphs nobody has reloaded a shard that waits on the host.
+    loaded = _reload(shard, shard.device) if is_on_host(shard) else shard
+    fulls = comm.begin_gather([loaded], dtype, (param,))
     comm.wait(fulls)
     flat = fulls[0]
     # No view: of one that an operator with a derivative returns, autograd forbids writes in words of its own.

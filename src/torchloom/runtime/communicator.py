@@ -22,7 +22,7 @@ from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.channel import Label, label
 from torchloom.runtime.residents import Residents
 from torchloom.runtime.transports import shm
-from torchloom.shard.shards import piece_numel
+from torchloom.shard.shards import shard_numel_of
 
 logger = get_logger(__name__)
 
@@ -184,7 +184,7 @@ class Communicator:
     ) -> list[Tensor]:
         sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
         results = [source.to(dtype, copy=True) for source in sources]
-        numels = [piece_numel(source.numel(), self.world_size) for source in sources]
+        numels = [shard_numel_of(source.numel(), self.world_size) for source in sources]
         shards = [
             source.new_empty(n, dtype=dtype) for source, n in zip(sources, numels, strict=True)
         ]

@@ -3,9 +3,9 @@
     first use after an update   gather, together with the next ones that are out of date
     every other use             a view of the buffer that is here already
 
-A weight is out of date when its piece has been written since (torch counts writes to a tensor), when
-the piece lies in other memory, or when somebody said so: fused optimizers and writes through `.data`
-are not counted (torch 2.11-2.13). All ranks write their pieces at the same points of the program, so
+A weight is out of date when its shard has been written since (torch counts writes to a tensor), when
+the shard lies in other memory, or when somebody said so: fused optimizers and writes through `.data`
+are not counted (torch 2.11-2.13). All ranks write their shards at the same points of the program, so
 all ranks gather at the same points.
 """
 
@@ -31,17 +31,17 @@ class _Kept:
     param: str
     full: Tensor
     storage: StorageWeakRef
-    """Of the piece; compared, so that a new model at an old address is told apart."""
-    piece: weakref.ref[Tensor]
+    """Of the shard; compared, so that a new model at an old address is told apart."""
+    shard: weakref.ref[Tensor]
     version: int | None = None
-    """Writes that the piece had seen when it was gathered; None: out of date."""
+    """Writes that the shard had seen when it was gathered; None: out of date."""
 
 
 class Residents:
     """The resident weights of one communicator.
 
     Args:
-        gather_into: fills full tensors from pieces and waits.
+        gather_into: fills full tensors from shards and waits.
         world_size: ranks that share one copy of the weights.
     """
 
@@ -56,17 +56,17 @@ class Residents:
         """Bytes of device memory that gathered weights hold between steps."""
         return sum(each.full.numel() * each.full.element_size() for each in self._kept.values())
 
-    def get(self, piece: Tensor, dtype: torch.dtype, param: str) -> Tensor:
+    def get(self, shard: Tensor, dtype: torch.dtype, param: str) -> Tensor:
         """Return a view of the gathered weight, flat and padded; gather it if it is out of date."""
-        storage = StorageWeakRef(piece.untyped_storage())
+        storage = StorageWeakRef(shard.untyped_storage())
         key = (param, dtype, storage.cdata)
         kept = self._kept.get(key)
         if kept is None:
             self._drop_dead()
-            full = piece.new_empty(piece.numel() * self._world_size, dtype=dtype)
-            kept = self._kept[key] = _Kept(param, full, storage, weakref.ref(piece))
-        kept.piece = weakref.ref(piece)
-        if kept.version is None or kept.version != _writes(piece):
+            full = shard.new_empty(shard.numel() * self._world_size, dtype=dtype)
+            kept = self._kept[key] = _Kept(param, full, storage, weakref.ref(shard))
+        kept.shard = weakref.ref(shard)
+        if kept.version is None or kept.version != _writes(shard):
             self._refresh(kept)
         return kept.full.view(-1)
 
@@ -85,22 +85,22 @@ class Residents:
         order = list(self._kept.values())
         stale: list[tuple[_Kept, Tensor]] = []
         for kept in order[order.index(first) :]:
-            piece = kept.piece()
-            if piece is None or kept.full.dtype != first.full.dtype:
+            shard = kept.shard()
+            if shard is None or kept.full.dtype != first.full.dtype:
                 continue
-            if kept.version is None or kept.version != _writes(piece):
-                stale.append((kept, piece))
+            if kept.version is None or kept.version != _writes(shard):
+                stale.append((kept, shard))
         size = first_bucket([kept.full.nbytes for kept, _ in stale], self.bucket_bytes)
-        bucket, pieces = zip(*stale[:size], strict=True)
-        loaded = [_loaded(piece.detach()) for piece in pieces]
-        sources = [piece.to(first.full.dtype).contiguous() for piece in loaded]
+        bucket, shards = zip(*stale[:size], strict=True)
+        loaded = [_loaded(shard.detach()) for shard in shards]
+        sources = [shard.to(first.full.dtype).contiguous() for shard in loaded]
         names = [kept.param for kept in bucket]
         self._gather_into(sources, [kept.full for kept in bucket], names)
-        for kept, piece in zip(bucket, pieces, strict=True):
-            kept.version = _writes(piece)
+        for kept, shard in zip(bucket, shards, strict=True):
+            kept.version = _writes(shard)
 
     def _drop_dead(self) -> None:
-        """Let go of weights whose pieces are gone, e.g. with their model."""
+        """Let go of weights whose shards are gone, e.g. with their model."""
         self._kept = {key: each for key, each in self._kept.items() if not each.storage.expired()}
 
 
@@ -114,11 +114,11 @@ def first_bucket(sizes: Sequence[int], bucket_bytes: int) -> int:
     return len(sizes)
 
 
-def _loaded(piece: Tensor) -> Tensor:
-    """Return a piece that can be sent: on the device, where it waits on the host."""
-    return mover_of(piece.device).fetch(piece) if is_on_host(piece) else piece
+def _loaded(shard: Tensor) -> Tensor:
+    """Return a shard that can be sent: on the device, where it waits on the host."""
+    return mover_of(shard.device).fetch(shard) if is_on_host(shard) else shard
 
 
-def _writes(piece: Tensor) -> int:
+def _writes(shard: Tensor) -> int:
     """Return how often a tensor has been written in place, as far as torch counts."""
-    return -1 if piece.is_inference() else piece._version
+    return -1 if shard.is_inference() else shard._version

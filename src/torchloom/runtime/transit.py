@@ -19,7 +19,7 @@ from torch import Tensor
 from torchloom import _torch, ops
 from torchloom.runtime.communicators import lookup
 from torchloom.runtime.residents import first_bucket
-from torchloom.shard.shards import piece_numel
+from torchloom.shard.shards import shard_numel_of
 
 
 def transit_bytes(target: Any, args: Sequence[Any]) -> int:
@@ -47,9 +47,9 @@ def transit_bytes(target: Any, args: Sequence[Any]) -> int:
         if not own_slice:
             copies = 0 if dtype == wire else _bytes(full, wire)
             return copies + comm.shard.all_reduce_transit(full, wire)
-        pieces = [piece_numel(numel, comm.world_size) for numel in full]
-        held = _cast(grads, wire) + _bytes(pieces, dtype)
-        return held + comm.shard.reduce_transit(pieces, dtype, wire, full)
+        shards = [shard_numel_of(numel, comm.world_size) for numel in full]
+        held = _cast(grads, wire) + _bytes(shards, dtype)
+        return held + comm.shard.reduce_transit(shards, dtype, wire, full)
     return 0
 
 
@@ -57,8 +57,8 @@ def refresh_bytes(uses: Sequence[tuple[Tensor, torch.dtype, str, bool]]) -> list
     """Return what gathering weights anew that stay gathered holds besides them, at each first use.
 
     Args:
-        uses: in order; for each the piece, the dtype of the whole, the communicator's handle, and
-            whether the piece waits on the host. A use gathers a bucket: what follows is part of it.
+        uses: in order; for each the shard, the dtype of the whole, the communicator's handle, and
+            whether the shard waits on the host. A use gathers a bucket: what follows is part of it.
     """
     found, left = [0] * len(uses), list(range(len(uses)))
     while left:
@@ -67,12 +67,12 @@ def refresh_bytes(uses: Sequence[tuple[Tensor, torch.dtype, str, bool]]) -> list
         alike = [index for index in left if uses[index][1:3] == (dtype, handle)]
         sizes = [_numel(uses[index][0]) * comm.world_size * dtype.itemsize for index in alike]
         bucket = alike[: first_bucket(sizes, comm.residents.bucket_bytes)]
-        pieces = [uses[index][0] for index in bucket]
+        shards = [uses[index][0] for index in bucket]
         on_host = [uses[index][0] for index in bucket if uses[index][3]]
         found[left[0]] = (
-            sum(_numel(piece) * piece.element_size() for piece in on_host)
-            + _cast(pieces, dtype)
-            + comm.shard.gather_transit([_numel(piece) for piece in pieces], dtype)
+            sum(_numel(shard) * shard.element_size() for shard in on_host)
+            + _cast(shards, dtype)
+            + comm.shard.gather_transit([_numel(shard) for shard in shards], dtype)
         )
         left = [index for index in left if index not in bucket]
     return found

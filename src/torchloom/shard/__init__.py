@@ -1,7 +1,7 @@
 """Sharding a model's parameters in place: layouts, properties, state dicts.
 
 A sharded parameter is an ordinary `nn.Parameter`, the same object under the same name, whose data
-is this rank's flat, padded, equally sized piece. Attribute access on the module returns the
+is this rank's flat, padded, equally sized shard. Attribute access on the module returns the
 gathered weight, in eager and in compiled code alike.
 """
 
@@ -17,8 +17,8 @@ from torchloom.shard.apply import (
     layout_of,
     living_layouts,
     owners_of,
-    pieces_by_id,
     shard_module,
+    shards_by_id,
     sync_in_backward,
     unshard,
 )
@@ -41,10 +41,10 @@ __all__ = [
     "living_layouts",
     "on_meta",
     "owners_of",
-    "pieces_by_id",
     "plan_layout",
     "shard_module",
     "sharded_state_dict",
+    "shards_by_id",
     "state_dict_mode",
     "sync_in_backward",
     "unshard",

@@ -124,7 +124,7 @@ def _check_embedding(path: str, module: nn.Module) -> None:
     if is_embedding and module.sparse and module.weight.requires_grad:
         raise ShardError(
             f"module {path!r} ({type(module).__name__}) makes sparse gradients, which cannot be "
-            "averaged in pieces: build it with sparse=False"
+            "averaged in parts: build it with sparse=False"
         )
 
 

@@ -36,8 +36,8 @@ class _Root:
 
 
 _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_PIECES: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Elements of the piece that a parameter holds, also where its model has been freed since."""
+_SHARDS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Elements of the shard that a parameter holds, also where its model has been freed since."""
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -114,11 +114,11 @@ def shard_module(
     init: Callable[[nn.Module], object] | None = None,
     device: torch.device | None = None,
 ) -> nn.Module:
-    """Keep this rank's pieces of the parameters and give the modules gathering properties.
+    """Keep this rank's shards of the parameters and give the modules gathering properties.
 
     Parameters stay the same objects under the same names (parameters on the meta device are
     replaced); only their data changes. Memory never exceeds the model as it was plus one whole
-    parameter; for a model on meta, the pieces plus one module.
+    parameter; for a model on meta, the shards plus one module.
 
     Args:
         model: the model that `layout` was planned for.
@@ -127,7 +127,7 @@ def shard_module(
             rank 0; None trusts the ranks to have equal models.
         init: fills one module's own parameters, for models on meta; default: its
             `reset_parameters`.
-        device: where the pieces of parameters on meta are made; default: the CPU.
+        device: where the shards of parameters on meta are made; default: the CPU.
 
     Returns:
         The same model.
@@ -184,7 +184,7 @@ def unshard(model: nn.Module) -> nn.Module:
         whole = gather_whole(param, spec, layout.handle)
         param.grad = None
         param.data = whole
-        _PIECES.pop(param, None)
+        _SHARDS.pop(param, None)
     _restore_classes(modules)
     COUNTED.difference_update(modules.values())
     root = _ROOTS.pop(model)
@@ -218,8 +218,8 @@ def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def pieces_by_id() -> tuple[dict[int, ParamSpec], int]:
-    """Return the facts about all parameters that hold a piece, by id, and the highest stage."""
+def shards_by_id() -> tuple[dict[int, ParamSpec], int]:
+    """Return the facts about all parameters that hold a shard, by id, and the highest stage."""
     found: dict[int, ParamSpec] = {}
     stage = 0
     for model in list(_ROOTS.keys()):
@@ -260,14 +260,14 @@ def _check_shared(model: nn.Module, layout: Layout) -> None:
     """Refuse parameters that other models own, too, unless they are whole for all of them.
 
     Raises:
-        ShardError: one is a piece already, or would become one under another model's feet.
+        ShardError: one is a shard already, or would become one under another model's feet.
     """
     modules = dict(model.named_modules())
     params = {s.name: modules[s.owners[0].module]._parameters[s.owners[0].attr] for s in layout}
     for name, param in params.items():
-        if param is not None and tuple(param.shape) == (_PIECES.get(param),):
+        if param is not None and tuple(param.shape) == (_SHARDS.get(param),):
             raise ShardError(
-                f"the parameter {name!r} is a piece already, as another model that owns it was sharded at "
+                f"the parameter {name!r} is a shard already, as another model that owns it was sharded at "
                 "stage 2 or 3: one of both can own it; unshard that model first, or give this one a copy"
             )
     cut_here = {id(params[spec.name]): spec.name for spec in layout.sharded}
@@ -304,7 +304,7 @@ class _Keeper:
         data = data.to(spec.dtype)
         if spec.mode == "sharded":
             data = cut(data, self._layout.rank, spec.shard_numel)
-            _PIECES[param] = spec.shard_numel
+            _SHARDS[param] = spec.shard_numel
         elif spec.is_sliced:
             # Padded, so that every rank's slice is equal and the slices gather in place.
             data = join(pad_storage(data, self._layout.world_size), spec.shape)

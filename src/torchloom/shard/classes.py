@@ -114,7 +114,7 @@ def _ignore(self: nn.RNNBase, value: object) -> None:
 
 
 def _register_parameter(self: Any, name: str, param: nn.Parameter | None) -> None:
-    """Refuse to put a whole weight where the property expects this rank's piece."""
+    """Refuse to put a whole weight where the property expects this rank's shard."""
     if name in self._loom_names:
         raise ShardError(
             f"parameter {self._loom_names[name]!r} is assigned anew after the model was sharded: "
@@ -136,6 +136,6 @@ def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 def _refuse_pickle(self: nn.Module, protocol: int) -> Any:
     raise TypeError(
-        f"a sharded {type(self).__name__} cannot be pickled: it holds one rank's pieces. Save "
+        f"a sharded {type(self).__name__} cannot be pickled: it holds one rank's shards. Save "
         "model.state_dict(), or call torchloom.shard.unshard(model) first"
     )

@@ -50,12 +50,12 @@ def gathered(
     layout = layout_of(model)
     modules = dict(model.named_modules())
     chosen = _not_yet_whole(_choose(layout, modules, params), modules, modifier_rank)
-    pieces: dict[str, Tensor] = {}
+    shards: dict[str, Tensor] = {}
     classes = {path: type(module) for path, module in modules.items()}
     _WHOLE.update((id(_param(modules, spec)), modifier_rank) for spec in chosen)
     for spec in chosen:
         param = _param(modules, spec)
-        pieces[spec.name] = param.data
+        shards[spec.name] = param.data
         if spec.mode == "sharded":
             param.data = gather_whole(param, spec, layout.handle)
         else:
@@ -71,7 +71,7 @@ def gathered(
             param = _param(modules, spec)
             del _WHOLE[id(param)]
             wholes.append(param.data)
-            param.data = pieces[spec.name]
+            param.data = shards[spec.name]
         for path, module in modules.items():
             module.__class__ = classes[path]
         if modifier_rank is not None:

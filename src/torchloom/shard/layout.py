@@ -16,7 +16,7 @@ from torch import nn
 
 from torchloom.errors import ShardError
 from torchloom.shard.admit import check_model
-from torchloom.shard.shards import piece_numel
+from torchloom.shard.shards import shard_numel_of
 
 _RUNNING = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
@@ -25,7 +25,7 @@ _RUNNING = (
 """Norms that may keep running statistics: buffers, which are not cast."""
 
 Mode = Literal["sharded", "synced", "whole"]
-"""sharded: a piece per rank, gathered at use. synced: whole, its gradient averaged at use.
+"""sharded: a shard per rank, gathered at use. synced: whole, its gradient averaged at use.
 whole: whole, its gradient left local until the accumulation boundary."""
 
 
@@ -102,7 +102,7 @@ class Layout:
 
     @property
     def sharded(self) -> tuple[ParamSpec, ...]:
-        """The parameters of which this rank holds a piece."""
+        """The parameters of which this rank holds a shard."""
         return tuple(spec for spec in self.params if spec.mode == "sharded")
 
     @property
@@ -172,7 +172,7 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
         name = ".".join(filter(None, places[0]))
         is_divisible = world_size > 1 and not is_small(param, persistence_threshold, world_size)
         is_sharded = stage >= 2 and is_divisible
-        shard_numel = piece_numel(param.numel(), world_size) if is_sharded else 0
+        shard_numel = shard_numel_of(param.numel(), world_size) if is_sharded else 0
         kept, compute, wire = _dtypes(param, precision)
         if any(_has_running_statistics(modules[place.module]) for place in places):
             compute = kept
@@ -196,12 +196,12 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
 def is_small(param: nn.Parameter, persistence_threshold: int, world_size: int) -> bool:
     """Say whether a parameter stays whole because of its size alone.
 
-    Pieces are equally long, so that few elements among many ranks leave the last ones with padding
-    alone: such a parameter stays whole, too, and every piece holds elements.
+    Shards are equally long, so that few elements among many ranks leave the last ones with padding
+    alone: such a parameter stays whole, too, and every shard holds elements.
     """
     numel = param.numel()
-    has_empty_piece = piece_numel(numel, world_size) * (world_size - 1) >= numel
-    return numel == 0 or numel < persistence_threshold or has_empty_piece
+    has_empty_shard = shard_numel_of(numel, world_size) * (world_size - 1) >= numel
+    return numel == 0 or numel < persistence_threshold or has_empty_shard
 
 
 def _mode(is_sharded: bool, num_ranks: int, stage: int, sync_in_backward: bool) -> Mode:

@@ -20,7 +20,7 @@ class Memo:
     def __init__(self) -> None:
         self._depth = 0
         self._kept: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
-        """Pieces and their weights. By piece: a copy of the model has the same names."""
+        """Shards and their weights. By shard: a copy of the model has the same names."""
 
     @staticmethod
     def of(handle: str) -> Memo:
@@ -37,11 +37,11 @@ class Memo:
         if self._depth == 0:
             self._kept.clear()
 
-    def get(self, piece: Tensor, gather: Callable[[], Tensor]) -> Tensor:
-        """Return the weight of a piece that was gathered earlier in this forward pass, or gather it now."""
+    def get(self, shard: Tensor, gather: Callable[[], Tensor]) -> Tensor:
+        """Return the weight of a shard that was gathered earlier in this forward pass, or gather it now."""
         if self._depth == 0:
             return gather()
-        key = (id(piece), torch.is_grad_enabled())
+        key = (id(shard), torch.is_grad_enabled())
         if key not in self._kept:
-            self._kept[key] = (piece, gather())
+            self._kept[key] = (shard, gather())
         return self._kept[key][1]

@@ -1,4 +1,4 @@
-"""Stage 3 in eager code: autograd keeps pieces, not gathered weights.
+"""Stage 3 in eager code: autograd keeps shards, not gathered weights.
 
     forward    weight = gather(shard)     autograd wants to save `weight` (or a view of it)
     pack       what is saved is (shard, size, stride, offset): no bytes of the weight
@@ -138,7 +138,7 @@ class LiveGathers:
 
     @contextmanager
     def forward_pass(self) -> Iterator[None]:
-        """Bracket a forward pass whose saved weights become pieces."""
+        """Bracket a forward pass whose saved weights become shards."""
         hooks = self.open()
         try:
             yield
@@ -172,7 +172,7 @@ class LiveGathers:
 
         return run
 
-    def piece_of(self, tensor: Tensor) -> _View | None:
+    def shard_of(self, tensor: Tensor) -> _View | None:
         """Return how to make a tensor again, if it is a weight that was gathered in this pass."""
         if not self._by_address or tensor.layout is not torch.strided or not tensor.numel():
             return None
@@ -190,9 +190,9 @@ class _Hooks:
     outer: tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None
 
     def pack(self, tensor: Tensor) -> Any:
-        piece = self.live.piece_of(tensor)
-        if piece is not None:
-            return piece
+        shard = self.live.shard_of(tensor)
+        if shard is not None:
+            return shard
         return _Kept.of(tensor) if self.outer is None else self.outer[0](tensor)
 
     def unpack(self, saved: Any) -> Tensor:
@@ -235,7 +235,7 @@ def _num_running(module: nn.Module) -> int:
 
 
 def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandle, ...]:
-    """Bracket the eager forward passes of `root`: tied weights once, saved weights as pieces, no writes.
+    """Bracket the eager forward passes of `root`: tied weights once, saved weights as shards, no writes.
 
     Returns:
         Handles of the two hooks, for removal.

@@ -1,4 +1,4 @@
-"""Cutting a weight into equal padded pieces and putting it together again: pure tensor functions."""
+"""Cutting a weight into equal padded shards and putting it together again: pure tensor functions."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import torch
 from torch import Tensor
 
 
-def piece_numel(numel: int, world_size: int) -> int:
-    """Return the number of elements of one rank's piece, padding included: equal on all ranks."""
+def shard_numel_of(numel: int, world_size: int) -> int:
+    """Return the number of elements of one rank's shard, padding included: equal on all ranks."""
     return -(-numel // world_size)
 
 
 def cut(whole: Tensor, rank: int, shard_numel: int) -> Tensor:
-    """Return rank's flat piece of `whole`: `shard_numel` elements, zero-padded at the end.
+    """Return rank's flat shard of `whole`: `shard_numel` elements, zero-padded at the end.
 
     Example:
         >>> cut(torch.arange(5), rank=1, shard_numel=3)
         tensor([3, 4, 0])
     """
-    piece = whole.new_zeros(shard_numel)
+    shard = whole.new_zeros(shard_numel)
     part = whole.reshape(-1)[rank * shard_numel : (rank + 1) * shard_numel]
-    piece[: part.numel()].copy_(part)
-    return piece
+    shard[: part.numel()].copy_(part)
+    return shard
 
 
 def valid_numel(numel: int, rank: int, shard_numel: int) -> int:
-    """Return how many elements of rank's piece are not padding."""
+    """Return how many elements of rank's shard are not padding."""
     return max(0, min(shard_numel, numel - rank * shard_numel))
 
 
 def clear_padding_(grad: Tensor, numel: int, rank: int) -> None:
-    """Set to zero what a piece of a gradient holds behind the last element of the whole.
+    """Set to zero what a shard of a gradient holds behind the last element of the whole.
 
     Args:
-        grad: rank's piece.
+        grad: rank's shard.
         numel: elements of the whole.
-        rank: whose piece it is.
+        rank: whose shard it is.
     """
     valid = valid_numel(numel, rank, grad.numel())
     if valid < grad.numel():
@@ -54,7 +54,7 @@ def join(flat: Tensor, shape: Sequence[int]) -> Tensor:
 
 def pad_storage(whole: Tensor, world_size: int) -> Tensor:
     """Return a flat copy of `whole`, zero-padded to a multiple of `world_size` elements."""
-    padded = piece_numel(whole.numel(), world_size) * world_size
+    padded = shard_numel_of(whole.numel(), world_size) * world_size
     flat = torch.zeros(padded, dtype=whole.dtype, device=whole.device)
     flat[: whole.numel()].copy_(whole.reshape(-1))
     return flat
@@ -62,5 +62,5 @@ def pad_storage(whole: Tensor, world_size: int) -> Tensor:
 
 def padded_flat(whole: Tensor, world_size: int) -> Tensor:
     """View the flat padded storage that `pad_storage` made for a weight."""
-    padded = piece_numel(whole.numel(), world_size) * world_size
+    padded = shard_numel_of(whole.numel(), world_size) * world_size
     return whole.detach().as_strided((padded,), (1,), 0)

@@ -1,7 +1,7 @@
-"""State dicts of sharded modules: whole weights by default, pieces on request.
+"""State dicts of sharded modules: whole weights by default, shards on request.
 
 `model.state_dict()` of a sharded model has the names and shapes of the model before sharding. It
-gathers, so all ranks must call it. Inside `state_dict_mode("local")` it returns this rank's pieces
+gathers, so all ranks must call it. Inside `state_dict_mode("local")` it returns this rank's shards
 and communicates nothing. `load_state_dict` takes either.
 """
 
@@ -31,7 +31,7 @@ _mode: ContextVar[StateDictMode] = ContextVar("state_dict_mode", default="full")
 
 @contextmanager
 def state_dict_mode(mode: StateDictMode) -> Iterator[None]:
-    """Choose what `state_dict()` returns in a `with` block: "full" weights or "local" pieces."""
+    """Choose what `state_dict()` returns in a `with` block: "full" weights or "local" shards."""
     token = _mode.set(mode)
     try:
         yield
@@ -65,7 +65,7 @@ def full_state_dict(
 
 
 def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return this rank's pieces under the model's names; communicates nothing."""
+    """Return this rank's shards under the model's names; communicates nothing."""
     with state_dict_mode("local"):
         return dict(model.state_dict())
 
@@ -115,11 +115,11 @@ def load_from_state_dict(
     original._load_from_state_dict(self, cut_dict, prefix, local_metadata, *args)
 
 
-def gather_whole(piece: Tensor, spec: ParamSpec, handle: str) -> Tensor:
-    """Return the whole weight of which all ranks hold a piece, in the dtype it is kept in."""
+def gather_whole(shard: Tensor, spec: ParamSpec, handle: str) -> Tensor:
+    """Return the whole weight of which all ranks hold a shard, in the dtype it is kept in."""
     with torch.no_grad():
         return ops.gather(
-            piece.detach(), list(spec.shape), spec.dtype, spec.wire_dtype, handle, spec.name
+            shard.detach(), list(spec.shape), spec.dtype, spec.wire_dtype, handle, spec.name
         )
 
 

@@ -106,7 +106,7 @@ def whole_weights(engine: Trained, contents: Contents) -> dict[str, Tensor]:
 def load_by_function(
     engine: Trained, source: dict[str, Tensor], function: Callable[..., object]
 ) -> list[Callable[[], object]]:
-    """Let the caller's function load whole weights; return what writes the pieces that came of it.
+    """Let the caller's function load whole weights; return what writes the shards that came of it.
 
     All ranks must call, as weights are gathered. The model is as it was afterwards.
 
@@ -116,17 +116,17 @@ def load_by_function(
     module, layout = engine.module, layout_of(engine.module)
     writes: list[Callable[[], object]] = []
     before = {name: buffer.clone() for name, buffer in buffers_of(module).items()}
-    params, pieces = owners_of(module), {}
+    params, shards = owners_of(module), {}
     with gathered(module):
         try:
             with torch.no_grad():
                 function(src=source, dst=module)
             for spec in layout:
                 whole = params[spec.name].detach()
-                piece = (
+                shard = (
                     cut(whole, layout.rank, spec.shard_numel) if spec.mode == "sharded" else whole
                 )
-                pieces[spec.name] = piece.cpu().clone()
+                shards[spec.name] = shard.cpu().clone()
             writes += [
                 _into_buffer(module, name, buffer, buffer.detach().clone())
                 for name, buffer in buffers_of(module).items()
@@ -134,7 +134,7 @@ def load_by_function(
         finally:
             for name, buffer in buffers_of(module).items():
                 _into_buffer(module, name, buffer, before[name])()
-    writes += [_copy(params[name], piece) for name, piece in pieces.items()]
+    writes += [_copy(params[name], shard) for name, shard in shards.items()]
     return writes
 
 
@@ -169,5 +169,5 @@ def _copy(target: Tensor, value: Tensor) -> Callable[[], object]:
 
 
 def _copy_front(target: Tensor, value: Tensor) -> Callable[[], object]:
-    """Write the part of a piece that is not padding."""
+    """Write the part of a shard that is not padding."""
     return lambda: target.detach()[: value.numel()].copy_(value)
