@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from torchloom.engine.checkpoints.snapshot import buffers_of
+from torchloom.engine.checkpoints.trained import buffers_of
 from torchloom.shard import layout_of, owners_of
 from torchloom.shard.shards import valid_numel
 

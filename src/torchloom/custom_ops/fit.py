@@ -305,7 +305,7 @@ def _verify(target: Target, fake: Callable[..., Any], seen: _Seen, source: str) 
     results = tensors_in(seen.result)
     try:
         proposed = tensors_in(fake(*args, **kwargs))
-    except Exception as error:
+    except Exception as error:  # what is proposed runs for the first time and may raise anything
         raise OpError(
             f"no fake can be proposed for {target.name}: what fits one half of the calls fails on "
             f"{seen.sample}: {error}\n{source}"

@@ -8,23 +8,20 @@ gathered weight, in eager and in compiled code alike.
 from __future__ import annotations
 
 from torchloom._torch.untraced import leave_frames_alone
-from torchloom.shard import apply, classes, gather, memo, regather, state, writes
-from torchloom.shard.apply import (
+from torchloom.shard import apply, classes, gather, memo, regather, roots, state, writes
+from torchloom.shard.apply import facts_of, shard_module, sync_in_backward, unshard
+from torchloom.shard.gather import gathered
+from torchloom.shard.layout import Layout, ParamSpec, Precision, plan_layout
+from torchloom.shard.meta import on_meta
+from torchloom.shard.roots import (
     class_of,
     detach_hooks,
-    facts_of,
     is_sharded,
     layout_of,
     living_layouts,
     owners_of,
-    shard_module,
     shards_by_id,
-    sync_in_backward,
-    unshard,
 )
-from torchloom.shard.gather import gathered
-from torchloom.shard.layout import Layout, ParamSpec, Precision, plan_layout
-from torchloom.shard.meta import on_meta
 from torchloom.shard.state import full_state_dict, sharded_state_dict, state_dict_mode
 
 __all__ = [
@@ -51,4 +48,4 @@ __all__ = [
 ]
 
 # They are entered in the midst of a user's code, behind graph breaks too.
-leave_frames_alone(apply, classes, gather, memo, regather, state, writes)
+leave_frames_alone(apply, classes, gather, memo, regather, roots, state, writes)

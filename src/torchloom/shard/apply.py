@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
@@ -18,6 +16,7 @@ from torchloom.shard.admit import recomputed
 from torchloom.shard.classes import sharded_class
 from torchloom.shard.layout import Layout, Mode, ParamSpec
 from torchloom.shard.regather import attach
+from torchloom.shard.roots import ROOTS, SHARDS, Root, is_sharded, layout_of
 from torchloom.shard.shards import cut, join, pad_storage
 from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
 from torchloom.shard.writes import check_code
@@ -25,64 +24,6 @@ from torchloom.shard.writes import check_code
 logger = get_logger(__name__)
 
 Broadcast = Callable[[list[Tensor]], None]
-
-
-@dataclass(frozen=True)
-class _Root:
-    layout: Layout
-    hooks: tuple[RemovableHandle, ...]
-    """Around eager forward passes."""
-    counts_loads: RemovableHandle
-
-
-_ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_SHARDS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Elements of the shard that a parameter holds, also where its model has been freed since."""
-
-
-def layout_of(model: nn.Module) -> Layout:
-    """Return the layout of a sharded model.
-
-    Raises:
-        ShardError: the model is not sharded.
-    """
-    root = _ROOTS.get(model)
-    if root is None:
-        raise ShardError(
-            f"this {type(model).__name__} is not sharded: call torchloom.initialize or "
-            "torchloom.shard_model first, and hand over the same module"
-        )
-    return root.layout
-
-
-def living_layouts() -> list[Layout]:
-    """Return the layouts of all sharded models that have not been freed."""
-    return [_ROOTS[model].layout for model in list(_ROOTS.keys())]
-
-
-def root_of(params: Sequence[nn.Parameter | str]) -> nn.Module:
-    """Return the sharded model that owns the first of `params`.
-
-    Raises:
-        ShardError: no sharded model owns it.
-    """
-    for model in list(_ROOTS.keys()):
-        if params and any(param is params[0] for param in model.parameters()):
-            return model
-    raise ShardError(
-        "no sharded model owns these parameters: pass parameters of a model that "
-        "torchloom.initialize or torchloom.shard_model has sharded"
-    )
-
-
-def class_of(module: nn.Module) -> type[nn.Module]:
-    """Return the class that a module had before it was sharded."""
-    return getattr(type(module), ORIGINAL, type(module))
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Say whether `model`, or a part of it, has been sharded."""
-    return any(hasattr(type(module), ORIGINAL) for module in model.modules()) or model in _ROOTS
 
 
 def facts_of(model: nn.Module, layout: Layout) -> dict[str, object]:
@@ -165,7 +106,7 @@ def shard_module(
     hooks = attach(model, layout.handle, regather=layout.stage == 3)
     counts_loads = model.register_load_state_dict_post_hook(count_load)
     COUNTED.update(modules.values())
-    _ROOTS[model] = _Root(layout, hooks, counts_loads)
+    ROOTS[model] = Root(layout, hooks, counts_loads)
     _say_what_happened(layout)
     return model
 
@@ -184,49 +125,13 @@ def unshard(model: nn.Module) -> nn.Module:
         whole = gather_whole(param, spec, layout.handle)
         param.grad = None
         param.data = whole
-        _SHARDS.pop(param, None)
+        SHARDS.pop(param, None)
     _restore_classes(modules)
     COUNTED.difference_update(modules.values())
-    root = _ROOTS.pop(model)
+    root = ROOTS.pop(model)
     for hook in (*root.hooks, root.counts_loads):
         hook.remove()
     return model
-
-
-def detach_hooks(model: nn.Module) -> None:
-    """Remove the brackets around eager forward passes, which compiled code does not need."""
-    for hook in _ROOTS[model].hooks if model in _ROOTS else ():
-        hook.remove()
-
-
-def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of a sharded model by the names of its layout.
-
-    Raises:
-        ShardError: the model is not sharded, or its parameters are no longer those of the layout.
-    """
-    layout = layout_of(model)
-    found = dict(model.named_parameters())
-    expected = {spec.name for spec in layout}
-    added, gone = sorted(found.keys() - expected), sorted(expected - found.keys())
-    if added or gone:
-        what = f"added: {', '.join(added[:3])}" if added else f"removed: {', '.join(gone[:3])}"
-        raise ShardError(
-            f"the model's parameters changed after it was sharded ({what}): change the model "
-            "before torchloom.initialize, or unshard it, change it and initialize again"
-        )
-    return found
-
-
-def shards_by_id() -> tuple[dict[int, ParamSpec], int]:
-    """Return the facts about all parameters that hold a shard, by id, and the highest stage."""
-    found: dict[int, ParamSpec] = {}
-    stage = 0
-    for model in list(_ROOTS.keys()):
-        layout, params = layout_of(model), dict(model.named_parameters())
-        stage = max(stage, layout.stage)
-        found.update({id(params[s.name]): s for s in layout.sharded if s.name in params})
-    return found, stage
 
 
 def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
@@ -252,7 +157,7 @@ def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
     modules = dict(model.named_modules())
     _restore_classes(modules)
     _swap_classes(modules, layout)
-    _ROOTS[model] = replace(_ROOTS[model], layout=layout)
+    ROOTS[model] = replace(ROOTS[model], layout=layout)
     return layout
 
 
@@ -265,7 +170,7 @@ def _check_shared(model: nn.Module, layout: Layout) -> None:
     modules = dict(model.named_modules())
     params = {s.name: modules[s.owners[0].module]._parameters[s.owners[0].attr] for s in layout}
     for name, param in params.items():
-        if param is not None and tuple(param.shape) == (_SHARDS.get(param),):
+        if param is not None and tuple(param.shape) == (SHARDS.get(param),):
             raise ShardError(
                 f"the parameter {name!r} is a shard already, as another model that owns it was sharded at "
                 "stage 2 or 3: one of both can own it; unshard that model first, or give this one a copy"
@@ -284,7 +189,7 @@ def _check_shared(model: nn.Module, layout: Layout) -> None:
 
 def _first_shared(model: nn.Module, names: dict[int, str]) -> str | None:
     """Return the name of a parameter, given by id, that another sharded model owns."""
-    others = (other for other in list(_ROOTS.keys()) if other is not model)
+    others = (other for other in list(ROOTS.keys()) if other is not model)
     found = (names.get(id(param)) for other in others for param in other.parameters())
     return next((name for name in found if name is not None), None)
 
@@ -304,7 +209,7 @@ class _Keeper:
         data = data.to(spec.dtype)
         if spec.mode == "sharded":
             data = cut(data, self._layout.rank, spec.shard_numel)
-            _SHARDS[param] = spec.shard_numel
+            SHARDS[param] = spec.shard_numel
         elif spec.is_sliced:
             # Padded, so that every rank's slice is equal and the slices gather in place.
             data = join(pad_storage(data, self._layout.world_size), spec.shape)

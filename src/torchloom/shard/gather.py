@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from torchloom import ops
 from torchloom.errors import ShardError
-from torchloom.shard.apply import layout_of, root_of
 from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.roots import layout_of, root_of
 from torchloom.shard.shards import cut
 from torchloom.shard.state import ORIGINAL, gather_whole
 

@@ -19,6 +19,6 @@ from __future__ import annotations
 
 from torchloom.engine.checkpoints.restore import Options
 from torchloom.engine.checkpoints.service import Checkpoints
-from torchloom.engine.checkpoints.snapshot import Counters
+from torchloom.engine.checkpoints.trained import Counters
 
 __all__ = ["Checkpoints", "Counters", "Options"]

@@ -54,7 +54,7 @@ class Contents:
             return decode(self.trees[name], self.payload.whole)
         except CheckpointError:
             raise
-        except Exception as error:
+        except Exception as error:  # bytes of a damaged file may fail anywhere in `decode`
             raise CheckpointError(
                 f"{self.path}: the value {name!r} cannot be read: {first_line(error)}"
             ) from error
@@ -98,7 +98,7 @@ def read_contents(path: Path, rank: int | None = None, world_size: int | None = 
         return contents
     except CheckpointError:
         raise
-    except Exception as error:
+    except Exception as error:  # a damaged index may have any shape: KeyError, TypeError, ...
         raise CheckpointError(
             f"checkpoint {str(path)!r} cannot be read: {type(error).__name__}: {first_line(error)}"
         ) from error
@@ -123,7 +123,7 @@ def _old(path: Path, facts: dict[str, Any]) -> Contents:
         index = read_dcp_metadata(path / ".metadata")
     except FileNotFoundError:
         raise CheckpointError(f"{path / '.metadata'} is missing") from None
-    except Exception as error:
+    except Exception as error:  # an unpickler over damaged bytes raises anything
         raise CheckpointError(
             f"{path / '.metadata'} is damaged: {type(error).__name__}: {first_line(error)}"
         ) from error

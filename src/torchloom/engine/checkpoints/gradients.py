@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchloom.engine.checkpoints.contents import Contents
-from torchloom.engine.checkpoints.snapshot import Trained
+from torchloom.engine.checkpoints.trained import Trained
 from torchloom.engine.checkpoints.weights import reader
 from torchloom.shard import layout_of
 from torchloom.shard.shards import cut

@@ -14,7 +14,7 @@ from torchloom.engine.checkpoints.choose import choose
 from torchloom.engine.checkpoints.contents import read_contents
 from torchloom.engine.checkpoints.exchange import Exchange, answers, attempt
 from torchloom.engine.checkpoints.restore import Options, Prepared
-from torchloom.engine.checkpoints.snapshot import Counters, Trained
+from torchloom.engine.checkpoints.trained import Counters, Trained
 from torchloom.engine.checkpoints.weights import load_by_function, whole_weights
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger

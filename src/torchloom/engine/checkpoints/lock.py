@@ -117,7 +117,7 @@ def _locked(path: Path) -> int:
                 os.ftruncate(handle, 0)
                 os.write(handle, json.dumps(facts).encode())
                 return handle
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt, too: the descriptor holds the lock
             os.close(handle)
             raise
         os.close(handle)  # its holder removed it between opening and locking

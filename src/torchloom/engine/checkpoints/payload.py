@@ -45,7 +45,9 @@ def write_parts(file: SummedFile, parts: Iterable[Part]) -> dict[str, StoredTens
         start = file.size
         try:
             torch.save(value, cast(Any, _Appending(file)))
-        except Exception:
+        except (
+            Exception
+        ):  # torch turns an error of the file into a RuntimeError or OSError of its own
             if file.error is not None:
                 raise file.error from None  # torch says "unexpected pos" of a full disk
             raise
@@ -211,7 +213,7 @@ class Payload:
             raise CheckpointError(f"{path} is missing") from None
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-        except Exception as error:
+        except Exception as error:  # torch's reader over damaged bytes raises anything
             raise CheckpointError(f"{path} is damaged at {key!r}: {first_line(error)}") from error
         if (
             type(value) is not Tensor

@@ -18,13 +18,13 @@ from torchloom.engine.checkpoints import rng
 from torchloom.engine.checkpoints.contents import Contents
 from torchloom.engine.checkpoints.foreign import kind_of
 from torchloom.engine.checkpoints.gradients import is_gradient, read_gradients
-from torchloom.engine.checkpoints.snapshot import (
+from torchloom.engine.checkpoints.states import Groups, read_groups, read_states
+from torchloom.engine.checkpoints.trained import (
     Counters,
     Trained,
     has_position,
     modules_with_extra_state,
 )
-from torchloom.engine.checkpoints.states import Groups, read_groups, read_states
 from torchloom.engine.checkpoints.weights import check_same_model, read_buffers, read_weights
 from torchloom.engine.loader import Loader
 from torchloom.errors import CheckpointError

@@ -72,7 +72,7 @@ def read(path: Path) -> Callable[[], None]:
         raise CheckpointError(f"{path} is missing") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:
+    except Exception as error:  # torch's reader over damaged bytes raises anything
         raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
 
     def restore() -> None:

@@ -17,7 +17,8 @@ from torchloom.engine.checkpoints.folder import check_tag
 from torchloom.engine.checkpoints.load import Loaded, load
 from torchloom.engine.checkpoints.lock import FolderLock
 from torchloom.engine.checkpoints.restore import Options
-from torchloom.engine.checkpoints.snapshot import Counters, Snapshot, Trained
+from torchloom.engine.checkpoints.snapshot import Snapshot
+from torchloom.engine.checkpoints.trained import Counters, Trained
 from torchloom.engine.checkpoints.write import Request, write
 from torchloom.errors import CheckpointError
 from torchloom.exchange import Agreement
@@ -127,7 +128,7 @@ class Checkpoints:
         try:
             if pending.settled_after(step):
                 self._pending = None
-        except Exception:
+        except Exception:  # whatever failed, that save is over
             self._pending = None
             raise
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchloom.engine.checkpoints.contents import Contents
-from torchloom.engine.checkpoints.snapshot import Trained
+from torchloom.engine.checkpoints.trained import Trained
 from torchloom.engine.local import Leaf
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, layout_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchloom.engine.checkpoints.contents import Contents
-from torchloom.engine.checkpoints.snapshot import Trained, buffers_of
+from torchloom.engine.checkpoints.trained import Trained, buffers_of
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, ParamSpec, gathered, layout_of, owners_of
 from torchloom.shard.shards import cut, valid_numel

@@ -30,13 +30,7 @@ from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Entry, Label
 from torchloom.runtime.lines import broken, end_waits_with_verdict, explained, wait_for
 from torchloom.runtime.transports.packing import pack, split_by_size, split_sizes, unpack
-from torchloom.runtime.transports.summing import (
-    scale_all,
-    scales_early,
-    sum_dtype,
-    sum_into,
-    sum_scaled_into,
-)
+from torchloom.runtime.transports.summing import scale_all, sum_bytes, sum_in_place, sum_rows
 
 _CHUNK_BYTES = 1 << 20
 """Of a part that is summed at a time: it stays in the cache, and the next one is on the wire."""
@@ -127,7 +121,7 @@ class GlooCollectives:
         def finish() -> None:
             wait_for(entry, works)
             for inbox, target in zip(inboxes, targets, strict=True):
-                _sum(target, inbox, rank, scale)
+                sum_rows(target, inbox, rank, scale)
             if split.packed:
                 unpack(targets[-1], small)
             rows.clear()
@@ -163,7 +157,7 @@ class GlooCollectives:
 
         def finish() -> None:
             wait_for(entry, works)
-            _sum_in_place(flat, inbox, scale)
+            sum_in_place(flat, inbox, scale)
             inbox.clear()
 
         return Pending(finish)
@@ -196,7 +190,7 @@ class GlooCollectives:
         def finish() -> None:
             for rows, inbox, works in zip(chunks, inboxes, arrivals, strict=True):
                 wait_for(entry, works)
-                _sum_in_place(rows[rank], inbox, scale)
+                sum_in_place(rows[rank], inbox, scale)
                 with _posting(entry):
                     for to in peers:
                         sent.extend(self._send(rows[rank], to, entry))
@@ -244,10 +238,10 @@ class GlooCollectives:
         if size == 1 or not flats:
             return held
         if _is_one_message([flat * item_bytes for flat in flats]):
-            return held + flats[0] * ((size - 1) * item_bytes + _sum_bytes(dtype, size))
+            return held + flats[0] * ((size - 1) * item_bytes + sum_bytes(dtype, size))
         parts = [-(-flat // size) for flat in flats]
         chunk = min(max(parts), _CHUNK_BYTES // item_bytes)
-        return held + (size - 1) * sum(parts) * item_bytes + chunk * _sum_bytes(dtype, size)
+        return held + (size - 1) * sum(parts) * item_bytes + chunk * sum_bytes(dtype, size)
 
     def _swap(
         self,
@@ -306,42 +300,12 @@ def _chunks(flat: Tensor, size: int) -> list[list[Tensor]]:
     return [[row[start : start + step] for row in rows] for start in range(0, part, step)]
 
 
-def _sum_bytes(dtype: torch.dtype, size: int) -> int:
-    """Return what `_sum_in_place` holds for one element."""
-    total = sum_dtype(dtype)
-    if total != dtype:
-        return 3 * total.itemsize  # the sum, and its first two addends
-    return 0 if size == 2 else total.itemsize
-
-
-def _sum_in_place(own: Tensor, inbox: Sequence[Tensor], scale: float) -> None:
-    """Replace one of the addends by the scaled sum, taken in rank order."""
-    if sum_dtype(own.dtype) == own.dtype and len(inbox) == 2:
-        torch.add(inbox[0], inbox[1], out=own)
-    else:
-        total = torch.empty_like(own, dtype=sum_dtype(own.dtype))
-        sum_into(total, inbox, 1.0)
-        own.copy_(total)
-    own.mul_(scale)
-
-
 def _fits_one_message(flats: Sequence[Tensor]) -> bool:
     return _is_one_message([flat.numel() * flat.element_size() for flat in flats])
 
 
 def _is_one_message(sizes: Sequence[int]) -> bool:
     return len(sizes) == 1 and sizes[0] < _TWO_PHASES_BYTES
-
-
-def _sum(target: Tensor, inbox: Sequence[Tensor], rank: int, scale: float) -> None:
-    """Sum what arrived and this rank's own row; with the arithmetic of shared memory."""
-    if len(inbox) == 1 or not scales_early(inbox[rank], target, scale):
-        sum_into(target, inbox, scale)
-        return
-    for peer, part in enumerate(inbox):
-        if peer != rank:
-            part.mul_(scale)
-    sum_scaled_into(target, inbox, rank, scale)
 
 
 def _row(full: Tensor, rank: int, numel: int) -> Tensor:

@@ -67,3 +67,51 @@ def scale_all(tensors: Sequence[Tensor], scale: float) -> None:
     """Multiply tensors in place."""
     for tensor in tensors:
         tensor.mul_(scale)
+
+
+def sum_bytes(dtype: torch.dtype, size: int) -> int:
+    """Return the bytes that `sum_in_place` holds for one element.
+
+    Args:
+        dtype: of the addends.
+        size: how many addends.
+    """
+    total = sum_dtype(dtype)
+    if total != dtype:
+        return 3 * total.itemsize  # the sum, and its first two addends
+    return 0 if size == 2 else total.itemsize
+
+
+def sum_in_place(own: Tensor, inbox: Sequence[Tensor], scale: float) -> None:
+    """Replace one of the addends by the scaled sum, taken in rank order.
+
+    Args:
+        own: the addend of this rank, and where the sum ends up.
+        inbox: all addends by rank, `own` among them.
+        scale: what the sum is multiplied by.
+    """
+    if sum_dtype(own.dtype) == own.dtype and len(inbox) == 2:
+        torch.add(inbox[0], inbox[1], out=own)
+    else:
+        total = torch.empty_like(own, dtype=sum_dtype(own.dtype))
+        sum_into(total, inbox, 1.0)
+        own.copy_(total)
+    own.mul_(scale)
+
+
+def sum_rows(target: Tensor, inbox: Sequence[Tensor], rank: int, scale: float) -> None:
+    """Sum what arrived and this rank's own row; with the arithmetic of shared memory.
+
+    Args:
+        target: where the scaled sum ends up, in a dtype of its own.
+        inbox: all addends by rank; those of other ranks may be overwritten.
+        rank: this one.
+        scale: what the sum is multiplied by.
+    """
+    if len(inbox) == 1 or not scales_early(inbox[rank], target, scale):
+        sum_into(target, inbox, scale)
+        return
+    for peer, part in enumerate(inbox):
+        if peer != rank:
+            part.mul_(scale)
+    sum_scaled_into(target, inbox, rank, scale)

@@ -1,0 +1,167 @@
+"""Parts of tensors in a checkpoint, and which rank writes which: each element is written once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchloom.engine.checkpoints.payload import Part
+from torchloom.engine.checkpoints.plain import plain_tensor
+from torchloom.engine.checkpoints.trained import Trained
+from torchloom.engine.checkpoints.values import Value, value_of
+from torchloom.engine.groups import World
+from torchloom.engine.local import Leaf
+from torchloom.errors import CheckpointError
+from torchloom.shard import Layout, ParamSpec, owners_of
+from torchloom.shard.shards import valid_numel
+
+
+class Writers:
+    """Which rank writes what several hold: the same on all ranks, and evenly."""
+
+    def __init__(self, world: World, layout: Layout) -> None:
+        self._rank, self._layout = world.rank, layout
+        group = world.comm.replicate_group
+        self._replica = 0 if group is None else group.rank
+        self._of: dict[str, int] = {}
+        loads = [0] * world.world_size
+        for spec in layout:
+            self._of[spec.name] = least = loads.index(min(loads))
+            loads[least] += spec.numel
+        self._index = {spec.name: index for index, spec in enumerate(layout)}
+
+    def whole(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[Part]:
+        """Return the part to write of a tensor that all ranks hold."""
+        if self._of[spec.name] != self._rank:
+            return []
+        return [Part(key, tensor.detach().reshape(-1), (spec.numel,))]
+
+    def shard(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[Part]:
+        """Return the part to write of a tensor of which each rank holds a shard."""
+        if self._index[spec.name] % self._layout.num_replicas != self._replica:
+            return []
+        numel, rank = tensor.numel(), self._layout.rank
+        valid = valid_numel(spec.numel, rank, numel)
+        if valid == 0:
+            return []
+        return [Part(key, tensor.detach()[:valid], (spec.numel,), rank * numel)]
+
+
+def weights_of(
+    engine: Trained, layout: Layout, writers: Writers, exclude_frozen: bool
+) -> Iterator[Part]:
+    """Yield the parameters, as far as this rank writes them.
+
+    Args:
+        engine: what is saved.
+        layout: of its model.
+        writers: which rank writes what.
+        exclude_frozen: whether to leave out parameters that are not trained.
+    """
+    params = owners_of(engine.module)
+    for spec in layout:
+        if spec.requires_grad or not exclude_frozen:
+            put = writers.shard if spec.mode == "sharded" else writers.whole
+            yield from put(f"model/{spec.name}", spec, params[spec.name])
+
+
+def states_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, Value, list[Part]]]:
+    """Yield the optimizer's states of each parameter that has any.
+
+    Args:
+        engine: what is saved.
+        writers: which rank writes what.
+
+    Returns:
+        For each parameter the name, the kinds of its states with those that are plain, and the parts
+        that this rank writes.
+
+    Raises:
+        CheckpointError: a state cannot be kept; it is named.
+    """
+    if engine.optimizer is None:
+        return
+    for each in engine.local:
+        if each.param not in engine.optimizer.state:
+            continue
+        name, value, parts = f"optim/{each.spec.name}", Value([]), []
+        for key, state in engine.optimizer.state[each.param].items():
+            if not isinstance(key, str):
+                raise CheckpointError(
+                    f"the optimizer's state of {each.spec.name!r} has a key {key!r}: a checkpoint "
+                    "keeps states that are named by texts"
+                )
+            full, where = f"{name}/{key}", f"the optimizer's state {key!r} of {each.spec.name!r}"
+            if is_shard(key, state, each.piece_shape):
+                put = writers.shard if each.is_divided else writers.whole
+                parts += put(full, each.spec, plain_tensor(state, where))
+                value.tree.append([key, "piece", None])  # the word of the format
+            elif isinstance(state, Tensor):
+                value.tensors[full] = plain_tensor(state, where)
+                value.tree.append([key, "value", {"$tensor": full}])
+            else:
+                made = value_of(where, state, full)
+                value.tensors.update(made.tensors)
+                value.tree.append([key, "value", made.tree])
+            _check_divisible(each, key, state)
+        yield name, value, parts
+
+
+def is_shard(key: str, state: Any, shape: tuple[int, ...]) -> bool:
+    """Say whether a state has an element per element of a parameter's shard.
+
+    Args:
+        key: of the state.
+        state: a tensor or a plain value.
+        shape: of the shard.
+    """
+    if not isinstance(state, Tensor) or tuple(state.shape) != shape:
+        return False
+    return state.dim() > 0 or key != "step"  # of a scalar parameter
+
+
+def _check_divisible(each: Leaf, key: str, state: Any) -> None:
+    if not each.is_divided or not isinstance(state, Tensor) or state.numel() <= 1:
+        return
+    if not is_shard(key, state, each.piece_shape):
+        raise CheckpointError(
+            f"the optimizer's state {key!r} of {each.spec.name!r} has shape {list(state.shape)}, its "
+            f"shard of the parameter {list(each.piece_shape)}: a checkpoint keeps states with an "
+            "element per element, and single numbers. Use an optimizer that works elementwise, or "
+            "stage 0"
+        )
+
+
+def gradients_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, str, list[Part]]]:
+    """Yield the gradients that wait for more micro-steps.
+
+    Args:
+        engine: what is saved.
+        writers: which rank writes what.
+
+    Returns:
+        For each the parameter's name, "averaged" or "local", and the parts that this rank writes.
+
+    Raises:
+        CheckpointError: a gradient cannot be kept; it is named.
+    """
+    for each in engine.local:
+        grad, spec = each.param.grad, each.spec
+        if grad is None:
+            continue
+        if grad.layout != torch.strided:
+            raise CheckpointError(
+                f"the gradient of {spec.name!r} is {grad.layout}, which a checkpoint cannot keep: "
+                "save at the boundary of an accumulation"
+            )
+        key = f"grad/{spec.name}"
+        if spec.mode == "sharded":
+            yield spec.name, "averaged", writers.shard(key, spec, grad)
+        elif spec.mode == "synced":
+            yield spec.name, "averaged", writers.whole(key, spec, grad)
+        else:
+            part = Part(f"rank{engine.world.rank}/{key}", grad.detach().reshape(-1), (spec.numel,))
+            yield spec.name, "local", [part]

@@ -1,0 +1,110 @@
+"""The sharded models of this process: their layouts, their parameters, and who owns what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torchloom.errors import ShardError
+from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.state import ORIGINAL
+
+
+@dataclass(frozen=True)
+class Root:
+    """What is kept of one sharded model beside its parameters."""
+
+    layout: Layout
+    hooks: tuple[RemovableHandle, ...]
+    """Around eager forward passes."""
+    counts_loads: RemovableHandle
+
+
+ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+SHARDS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Elements of the shard that a parameter holds, also where its model has been freed since."""
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """Return the layout of a sharded model.
+
+    Raises:
+        ShardError: the model is not sharded.
+    """
+    root = ROOTS.get(model)
+    if root is None:
+        raise ShardError(
+            f"this {type(model).__name__} is not sharded: call torchloom.initialize or "
+            "torchloom.shard_model first, and hand over the same module"
+        )
+    return root.layout
+
+
+def living_layouts() -> list[Layout]:
+    """Return the layouts of all sharded models that have not been freed."""
+    return [ROOTS[model].layout for model in list(ROOTS.keys())]
+
+
+def root_of(params: Sequence[nn.Parameter | str]) -> nn.Module:
+    """Return the sharded model that owns the first of `params`.
+
+    Raises:
+        ShardError: no sharded model owns it.
+    """
+    for model in list(ROOTS.keys()):
+        if params and any(param is params[0] for param in model.parameters()):
+            return model
+    raise ShardError(
+        "no sharded model owns these parameters: pass parameters of a model that "
+        "torchloom.initialize or torchloom.shard_model has sharded"
+    )
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class that a module had before it was sharded."""
+    return getattr(type(module), ORIGINAL, type(module))
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Say whether `model`, or a part of it, has been sharded."""
+    return any(hasattr(type(module), ORIGINAL) for module in model.modules()) or model in ROOTS
+
+
+def detach_hooks(model: nn.Module) -> None:
+    """Remove the brackets around eager forward passes, which compiled code does not need."""
+    for hook in ROOTS[model].hooks if model in ROOTS else ():
+        hook.remove()
+
+
+def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a sharded model by the names of its layout.
+
+    Raises:
+        ShardError: the model is not sharded, or its parameters are no longer those of the layout.
+    """
+    layout = layout_of(model)
+    found = dict(model.named_parameters())
+    expected = {spec.name for spec in layout}
+    added, gone = sorted(found.keys() - expected), sorted(expected - found.keys())
+    if added or gone:
+        what = f"added: {', '.join(added[:3])}" if added else f"removed: {', '.join(gone[:3])}"
+        raise ShardError(
+            f"the model's parameters changed after it was sharded ({what}): change the model "
+            "before torchloom.initialize, or unshard it, change it and initialize again"
+        )
+    return found
+
+
+def shards_by_id() -> tuple[dict[int, ParamSpec], int]:
+    """Return the facts about all parameters that hold a shard, by id, and the highest stage."""
+    found: dict[int, ParamSpec] = {}
+    stage = 0
+    for model in list(ROOTS.keys()):
+        layout, params = layout_of(model), dict(model.named_parameters())
+        stage = max(stage, layout.stage)
+        found.update({id(params[s.name]): s for s in layout.sharded if s.name in params})
+    return found, stage
