@@ -55,6 +55,11 @@ def clip_(grads: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
     """Scale gradients in place so that their global norm is at most `max_norm`.
 
     The factor is that of `torch.nn.utils.clip_grad_norm_`: max_norm / (norm + 1e-6), at most 1.
+
+    Args:
+        grads: scaled in place.
+        norm: the global norm.
+        max_norm: what it may be at most.
     """
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     scale_(grads, factor.to(torch.float32))

@@ -60,7 +60,13 @@ class World:
         return [results[rank] for rank in range(self.world_size)]
 
     def say(self, rank: int, number: int, text: str) -> None:
-        """Note what a rank tells in one call."""
+        """Note what a rank tells in one call.
+
+        Args:
+            rank: who tells it.
+            number: of the call.
+            text: as it travels, with its name.
+        """
         with self._changed:
             self._told[number][rank] = text
             self._changed.notify_all()

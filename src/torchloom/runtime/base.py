@@ -73,7 +73,13 @@ class Collectives(Protocol):
         ...
 
     def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label) -> Pending:
-        """Begin to fill `fulls[i]` (world size times `shards[i]`) with all ranks' `shards[i]`."""
+        """Begin to fill `fulls[i]` (world size times `shards[i]`) with all ranks' `shards[i]`.
+
+        Args:
+            shards: this rank's, of any dtypes.
+            fulls: where all ranks' shards end up, in rank order.
+            what: what this is; equal on all ranks.
+        """
         ...
 
     def reduce_scatter(
@@ -84,11 +90,23 @@ class Collectives(Protocol):
         A full tensor may hold fewer elements than world size times its shard; the rest of the
         last shards is then padding and becomes zero. The sum is multiplied by `scale` and cast
         to the shard's dtype.
+
+        Args:
+            fulls: this rank's addends.
+            shards: where this rank's slices of the sums end up.
+            scale: what each sum is multiplied by.
+            what: what this is; equal on all ranks.
         """
         ...
 
     def all_reduce(self, tensors: Sequence[Tensor], scale: float, what: Label) -> Pending:
-        """Begin to replace each tensor by `scale` times its sum over the ranks, in place."""
+        """Begin to replace each tensor by `scale` times its sum over the ranks, in place.
+
+        Args:
+            tensors: this rank's addends, and where the sums end up.
+            scale: what each sum is multiplied by.
+            what: what this is; equal on all ranks.
+        """
         ...
 
     def meet(self, what: Label) -> None:

@@ -61,7 +61,15 @@ _LABELS: dict[tuple[str, tuple[str, ...], str, int, int], Label] = {}
 def label(
     op: str, names: Sequence[str] = (), dtype: object = "", num_bytes: int = 0, model: int = 0
 ) -> Label:
-    """Return a label; equal arguments give the same object."""
+    """Return a label; equal arguments give the same object.
+
+    Args:
+        op: the operation in words, such as "gather".
+        names: of the tensors.
+        dtype: in which they travel.
+        num_bytes: of the full tensors.
+        model: of several models with equal names, which one; 0 is the first.
+    """
     key = (op, tuple(names), str(dtype), num_bytes, model)
     known = _LABELS.get(key)
     if known is None:

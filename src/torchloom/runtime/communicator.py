@@ -125,7 +125,13 @@ class Communicator:
     def gather_into(
         self, shards: Sequence[Tensor], fulls: Sequence[Tensor], names: Sequence[str]
     ) -> None:
-        """Gather flat shards into flat tensors that the caller owns, and wait."""
+        """Gather flat shards into flat tensors that the caller owns, and wait.
+
+        Args:
+            shards: this rank's.
+            fulls: `world_size` times as long each.
+            names: of the parameters; ranks whose names differ get an error.
+        """
         self._count(fulls)
         self.shard.all_gather(shards, fulls, self._label("gather", names, fulls)).finish()
 
@@ -137,7 +143,15 @@ class Communicator:
         wire_dtype: torch.dtype,
         names: Sequence[str],
     ) -> list[Tensor]:
-        """Begin to average full gradients into flat shards; `wait` makes the results valid."""
+        """Begin to average full gradients into flat shards; `wait` makes the results valid.
+
+        Args:
+            grads: this rank's, whole.
+            shard_numels: elements of each result, padding included.
+            dtype: of the results.
+            wire_dtype: in which gradients travel and are summed.
+            names: of the parameters; ranks whose names differ get an error.
+        """
         sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
         shards = [
             source.new_empty(numel, dtype=dtype)
@@ -161,6 +175,13 @@ class Communicator:
         """Begin to average whole gradients over all ranks; `wait` makes the results valid.
 
         With `own_slice` only this rank's slice of each flat gradient is averaged.
+
+        Args:
+            grads: this rank's, whole.
+            dtype: of the results.
+            wire_dtype: in which gradients travel and are summed.
+            names: of the parameters; ranks whose names differ get an error.
+            own_slice: average this rank's slice alone.
         """
         if own_slice:
             return self._begin_sync_slices(grads, dtype, wire_dtype, names)
@@ -242,7 +263,13 @@ class Communicator:
         return self._rows(self.shard, tensor, self.world_size, what)
 
     def broadcast_from(self, whole: Tensor, source: int, name: str) -> None:
-        """Replace a whole weight by that of one global rank, on all ranks."""
+        """Replace a whole weight by that of one global rank, on all ranks.
+
+        Args:
+            whole: the weight, overwritten on all ranks but one.
+            source: the global rank whose weight all get.
+            name: of the weight, for errors.
+        """
         self.meet(f"weight from rank {source}", (name,))
         dist.broadcast(whole, src=source)
 

@@ -57,7 +57,13 @@ class Residents:
         return sum(each.full.numel() * each.full.element_size() for each in self._kept.values())
 
     def get(self, shard: Tensor, dtype: torch.dtype, param: str) -> Tensor:
-        """Return a view of the gathered weight, flat and padded; gather it if it is out of date."""
+        """Return a view of the gathered weight, flat and padded; gather it if it is out of date.
+
+        Args:
+            shard: this rank's.
+            dtype: in which the weight is read.
+            param: its name.
+        """
         storage = StorageWeakRef(shard.untyped_storage())
         key = (param, dtype, storage.cdata)
         kept = self._kept.get(key)

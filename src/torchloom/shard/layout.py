@@ -198,6 +198,11 @@ def is_small(param: nn.Parameter, persistence_threshold: int, world_size: int) -
 
     Shards are equally long, so that few elements among many ranks leave the last ones with padding
     alone: such a parameter stays whole, too, and every shard holds elements.
+
+    Args:
+        param: not sharded yet.
+        persistence_threshold: elements; parameters with fewer stay whole.
+        world_size: ranks that would share it.
     """
     numel = param.numel()
     has_empty_shard = shard_numel_of(numel, world_size) * (world_size - 1) >= numel

@@ -16,6 +16,11 @@ def shard_numel_of(numel: int, world_size: int) -> int:
 def cut(whole: Tensor, rank: int, shard_numel: int) -> Tensor:
     """Return rank's flat shard of `whole`: `shard_numel` elements, zero-padded at the end.
 
+    Args:
+        whole: of any shape.
+        rank: whose shard to return.
+        shard_numel: elements of one shard, padding included.
+
     Example:
         >>> cut(torch.arange(5), rank=1, shard_numel=3)
         tensor([3, 4, 0])
@@ -27,7 +32,13 @@ def cut(whole: Tensor, rank: int, shard_numel: int) -> Tensor:
 
 
 def valid_numel(numel: int, rank: int, shard_numel: int) -> int:
-    """Return how many elements of rank's shard are not padding."""
+    """Return how many elements of rank's shard are not padding.
+
+    Args:
+        numel: elements of the whole.
+        rank: whose shard it is.
+        shard_numel: elements of one shard, padding included.
+    """
     return max(0, min(shard_numel, numel - rank * shard_numel))
 
 

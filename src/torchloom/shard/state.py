@@ -116,7 +116,13 @@ def load_from_state_dict(
 
 
 def gather_whole(shard: Tensor, spec: ParamSpec, handle: str) -> Tensor:
-    """Return the whole weight of which all ranks hold a shard, in the dtype it is kept in."""
+    """Return the whole weight of which all ranks hold a shard, in the dtype it is kept in.
+
+    Args:
+        shard: this rank's.
+        spec: of the parameter.
+        handle: of the communicator.
+    """
     with torch.no_grad():
         return ops.gather(
             shard.detach(), list(spec.shape), spec.dtype, spec.wire_dtype, handle, spec.name

@@ -34,13 +34,25 @@ class Writers:
         self._index = {spec.name: index for index, spec in enumerate(layout)}
 
     def whole(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[Part]:
-        """Return the part to write of a tensor that all ranks hold."""
+        """Return the part to write of a tensor that all ranks hold.
+
+        Args:
+            key: under which it is stored.
+            spec: of its parameter.
+            tensor: the same on all ranks.
+        """
         if self._of[spec.name] != self._rank:
             return []
         return [Part(key, tensor.detach().reshape(-1), (spec.numel,))]
 
     def shard(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[Part]:
-        """Return the part to write of a tensor of which each rank holds a shard."""
+        """Return the part to write of a tensor of which each rank holds a shard.
+
+        Args:
+            key: under which it is stored.
+            spec: of its parameter.
+            tensor: flat, with padding.
+        """
         if self._index[spec.name] % self._layout.num_replicas != self._replica:
             return []
         numel, rank = tensor.numel(), self._layout.rank

@@ -35,6 +35,11 @@ def scales_early(full: Tensor, shard: Tensor, scale: float) -> bool:
     A power of two changes no significand, so the rounded sums are the same; only those so small that
     they are subnormal (below 1.2e-38 in fp32) may differ in their last bit from a scaled sum. fp16
     has too few exponents for that.
+
+    Args:
+        full: of the dtype in which slices travel.
+        shard: where the sum ends up.
+        scale: what the sum is multiplied by.
     """
     wide = full.dtype in (torch.float32, torch.float64)
     return wide and full.dtype == shard.dtype and math.frexp(scale)[0] == 0.5

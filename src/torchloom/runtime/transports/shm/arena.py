@@ -37,6 +37,11 @@ class Arena:
         """Return a part of the data as a flat tensor, which holds the mapping.
 
         Its storage is that part alone: whoever saves or copies it takes nothing else along.
+
+        Args:
+            offset_bytes: from the beginning of the data.
+            numel: elements.
+            dtype: of the elements.
         """
         offset = ALIGNMENT + offset_bytes
         return torch.frombuffer(self.mapping, dtype=dtype, count=numel, offset=offset)
