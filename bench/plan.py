@@ -27,7 +27,7 @@ from torchloom.cli.train.model import Llama, LlamaConfig
 from torchloom.costs import CostTable, device_row, node_us
 from torchloom.graph import droppable
 from torchloom.memory.joint import joint_model
-from torchloom.plan.field import num_trials
+from torchloom.plan.form import num_trials
 from torchloom.plan.frontier import Frontier, frontier
 
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)

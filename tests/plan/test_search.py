@@ -16,7 +16,7 @@ from torchloom.costs import CostTable, collective_us, device_row
 from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import joint_model
 from torchloom.plan import Beside, Flight, HostStates, Outcome, Planner, Task, Trial
-from torchloom.plan.field import field_of
+from torchloom.plan.form import field_of
 from torchloom.plan.traffic import Gathered, Traffic
 
 MODELS = ("mlp", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("conv", "lora", "vit")))

@@ -19,7 +19,7 @@ from torchloom.graph import droppable, forward_nodes, value_of
 from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import joint_model
 from torchloom.plan import Beside, Flight, Outcome, Planner, Task, Trial
-from torchloom.plan.field import field_of
+from torchloom.plan.form import field_of
 from torchloom.plan.frontier import peaks_under
 
 FLIGHTS = (Flight(None, 2_000), Flight(None, 32_000), Flight(1_500, 2_000), Flight(0, 0))

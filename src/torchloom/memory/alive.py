@@ -24,7 +24,7 @@ from torch import fx
 from torchloom import ops
 from torchloom.graph import args_of
 from torchloom.memory.micro_step import MicroStep
-from torchloom.memory.program import Life, Program
+from torchloom.memory.graph_memory import Life, Program
 from torchloom.memory.storages import Storage, storages_of
 
 WEIGHTS, ACTIVATIONS, GRADIENTS = "gathered weights", "activations", "gradients"

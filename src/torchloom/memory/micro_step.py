@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from torchloom.graph import value_of
-from torchloom.memory.program import Probe, Program, program_of
+from torchloom.memory.graph_memory import Probe, Program, program_of
 from torchloom.memory.storages import Storage, storages_of
 from torchloom.memory.tangents import is_kept
 from torchloom.memory.transit import Transit, refreshed_at

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torchloom.plan.model import Decision, GraphPlan, Plan
 from torchloom.plan.planner import Planner
 from torchloom.plan.states import HostStates
-from torchloom.plan.task import Beside, Flight, Outcome, Task, Trial
+from torchloom.plan.problem import Beside, Flight, Outcome, Task, Trial
 
 __all__ = [
     "Beside",

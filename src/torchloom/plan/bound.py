@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torchloom.costs import CostTable
 from torchloom.graph import movable
-from torchloom.plan.field import Field
-from torchloom.plan.found import Found
+from torchloom.plan.form import Field
+from torchloom.plan.tried import Found
 from torchloom.plan.frontier import Lane
 from torchloom.plan.states import StateCosts
 

@@ -12,13 +12,13 @@ from torchloom.errors import PlanError
 from torchloom.graph import droppable, graph_digest
 from torchloom.memory import Transit, WorkspaceTable
 from torchloom.memory.joint import joint_model
-from torchloom.plan.beyond import Beyond
-from torchloom.plan.found import NOTICEABLE
+from torchloom.plan.code_overhead import Beyond
+from torchloom.plan.tried import NOTICEABLE
 from torchloom.plan.model import GraphPlan, Plan
-from torchloom.plan.places import moved_to
+from torchloom.plan.matching import moved_to
 from torchloom.plan.search import Fields, Search
 from torchloom.plan.states import HostStates, StateCosts
-from torchloom.plan.task import Beside, Flight, Task
+from torchloom.plan.problem import Beside, Flight, Task
 
 
 @dataclass

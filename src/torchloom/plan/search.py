@@ -22,16 +22,16 @@ from dataclasses import dataclass, field
 
 from torchloom.costs import CostTable
 from torchloom.memory import WorkspaceTable
-from torchloom.plan.beyond import Beyond
+from torchloom.plan.code_overhead import Beyond
 from torchloom.plan.bound import least_added_us
-from torchloom.plan.candidates import Candidate, Estimates, candidates, copied_us
-from torchloom.plan.field import Field, Fields, Move, field_of
-from torchloom.plan.found import NOTICEABLE, Found, better
+from torchloom.plan.combinations import Candidate, Estimates, candidates, copied_us
+from torchloom.plan.form import Field, Fields, Move, field_of
+from torchloom.plan.tried import NOTICEABLE, Found, better
 from torchloom.plan.frontier import Point
 from torchloom.plan.model import GraphPlan
-from torchloom.plan.moves import moves_of
+from torchloom.plan.offloads import moves_of
 from torchloom.plan.states import StateCosts
-from torchloom.plan.task import CONFIGURED, Beside, Outcome, Task
+from torchloom.plan.problem import CONFIGURED, Beside, Outcome, Task
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torchloom.costs import Device
 from torchloom.plan.frontier import Lane
-from torchloom.plan.task import Beside
+from torchloom.plan.problem import Beside
 
 CHUNK_BYTES = 64 << 20
 """Bytes that a chunk may load; a larger parameter is a chunk of its own. A guess, several times what

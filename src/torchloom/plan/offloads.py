@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchloom.costs import Device
 from torchloom.graph import movable
-from torchloom.plan.field import Field, Move, Swapped
+from torchloom.plan.form import Field, Move, Swapped
 from torchloom.plan.frontier import Point
 
 _SHARES = (0.25, 0.5, 1.0, 2.0)

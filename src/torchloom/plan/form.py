@@ -15,7 +15,7 @@ from torchloom.graph import droppable
 from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import JointModel, joint_model
 from torchloom.plan.frontier import Frontier, Point, crossing, frontier, peaks_under
-from torchloom.plan.task import Outcome, Task, Trial
+from torchloom.plan.problem import Outcome, Task, Trial
 
 
 @dataclass(frozen=True, slots=True)

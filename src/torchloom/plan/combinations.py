@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchloom.costs import CostTable, link_us
-from torchloom.plan.field import Field
+from torchloom.plan.form import Field
 from torchloom.plan.frontier import Point
-from torchloom.plan.task import CONFIGURED, Beside, Flight, Outcome
+from torchloom.plan.problem import CONFIGURED, Beside, Flight, Outcome
 
 _SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 """Of all weights: how many stay gathered in a candidate. Of all pieces: how many on the device."""

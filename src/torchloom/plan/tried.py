@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from torchloom.memory import module_of
-from torchloom.plan.field import Field
+from torchloom.plan.form import Field
 from torchloom.plan.frontier import Point
 from torchloom.plan.model import Decision, GraphPlan
-from torchloom.plan.places import op_of, places_of
-from torchloom.plan.task import Beside, Flight, Outcome, Task
+from torchloom.plan.matching import op_of, places_of
+from torchloom.plan.problem import Beside, Flight, Outcome, Task
 
 NOTICEABLE = 1e-3
 """Part of a graph's time that is worth another plan; less is rounding."""
