@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch.utils.checkpoint import checkpoint
+from torchloom.engine.compiled import Compiled
 
 import torchloom
 from support.ranks import run_ranks
 from torchloom import events
 from torchloom.engine import Engine
-from torchloom.engine.compiled import Compiled
 from torchloom.errors import PassError
 from torchloom.events import PlanReviewed
 from torchloom.pipeline import CompileSession

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torchloom.memory.alive import Contents, alive_at_peak, module_of
+from torchloom.memory.graph_memory import Program, program_of
 from torchloom.memory.measure import Measured, measure_peak
 from torchloom.memory.micro_step import MicroStep, micro_step
 from torchloom.memory.optimizer import optimizer_peak
-from torchloom.memory.graph_memory import Program, program_of
 from torchloom.memory.replay import Interface, interface_of, replay_peak
 from torchloom.memory.storages import distinct_bytes, storages_of
 from torchloom.memory.transit import Transit

@@ -23,8 +23,8 @@ from torch import fx
 
 from torchloom import ops
 from torchloom.graph import args_of
-from torchloom.memory.micro_step import MicroStep
 from torchloom.memory.graph_memory import Life, Program
+from torchloom.memory.micro_step import MicroStep
 from torchloom.memory.storages import Storage, storages_of
 
 WEIGHTS, ACTIVATIONS, GRADIENTS = "gathered weights", "activations", "gradients"

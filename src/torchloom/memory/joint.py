@@ -16,8 +16,8 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom.graph import forward_nodes, value_of
-from torchloom.memory.micro_step import MUTATIONS
 from torchloom.memory.graph_memory import Probe
+from torchloom.memory.micro_step import MUTATIONS
 from torchloom.memory.storages import storages_of
 from torchloom.memory.tangents import is_kept
 

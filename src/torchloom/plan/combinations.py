@@ -1,181 +1,155 @@
-"""What to try next: combinations of uses of memory, by what is expected of them.
-
-What a use is worth is learned from trials of it alone. What several are worth together is expected to
-be their sum, until a trial of them says otherwise.
-"""
+"""Combinations of the uses of memory: forms, weights and shards that stay, transfers in flight."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torchloom.costs import CostTable, link_us
-from torchloom.plan.form import Field
-from torchloom.plan.frontier import Point
-from torchloom.plan.problem import CONFIGURED, Beside, Flight, Outcome
+from torchloom.plan.form import GraphForm
+from torchloom.plan.limits import Limits
+from torchloom.plan.problem import CONFIGURED, KeptOnDevice, PlanningProblem, TransferSizes
 
 _SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
-"""Of all weights: how many stay gathered in a candidate. Of all pieces: how many on the device."""
+"""Of the bytes of all weights: how many stay gathered in a combination. Of all shards: how many on
+the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Candidate:
-    """A form of the graph, what lives on beside it, and how much of its transfers is in flight."""
+class Combination:
+    """All that a candidate decides but what is recomputed, with the memory that this leaves."""
 
-    form: Field
-    beside: Beside = field(default_factory=Beside)
-    flight: Flight = CONFIGURED
-    kept: float = 0.0
+    form: GraphForm
+    kept: KeptOnDevice
+    transfers: TransferSizes = CONFIGURED
+    gather_share: float = 0.0
     """Of the time of all gathers, the part whose weights stay."""
-    held: float = 0.0
-    """Of the time of all copies of pieces, the part that is saved."""
+    copy_share: float = 0.0
+    """Of the time of all copies of shards, the part that is saved."""
+    code_bytes: int = 0
+    """What its code is expected to need beyond its graphs."""
+    allowed_bytes: int | None = None
+    """What its peak may be; None for no bound."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for equal candidates of a search."""
-        return *self.gathers, self.held
+        """Equal for equal combinations of a search."""
+        return *self.gathers, self.copy_share
 
     @property
     def gathers(self) -> tuple[object, ...]:
         """What it decides about the form and its gathers."""
-        return id(self.form), self.flight, self.kept
+        return id(self.form), self.transfers, self.gather_share
 
     @property
     def num_uses(self) -> int:
-        """How many things it decides otherwise than the graph as it is, with nothing beside it."""
-        is_moved = bool(self.form.move.swapped)
-        return is_moved + (self.flight != CONFIGURED) + (self.kept > 0) + (self.held > 0)
+        """How many things it decides otherwise than the graph as it is, with nothing kept."""
+        is_offloaded = bool(self.form.offload.values)
+        is_kept = (self.gather_share > 0) + (self.copy_share > 0)
+        return is_offloaded + (self.transfers != CONFIGURED) + is_kept
 
     @property
     def is_alone(self) -> bool:
         """Whether it makes one use of memory beside recomputation, and of that all."""
-        return self.num_uses == 1 and self.kept in (0, 1) and self.held in (0, 1)
+        is_whole = self.gather_share in (0, 1) and self.copy_share in (0, 1)
+        return self.num_uses == 1 and is_whole
 
 
-def candidates(
-    forms: Collection[Field], given: Beside, costs: CostTable, micro_steps: int = 1
-) -> Iterator[Candidate]:
-    """Yield all combinations: forms, transfers in flight, weights and pieces that stay.
+def plain_combination(
+    form: GraphForm, limits: Limits, transfers: TransferSizes = CONFIGURED
+) -> Combination:
+    """Return the combination that keeps on the device just what other graphs keep there.
+
+    Args:
+        form: of the graph.
+        limits: what a plan of the graph may take.
+        transfers: what is in flight.
+    """
+    return _combination(form, limits, limits.kept_before, transfers, 0.0, 0.0)
+
+
+def combinations(
+    forms: Collection[GraphForm],
+    limits: Limits,
+    costs: CostTable,
+    *,
+    micro_steps: int,
+    may_be_lean: bool,
+) -> Iterator[Combination]:
+    """Yield all combinations of forms, transfers in flight, and weights and shards that stay.
 
     Args:
         forms: of one graph.
-        given: what lives on because of other graphs.
+        limits: what a plan of the graph may take.
         costs: times of collectives and copies.
-        micro_steps: runs of the graph per optimizer step, which a weight that stays is gathered
-            once for, and its piece copied.
+        micro_steps: runs of the graph per optimizer step, in which a weight that stays is gathered
+            once and its shard copied once.
+        may_be_lean: whether transfers may be slower for the sake of memory.
     """
-    task = next(iter(forms)).task
-    weights = {name: size for name, size in task.weights.items() if name not in given.weights}
-    pieces = {name: size for name, size in task.pieces.items() if name not in given.pieces}
-    reduces = any(task.traffic.reductions.values())
-    # Only shares count, and those depend little on the number of ranks.
+    problem, before = next(iter(forms)).problem, limits.kept_before
+    weights = _without(problem.weight_bytes, before.weight_bytes)
+    shards = _without(problem.shard_bytes, before.shard_bytes)
+    # Only parts of the sum count, and those depend little on the number of ranks.
     gather_us = {
         name: costs.network.collective_us("all_gather", size, 2) for name, size in weights.items()
     }
-    copy_us = {name: link_us("h2d", size, costs) for name, size in pieces.items()}
+    copy_us = {name: link_us("h2d", size, costs) for name, size in shards.items()}
     # A small gather costs more time for its bytes than a big one: latency.
     order = sorted(weights, key=lambda name: (weights[name], name))
-    for stay in _shares(order, weights):
-        # Of a weight that stays the piece is copied once in a step: those come last.
-        once = sorted(pieces, key=lambda name: (name in stay, pieces[name], name))
-        flights = [CONFIGURED, *task.flights]
-        if len(stay) == len(order):  # nothing is left to gather
-            flights = [each for each in flights if each == CONFIGURED or (each.is_lean and reduces)]
-        for on_device in _shares(once, pieces):
-            saved = [
+    for stay in _prefixes(order, weights):
+        # Of a weight that stays the shard is copied once in a step: those come last.
+        once = sorted(shards, key=lambda name: (name in stay, shards[name], name))
+        transfers = _transfers(problem, is_gathering=len(stay) < len(order))
+        for on_device in _prefixes(once, shards):
+            kept = before.joined(KeptOnDevice(stay, on_device))
+            if limits.kept_bytes is not None and kept.num_bytes > limits.kept_bytes:
+                continue
+            saved_us = [
                 us / micro_steps if n in stay else us for n, us in copy_us.items() if n in on_device
             ]
-            for form, flight in itertools.product(forms, flights):
-                yield Candidate(
-                    form=form,
-                    beside=given.joined(Beside(stay, on_device)),
-                    flight=flight,
-                    kept=_part((gather_us[name] for name in stay), gather_us.values()),
-                    held=_part(saved, copy_us.values()),
-                )
+            gather_share = _part((gather_us[name] for name in stay), gather_us.values())
+            copy_share = _part(saved_us, copy_us.values())
+            for form, each in itertools.product(forms, transfers):
+                if may_be_lean or not each.is_lean:
+                    yield _combination(form, limits, kept, each, gather_share, copy_share)
 
 
-@dataclass
-class Estimates:
-    """What is expected of candidates, by the trials of others.
-
-    Args:
-        costs: times of copies.
-    """
-
-    costs: CostTable
-    _start: Candidate | None = None
-    """The first that was tried: others are estimated by how they differ from it."""
-    _overhead_us: dict[tuple[object, ...], float] = field(default_factory=dict)
-    _off_us: dict[tuple[object, ...], float] = field(default_factory=dict)
-    """How far estimates were off, by what was decided about gathers."""
-    _behind: dict[tuple[object, ...], int] = field(default_factory=dict)
-    """What passes behind the split last added to a peak, by the form and its gathers."""
-
-    def learn(self, candidate: Candidate, point: Point, outcome: Outcome) -> None:
-        """Remember a trial; the first is that of a graph with nothing beside it."""
-        if self._start is None:
-            self._start = candidate
-        elif candidate.num_uses > 1:
-            off_us = outcome.overhead_us - self._sum(self._start, candidate)
-            self._off_us[candidate.kept, candidate.flight] = off_us
-        self._overhead_us[candidate.key] = outcome.overhead_us
-        self._behind[candidate.gathers] = outcome.peak_bytes - point.peak_bytes
-
-    @property
-    def saved_bytes(self) -> int:
-        """The most that passes behind the split took away from a peak."""
-        return max(0, -min(self._behind.values(), default=0))
-
-    def behind_bytes(self, candidate: Candidate) -> int | None:
-        """Return what passes behind the split are expected to add to peaks; None: no idea.
-
-        Copies start and end where passes put them: what frees memory in one form does so there, but
-        what is in flight is much the same in all.
-        """
-        known = self._behind.get(candidate.gathers)
-        alone = self._behind.get((id(candidate.form), CONFIGURED, 0.0))
-        if known is not None or alone is None or self._start is None:
-            return known
-        form, flight = id(self._start.form), candidate.flight
-        start = self._behind[form, CONFIGURED, 0.0]
-        ahead = self._behind.get((form, flight, 0.0), start)
-        return alone + self._behind.get((form, flight, candidate.kept), ahead) - start
-
-    def overhead_us(self, candidate: Candidate) -> float:
-        """Return what is expected, or what is known."""
-        known = self._overhead_us.get(candidate.key)
-        if known is not None or self._start is None:
-            return known or 0.0
-        off = self._off_us.get((candidate.kept, candidate.flight), 0.0)
-        return max(0.0, self._sum(self._start, candidate) + off)
-
-    def _sum(self, start: Candidate, other: Candidate) -> float:
-        """Return what its uses are worth alone, added up."""
-        form, kept, held = id(start.form), other.kept, other.held
-        moved = self._effect(start, (id(other.form), CONFIGURED, 0.0, 0.0))
-        if moved is None:
-            moved = copied_us(other.form, self.costs)
-        ahead = self._effect(start, (form, other.flight, 0.0, 0.0)) or 0.0
-        gathered = self._effect(start, (form, CONFIGURED, 1.0, 0.0)) or 0.0
-        copied = self._effect(start, (form, CONFIGURED, 0.0, 1.0)) or 0.0
-        worth = moved + (1 - kept) * ahead + kept * gathered + held * copied
-        return self._overhead_us[start.key] + worth
-
-    def _effect(self, start: Candidate, key: tuple[object, ...]) -> float | None:
-        known = self._overhead_us.get(key)
-        return None if known is None else known - self._overhead_us[start.key]
+def _combination(
+    form: GraphForm,
+    limits: Limits,
+    kept: KeptOnDevice,
+    transfers: TransferSizes,
+    gather_share: float,
+    copy_share: float,
+) -> Combination:
+    code_bytes, budget = limits.overhead.bytes_of(form.offload.names), limits.budget_bytes
+    return Combination(
+        form=form,
+        kept=kept,
+        transfers=transfers,
+        gather_share=gather_share,
+        copy_share=copy_share,
+        code_bytes=code_bytes,
+        allowed_bytes=None if budget is None else budget - code_bytes - kept.num_bytes,
+    )
 
 
-def copied_us(form: Field, costs: CostTable) -> float:
-    """Return what copies of activations take from compute at least."""
-    moved = sum(each.num_bytes for each in form.move.swapped)
-    return costs.device.link_load * costs.device.round_trip_us() * moved
+def _transfers(problem: PlanningProblem, *, is_gathering: bool) -> list[TransferSizes]:
+    """Return the sizes to try; where nothing is left to gather, those that change reductions."""
+    every = [CONFIGURED, *problem.transfers]
+    if is_gathering:
+        return every
+    reduces = any(problem.traffic.reductions.values())
+    return [each for each in every if each == CONFIGURED or (each.is_lean and reduces)]
 
 
-def _shares(order: Sequence[str], sizes: Mapping[str, int]) -> list[dict[str, int]]:
+def _without(sizes: Mapping[str, int], known: Mapping[str, int]) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if name not in known}
+
+
+def _prefixes(order: Sequence[str], sizes: Mapping[str, int]) -> list[dict[str, int]]:
     """Return the first names of an order, with their bytes, up to several shares of all bytes."""
     ends = list(itertools.accumulate(sizes[name] for name in order))
     counts = {

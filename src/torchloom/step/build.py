@@ -11,13 +11,13 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torchloom.engine.pieces import offloaded_params
 
 from torchloom import _torch
 from torchloom._torch.cache import why_cache_is_open
 from torchloom.backends.graphs import name_of
 from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, thawed_map
-from torchloom.engine.pieces import offloaded_params
 from torchloom.engine.precision import cast_params
 from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger

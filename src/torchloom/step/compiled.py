@@ -17,14 +17,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
-
-from torchloom import _torch, events
-from torchloom.config import Config
-from torchloom.costs import NETWORKS, Network
-from torchloom.engine.agreement import Agreement
-from torchloom.engine.groups import World
-from torchloom.engine.local import LocalParams
-from torchloom.engine.offloads import PIECES, STATES, Offloads
 from torchloom.engine.pieces import piece_bytes
 from torchloom.engine.planning import (
     costs_of,
@@ -37,6 +29,14 @@ from torchloom.engine.standing import MayWait, Standing, standing_of
 from torchloom.engine.standing_parts import found_standing
 from torchloom.engine.symmetric import share_weights
 from torchloom.engine.weave import build_session, extra_passes, start_compiled
+
+from torchloom import _torch, events
+from torchloom.config import Config
+from torchloom.costs import NETWORKS, Network
+from torchloom.engine.agreement import Agreement
+from torchloom.engine.groups import World
+from torchloom.engine.local import LocalParams
+from torchloom.engine.offloads import PIECES, STATES, Offloads
 from torchloom.errors import ConfigError, EngineError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, PassItem, PassRegistry, Resolver, Schedule

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 import torch
+from torchloom.engine.standing import Standing
 
 from torchloom.costs import CostTable, Network, load_table, save_table, shared_table
 from torchloom.engine.agreement import Agreement
-from torchloom.engine.standing import Standing
 from torchloom.errors import PlanError
 from torchloom.log import get_logger
 from torchloom.memory import Transit

@@ -166,7 +166,7 @@ def _host_states(
         num_params=agreement.most("trained elements", sum(leaf.numel() for leaf in leaves)),
         step_bytes=agreement.least("bytes free in the optimizer's step", step_bytes),
         num_slots=may_wait.num_slots,
-        piece_bytes=agreement.most("bytes of pieces", may_wait.piece_bytes or 0),
+        shard_bytes=agreement.most("bytes of pieces", may_wait.piece_bytes or 0),
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchloom.engine.standing import Standing, num_states_of
 
 from torchloom import events
-from torchloom.engine.standing import Standing, num_states_of
 from torchloom.runtime.host import is_on_host
 
 PARAMETERS, BUFFERS, GRADIENTS = "parameters", "buffers", "gradients"
