@@ -120,7 +120,7 @@ class StateStream:
         placed = states.place(free_bytes)
         self.resident_bytes, self.num_slots = placed.resident_bytes, placed.num_slots
         if placed.resident_bytes < states.total_bytes:
-            self.chunk_bytes = stay.chunk_bytes
+            self.chunk_bytes = placed.chunk_bytes
 
     def _check_hooks(self) -> None:
         hooks = [
