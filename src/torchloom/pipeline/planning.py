@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
 from torchloom._torch import partition as torch_partition
 from torchloom.backends.graphs import copy_graph_module
-from torchloom.graph import PassContext
+from torchloom.graph import GraphPass, PassContext
 from torchloom.memory import Interface, interface_of, replay_peak
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.sends import keep_shards, reloaded_bytes
@@ -28,7 +28,7 @@ class PlannedSplit:
         context: what passes may know.
         lower: the passes behind the split, for trials.
         report: receives the plan.
-        passes: names of the passes that run: what a plan may decide about.
+        passes: those that run: what a plan may decide about, within their options.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class PlannedSplit:
         context: PassContext,
         lower: Lower,
         report: GraphReport,
-        passes: Collection[str],
+        passes: Iterable[GraphPass],
     ) -> None:
         self._planner, self._context, self._lower = planner, context, lower
-        self._report, self._passes = report, passes
+        self._report, self._passes = report, {each.name: each for each in passes}
         self._interface: Interface | None = None
         self._fetched: frozenset[str] = frozenset()
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom import ops
 from torchloom.costs import CollectiveKind
-from torchloom.graph import PassContext, args_of, find, forward_nodes, is_view, nbytes, value_of
+from torchloom.graph import (
+    GraphPass,
+    PassContext,
+    args_of,
+    find,
+    forward_nodes,
+    is_view,
+    nbytes,
+    value_of,
+)
+from torchloom.passes import PASSES
 from torchloom.plan import TransferSizes
 from torchloom.plan.traffic import GatheredWeight, Traffic
 
@@ -17,8 +28,45 @@ _STEP = 4
 """By what buckets and prefetching are divided, and prefetching multiplied, to be tried."""
 
 
-def traffic_of(joint: fx.GraphModule, context: PassContext) -> Traffic:
-    """Return what a joint graph sends whatever is decided about it."""
+class ConfiguredSizes(NamedTuple):
+    """How much of a graph's transfers is in flight where a plan does not decide it."""
+
+    gather_bytes: int
+    """Gathers are merged up to this size."""
+    reduce_bytes: int
+    """Reductions are merged up to this size."""
+    prefetch_bytes: int
+    """Weights gathered ahead of their use."""
+
+
+def option_of(passes: Mapping[str, GraphPass], name: str, option: str) -> Any:
+    """Return what a pass is given; its default where it does not run.
+
+    Args:
+        passes: those that run, by name.
+        name: of the pass.
+        option: its keyword.
+    """
+    return passes.get(name, PASSES[name]).option(option)
+
+
+def configured_sizes(passes: Mapping[str, GraphPass]) -> ConfiguredSizes:
+    """Return the sizes that the options of the passes say."""
+    return ConfiguredSizes(
+        option_of(passes, "bucket", "gather_bytes"),
+        option_of(passes, "bucket", "reduce_bytes"),
+        option_of(passes, "prefetch", "max_bytes"),
+    )
+
+
+def traffic_of(joint: fx.GraphModule, context: PassContext, sizes: ConfiguredSizes) -> Traffic:
+    """Return what a joint graph sends whatever is decided about it.
+
+    Args:
+        joint: the graph.
+        context: the ranks that share its weights.
+        sizes: what may be in flight.
+    """
     world_size, forward = context.world_size, set(forward_nodes(joint.graph))
     gathers: dict[str, GatheredWeight] = {}
     if context.shared_weights is None:  # else they lie whole in memory that ranks share
@@ -33,33 +81,34 @@ def traffic_of(joint: fx.GraphModule, context: PassContext) -> Traffic:
         "all_reduce": sum(nbytes(args_of(n)[0]) for n in find(joint.graph, ops.sync)),
     }
     # A bucket in use, those ahead of it, and one weight that is larger than a bucket.
-    ahead_bytes = _STEP * context.prefetch_bytes
+    ahead_bytes = _STEP * sizes.prefetch_bytes
     largest_bytes = max((each.num_bytes for each in gathers.values()), default=0)
-    in_flight_bytes = context.gather_bucket_bytes + ahead_bytes + largest_bytes
+    in_flight_bytes = sizes.gather_bytes + ahead_bytes + largest_bytes
     return Traffic(world_size, gathers, reductions, in_flight_bytes)
 
 
 def transfers_to_try(
-    traffic: Traffic, context: PassContext, passes: Collection[str]
+    traffic: Traffic, sizes: ConfiguredSizes, passes: Collection[str], *, is_bound: bool
 ) -> tuple[TransferSizes, ...]:
     """Return other sizes than those of the config: more ahead, less, and smaller buckets.
 
     Args:
         traffic: what the graph sends.
-        context: the sizes of the config.
+        sizes: what the config says.
         passes: names of the passes that run.
+        is_bound: whether no more may be prefetched than the config says.
     """
     gathered_bytes = sum(each.num_bytes for each in traffic.gathers.values())
     most_bytes = max(gathered_bytes, *traffic.reductions.values())
     if not most_bytes:
         return ()
     found: list[TransferSizes] = []
-    ahead_bytes = min(context.prefetch_bytes, most_bytes)
-    largest_bytes = max(context.gather_bucket_bytes, context.reduce_bucket_bytes)
+    ahead_bytes = min(sizes.prefetch_bytes, most_bytes)
+    largest_bytes = max(sizes.gather_bytes, sizes.reduce_bytes)
     if gathered_bytes and "prefetch" in passes:
         found.append(TransferSizes(prefetch_bytes=ahead_bytes // _STEP))
-        if gathered_bytes > context.prefetch_bytes and not context.prefetch_is_bound:
-            found.append(TransferSizes(prefetch_bytes=_STEP * context.prefetch_bytes))
+        if gathered_bytes > sizes.prefetch_bytes and not is_bound:
+            found.append(TransferSizes(prefetch_bytes=_STEP * sizes.prefetch_bytes))
     if "bucket" in passes:
         bucket_bytes = min(largest_bytes, most_bytes)
         found.append(TransferSizes(bucket_bytes // _STEP, ahead_bytes // _STEP))

@@ -7,7 +7,7 @@ tried on copies of the split graphs as those passes leave them: what was simulat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,20 @@ from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.hooks import GraphKind
 from torchloom.costs.timeline import timeline
-from torchloom.graph import Choices, KnownValues, PassContext, Split
+from torchloom.graph import Choices, GraphPass, KnownValues, PassContext, Split
 from torchloom.memory import micro_step
 from torchloom.passes import PASSES
 from torchloom.passes.offload_activation import offload_named
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import GraphReport
-from torchloom.pipeline.sends import keep_shards, reloaded_bytes, traffic_of, transfers_to_try
+from torchloom.pipeline.sends import (
+    configured_sizes,
+    keep_shards,
+    option_of,
+    reloaded_bytes,
+    traffic_of,
+    transfers_to_try,
+)
 from torchloom.plan import PlanCandidate, Planner, PlanningProblem, TrialResult
 
 Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
@@ -45,7 +52,7 @@ class GraphTrials:
         context: what passes may know.
         lower: the passes behind the split.
         report: of the graph; says what kind it is.
-        passes: names of the passes that run: what a plan may decide about.
+        passes: those that run, by name: what a plan may decide about, within their options.
         joint_inputs: values of the graph's inputs.
         num_results: how many of its outputs are forward's.
         static_inputs: indices of inputs that live on between steps.
@@ -55,7 +62,7 @@ class GraphTrials:
     context: PassContext
     lower: Lower
     report: GraphReport
-    passes: Collection[str]
+    passes: Mapping[str, GraphPass]
     joint_inputs: Any
     num_results: int
     static_inputs: Sequence[int] | None
@@ -75,7 +82,8 @@ class GraphTrials:
             self.offload(copy, names, recompute)
             return self.problem(copy, may_offload=False)
 
-        traffic = traffic_of(joint, self.context)
+        sizes = configured_sizes(self.passes)
+        traffic = traffic_of(joint, self.context, sizes)
         may_stay = traffic.gathers if SELECTIVE in self.passes else {}
         return PlanningProblem(
             joint=joint.graph,
@@ -86,9 +94,11 @@ class GraphTrials:
             shard_bytes=reloaded_bytes(joint),
             kind=self.report.kind,
             traffic=traffic,
-            transfers=transfers_to_try(traffic, self.context, self.passes),
+            transfers=transfers_to_try(
+                traffic, sizes, self.passes, is_bound=self.planner.prefetch_is_bound
+            ),
             offload=offload if may_offload and OFFLOAD in self.passes else None,
-            offload_min_bytes=self.context.offload_min_bytes,
+            offload_min_bytes=option_of(self.passes, OFFLOAD, "min_bytes"),
         )
 
     def offload(
@@ -110,7 +120,7 @@ class GraphTrials:
             saved=frozenset(name for name in inputs if not name.startswith("tangents")),
             num_outputs=self.num_results,
         )
-        offload_named(joint, names, split, pin=self.context.pin_memory)
+        offload_named(joint, names, split, pin=option_of(self.passes, OFFLOAD, "pin_memory"))
         joint.graph.lint()
         joint.recompile()
 
@@ -158,7 +168,7 @@ class GraphTrials:
             planner.costs,
             self.context.world_size,
             gathers_per_use=1 / planner.micro_steps,
-            bucket_bytes=self.context.gather_bucket_bytes,
+            bucket_bytes=option_of(self.passes, "bucket", "gather_bytes"),
         )
         step = micro_step(*graphs, probe=planner.workspaces, transit=planner.transit)
         return TrialResult(step.peak_bytes, times.overhead_us, times.copy_us)

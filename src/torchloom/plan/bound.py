@@ -7,17 +7,15 @@ from torchloom.graph import movable
 from torchloom.plan.form import GraphForm
 from torchloom.plan.frontier import MemorySource
 from torchloom.plan.problem import KeptOnDevice, PlanningProblem
-from torchloom.plan.states import StateCosts
+from torchloom.plan.trials import Trials
 from torchloom.plan.tried import TriedPlan
 
 
 def least_added_us(
     best: TriedPlan,
     base: GraphForm,
-    costs: CostTable,
-    states: StateCosts | None,
+    trials: Trials,
     micro_steps: int,
-    saved_bytes: int,
 ) -> float:
     """Return what no plan within the budget undercuts in the time that it adds to compute.
 
@@ -27,11 +25,10 @@ def least_added_us(
     Args:
         best: the plan that is judged.
         base: the graph as it was captured, with its frontier.
-        costs: times.
-        states: the price of optimizer states that find no room; None where they stay.
+        trials: of this search, which have shown what passes behind the split take away from peaks.
         micro_steps: runs of the graph per optimizer step.
-        saved_bytes: the most that passes behind the split took away from any peak.
     """
+    costs, states = trials.costs, trials.limits.states
     problem, allowed_bytes = base.problem, best.combination.allowed_bytes
     floor_us, sources = problem.traffic.least_us(costs, problem.weight_bytes, micro_steps)
     if allowed_bytes is None:
@@ -46,14 +43,14 @@ def least_added_us(
     if states is not None:
         begun_bytes += states.states.total_bytes
         every += states.sources()
-    if problem.offload is not None:
-        every.append(_copies(base, best, costs))
     # What passes behind the split take away from a peak they may take away from any; weights and
     # shards that stay may take away what others hold while they are in use.
     in_flight_bytes = problem.traffic.in_flight_bytes
-    less_bytes = saved_bytes
+    less_bytes = trials.estimates.saved_bytes
     less_bytes += min(in_flight_bytes, gathered_bytes) + min(in_flight_bytes, shards_bytes)
     own_bytes = _own_bytes(best.combination.kept, problem)
+    if problem.offload is not None:
+        every.append(_copies(base, best, costs))
     reach_bytes = allowed_bytes + less_bytes + own_bytes - begun_bytes
     frontiers = base.frontier, best.combination.form.frontier
     beside_bytes = min(each.beside_bytes for each in frontiers)

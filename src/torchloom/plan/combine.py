@@ -41,10 +41,15 @@ def best_combination(
         if each.is_alone and each.form is base and trials.num_run < most:
             trials.run(each, point)
     waiting = {each.key: each for each in every}
-    promise = _Promise(trials)
+    promise, noticeable_us = _Promise(trials), NOTICEABLE * base.compute_us
     while waiting and trials.num_run < most:
         next_one = min(waiting.values(), key=promise)
-        if _is_idle(best, *promise(next_one), NOTICEABLE * base.compute_us):
+        added_us, least_bytes = promise(next_one)
+        if best.fits:
+            is_idle = added_us + noticeable_us >= best.added_us
+        else:
+            is_idle = least_bytes >= best.total_bytes
+        if is_idle:
             break
         del waiting[next_one.key]
         best = improved(best, next_one, trials)
@@ -64,13 +69,6 @@ class _Promise:
         added_us = self._spent_us(each, behind_bytes=behind_bytes) + estimates.overhead_us(each)
         least_bytes = each.form.frontier.min_peak_bytes + each.code_bytes
         return added_us, least_bytes + behind_bytes + each.kept.num_bytes
-
-
-def _is_idle(best: TriedPlan, added_us: float, least_bytes: int, noticeable_us: float) -> bool:
-    """Say whether a combination that promises this much cannot be worth a trial."""
-    if best.fits:
-        return added_us + noticeable_us >= best.added_us
-    return least_bytes >= best.total_bytes
 
 
 def _most_trials(num_nodes: int) -> int:

@@ -38,6 +38,7 @@ class Planner:
         transit: what collectives hold until they are waited for; None where nothing is sent.
         states: optimizer states that wait on the host unless there is room; None where they stay.
         base_bytes: what lives on in any case, which the budget does not count and its user does.
+        prefetch_is_bound: whether plans may prefetch less than `prefetch` is given, and never more.
     """
 
     budget_bytes: int | None
@@ -49,6 +50,7 @@ class Planner:
     transit: Transit | None = None
     states: HostStates | None = None
     base_bytes: int = 0
+    prefetch_is_bound: bool = False
     _known: KnownGraphs = field(default_factory=KnownGraphs)
     _forms: FormCache = field(default_factory=FormCache)
 
@@ -63,7 +65,7 @@ class Planner:
         costs = hashlib.blake2b(table_to_json(self.costs).encode(), digest_size=8).hexdigest()
         pinned = None if self.pinned is None else self.pinned.digest
         kept = f"{self.budget_bytes} {self.states}"
-        return f"{kept} {self.micro_steps} {costs} {pinned}"
+        return f"{kept} {self.micro_steps} {costs} {pinned} {self.prefetch_is_bound}"
 
     @property
     def agreed(self) -> dict[str, GraphPlan]:

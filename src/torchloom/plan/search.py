@@ -22,14 +22,13 @@ from torchloom.memory import WorkspaceTable
 from torchloom.plan.bound import least_added_us
 from torchloom.plan.combinations import plain_combination
 from torchloom.plan.combine import best_combination
-from torchloom.plan.form import FormCache, GraphForm
+from torchloom.plan.form import FormCache
 from torchloom.plan.limits import Limits
 from torchloom.plan.model import GraphPlan
 from torchloom.plan.offloads import offload_sets
 from torchloom.plan.problem import CONFIGURED, PlanningProblem
 from torchloom.plan.recompute import fastest_recomputation, improved, without_recomputation
 from torchloom.plan.trials import Trials
-from torchloom.plan.tried import TriedPlan
 from torchloom.plan.write import write_plan
 
 
@@ -77,8 +76,9 @@ class Search:
             best = best_combination(
                 best, forms, self._trials, micro_steps=self.micro_steps, may_be_lean=is_short
             )
-        # 5. Bound what any plan could gain, and write down what was decided.
-        return self._written(best, base, digest)
+        # 5. What no plan within the limits undercuts, then the plan with its reasons.
+        bound_us = least_added_us(best, base, self._trials, self.micro_steps)
+        return write_plan(best, digest, self.limits.budget_bytes, bound_us)
 
     def plain(self, problem: PlanningProblem, digest: str) -> GraphPlan:
         """Return the plan that keeps whatever may be kept, in the least room that transfers allow.
@@ -92,11 +92,6 @@ class Search:
         for transfers in (CONFIGURED, *problem.transfers):
             combination = plain_combination(base, self.limits, transfers)
             tried.append(without_recomputation(combination, self._trials))
-        return self._written(min(tried, key=lambda each: each.total_bytes), base, digest)
-
-    def _written(self, best: TriedPlan, base: GraphForm, digest: str) -> GraphPlan:
-        saved_bytes = self._trials.estimates.saved_bytes
-        bound_us = least_added_us(
-            best, base, self.costs, self.limits.states, self.micro_steps, saved_bytes
-        )
+        best = min(tried, key=lambda each: each.total_bytes)
+        bound_us = least_added_us(best, base, self._trials, self.micro_steps)
         return write_plan(best, digest, self.limits.budget_bytes, bound_us)

@@ -1,81 +1,129 @@
-"""From config and layout to a compile session."""
+"""From a description and a model to a compiled step, in the order in which it comes to be.
+
+share      weights move into memory that ranks share, where passes read them there
+stand      what lives on the device beside the graphs is added up; it is what a budget leaves no room for
+plan       a planner for the rest, where there is a budget or a plan to follow
+session    built whole: passes, context, planner, what custom passes may see
+agree      all ranks compare what they are about to weave
+start      from now on calls of the model go through the session
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torchloom.engine.pieces import offloaded_params
 
 from torchloom import _torch
 from torchloom._torch.cache import why_cache_is_open
-from torchloom.backends.graphs import name_of
-from torchloom.compiler import get_backend_fn
-from torchloom.config import Config, thawed_map
-from torchloom.engine.precision import cast_params
-from torchloom.graph import GraphPass, PassContext
+from torchloom.deepcompile.site import Book
+from torchloom.graph import GraphPass
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
-from torchloom.runtime import lookup
-from torchloom.shard import Layout, detach_hooks, layout_of
+from torchloom.pipeline.alike import Alike
+from torchloom.runtime import Communicator
+from torchloom.runtime.lines import tell_graph
+from torchloom.shard import detach_hooks, owners_of
 from torchloom.shard.regather import around_compiled
+from torchloom.step.compiled import CompiledStep
+from torchloom.step.description import StepDescription
+from torchloom.step.planner import costs_of, make_planner
+from torchloom.step.ports import Driver
+from torchloom.step.shared_weights import share_weights
+from torchloom.step.standing import standing_of
+from torchloom.step.standing_parts import found_standing
 
 logger = get_logger(__name__)
 
-_DUMP_DIR = "runs/graphs"
 
-
-def build_session(
-    config: Config,
-    model: nn.Module,
-    *,
-    passes: tuple[GraphPass, ...],
-    backend: str | Callable[..., Any] | None,
-    compile_kwargs: Mapping[str, Any] | None,
-    budget_bytes: int | None = None,
-) -> tuple[CompileSession, dict[str, Any]]:
-    """Return the session and the remaining arguments of `torch.compile`.
+def build_step(
+    description: StepDescription, model: nn.Module, comm: Communicator, driver: Driver
+) -> CompiledStep:
+    """Compile a sharded model in place as described. All ranks must call.
 
     Args:
-        config: the run's settings.
+        description: equal on all ranks.
         model: sharded; the session lets go of it when it is deleted.
-        passes: what runs first.
-        backend: as for `Engine.compile`; None is the configured one.
-        compile_kwargs: more arguments of `torch.compile`.
-        budget_bytes: device memory that a step may use, where somebody has said.
+        comm: the model's communicator.
+        driver: steps the model, and speaks with the other ranks.
+
+    Raises:
+        AgreementError: the ranks were given different passes or options.
+        PlanError: the budget does not even hold what lives beside the graphs.
+        ConfigError: the passes ask for what excludes each other.
     """
-    options, layout = config.compile, layout_of(model)
-    kwargs = {**thawed_map(options.kwargs), **(compile_kwargs or {})}
-    if "backend" in kwargs:
-        named = kwargs.pop("backend")
-        if backend is not None:
-            logger.warning(
-                "compile_kwargs names backend %r, the argument %r: the argument is used",
-                name_of(named),
-                name_of(backend),
-            )
-        backend = backend or named
-    inductor_options = thawed_map(kwargs.pop("options", None) or {})
+    ranks, optimizer = driver.ranks, driver.optimizer
+    entry = description.timetable.due(driver.step)
+    shared = share_weights(model, comm, description.timetable.all_passes)
+    book = Book(
+        layout=description.layout,
+        parameters=owners_of(model),
+        residency=comm.residents,
+        optimizer=optimizer,
+        table=costs_of(description.device, description.network),
+    )
+    driver.host.follow([each.name for each in entry.passes])
+    accumulates, may_wait = description.accumulates, description.may_wait
+    with driver.as_shards():  # states are as large as what the optimizer steps
+        standing = standing_of(
+            model,
+            optimizer,
+            ranks,
+            budget_bytes=description.budget_bytes,
+            accumulates=accumulates,
+            may_wait=may_wait,
+            copy_bytes=0 if shared is None else shared.copy_bytes,
+        )
+        found = found_standing(
+            standing, model, optimizer, accumulates=accumulates, waits=may_wait.states
+        )
+    planner = make_planner(
+        standing,
+        book.table,
+        description.pinned,
+        is_estimate=description.backend == "inductor",
+        micro_steps=description.micro_steps,
+        prefetch_is_bound=description.prefetch_is_bound,
+    )
+    comm.residents.bucket_bytes = description.resident_bucket_bytes
     session = CompileSession(
-        passes=passes,
-        context=replace(pass_context(config, model), memory_budget_bytes=budget_bytes),
-        backend=get_backend_fn(backend or options.backend),
-        options=inductor_options,
-        strict=options.strict,
-        regather=layout.stage == 3,
-        debug_log=options.debug_log,
+        passes=entry.passes,
+        context=replace(
+            description.context, shared_weights=None if shared is None else shared.facts
+        ),
+        backend=description.backend,
+        options=description.inductor_options,
+        strict=description.strict,
+        regather=description.layout.stage == 3,
+        debug_log=description.debug_log,
         announce=dist.get_rank() == 0,
-        dump_dir=_dump_dir(options.dump_graphs, layout.rank),
+        dump_dir=description.dump_dir,
+        planner=planner,
+        alike=Alike(ranks.rank, ranks.texts),
+        book=book,
+        standing=found,
+        keeps=None if shared is None else shared.store,
+        tell=tell_graph,
     )
     # Dynamo keeps code that it made of parts of a model, and the session behind it, for good.
     weakref.finalize(model, session.close).atexit = False  # type: ignore[misc]
-    return session, kwargs
+    ranks.check_facts(f"what {driver.name} weaves", session.facts)
+    start_compiled(model, session, **description.compile_kwargs)
+    return CompiledStep(
+        model=model,
+        session=session,
+        description=description,
+        entry=entry,
+        ranks=ranks,
+        host=driver.host,
+        standing=standing,
+        replan_step=description.replan_step,
+        start=start_compiled,
+    )
 
 
 def start_compiled(
@@ -84,7 +132,14 @@ def start_compiled(
     passes: tuple[GraphPass, ...] | None = None,
     **kwargs: Any,
 ) -> None:
-    """Let calls of a sharded model go through a session from now on, with other passes if given."""
+    """Let calls of a sharded model go through a session from now on.
+
+    Args:
+        model: sharded.
+        session: what compiles its graphs.
+        passes: what runs from now on; None: what the session runs already.
+        kwargs: more arguments of `torch.compile`.
+    """
     if session.backend == "inductor":
         _torch.load_inductor()
         if (reason := why_cache_is_open()) and session.announce:
@@ -92,58 +147,3 @@ def start_compiled(
     around = partial(around_compiled, regather=session.regather)
     _torch.compile_in_place(model, session.begin(passes), around=around, **kwargs)
     detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was
-
-
-def pass_context(config: Config, model: nn.Module) -> PassContext:
-    """Return what passes may know of a sharded model."""
-    layout = layout_of(model)
-    return PassContext(
-        world_size=layout.world_size,
-        gather_bucket_bytes=config.zero.gather_bucket_bytes,
-        reduce_bucket_bytes=config.zero.reduce_bucket_bytes,
-        prefetch_bytes=_prefetch_bytes(config, layout),
-        prefetch_is_bound=config.zero.prefetch_bytes is not None,
-        handle=layout.handle,
-        sliced=tuple(sorted(spec.name for spec in layout if spec.is_sliced)),
-        offload_min_bytes=config.offload.activation_min_bytes,
-        pin_memory=config.offload.pin_memory,
-        host_params=offloaded_params(layout),
-        free_min_bytes=config.offload.free_min_bytes,
-        copy_slots=2 if config.offload.double_buffer else 1,
-        cast_params=cast_params(config.precision, model, layout),
-    )
-
-
-def extra_passes(config: Config) -> tuple[str, ...]:
-    """Return the passes that settings ask for."""
-    offload = config.offload
-    names: list[str] = []
-    if offload.parameters:
-        names.append("offload_parameters")
-    if offload.activations:
-        names.append("offload_activation")
-    if offload.free_activations:
-        names.append("free_activation")
-    if offload.opt_states:
-        names.append("offload_opt_states")
-    return tuple(names)
-
-
-def _prefetch_bytes(config: Config, layout: Layout) -> int:
-    """Return the bytes in flight that pay.
-
-    Measured over gloo, 2 ranks on 2 cores, 34 M parameters, batch 1: two buckets ahead cost 49 MB
-    more peak memory than one and gained less than 1 % of the step.
-    """
-    asked = config.zero.prefetch_bytes
-    if asked is not None:
-        return asked
-    num_buckets = 4 if lookup(layout.handle).overlaps_compute else 1
-    return num_buckets * config.zero.gather_bucket_bytes
-
-
-def _dump_dir(asked: bool | str, rank: int) -> Path | None:
-    """Rank 0 writes; the graphs of all ranks are equal."""
-    if not asked or rank != 0:
-        return None
-    return Path(asked if isinstance(asked, str) else _DUMP_DIR)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchloom.engine.standing import Standing, num_states_of
 
 from torchloom import events
 from torchloom.runtime.host import is_on_host
+from torchloom.step.standing import Standing, num_states_of
 
 PARAMETERS, BUFFERS, GRADIENTS = "parameters", "buffers", "gradients"
 STATES, MASTERS = "optimizer states", "master copies"
