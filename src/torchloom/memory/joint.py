@@ -25,7 +25,7 @@ _DROPPED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 class Peaks(NamedTuple):
-    """Bytes above what was live before the step."""
+    """Peaks of a joint graph under one choice of dropped values, above what was live before."""
 
     forward_bytes: int
     backward_bytes: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torchloom.costs import CostTable, link_us
 from torchloom.plan.form import GraphForm
-from torchloom.plan.limits import Limits
+from torchloom.plan.limits import PlanLimits
 from torchloom.plan.problem import CONFIGURED, KeptOnDevice, PlanningProblem, TransferSizes
 
 _SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
@@ -58,7 +58,7 @@ class Combination:
 
 
 def plain_combination(
-    form: GraphForm, limits: Limits, transfers: TransferSizes = CONFIGURED
+    form: GraphForm, limits: PlanLimits, transfers: TransferSizes = CONFIGURED
 ) -> Combination:
     """Return the combination that keeps on the device just what other graphs keep there.
 
@@ -72,7 +72,7 @@ def plain_combination(
 
 def combinations(
     forms: Collection[GraphForm],
-    limits: Limits,
+    limits: PlanLimits,
     costs: CostTable,
     *,
     micro_steps: int,
@@ -118,7 +118,7 @@ def combinations(
 
 def _combination(
     form: GraphForm,
-    limits: Limits,
+    limits: PlanLimits,
     kept: KeptOnDevice,
     transfers: TransferSizes,
     gather_share: float,

@@ -12,7 +12,7 @@ from torchloom.plan.problem import KeptOnDevice, PlanningProblem
 
 @dataclass(frozen=True, slots=True)
 class PlannedGraph:
-    """A graph with its plan."""
+    """A graph that was planned, with its problem and its plan."""
 
     problem: PlanningProblem | None
     """None where its code came from a cache."""

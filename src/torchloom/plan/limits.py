@@ -10,7 +10,7 @@ from torchloom.plan.states import StateCosts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class PlanLimits:
     """The memory that a plan of one graph may use.
 
     Args:

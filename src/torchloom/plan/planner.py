@@ -13,7 +13,7 @@ from torchloom.memory import Transit, WorkspaceTable
 from torchloom.plan.follow import Follower
 from torchloom.plan.form import FormCache
 from torchloom.plan.known import KnownGraphs, PlannedGraph
-from torchloom.plan.limits import Limits
+from torchloom.plan.limits import PlanLimits
 from torchloom.plan.model import GraphPlan, Plan
 from torchloom.plan.problem import KeptOnDevice, PlanningProblem
 from torchloom.plan.search import Search
@@ -186,13 +186,15 @@ class Planner:
             return plan if limits.overhead.knows(plain) else plain
         return plan
 
-    def _limits(self, problem: PlanningProblem, digest: str, kept_before: KeptOnDevice) -> Limits:
+    def _limits(
+        self, problem: PlanningProblem, digest: str, kept_before: KeptOnDevice
+    ) -> PlanLimits:
         budget_bytes, kept_bytes, states = self._budget_bytes(problem), None, None
         if self.budget_bytes is not None:
             kept_bytes = self.budget_bytes - self._known.highest_bytes_beside(digest)
         if self.states is not None and budget_bytes is not None:
             states = StateCosts(self.states, self.costs.device, self.micro_steps, kept_bytes)
-        return Limits(
+        return PlanLimits(
             budget_bytes=budget_bytes,
             overhead=self._known.overhead_of(digest),
             kept_before=kept_before,

@@ -23,7 +23,7 @@ from torchloom.plan.bound import least_added_us
 from torchloom.plan.combinations import plain_combination
 from torchloom.plan.combine import best_combination
 from torchloom.plan.form import FormCache
-from torchloom.plan.limits import Limits
+from torchloom.plan.limits import PlanLimits
 from torchloom.plan.model import GraphPlan
 from torchloom.plan.offloads import offload_sets
 from torchloom.plan.problem import CONFIGURED, PlanningProblem
@@ -46,7 +46,7 @@ class Search:
 
     costs: CostTable
     workspaces: WorkspaceTable
-    limits: Limits
+    limits: PlanLimits
     forms: FormCache = field(default_factory=FormCache)
     micro_steps: int = 1
     _trials: Trials = field(init=False)

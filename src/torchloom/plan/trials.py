@@ -8,7 +8,7 @@ from torchloom.costs import CostTable
 from torchloom.plan.combinations import Combination
 from torchloom.plan.estimates import Estimates
 from torchloom.plan.frontier import FrontierPoint
-from torchloom.plan.limits import Limits
+from torchloom.plan.limits import PlanLimits
 from torchloom.plan.problem import TrialResult
 
 
@@ -22,7 +22,7 @@ class Trials:
     """
 
     costs: CostTable
-    limits: Limits
+    limits: PlanLimits
     num_run: int = 0
     """How many candidates were tried on copies of the graphs."""
     estimates: Estimates = field(init=False)

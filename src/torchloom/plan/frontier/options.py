@@ -18,7 +18,7 @@ from torchloom.plan.frontier.units import Segment, Unit
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One more step of a unit: drop these values."""
+    """One more step to empty a unit: the values to drop, the bytes that frees and the time it adds."""
 
     values: tuple[int, ...]
     """Offsets into the nodes of the unit or segment, so that equal ones share the steps."""

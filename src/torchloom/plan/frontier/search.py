@@ -23,7 +23,7 @@ _GROUPS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """One plan of the frontier."""
+    """One choice of values to recompute, with its simulated peak and the time that it adds."""
 
     dropped: frozenset[int]
     """Nodes whose values do not cross from forward to backward."""
@@ -45,7 +45,7 @@ class MemorySource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Plans in the order of their time; each later one needs less memory."""
+    """Points in the order of their time; each later one needs less memory."""
 
     points: tuple[FrontierPoint, ...]
     hull: tuple[Drop, ...]
@@ -131,12 +131,24 @@ def frontier(
 def crossing(
     model: JointModel, may_drop: Collection[int], dropped: Collection[int]
 ) -> dict[int, int]:
-    """Return what forward hands to backward under a plan: bytes by the index of the maker."""
+    """Return what forward hands to backward under a plan: bytes by the index of the maker.
+
+    Args:
+        model: the graph.
+        may_drop: indices of values that may be computed again.
+        dropped: indices of those that are.
+    """
     return _CrossingRule(model, may_drop).kept(dropped)
 
 
 def peaks_under(model: JointModel, may_drop: Collection[int], dropped: Collection[int]) -> Peaks:
-    """Return the peaks under a plan, and what backward runs again."""
+    """Return the peaks under a plan, and what backward runs again.
+
+    Args:
+        model: the graph.
+        may_drop: indices of values that may be computed again.
+        dropped: indices of those that are.
+    """
     return model.simulate(_CrossingRule(model, may_drop).under(dropped))
 
 
