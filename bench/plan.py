@@ -27,7 +27,7 @@ from torchloom.cli.train.model import Llama, LlamaConfig
 from torchloom.costs import CostTable, device_row, node_us
 from torchloom.graph import droppable
 from torchloom.memory.joint import joint_model
-from torchloom.plan.field import num_trials
+from torchloom.plan.form import num_simulations
 from torchloom.plan.frontier import Frontier, frontier
 
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
@@ -82,7 +82,7 @@ def solve(graph: fx.Graph, num_results: int, table: CostTable) -> tuple[Frontier
         for node, is_input in zip(model.nodes, model.is_input, strict=True)
     ]
     started = time.perf_counter()
-    found = frontier(model, indices, costs, max_simulations=num_trials(len(model.nodes)))
+    found = frontier(model, indices, costs, max_simulations=num_simulations(len(model.nodes)))
     return found, sum(costs), time.perf_counter() - started
 
 

@@ -151,8 +151,8 @@ def test_the_budget_chooses_the_pieces_that_wait() -> None:
         assert 0 < len(hosts) < 4
         assert reloads > 0
         assert mine.peak_bytes <= mine.budget_bytes
-    assert "pieces of parameters stay on the device" in show_plan(tight[0][4])
-    assert "pieces wait on the host: " in diff_plans(plan, tight[0][4])
+    assert "shards of parameters stay on the device" in show_plan(tight[0][4])
+    assert "shards wait on the host: " in diff_plans(plan, tight[0][4])
 
 
 def test_pieces_that_stay_are_pinned_with_the_plan(tmp_path) -> None:
@@ -169,7 +169,7 @@ def test_pieces_that_stay_are_pinned_with_the_plan(tmp_path) -> None:
     assert again[2].graphs[0].pieces == plan.graphs[0].pieces
     odd = dataclasses.replace(plan.graphs[0], pieces={"no.such": 4})
     dataclasses.replace(plan, graphs=(odd,)).save(path)
-    with pytest.raises(AssertionError, match=r"keeps the piece of 'no\.such' on the device"):
+    with pytest.raises(AssertionError, match=r"keeps the shard of 'no\.such' on the device"):
         run_ranks(2, fn, {"plan": path, **PIECES})
 
 

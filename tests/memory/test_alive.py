@@ -10,7 +10,7 @@ from support.planned import Captured
 from support.zoo import ZOO
 from torchloom.graph import Choices, forward_nodes, is_view
 from torchloom.memory import (
-    Contents,
+    PeakContents,
     Transit,
     WorkspaceTable,
     alive_at_peak,
@@ -38,7 +38,7 @@ def test_groups_add_up_to_the_peak(name: str, drops: bool) -> None:
     assert {group.kind for group in found.groups} <= {
         "activations", "gradients", "workspace", "gathered weights",
     }  # fmt: skip
-    assert Contents.from_dict(found.to_dict()) == found
+    assert PeakContents.from_dict(found.to_dict()) == found
 
 
 def test_gathered_weights_and_transfers_are_told_by_their_parameters() -> None:

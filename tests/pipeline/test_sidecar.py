@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from torchloom.memory import Contents
-from torchloom.memory.alive import Group
+from torchloom.memory import PeakContents
+from torchloom.memory.alive import PeakGroup
 from torchloom.pipeline import sidecar
 from torchloom.plan import GraphPlan
 
@@ -23,7 +23,9 @@ PLAN = GraphPlan(
     bound_us=0.0,
     resident={"w": 3},
 )
-PEAK = Contents(80, "backward", "mm_1", "layers.0", (Group("activations", "layers.0", 80, 2),))
+PEAK = PeakContents(
+    80, "backward", "mm_1", "layers.0", (PeakGroup("activations", "layers.0", 80, 2),)
+)
 
 
 @pytest.fixture(autouse=True)

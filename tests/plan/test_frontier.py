@@ -14,8 +14,8 @@ from torchloom.costs import CostTable, node_us
 from torchloom.graph import Choices, droppable
 from torchloom.memory import WorkspaceTable, measure_peak
 from torchloom.memory.joint import joint_model
-from torchloom.plan import Planner, Task
-from torchloom.plan.frontier import Lane, frontier
+from torchloom.plan import Planner, PlanningProblem
+from torchloom.plan.frontier import MemorySource, frontier
 
 MODELS = (
     "mlp",
@@ -69,10 +69,10 @@ def test_budgets_are_kept_and_peaks_fall_with_them(name: str) -> None:
         assert before <= point.peak_bytes <= budget
         bound = found.bound_us(budget)
         assert bound <= point.extra_us + 1e-9
-        free = found.bound_us(budget, lanes=[Lane(0.0, least / 4)])
+        free = found.bound_us(budget, sources=[MemorySource(0.0, least / 4)])
         assert free == pytest.approx(found.bound_us(int(budget + least / 4)), rel=1e-3, abs=1e-3)
-        assert free <= found.bound_us(budget, lanes=[Lane(1e-5, least / 4)]) <= bound
-        assert found.bound_us(budget, lanes=[Lane(1e9, least)]) == bound
+        assert free <= found.bound_us(budget, sources=[MemorySource(1e-5, least / 4)]) <= bound
+        assert found.bound_us(budget, sources=[MemorySource(1e9, least)]) == bound
         before = point.peak_bytes
 
 
@@ -92,8 +92,8 @@ def test_points_are_measured_as_predicted(name: str) -> None:
 def test_the_smallest_plan_needs_no_more_than_a_checkpoint_per_block() -> None:
     torch.manual_seed(13)
     found, graph, num_results = captured(llama(6, 32, 4, 4))
-    plan = Planner(1 << 40).plan(Task(joint=graph, num_results=num_results))
-    tight = Planner(plan.min_peak_bytes).plan(Task(joint=graph, num_results=num_results))
+    plan = Planner(1 << 40).plan(PlanningProblem(joint=graph, num_results=num_results))
+    tight = Planner(plan.min_peak_bytes).plan(PlanningProblem(joint=graph, num_results=num_results))
     planned = found.planned(Choices(recompute=tight.recompute))
     found.drop_gradients()
     ours = measure_peak(planned.step).peak_bytes
@@ -123,8 +123,10 @@ def test_the_smallest_plan_needs_half_of_what_torch_does_with_its_best_setting()
     batch = (torch.randint(0, 131, (4, 96)),)
     found = Captured(model, batch)
     graph, num_results = found.to_plan()
-    least = Planner(1 << 40).plan(Task(joint=graph, num_results=num_results)).min_peak_bytes
-    tight = Planner(least).plan(Task(joint=graph, num_results=num_results))
+    least = (
+        Planner(1 << 40).plan(PlanningProblem(joint=graph, num_results=num_results)).min_peak_bytes
+    )
+    tight = Planner(least).plan(PlanningProblem(joint=graph, num_results=num_results))
     planned = found.planned(Choices(recompute=tight.recompute))
     found.drop_gradients()
     ours = measure_peak(planned.step).peak_bytes

@@ -15,13 +15,26 @@ from support.zoo import ZOO
 from torchloom.costs import CostTable, collective_us, device_row
 from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import joint_model
-from torchloom.plan import Beside, Flight, HostStates, Outcome, Planner, Task, Trial
-from torchloom.plan.field import field_of
-from torchloom.plan.traffic import Gathered, Traffic
+from torchloom.plan import (
+    HostStates,
+    KeptOnDevice,
+    PlanCandidate,
+    Planner,
+    PlanningProblem,
+    TransferSizes,
+    TrialResult,
+)
+from torchloom.plan.form import form_of
+from torchloom.plan.traffic import GatheredWeight, Traffic
 
 MODELS = ("mlp", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("conv", "lora", "vit")))
 NUM_BUDGETS = 40
-FLIGHTS = (Flight(None, 2_000), Flight(None, 32_000), Flight(1_500, 2_000), Flight(0, 0))
+TRANSFERS = (
+    TransferSizes(None, 2_000),
+    TransferSizes(None, 32_000),
+    TransferSizes(1_500, 2_000),
+    TransferSizes(0, 0),
+)
 
 
 class World:
@@ -33,32 +46,32 @@ class World:
         self.model = joint_model(self.graph, self.num_results, WorkspaceTable())
         draw = random.Random(name)
         self.weights = {f"w{i}": draw.randrange(100, 40_000) for i in range(12)}
-        self.pieces = {name: size // 2 for name, size in self.weights.items()}
+        self.shards = {name: size // 2 for name, size in self.weights.items()}
 
-    def verify(self, trial: Trial) -> Outcome:
-        names = trial.recompute
+    def run_trial(self, candidate: PlanCandidate) -> TrialResult:
+        names = candidate.recompute
         peaks = self.model.simulate(lambda i: self.model.nodes[i].name in names)
-        bucket, ahead = trial.flight
+        bucket, ahead = candidate.transfers
         bucket, ahead = 6_000 if bucket is None else bucket, 8_000 if ahead is None else ahead
-        gathered = [size for name, size in self.weights.items() if name not in trial.resident]
+        gathered = [size for name, size in self.weights.items() if name not in candidate.resident]
         waits = sum(
             30 + 6_000 / (600 + bucket) + 1e-2 * max(0, size - ahead / 4) for size in gathered
         )
-        for name, size in self.pieces.items():
-            if name not in trial.pieces:
-                waits += (5 + 1e-2 * size) / (10 if name in trial.resident else 1)
-        return Outcome(peaks.peak_bytes + max(gathered, default=0) + ahead + bucket, waits)
+        for name, size in self.shards.items():
+            if name not in candidate.shards:
+                waits += (5 + 1e-2 * size) / (10 if name in candidate.resident else 1)
+        return TrialResult(peaks.peak_bytes + max(gathered, default=0) + ahead + bucket, waits)
 
     def plan(self, budget: int):
-        task = Task(
+        problem = PlanningProblem(
             joint=self.graph,
             num_results=self.num_results,
-            verify=self.verify,
-            weights=self.weights,
-            pieces=self.pieces,
-            flights=FLIGHTS,
+            run_trial=self.run_trial,
+            weight_bytes=self.weights,
+            shard_bytes=self.shards,
+            transfers=TRANSFERS,
         )
-        return Planner(budget, is_estimate=True).plan(task)
+        return Planner(budget, is_estimate=True).plan(problem)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -69,19 +82,19 @@ def test_room_is_kept_and_never_harms(name: str) -> None:
     assert not ample.recompute - {n.name for n in world.graph.nodes}
     draw = random.Random(name)
     most = ample.peak_bytes + ample.beside_bytes
-    num_pieces = set()
+    num_shards = set()
     budgets = sorted(int(draw.uniform(0.35, 1.1) * most) for _ in range(NUM_BUDGETS))
     before = float("inf")
     num_fitting = 0
     for budget in budgets:
         plan = world.plan(budget)
         assert plan.budget_bytes == budget - plan.beside_bytes
-        outcome = world.verify(
-            Beside(plan.resident, plan.pieces).trial(
-                plan.recompute, Flight(plan.bucket_bytes, plan.prefetch_bytes)
+        outcome = world.run_trial(
+            KeptOnDevice(plan.resident, plan.pieces).candidate(
+                plan.recompute, TransferSizes(plan.bucket_bytes, plan.prefetch_bytes)
             )
         )
-        num_pieces.add(len(plan.pieces))
+        num_shards.add(len(plan.pieces))
         assert outcome.peak_bytes == plan.peak_bytes
         assert outcome.overhead_us == plan.overhead_us
         if plan.fits:
@@ -92,7 +105,7 @@ def test_room_is_kept_and_never_harms(name: str) -> None:
         else:
             assert num_fitting == 0  # who cannot do with less can do with more
     assert num_fitting > NUM_BUDGETS // 4
-    assert len(num_pieces) > 2, num_pieces
+    assert len(num_shards) > 2, num_shards
 
 
 def states_of(
@@ -121,8 +134,8 @@ def states_of(
 def test_states_and_activations_share_the_room(name: str, slots: int, params_per_s: float) -> None:
     world = World(name)
     states, costs = states_of(world, slots=slots, params_per_s=params_per_s)
-    task = Task(joint=world.graph, num_results=world.num_results)
-    points = field_of(task, costs, WorkspaceTable()).frontier.points
+    problem = PlanningProblem(joint=world.graph, num_results=world.num_results)
+    points = form_of(problem, costs, WorkspaceTable()).frontier.points
     most = points[0].peak_bytes + states.total_bytes
     before, num_traded = float("inf"), 0
     for share in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0):
@@ -134,8 +147,8 @@ def test_states_and_activations_share_the_room(name: str, slots: int, params_per
         fitting = [point for point in points if point.peak_bytes <= budget]
         if not fitting:
             continue
-        plan = Planner(budget, costs, states=states, is_estimate=True).plan(task)
-        last = Planner(budget, costs, is_estimate=True).plan(task)
+        plan = Planner(budget, costs, states=states, is_estimate=True).plan(problem)
+        last = Planner(budget, costs, is_estimate=True).plan(problem)
         assert plan.peak_bytes <= budget
         assert plan.states_us == states.added_us(budget - plan.peak_bytes, costs.device)
         spent = plan.extra_us + plan.states_us
@@ -153,16 +166,16 @@ def test_states_and_activations_share_the_room(name: str, slots: int, params_per
 
 def test_states_wait_for_the_highest_of_all_graphs() -> None:
     worlds = [World(name) for name in ("mlp", "conv")]
-    tasks = [Task(joint=each.graph, num_results=each.num_results) for each in worlds]
+    problems = [PlanningProblem(joint=each.graph, num_results=each.num_results) for each in worlds]
     states, costs = states_of(worlds[0])
-    peak = {id(task): Planner(None, costs).plan(task).peak_bytes for task in tasks}
-    tasks.sort(key=lambda task: -peak[id(task)])
-    budget = peak[id(tasks[0])] + states.total_bytes // 2
+    peak = {id(problem): Planner(None, costs).plan(problem).peak_bytes for problem in problems}
+    problems.sort(key=lambda problem: -peak[id(problem)])
+    budget = peak[id(problems[0])] + states.total_bytes // 2
     planner = Planner(budget, costs, states=states, is_estimate=True)
-    high, low = (planner.plan(task) for task in tasks)
+    high, low = (planner.plan(problem) for problem in problems)
     assert high.peak_bytes > low.peak_bytes
     assert low.states_us == states.added_us(budget - high.peak_bytes, costs.device)
-    alone = Planner(budget, costs, states=states, is_estimate=True).plan(tasks[1])
+    alone = Planner(budget, costs, states=states, is_estimate=True).plan(problems[1])
     assert alone.states_us < low.states_us
     assert planner.key != Planner(budget, costs, is_estimate=True).key
 
@@ -178,11 +191,11 @@ def test_what_streams_costs_time_and_more_of_it_more() -> None:
     assert times[-1] == 0 < times[-2]
     one_slot = dataclasses.replace(states, num_slots=1)
     assert all(one_slot.added_us(free, device) >= us for free, us in zip(frees, times, strict=True))
-    bound = [sum(lane.price * lane.num_bytes for lane in states.lanes(device))]
+    bound = [sum(source.us_per_byte * source.num_bytes for source in states.sources(device))]
     assert bound[0] <= times[0]
     tight = dataclasses.replace(states, step_bytes=1 << 22)
-    assert tight.stay(1 << 40).num_slots == 1  # two of the largest do not fit
-    assert tight.stay(1 << 40).resident_bytes == 0
+    assert tight.place(1 << 40).num_slots == 1  # two of the largest do not fit
+    assert tight.place(1 << 40).resident_bytes == 0
 
 
 class Network(World):
@@ -191,27 +204,27 @@ class Network(World):
     def __init__(self, name: str, micro_steps: int) -> None:
         super().__init__(name)
         self.weights = dict(list(self.weights.items())[:5])
-        self.pieces = {}
+        self.shards = {}
         self.micro_steps = micro_steps
         self.costs = CostTable()
-        gathers = {name: Gathered(size, 2) for name, size in self.weights.items()}
+        gathers = {name: GatheredWeight(size, 2) for name, size in self.weights.items()}
         self.traffic = Traffic(2, gathers, {"reduce_scatter": 50_000})
 
-    def verify(self, trial: Trial) -> Outcome:
-        peaks = self.model.simulate(lambda i: self.model.nodes[i].name in trial.recompute)
-        sent = [size for name, size in self.weights.items() if name not in trial.resident]
-        kept = [size for name, size in self.weights.items() if name in trial.resident]
+    def run_trial(self, candidate: PlanCandidate) -> TrialResult:
+        peaks = self.model.simulate(lambda i: self.model.nodes[i].name in candidate.recompute)
+        sent = [size for name, size in self.weights.items() if name not in candidate.resident]
+        kept = [size for name, size in self.weights.items() if name in candidate.resident]
         us, load = functools.partial(collective_us, world_size=2, table=self.costs), 0.5
         waits = load * (us("reduce_scatter", 50_000) + 2 * us("all_gather", sum(sent)))
         waits += us("all_gather", sum(kept)) / self.micro_steps
-        return Outcome(peaks.peak_bytes, waits)
+        return TrialResult(peaks.peak_bytes, waits)
 
     def best_us(self, budget: int, points) -> float:
         found = float("inf")
         for count in range(len(self.weights) + 1):
             for names in itertools.combinations(self.weights, count):
                 room = budget - sum(self.weights[name] for name in names)
-                waits = self.verify(Trial(frozenset(), frozenset(names))).overhead_us
+                waits = self.run_trial(PlanCandidate(frozenset(), frozenset(names))).overhead_us
                 extra = [point.extra_us for point in points if point.peak_bytes <= room]
                 found = min([found, *(each + waits for each in extra)])
         return found
@@ -220,14 +233,14 @@ class Network(World):
 @pytest.mark.parametrize("micro_steps", [1, 4])
 def test_no_plan_is_below_the_bound(micro_steps: int) -> None:
     world = Network("mlp", micro_steps)
-    task = Task(
+    problem = PlanningProblem(
         joint=world.graph,
         num_results=world.num_results,
-        verify=world.verify,
-        weights=world.weights,
+        run_trial=world.run_trial,
+        weight_bytes=world.weights,
         traffic=world.traffic,
     )
-    points = field_of(task, world.costs, WorkspaceTable()).frontier.points
+    points = form_of(problem, world.costs, WorkspaceTable()).frontier.points
     least = min(point.peak_bytes for point in points)
     most = points[0].peak_bytes + sum(world.weights.values())
     gaps = []
@@ -235,7 +248,7 @@ def test_no_plan_is_below_the_bound(micro_steps: int) -> None:
         budget = int(least + share * (most - least))
         best = world.best_us(budget, points)
         planner = Planner(budget, world.costs, micro_steps=micro_steps, is_estimate=True)
-        plan = planner.plan(task)
+        plan = planner.plan(problem)
         added = plan.extra_us + plan.overhead_us
         assert 0 < plan.bound_us <= best * (1 + 1e-9)
         assert best <= added * (1 + 1e-9)
@@ -248,13 +261,13 @@ def test_floors_of_traffic_by_hand() -> None:
     costs = CostTable()
     network = dataclasses.replace(costs.network, alpha_us=0.0, load=0.5)
     costs = dataclasses.replace(costs, network=network)
-    traffic = Traffic(2, {"a": Gathered(1 << 20, 2), "b": Gathered(1 << 10, 1)})
+    traffic = Traffic(2, {"a": GatheredWeight(1 << 20, 2), "b": GatheredWeight(1 << 10, 1)})
     rate = collective_us("all_gather", 1 << 20, 2, costs) / (1 << 20)
-    floor, lanes = traffic.least_us(costs)
+    floor, sources = traffic.least_us(costs)
     assert floor == pytest.approx(rate * ((1 << 20) + (1 << 9)))
-    assert lanes == ()
-    floor, lanes = traffic.least_us(costs, ["a", "b"], micro_steps=4)
+    assert sources == ()
+    floor, sources = traffic.least_us(costs, ["a", "b"], micro_steps=4)
     assert floor == pytest.approx(rate * ((1 << 18) + (1 << 8)))
-    (lane,) = lanes  # what is gathered once may live on to backward: its bytes are not for free
-    assert lane == pytest.approx((0.75 * rate, 1 << 20))
+    (source,) = sources  # what is gathered once may live on to backward: its bytes are not for free
+    assert source == pytest.approx((0.75 * rate, 1 << 20))
     assert Traffic().least_us(costs) == (0.0, ())

@@ -17,7 +17,7 @@ from torchloom.errors import PassError
 from torchloom.graph import find
 from torchloom.ops.match import offloads, reloads
 from torchloom.pipeline.races import check_races
-from torchloom.races import Free, Schedule, Start, Use, Wait, find_races, schedule_of
+from torchloom.races import Free, Start, TransferSchedule, Use, WaitFor, find_races, schedule_of
 
 OFFLOADING = {"offload_activation": {"min_bytes": 1}}
 JOINT = ["dedupe_gathers", "elide_copies", "zero3", "offload_activation"]
@@ -61,7 +61,7 @@ def graphs() -> dict[str, fx.GraphModule]:
     return found
 
 
-def emitted(gm: fx.GraphModule, options: Options) -> Schedule:
+def emitted(gm: fx.GraphModule, options: Options) -> TransferSchedule:
     copy = copy_of(gm)
     apply(copy, LOWERED, options=options)
     return schedule_of(copy.graph)
@@ -110,16 +110,16 @@ def test_each_rule_by_hand() -> None:
     read = Use("read", reads=frozenset({"y"}))
 
     def kinds(*events: object) -> list[str]:
-        return [race.kind for race in find_races(Schedule(events, given))]
+        return [race.kind for race in find_races(TransferSchedule(events, given))]
 
-    assert kinds(out, Wait("o"), Free("x"), back, Wait("r"), read, Free("h"), Free("y")) == []
-    assert kinds(out, Free("x"), Wait("o")) == ["freed under way"]
-    assert kinds(out, back, Wait("o"), Wait("r"), read) == ["read before arrival"]
-    assert kinds(out, Wait("o"), back, read, Wait("r")) == ["read before arrival"]
-    assert kinds(out, Use("w", writes=given), Wait("o")) == ["written under way"]
+    assert kinds(out, WaitFor("o"), Free("x"), back, WaitFor("r"), read, Free("h"), Free("y")) == []
+    assert kinds(out, Free("x"), WaitFor("o")) == ["freed under way"]
+    assert kinds(out, back, WaitFor("o"), WaitFor("r"), read) == ["read before arrival"]
+    assert kinds(out, WaitFor("o"), back, read, WaitFor("r")) == ["read before arrival"]
+    assert kinds(out, Use("w", writes=given), WaitFor("o")) == ["written under way"]
     assert kinds(out) == ["never waited for"]
-    assert kinds(Wait("o")) == ["waited for without start"]
-    assert kinds(out, Wait("o"), Wait("o")) == ["waited for without start"]
+    assert kinds(WaitFor("o")) == ["waited for without start"]
+    assert kinds(out, WaitFor("o"), WaitFor("o")) == ["waited for without start"]
     assert kinds(read) == ["read before written"]
     assert kinds(Free("x"), Use("u", reads=given)) == ["used after free"]
 
@@ -131,15 +131,15 @@ def test_values_that_take_turns_in_a_slot() -> None:
     store = Start("c", "to_host", p, frozenset({"z"}))
 
     def kinds(*events: object) -> list[str]:
-        schedule = Schedule(events, x | y, {"p": "slot", "q": "slot"})
+        schedule = TransferSchedule(events, x | y, {"p": "slot", "q": "slot"})
         return [race.kind for race in find_races(schedule)]
 
     use, reuse = Use("use", reads=p), Use("reuse", reads=q)
-    assert kinds(fill, Wait("a"), use, store, Wait("c"), refill, Wait("b"), reuse) == []
-    assert kinds(fill, Wait("a"), use, store, refill, Wait("b"), Wait("c"), reuse) == [
+    assert kinds(fill, WaitFor("a"), use, store, WaitFor("c"), refill, WaitFor("b"), reuse) == []
+    assert kinds(fill, WaitFor("a"), use, store, refill, WaitFor("b"), WaitFor("c"), reuse) == [
         "written under way"
     ]
-    assert kinds(fill, Wait("a"), refill, Wait("b"), use, reuse) == ["overwritten"]
+    assert kinds(fill, WaitFor("a"), refill, WaitFor("b"), use, reuse) == ["overwritten"]
 
 
 def test_engines_in_order_imply_earlier_transfers_and_the_network_does_not() -> None:
@@ -147,8 +147,8 @@ def test_engines_in_order_imply_earlier_transfers_and_the_network_does_not() -> 
         first = Start("a", engine, frozenset({"x"}), frozenset({"p"}))
         second = Start("b", engine, frozenset({"x"}), frozenset({"q"}))
         read = Use("read", reads=frozenset({"p"}))
-        events = (first, second, Wait("b"), read, Wait("a"))
-        return [race.kind for race in find_races(Schedule(events, frozenset({"x"})))]
+        events = (first, second, WaitFor("b"), read, WaitFor("a"))
+        return [race.kind for race in find_races(TransferSchedule(events, frozenset({"x"})))]
 
     assert two("to_host") == []
     assert two("network") == ["read before arrival"]

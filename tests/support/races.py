@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchloom.races import Free, Schedule, Start, Wait
+from torchloom.races import Free, Start, TransferSchedule, WaitFor
 
 POISON = "poison"
 
@@ -26,7 +26,7 @@ class Played(NamedTuple):
     """Whether freed memory was written."""
 
 
-def play(schedule: Schedule, late: frozenset[str]) -> Played:
+def play(schedule: TransferSchedule, late: frozenset[str]) -> Played:
     """Run a schedule; transfers named in `late` run as late as possible, others at once."""
     at = schedule.memory_of
     memory = {at(name): f"given {name}" for name in schedule.given}
@@ -54,7 +54,7 @@ def play(schedule: Schedule, late: frozenset[str]) -> Played:
             queues.setdefault(key, []).append(event)
             if not any(job.job in late for job in queues[key]):
                 catch_up(key, event.job)
-        elif isinstance(event, Wait):
+        elif isinstance(event, WaitFor):
             for key in queues:
                 catch_up(key, event.job)
         elif isinstance(event, Free):
@@ -69,7 +69,7 @@ def play(schedule: Schedule, late: frozenset[str]) -> Played:
     return Played(tuple(reads), clobbered)
 
 
-def timings(schedule: Schedule) -> Iterator[frozenset[str]]:
+def timings(schedule: TransferSchedule) -> Iterator[frozenset[str]]:
     """Yield which transfers are late: none, all, all of one engine, each alone."""
     starts = [event for event in schedule.events if isinstance(event, Start)]
     yield frozenset()
@@ -80,7 +80,7 @@ def timings(schedule: Schedule) -> Iterator[frozenset[str]]:
         yield frozenset({job.job})
 
 
-def is_bad(mutant: Schedule, original: Schedule) -> bool:
+def is_bad(mutant: TransferSchedule, original: TransferSchedule) -> bool:
     """Say whether some timing shows that a mutant is not the schedule that it was made from."""
     expected = play(original, frozenset()).reads
     return any(
@@ -89,11 +89,11 @@ def is_bad(mutant: Schedule, original: Schedule) -> bool:
     )
 
 
-def mutants(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
+def mutants(schedule: TransferSchedule) -> Iterator[tuple[str, TransferSchedule]]:
     """Yield (what was broken, schedule): one mistake each, at every place where it can be made."""
     events = schedule.events
     for index, event in enumerate(events):
-        if isinstance(event, Wait):
+        if isinstance(event, WaitFor):
             yield "dropped wait", _with(schedule, events[:index] + events[index + 1 :])
             for later in _places(index + 1, len(events)):
                 yield "late wait", _with(schedule, _moved(events, index, later))
@@ -111,7 +111,7 @@ def _places(first: int, end: int) -> list[int]:
     return sorted({first, (first + end) // 2, end - 1}) if first < end else []
 
 
-def _shared_slots(schedule: Schedule, job: Start) -> Iterator[tuple[str, Schedule]]:
+def _shared_slots(schedule: TransferSchedule, job: Start) -> Iterator[tuple[str, TransferSchedule]]:
     """Let a transfer write where another one of its direction writes: a slot used twice."""
     for other in schedule.events:
         if not isinstance(other, Start) or other is job or other.engine != job.engine:
@@ -130,5 +130,5 @@ def _moved(events: tuple, index: int, place: int) -> tuple:
     return tuple(rest)
 
 
-def _with(schedule: Schedule, events: tuple) -> Schedule:
+def _with(schedule: TransferSchedule, events: tuple) -> TransferSchedule:
     return dataclasses.replace(schedule, events=tuple(events))

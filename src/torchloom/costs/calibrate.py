@@ -1,4 +1,4 @@
-"""Measuring a device and its link to the host: the figures that costs are reckoned with.
+"""Measuring a device and its link to the host: the figures that costs are computed from.
 
     products     FLOP/s of large matrix products, by dtype; of fused attention
     memory       bytes per second of a large copy, read and written

@@ -57,7 +57,7 @@ def roofline_us(node: fx.Node, device: Device) -> float:
 
     Args:
         node: a node whose values tracing has recorded (`meta["val"]`).
-        device: the rates to reckon with.
+        device: whose rates count.
     """
     if not is_computed(node):
         return 0.0

@@ -103,7 +103,7 @@ def collective_us(kind: CollectiveKind, num_bytes: int, world_size: int, table: 
         num_bytes: bytes of the whole tensor: what an all-gather returns, what a reduce-scatter or
             an all-reduce takes.
         world_size: ranks that take part.
-        table: whose network to reckon with.
+        table: whose network and measured figures count.
     """
     if world_size <= 1:
         return 0.0
@@ -120,14 +120,20 @@ def collective_us(kind: CollectiveKind, num_bytes: int, world_size: int, table: 
 
 
 def link_us(kind: LinkKind, num_bytes: int, table: CostTable) -> float:
-    """Return the time of a copy between host and device, in microseconds."""
+    """Return the time of a copy between host and device, in microseconds.
+
+    Args:
+        kind: "h2d" to the device, "d2h" to the host.
+        num_bytes: what is copied.
+        table: whose device counts.
+    """
     device = table.device
     rate = device.h2d_bytes_per_s if kind == "h2d" else device.d2h_bytes_per_s
     return device.link_latency_us + 1e6 * num_bytes / rate
 
 
 def _interpolated(points: list[tuple[int, float]], num_bytes: int) -> float:
-    """Return the time of a size between measured ones; beyond them the last rate goes on."""
+    """Return the time of a size between measured ones; beyond them the last rate holds."""
     sizes = [size for size, _ in points]
     at = bisect.bisect_left(sizes, num_bytes)
     if at == 0 or len(points) == 1:

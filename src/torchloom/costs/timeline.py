@@ -26,7 +26,7 @@ _COLLECTIVES = (ops.gather_start, ops.reduce_start, ops.sync_start)
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What became of a step's time, in microseconds."""
+    """Where the time of a step goes, in microseconds."""
 
     compute_us: float
     """Operators, without a pause."""
@@ -112,7 +112,13 @@ def timeline(
 
 
 def transfer_us(start: fx.Node, table: CostTable, world_size: int) -> float:
-    """Return the time of the transfer that a node starts, in microseconds; 0 for other nodes."""
+    """Return the time of the transfer that a node starts, in microseconds; 0 for other nodes.
+
+    Args:
+        start: any node of a lowered graph.
+        table: times of collectives and copies.
+        world_size: ranks that share the weights.
+    """
     if start.target is ops.gather_start:
         return collective_us("all_gather", nbytes(start), world_size, table)
     if start.target in _COLLECTIVES:

@@ -14,7 +14,13 @@ _ENOUGH_US = 200.0
 
 
 def median_us(fn: Callable[[], object], device: torch.device, budget_s: float = 0.25) -> float:
-    """Return the median time of a call in microseconds, measured within about `budget_s` seconds."""
+    """Return the median time of a call in microseconds.
+
+    Args:
+        fn: a function without arguments.
+        device: where it runs; a CUDA device is waited for.
+        budget_s: seconds to spend, about.
+    """
     return medians_us({"": fn}, device, budget_s)[""]
 
 

@@ -117,10 +117,10 @@ class StateStream:
             step_bytes=step_bytes,
             num_slots=self.num_slots,
         )
-        stay = states.stay(free_bytes)
-        self.resident_bytes, self.num_slots = stay.resident_bytes, stay.num_slots
-        if stay.resident_bytes < states.total_bytes:
-            self.chunk_bytes = stay.chunk_bytes
+        placed = states.place(free_bytes)
+        self.resident_bytes, self.num_slots = placed.resident_bytes, placed.num_slots
+        if placed.resident_bytes < states.total_bytes:
+            self.chunk_bytes = placed.chunk_bytes
 
     def _check_hooks(self) -> None:
         hooks = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from torchloom.races import Event, Schedule, Start, Use, Wait
+from torchloom.races import Event, Start, TransferSchedule, Use, WaitFor
 
 Kind = Literal["load", "await load", "step", "store", "await store"]
 
@@ -44,7 +44,7 @@ def stream_actions(num_chunks: int, num_slots: int) -> tuple[Action, ...]:
     return (*actions, *(Action("await store", chunk) for chunk in range(stored, num_chunks)))
 
 
-def schedule_of_actions(actions: tuple[Action, ...], num_slots: int) -> Schedule:
+def schedule_of_actions(actions: tuple[Action, ...], num_slots: int) -> TransferSchedule:
     """Return the actions as reads and writes of slots and host memory, for `find_races`."""
     places: dict[str, str] = {}
     events: list[Event] = []
@@ -53,12 +53,12 @@ def schedule_of_actions(actions: tuple[Action, ...], num_slots: int) -> Schedule
         places.update({old: f"slot {c % num_slots}", new: f"slot {c % num_slots}", kept: host})
         event: dict[Kind, Event] = {
             "load": Start(f"load {c}", "to_device", frozenset({host}), frozenset({old})),
-            "await load": Wait(f"load {c}"),
+            "await load": WaitFor(f"load {c}"),
             "step": Use(f"step {c}", frozenset({old}), frozenset({new})),
             "store": Start(f"store {c}", "to_host", frozenset({new}), frozenset({kept})),
-            "await store": Wait(f"store {c}"),
+            "await store": WaitFor(f"store {c}"),
         }
         events.append(event[kind])
     chunks = {c for _, c in actions}
     events.append(Use("next step", reads=frozenset(f"kept {c}" for c in chunks)))
-    return Schedule(tuple(events), frozenset(f"host {c}" for c in chunks), places)
+    return TransferSchedule(tuple(events), frozenset(f"host {c}" for c in chunks), places)

@@ -23,8 +23,8 @@ from torch import fx
 
 from torchloom import ops
 from torchloom.graph import args_of
+from torchloom.memory.graph_memory import GraphMemory, Lifetime
 from torchloom.memory.micro_step import MicroStep
-from torchloom.memory.program import Life, Program
 from torchloom.memory.storages import Storage, storages_of
 
 WEIGHTS, ACTIVATIONS, GRADIENTS = "gathered weights", "activations", "gradients"
@@ -33,7 +33,7 @@ _ROOT = re.compile(r"^L\['\w+'\](\.__self__)?\.?")
 """How Dynamo names the module that it captured: `L['self'].blocks.0` is `blocks.0`."""
 
 
-class Group(NamedTuple):
+class PeakGroup(NamedTuple):
     """Bytes of one kind in one layer."""
 
     kind: str
@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class PeakContents:
     """A peak and what is alive at it."""
 
     peak_bytes: int
@@ -53,7 +53,7 @@ class Contents:
     node: str
     """What runs at the peak."""
     layer: str
-    groups: tuple[Group, ...]
+    groups: tuple[PeakGroup, ...]
     """The largest first; their bytes add up to the peak."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,11 +61,11 @@ class Contents:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Contents:
+    def from_dict(cls, data: Mapping[str, Any]) -> PeakContents:
         """Return what `to_dict` made `data` of."""
         fields: dict[str, Any] = dict(data)
         fields["groups"] = tuple(
-            Group(str(kind), str(layer), int(num_bytes), int(num_values))
+            PeakGroup(str(kind), str(layer), int(num_bytes), int(num_values))
             for kind, layer, num_bytes, num_values in data["groups"]
         )
         return cls(**fields)
@@ -81,7 +81,7 @@ def module_of(node: fx.Node) -> str:
 
 def alive_at_peak(
     forward: fx.Graph, backward: fx.Graph, step: MicroStep, params: Mapping[str, str]
-) -> Contents:
+) -> PeakContents:
     """Return what is alive at the peak of two split graphs.
 
     Args:
@@ -104,20 +104,20 @@ def alive_at_peak(
 
 class _Moment(NamedTuple):
     place: int
-    lives: list[Life]
+    lives: list[Lifetime]
 
 
-def _at_peak(program: Program) -> _Moment:
+def _at_peak(program: GraphMemory) -> _Moment:
     curve = program.curve()
     place = max(range(len(curve)), key=lambda index: curve[index][1], default=-1)
     return _Moment(place, [each for each in program.lives if each.spans(place)])
 
 
-def _in_backward(step: MicroStep, backward: fx.Graph, peak: _Moment) -> Iterator[Life]:
+def _in_backward(step: MicroStep, backward: fx.Graph, peak: _Moment) -> Iterator[Lifetime]:
     """Yield what is alive at backward's peak, also what forward left and the caller holds."""
     start = step.kept | step.seeds
     # Saved states of generators come under another name and fake storage: in order, by their size.
-    twins: defaultdict[int, list[Life]] = defaultdict(list)
+    twins: defaultdict[int, list[Lifetime]] = defaultdict(list)
     for each in step.backward.lives:
         if each.begin < 0 and each.storage not in start:
             twins[each.num_bytes].append(each)
@@ -131,7 +131,7 @@ def _in_backward(step: MicroStep, backward: fx.Graph, peak: _Moment) -> Iterator
     for node in backward.find_nodes(op="placeholder"):
         for storage, num_bytes in storages_of(node).items():
             if storage in step.seeds and storage not in owned:
-                yield Life(storage, num_bytes, node, -1, None)
+                yield Lifetime(storage, num_bytes, node, -1, None)
 
 
 class _Maker(NamedTuple):
@@ -158,8 +158,17 @@ class _Makers:
             for storage in storages_of(node):
                 self._by_storage.setdefault(storage, maker)
 
-    def contents(self, phase: str, place: int, lives: Iterable[Life], program: Program) -> Contents:
-        """Sum up what is alive while the node at `place` runs."""
+    def contents(
+        self, phase: str, place: int, lives: Iterable[Lifetime], program: GraphMemory
+    ) -> PeakContents:
+        """Sum up what is alive while one node runs.
+
+        Args:
+            phase: forward or backward.
+            place: of the node among those of its graph.
+            lives: what is alive there.
+            program: the graph.
+        """
         sums: defaultdict[_Maker, list[int]] = defaultdict(list)
         for each in lives:
             sums[self._of(each)].append(each.num_bytes)
@@ -169,12 +178,14 @@ class _Makers:
             workspace = program.steps[place].workspace_bytes
             if workspace:
                 sums[_Maker(WORKSPACE, layer)].append(workspace)
-        groups = [Group(*maker, sum(sizes), len(sizes)) for maker, sizes in sums.items()]
+        groups = [PeakGroup(*maker, sum(sizes), len(sizes)) for maker, sizes in sums.items()]
         groups = [each for each in groups if each.num_bytes]
         groups.sort(key=lambda each: (-each.num_bytes, each.kind, each.layer))
-        return Contents(sum(each.num_bytes for each in groups), phase, name, layer, tuple(groups))
+        return PeakContents(
+            sum(each.num_bytes for each in groups), phase, name, layer, tuple(groups)
+        )
 
-    def _of(self, life: Life) -> _Maker:
+    def _of(self, life: Lifetime) -> _Maker:
         if life.storage is None:
             return _Maker(COMMUNICATION, self._by_name[life.maker.name].layer)
         known = self._by_storage.get(life.storage)

@@ -16,8 +16,8 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom.graph import forward_nodes, value_of
+from torchloom.memory.graph_memory import Probe
 from torchloom.memory.micro_step import MUTATIONS
-from torchloom.memory.program import Probe
 from torchloom.memory.storages import storages_of
 from torchloom.memory.tangents import is_kept
 
@@ -25,7 +25,7 @@ _DROPPED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 class Peaks(NamedTuple):
-    """Bytes above what was live before the step."""
+    """Peaks of a joint graph under one choice of dropped values, above what was live before."""
 
     forward_bytes: int
     backward_bytes: int

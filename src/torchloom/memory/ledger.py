@@ -14,11 +14,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchloom import _torch, ops
 from torchloom.graph import tensors_in
-from torchloom.memory.transit import Transit, Use, Weight
+from torchloom.memory.transit import ResidentUse, Transit, Weight
 from torchloom.memory.workspace import Call, WorkspaceTable, signature_of_call
 
 _COUNTED_ELSEWHERE = (ops.offload, ops.offload_start, ops.resident, ops.symmetric_start)
-"""Their results are host memory, or weights that live on between runs and are counted beside them."""
+"""Their results are host memory, or weights that stay between runs and are counted apart."""
 
 
 class Ledger(_torch.DispatchMode):
@@ -27,7 +27,7 @@ class Ledger(_torch.DispatchMode):
     Args:
         workspaces: what operators allocate for themselves; what is not known is noted in `calls`.
         transit: what the transport holds besides results.
-        fetched: parameters whose pieces wait on the host.
+        fetched: parameters whose shards wait on the host.
         refreshes: what gathering anew holds, by the weight whose first use begins it.
     """
 
@@ -42,7 +42,7 @@ class Ledger(_torch.DispatchMode):
         super().__init__()
         self.peak_bytes = 0
         self.calls: list[Call] = []
-        self.uses: dict[Weight, Use] = {}
+        self.uses: dict[Weight, ResidentUse] = {}
         """The first of each weight that stays gathered, in order."""
         self._workspaces, self._transit = workspaces, transit
         self._fetched, self._refreshes = fetched, refreshes or {}
@@ -66,7 +66,13 @@ class Ledger(_torch.DispatchMode):
         return result
 
     def extern(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the workspace of a kernel that writes into buffers that are there."""
+        """Count the workspace of a kernel that writes into buffers that are there.
+
+        Args:
+            target: the operator.
+            args: fake tensors among them.
+            kwargs: likewise.
+        """
         workspace, _ = self._probed(Call(target, args, kwargs))
         self.settle()
         self.peak_bytes = max(self.peak_bytes, self._sum + workspace)
@@ -95,17 +101,17 @@ class Ledger(_torch.DispatchMode):
         if call.target is ops.wait_:
             self._sum -= self._under_way.pop(next(storages_in([call.args[0]]))._cdata, 0)
         elif self._transit is not None:
-            held_bytes = self._transit.started(call.target, call.args)
+            held_bytes = self._transit.started_bytes(call.target, call.args)
             if held_bytes:
                 self._under_way[next(storages_in([result]))._cdata] = held_bytes
                 self._sum += held_bytes
 
-    def _refreshed(self, piece: Any, dtype: Any, world_size: int, handle: str, param: str) -> int:
+    def _refreshed(self, shard: Any, dtype: Any, world_size: int, handle: str, param: str) -> int:
         """Return what gathering a weight anew holds: at the first use in a step, nothing later."""
         weight = param, dtype
         if weight in self.uses:
             return 0
-        self.uses[weight] = Use(piece, dtype, handle, param in self._fetched)
+        self.uses[weight] = ResidentUse(shard, dtype, handle, param in self._fetched)
         return self._refreshes.get(weight, 0)
 
     def _probed(self, call: Call) -> tuple[int, tuple[int, ...]]:

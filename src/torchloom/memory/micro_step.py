@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from torchloom.graph import value_of
-from torchloom.memory.program import Probe, Program, program_of
+from torchloom.memory.graph_memory import GraphMemory, Probe, graph_memory_of
 from torchloom.memory.storages import Storage, storages_of
 from torchloom.memory.tangents import is_kept
-from torchloom.memory.transit import Transit, refreshed_at
+from torchloom.memory.transit import Transit, regathered_at
 
 
 @dataclass(slots=True)
 class MicroStep:
     """Predicted bytes of one forward and backward, relative to what was live before."""
 
-    forward: Program
-    backward: Program
+    forward: GraphMemory
+    backward: GraphMemory
     after_forward_bytes: int
     """Saved values and results, between the two."""
     seed_bytes: int
@@ -67,8 +67,8 @@ def micro_step(
     inputs = _storages(forward.find_nodes(op="placeholder"))
     outputs = forward.output_node()
     nodes = itertools.chain(forward.nodes, backward.nodes)
-    scratch = {} if transit is None else refreshed_at(nodes, transit)
-    program = program_of(
+    scratch = {} if transit is None else regathered_at(nodes, transit)
+    program = graph_memory_of(
         forward.nodes,
         outputs.all_input_nodes,
         held=inputs,
@@ -88,7 +88,7 @@ def micro_step(
     seeds = {s: n for s, n in _sized(tangents).items() if s not in results}
     roots = _storages(node for node in tangents if is_kept(value_of(node)))
     held = inputs | results | roots
-    behind = program_of(
+    behind = graph_memory_of(
         backward.nodes,
         backward.output_node().all_input_nodes,
         held=held,

@@ -79,7 +79,7 @@ def replay_peak(
         interface: of the graphs that they were made of.
         workspaces: what operators allocate for themselves; unknown ones are probed.
         transit: what the transport holds besides results.
-        fetched: parameters whose pieces wait on the host.
+        fetched: parameters whose shards wait on the host.
 
     Returns:
         None where a wrapper is of a form that cannot be replayed.
@@ -90,7 +90,7 @@ def replay_peak(
         if not _replay(forward, backward, interface, ledger):
             return None
         if transit is not None:
-            found = transit.refreshed(list(ledger.uses.values()))
+            found = transit.regathered_bytes(list(ledger.uses.values()))
             refreshes = dict(zip(ledger.uses, found, strict=True))
         if not workspaces.probe_calls(ledger.calls) and not any(refreshes.values()):
             break

@@ -15,31 +15,31 @@ Weight = tuple[str, Any]
 """A weight that stays gathered: the parameter's name, and the dtype of the whole."""
 
 
-class Use(NamedTuple):
-    """A graph reads a weight that stays gathered from step to step."""
+class ResidentUse(NamedTuple):
+    """One read of a weight that stays gathered from step to step."""
 
-    piece: Any
-    """Fake tensor of this rank's piece."""
+    shard: Any
+    """Fake tensor of this rank's shard."""
     dtype: Any
     handle: str
     is_fetched: bool
-    """Whether the piece waits on the host."""
+    """Whether the shard waits on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transit:
-    """What a transport holds besides results."""
+    """How much memory a transport holds besides the results of collectives."""
 
-    started: Callable[[Any, Sequence[Any]], int]
+    started_bytes: Callable[[Any, Sequence[Any]], int]
     """Bytes from a collective's start to its wait: by its operator and its arguments, fake tensors
     among them."""
-    refreshed: Callable[[Sequence[Use]], list[int]]
+    regathered_bytes: Callable[[Sequence[ResidentUse]], list[int]]
     """Bytes while weights are gathered anew that stay gathered, each at its first use in a step: by
     these uses in order. A use may gather what follows as well: of one graph, so where a model has
     several, the first may hold up to a bucket more."""
 
 
-def refreshed_at(nodes: Iterable[fx.Node], transit: Transit) -> dict[fx.Node, int]:
+def regathered_at(nodes: Iterable[fx.Node], transit: Transit) -> dict[fx.Node, int]:
     """Return what nodes hold while they gather weights anew that stay gathered.
 
     Args:
@@ -53,6 +53,6 @@ def refreshed_at(nodes: Iterable[fx.Node], transit: Transit) -> dict[fx.Node, in
             first.setdefault((param, dtype), node)
     uses = []
     for node in first.values():
-        piece, dtype, _, handle, _ = args_of(node)
-        uses.append(Use(value_of(piece), dtype, handle, is_fetched(node)))
-    return dict(zip(first.values(), transit.refreshed(uses), strict=True))
+        shard, dtype, _, handle, _ = args_of(node)
+        uses.append(ResidentUse(value_of(shard), dtype, handle, is_fetched(node)))
+    return dict(zip(first.values(), transit.regathered_bytes(uses), strict=True))

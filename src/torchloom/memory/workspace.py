@@ -28,7 +28,7 @@ Signature = str
 
 
 class Probed(NamedTuple):
-    """What one call allocated."""
+    """What one call of an operator was measured to allocate."""
 
     workspace_bytes: int
     result_bytes: tuple[int, ...]
@@ -41,7 +41,7 @@ class WorkspaceTable:
     Example:
         >>> table = WorkspaceTable()
         >>> table.probe(graph.nodes)  # doctest: +SKIP
-        >>> program_of(graph.nodes, outputs, held=(), workspace=table)  # doctest: +SKIP
+        >>> graph_memory_of(graph.nodes, outputs, held=(), workspace=table)  # doctest: +SKIP
     """
 
     def __init__(self, known: dict[Signature, Probed] | None = None) -> None:
@@ -57,7 +57,7 @@ class WorkspaceTable:
         return self.probe_calls(_call_of(node) for node in nodes if node.op == "call_function")
 
     def probe_calls(self, calls: Iterable[Call]) -> int:
-        """Run calls as `probe` does."""
+        """Run each call that is not known yet, once, on fresh tensors; return how many ran."""
         waiting: dict[Signature, Call] = {}
         for call in calls:
             signature = signature_of_call(call)

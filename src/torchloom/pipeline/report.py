@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchloom import events
-from torchloom.memory import Contents
+from torchloom.memory import PeakContents
 from torchloom.plan import GraphPlan
 
 
@@ -46,7 +46,7 @@ class GraphReport:
     """Seconds in the planner, and in finding the peak of the code that came out."""
     num_tries: int = 0
     """How often it was compiled until code kept the budget well; 0 without a budget."""
-    peak: Contents | None = None
+    peak: PeakContents | None = None
     """The predicted peak of forward and backward, where somebody listens or plans."""
     fallback: str | None = None
     """Why this graph runs eagerly sharded, or None."""

@@ -20,7 +20,7 @@ from torchloom.errors import own_error
 from torchloom.log import get_logger
 from torchloom.pipeline.alike import Remembered as RememberedKinds
 from torchloom.pipeline.alike import Texts
-from torchloom.plan.planner import Remembered as RememberedPlans
+from torchloom.plan import PlannerSnapshot
 
 logger = get_logger(__name__)
 
@@ -40,7 +40,7 @@ class SecondPlan:
     """
 
     texts: Texts
-    plans: RememberedPlans
+    plans: PlannerSnapshot
     kinds: RememberedKinds | None
     woven: list[tuple[frozenset[str], frozenset[str]]]
     keep: Callable[[], None]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torchloom import _torch
 from torchloom.files import write_whole
 from torchloom.log import get_logger
-from torchloom.memory import Contents
+from torchloom.memory import PeakContents
 from torchloom.plan import GraphPlan
 
 logger = get_logger(__name__)
@@ -35,7 +35,7 @@ class Decided(NamedTuple):
     plan: GraphPlan | None
     wants_another: bool = False
     """Whether another plan was tried after this one."""
-    peak: Contents | None = None
+    peak: PeakContents | None = None
     """What is alive at the peak, where that was found."""
 
 
@@ -71,7 +71,7 @@ def load(key: str) -> Decided | None:
         plan = found["plan"]
         known = None if plan is None else GraphPlan.from_dict(plan)
         peak = found.get("peak")  # older files have none
-        alive = None if peak is None else Contents.from_dict(peak)
+        alive = None if peak is None else PeakContents.from_dict(peak)
         return Decided(known, bool(found["wants_another"]), alive)
     except (
         OSError,

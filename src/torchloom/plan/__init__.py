@@ -1,24 +1,32 @@
 """What a step costs in memory and time, and which of its values to keep.
 
-Planning works on captured graphs with fake tensors: it never runs the user's graph.
+Planning works on captured graphs with fake tensors: it never runs the user's graph. The way from a
+joint graph to a plan stands in `search`, from top to bottom.
 """
 
 from __future__ import annotations
 
 from torchloom.plan.model import Decision, GraphPlan, Plan
-from torchloom.plan.planner import Planner
+from torchloom.plan.planner import Planner, PlannerSnapshot
+from torchloom.plan.problem import (
+    KeptOnDevice,
+    PlanCandidate,
+    PlanningProblem,
+    TransferSizes,
+    TrialResult,
+)
 from torchloom.plan.states import HostStates
-from torchloom.plan.task import Beside, Flight, Outcome, Task, Trial
 
 __all__ = [
-    "Beside",
     "Decision",
-    "Flight",
     "GraphPlan",
     "HostStates",
-    "Outcome",
+    "KeptOnDevice",
     "Plan",
+    "PlanCandidate",
     "Planner",
-    "Task",
-    "Trial",
+    "PlannerSnapshot",
+    "PlanningProblem",
+    "TransferSizes",
+    "TrialResult",
 ]

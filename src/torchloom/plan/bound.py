@@ -4,72 +4,82 @@ from __future__ import annotations
 
 from torchloom.costs import CostTable
 from torchloom.graph import movable
-from torchloom.plan.field import Field
-from torchloom.plan.found import Found
-from torchloom.plan.frontier import Lane
-from torchloom.plan.states import StateCosts
+from torchloom.plan.form import GraphForm
+from torchloom.plan.frontier import MemorySource
+from torchloom.plan.problem import KeptOnDevice, PlanningProblem
+from torchloom.plan.trials import Trials
+from torchloom.plan.tried import TriedPlan
 
 
 def least_added_us(
-    best: Found,
-    base: Field,
-    costs: CostTable,
-    states: StateCosts | None,
+    best: TriedPlan,
+    base: GraphForm,
+    trials: Trials,
     micro_steps: int,
-    saved_bytes: int,
 ) -> float:
     """Return what no plan within the budget undercuts in the time that it adds to compute.
 
-    The bound begins with all on the device that may be elsewhere (weights gathered, pieces,
+    The bound begins with all on the device that may be elsewhere (weights gathered, shards,
     states, activations), as if that had room, and frees what is too much the cheapest way.
 
     Args:
         best: the plan that is judged.
         base: the graph as it was captured, with its frontier.
-        costs: times.
-        states: what room is worth to optimizer states; None where they stay.
+        trials: of this search, which have shown what passes behind the split take away from peaks.
         micro_steps: runs of the graph per optimizer step.
-        saved_bytes: the most that passes behind the split took away from any peak.
     """
-    task, device = base.task, costs.device
-    floor, lanes = task.traffic.least_us(costs, task.weights, micro_steps)
-    if best.allowed is None:
-        return min(floor, best.added_us)
-    gathered, pieces = sum(int(lane.num_bytes) for lane in lanes), sum(task.pieces.values())
-    begun = gathered + pieces
-    ways = list(lanes)
-    if task.pieces:  # each is reloaded at least once in a step
-        price = device.link_load * 1e6 / device.h2d_bytes_per_s / micro_steps
-        ways.append(Lane(price, pieces))
+    costs, states = trials.costs, trials.limits.states
+    problem, allowed_bytes = base.problem, best.combination.allowed_bytes
+    floor_us, sources = problem.traffic.least_us(costs, problem.weight_bytes, micro_steps)
+    if allowed_bytes is None:
+        return min(floor_us, best.added_us)
+    gathered_bytes = sum(int(each.num_bytes) for each in sources)
+    shards_bytes = sum(problem.shard_bytes.values())
+    begun_bytes, every = gathered_bytes + shards_bytes, list(sources)
+    if problem.shard_bytes:  # each is reloaded at least once in a step
+        device = costs.device
+        us_per_byte = device.link_load * 1e6 / device.h2d_bytes_per_s / micro_steps
+        every.append(MemorySource(us_per_byte, shards_bytes))
     if states is not None:
-        begun += states.states.total_bytes
-        ways += states.lanes()
-    if task.swap is not None:
-        ways.append(_copies(base, best, costs))
-    kept = best.beside
-    own = sum(task.traffic.bytes_of(name) for name in kept.weights if name in task.weights)
-    own += sum(size for name, size in kept.pieces.items() if name in task.pieces)
+        begun_bytes += states.states.total_bytes
+        every += states.sources()
     # What passes behind the split take away from a peak they may take away from any; weights and
-    # pieces that stay may take away what others hold while they are in use.
-    less = saved_bytes + sum(min(task.traffic.in_flight_bytes, each) for each in (gathered, pieces))
-    reach = best.allowed + less + own - begun
-    beside = min(base.frontier.beside_bytes, best.field.frontier.beside_bytes)
-    return min(floor + base.frontier.bound_us(reach, beside, ways), best.added_us)
+    # shards that stay may take away what others hold while they are in use.
+    in_flight_bytes = problem.traffic.in_flight_bytes
+    less_bytes = trials.estimates.saved_bytes
+    less_bytes += min(in_flight_bytes, gathered_bytes) + min(in_flight_bytes, shards_bytes)
+    own_bytes = _own_bytes(best.combination.kept, problem)
+    if problem.offload is not None:
+        every.append(_copies(base, best, costs))
+    reach_bytes = allowed_bytes + less_bytes + own_bytes - begun_bytes
+    frontiers = base.frontier, best.combination.form.frontier
+    beside_bytes = min(each.beside_bytes for each in frontiers)
+    bound_us = base.frontier.bound_us(reach_bytes, beside_bytes, every)
+    return min(floor_us + bound_us, best.added_us)
 
 
-def _copies(base: Field, best: Found, costs: CostTable) -> Lane:
+def _own_bytes(kept: KeptOnDevice, problem: PlanningProblem) -> int:
+    """Return what stays on the device and this graph could have elsewhere."""
+    may_stay = problem.weight_bytes
+    gathered = sum(problem.traffic.bytes_of(name) for name in kept.weight_bytes if name in may_stay)
+    shards = problem.shard_bytes
+    return gathered + sum(size for name, size in kept.shard_bytes.items() if name in shards)
+
+
+def _copies(base: GraphForm, best: TriedPlan, costs: CostTable) -> MemorySource:
     """Return what copies can free at most in the time of the best candidate, and their price.
 
     A better plan takes less time than that, and a link is busy no longer than a step takes.
     """
     device = costs.device
-    time_us = sum(base.cost_us) + best.added_us
-    capacity = time_us / device.round_trip_us(at_once=True)
-    owner = movable(base.task.joint)
+    time_us = base.compute_us + best.added_us
+    capacity_bytes = time_us / device.round_trip_us(at_once=True)
+    owner = movable(base.problem.joint)
     sizes = (
         sum(base.model.sizes[storage] for storage in base.model.fresh[index])
         for index, node in enumerate(base.model.nodes)
         if base.model.in_forward[index] and owner.get(node) is node
     )
-    most = sum(size for size in sizes if size >= base.task.swap_min_bytes)
-    return Lane(device.link_load * device.round_trip_us(), min(capacity, most))
+    most_bytes = sum(size for size in sizes if size >= base.problem.offload_min_bytes)
+    us_per_byte = device.link_load * device.round_trip_us()
+    return MemorySource(us_per_byte, min(capacity_bytes, most_bytes))

@@ -1,4 +1,8 @@
-"""A plan: what was decided for each captured graph, with the figures that it rests on. Pure data."""
+"""A plan: what was decided for each captured graph, with the figures that it rests on. Pure data.
+
+The names of fields are those of plan.json, of events and of sidecar files, all of which older versions
+wrote: they stay. `pieces` are shards, `again` is recomputed from offloaded values.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ VERSION = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What happens to one value between forward and backward."""
+    """What a plan does with one value between forward and backward, and why."""
 
     value: str
     """Name of the node that makes it."""
@@ -26,7 +30,7 @@ class Decision:
     action: str
     """"keep"; "recompute"; "offload": it waits in host memory; "unused": backward does not need it."""
     cost_us: float
-    """Time of computing this one again."""
+    """Time to compute this one again, in microseconds."""
     where: str = ""
     """Module or line that made it, where known."""
     place: int = -1
@@ -49,7 +53,7 @@ class GraphPlan:
     saved_bytes: int
     """Of these, live when backward begins."""
     batch_bytes: int = 0
-    """Inputs of the step, which live on beside this; not part of the peaks here."""
+    """Inputs of the step, which live as long as it does; not part of the peaks here."""
     min_peak_bytes: int
     """The least that any plan found for this graph needs."""
     compute_us: float
@@ -63,7 +67,7 @@ class GraphPlan:
     copy_us: float = 0.0
     """Of this, because of copies to host memory and back."""
     states_us: float = 0.0
-    """What streaming optimizer states adds that find no room beside the peak, per run of the graph."""
+    """Extra time to stream optimizer states that do not fit on the device, per run of the graph."""
     bound_us: float
     """No plan of the family within the budget adds less than this to compute: by computing again, by
     collectives and copies, and for states."""
@@ -71,13 +75,13 @@ class GraphPlan:
     again: frozenset[str] = frozenset()
     """Values that backward computes again where they come from one that waited in host memory."""
     resident: Mapping[str, int] = field(default_factory=dict)
-    """Parameters that stay gathered from step to step, for this graph or for those planned before
-    it, with the bytes of the whole weights. These live on beside the peak."""
+    """Parameters whose weights stay gathered from step to step, for this graph or for those planned
+    before it, with the bytes of the whole weights. These add to the peak."""
     pieces: Mapping[str, int] = field(default_factory=dict)
-    """Parameters whose piece stays on the device though it could wait on the host, for this graph or
-    for those planned before it, with the bytes of the pieces. These live on beside the peak as well."""
+    """Parameters whose shard stays on the device though it could wait on the host, for this graph or
+    for those planned before it, with the bytes of the shards. These add to the peak as well."""
     prefetch_bytes: int | None = None
-    """Weights gathered ahead of their use hold at most this much; None: what the config says."""
+    """Weights gathered ahead of their use hold at most this much; None: as the config says."""
     bucket_bytes: int | None = None
     """Gathers and reductions are merged up to this size, 0: not at all; None: as far as the config lets
     them, which is a bound in any case."""
@@ -125,7 +129,7 @@ class GraphPlan:
 
     @property
     def beside_bytes(self) -> int:
-        """Bytes of all that lives on beside the peak."""
+        """Bytes of the weights and shards that stay on the device beside the peak."""
         return self.resident_bytes + sum(self.pieces.values())
 
     @property

@@ -103,7 +103,7 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
         )
     if graph.pieces:
         yield (
-            f"  {len(graph.pieces)} pieces of parameters stay on the device: "
+            f"  {len(graph.pieces)} shards of parameters stay on the device: "
             f"{show_bytes(sum(graph.pieces.values()))}"
         )
     if graph.bucket_bytes is not None:
@@ -153,8 +153,8 @@ def _changes(before: GraphPlan, after: GraphPlan) -> Iterator[str]:
     for what, names in (
         ("gathered again for each use", before.resident.keys() - after.resident.keys()),
         ("stay gathered", after.resident.keys() - before.resident.keys()),
-        ("pieces wait on the host", before.pieces.keys() - after.pieces.keys()),
-        ("pieces stay on the device", after.pieces.keys() - before.pieces.keys()),
+        ("shards wait on the host", before.pieces.keys() - after.pieces.keys()),
+        ("shards stay on the device", after.pieces.keys() - before.pieces.keys()),
     ):
         if names:
             yield f"{what}: {_shortened(sorted(names))}"

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchloom.costs import CollectiveKind, CostTable, collective_us
-from torchloom.plan.frontier import Lane
+from torchloom.plan.frontier import MemorySource
 
 _SMALLEST = 1 << 12
 """Bytes: below this a message is all latency, and its rate no better than that of larger ones."""
 
 
-class Gathered(NamedTuple):
+class GatheredWeight(NamedTuple):
     """A weight that a graph gathers."""
 
     num_bytes: int
@@ -32,7 +32,7 @@ class Traffic:
     """What a joint graph sends, whatever is decided about it."""
 
     world_size: int = 1
-    gathers: Mapping[str, Gathered] = field(default_factory=dict)
+    gathers: Mapping[str, GatheredWeight] = field(default_factory=dict)
     """By the names of parameters."""
     reductions: Mapping[CollectiveKind, int] = field(default_factory=dict)
     """Bytes by kind of collective."""
@@ -46,7 +46,7 @@ class Traffic:
 
     def least_us(
         self, costs: CostTable, may_stay: Collection[str] = (), micro_steps: int = 1
-    ) -> tuple[float, tuple[Lane, ...]]:
+    ) -> tuple[float, tuple[MemorySource, ...]]:
         """Return the least time when everything that may stay does, and what the others cost more.
 
         Args:
@@ -55,25 +55,25 @@ class Traffic:
             micro_steps: runs of the graphs per optimizer step: what stays is gathered once in it.
         """
         load = costs.network.load
-        floor = load * sum(
-            num_bytes * self._least_rate(kind, num_bytes, costs)
+        floor_us = load * sum(
+            num_bytes * self._least_us_per_byte(kind, num_bytes, costs)
             for kind, num_bytes in self.reductions.items()
         )
         total = sum(each.num_bytes for each in self.gathers.values())
-        rate = self._least_rate("all_gather", total, costs)
-        lanes = []
+        us_per_byte = self._least_us_per_byte("all_gather", total, costs)
+        sources = []
         for name, (num_bytes, num_runs) in self.gathers.items():
-            sent_us = load * rate * num_bytes * num_runs
-            kept_us = rate * num_bytes / micro_steps  # compute waits for these
+            sent_us = load * us_per_byte * num_bytes * num_runs
+            kept_us = us_per_byte * num_bytes / micro_steps  # compute waits for these
             if name not in may_stay:
-                floor += sent_us
+                floor_us += sent_us
                 continue
-            floor += min(kept_us, sent_us)
+            floor_us += min(kept_us, sent_us)
             if num_runs > 1:  # else it may live through forward and backward anyway
-                lanes.append(Lane(max(0.0, sent_us - kept_us) / num_bytes, num_bytes))
-        return floor, tuple(lanes)
+                sources.append(MemorySource(max(0.0, sent_us - kept_us) / num_bytes, num_bytes))
+        return floor_us, tuple(sources)
 
-    def _least_rate(self, kind: CollectiveKind, num_bytes: int, costs: CostTable) -> float:
+    def _least_us_per_byte(self, kind: CollectiveKind, num_bytes: int, costs: CostTable) -> float:
         """Return the least time per byte of any bucket, in microseconds."""
         sizes = [num_bytes] if num_bytes else []
         size = _SMALLEST

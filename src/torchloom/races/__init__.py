@@ -11,7 +11,7 @@ nothing.
 from __future__ import annotations
 
 from torchloom.races.check import Race, find_races
-from torchloom.races.events import ENGINES, Event, Free, Schedule, Start, Use, Wait
+from torchloom.races.events import ENGINES, Event, Free, Start, TransferSchedule, Use, WaitFor
 from torchloom.races.graphs import schedule_of
 
 __all__ = [
@@ -19,10 +19,10 @@ __all__ = [
     "Event",
     "Free",
     "Race",
-    "Schedule",
     "Start",
+    "TransferSchedule",
     "Use",
-    "Wait",
+    "WaitFor",
     "find_races",
     "schedule_of",
 ]

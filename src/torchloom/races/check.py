@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchloom.races.events import IN_ORDER, Event, Schedule, Start, Use, Wait
+from torchloom.races.events import IN_ORDER, Event, Start, TransferSchedule, Use, WaitFor
 
 Kind = Literal[
     "read before arrival",
@@ -52,19 +52,19 @@ class Race:
         return f"event {self.at}: {self.subject} is {self.kind}{beside}"
 
 
-def find_races(schedule: Schedule) -> list[Race]:
+def find_races(schedule: TransferSchedule) -> list[Race]:
     """Return every broken rule, in the order of events; an empty list is the proof.
 
     Example:
         >>> read = Use("read", reads=frozenset({"y"}))
         >>> reload = Start("r", "to_device", frozenset({"x"}), frozenset({"y"}))
         >>> given = frozenset({"x"})
-        >>> find_races(Schedule((reload, Wait("r"), read), given))
+        >>> find_races(TransferSchedule((reload, WaitFor("r"), read), given))
         []
-        >>> [race.kind for race in find_races(Schedule((reload, read, Wait("r")), given))]
+        >>> [race.kind for race in find_races(TransferSchedule((reload, read, WaitFor("r")), given))]
         ['read before arrival']
     """
-    walk = _Walk(schedule, {schedule.memory_of(value): value for value in schedule.given})
+    walk = _ScheduleWalk(schedule, {schedule.memory_of(value): value for value in schedule.given})
     for index, event in enumerate(schedule.events):
         walk.step(index, event)
     end = len(schedule.events)
@@ -73,10 +73,10 @@ def find_races(schedule: Schedule) -> list[Race]:
 
 
 @dataclass
-class _Walk:
+class _ScheduleWalk:
     """What is known after a prefix of the events."""
 
-    schedule: Schedule
+    schedule: TransferSchedule
     holds: dict[str, str]
     """The value that each memory was given last."""
     freed: set[str] = field(default_factory=set)
@@ -93,7 +93,7 @@ class _Walk:
             others = [job for job in self.running if not (ordered and job.engine == event.engine)]
             self._access(at, event, others)
             self.running.append(event)
-        elif isinstance(event, Wait):
+        elif isinstance(event, WaitFor):
             self._wait(at, event.job)
         else:
             self._free(at, self.schedule.memory_of(event.value))

@@ -2,7 +2,7 @@
 
     Use     compute reads and writes values; uses happen in order
     Start   a transfer is handed to its engine; it may run at any time from here on
-    Wait    what comes after happens after the transfer, and after all that its engine got before
+    WaitFor what comes after happens after the transfer, and after all that its engine got before
     Free    memory is given back; whoever gets it next may write it at once
 
 Transfers of one engine run in order (a copy thread, a CUDA stream), except on the network, where
@@ -44,8 +44,8 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Compute goes on when a transfer is done."""
+class WaitFor:
+    """Compute waits until a transfer is done."""
 
     job: str
 
@@ -57,12 +57,12 @@ class Free:
     value: str
 
 
-Event: TypeAlias = Use | Start | Wait | Free
+Event: TypeAlias = Use | Start | WaitFor | Free
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """Events in the order in which they are issued."""
+class TransferSchedule:
+    """The events of a graph or a step, in the order in which they are issued."""
 
     events: tuple[Event, ...]
     given: frozenset[str] = frozenset()

@@ -14,7 +14,7 @@ from torch import fx
 from torchloom import ops
 from torchloom._torch import OpOverload
 from torchloom.graph import args_of, owners, viewed
-from torchloom.races.events import Engine, Event, Free, Schedule, Start, Use, Wait
+from torchloom.races.events import Engine, Event, Free, Start, TransferSchedule, Use, WaitFor
 
 _ENGINE: dict[object, Engine] = {
     ops.offload_start: "to_host",
@@ -26,7 +26,7 @@ _ENGINE: dict[object, Engine] = {
 }
 
 
-def schedule_of(graph: fx.Graph) -> Schedule:
+def schedule_of(graph: fx.Graph) -> TransferSchedule:
     """Return what a lowered graph issues, for `find_races`."""
     owner = {node: root.name for node, root in owners(graph).items()}
     deaths = _deaths(graph, owner)
@@ -38,7 +38,7 @@ def schedule_of(graph: fx.Graph) -> Schedule:
         else:
             events += _events(node, owner)
         events += [Free(value) for value in deaths.get(node, ())]
-    return Schedule(tuple(events), frozenset(given))
+    return TransferSchedule(tuple(events), frozenset(given))
 
 
 def _events(node: fx.Node, owner: dict[fx.Node, str]) -> list[Event]:
@@ -46,7 +46,7 @@ def _events(node: fx.Node, owner: dict[fx.Node, str]) -> list[Event]:
         return [Use("return", reads=_memories(node.all_input_nodes, owner))]
     if node.target is ops.wait_:
         results = args_of(node)[0]
-        return [Wait(results[0].args[0].name)]
+        return [WaitFor(results[0].args[0].name)]
     reads, writes = _memories(node.all_input_nodes, owner), _written(node, owner)
     if node.target in _ENGINE:
         return [Start(node.name, _ENGINE[node.target], reads, writes)]

@@ -166,7 +166,7 @@ def _host_states(
         num_params=ranks.most("trained elements", sum(leaf.numel() for leaf in leaves)),
         step_bytes=ranks.least("bytes free in the optimizer's step", step_bytes),
         num_slots=may_wait.num_slots,
-        piece_bytes=ranks.most("bytes of pieces", may_wait.shard_bytes or 0),
+        shard_bytes=ranks.most("bytes of pieces", may_wait.shard_bytes or 0),
     )
 
 

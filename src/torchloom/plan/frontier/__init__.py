@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torchloom.plan.frontier.search import (
     Frontier,
-    Lane,
-    Point,
+    FrontierPoint,
+    MemorySource,
     crossing,
     frontier,
     peaks_under,
 )
 
-__all__ = ["Frontier", "Lane", "Point", "crossing", "frontier", "peaks_under"]
+__all__ = ["Frontier", "FrontierPoint", "MemorySource", "crossing", "frontier", "peaks_under"]

@@ -13,26 +13,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchloom.memory.joint import JointModel
-from torchloom.plan.frontier.units import Run, Unit
+from torchloom.plan.frontier.units import Segment, Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One more step of a unit: drop these values."""
+    """One more step to empty a unit: the values to drop, the bytes that frees and the time it adds."""
 
     values: tuple[int, ...]
-    """Offsets into the nodes of the unit or run, so that equal ones share the steps."""
+    """Offsets into the nodes of the unit or segment, so that equal ones share the steps."""
     freed_bytes: int
     cost_us: float
 
     @property
-    def price(self) -> float:
-        """Microseconds per byte."""
+    def us_per_byte(self) -> float:
+        """Its price."""
         return self.cost_us / max(self.freed_bytes, 1)
 
 
-class Offers:
-    """What the units of one model offer; equal ones are looked at once.
+class UnitSteps:
+    """The steps that empty the units of one model; equal units are looked at once.
 
     Args:
         model: the graph.
@@ -54,34 +54,34 @@ class Offers:
     def of(self, units: Sequence[Unit]) -> list[list[Drop]]:
         """Return the steps that empty each unit, the cheapest per byte first.
 
-        Within a run, values are dropped that what is kept around them gives back. The last step
-        drops the rest of the unit, what its runs pass on to each other included.
+        Within a segment, values are dropped that what is kept around them gives back. The last step
+        drops the rest of the unit, what its segments pass on to each other included.
         """
-        by_run: dict[int, _Emptied] = {}
+        by_segment: dict[int, _Emptied] = {}
         by_unit: dict[tuple[int, ...], list[Drop]] = {}
         found = []
         for unit in units:
             if unit.kind not in by_unit:
-                by_unit[unit.kind] = self._drops(unit, by_run)
+                by_unit[unit.kind] = self._drops(unit, by_segment)
             found.append(by_unit[unit.kind])
         return found
 
-    def _drops(self, unit: Unit, by_run: dict[int, _Emptied]) -> list[Drop]:
+    def _drops(self, unit: Unit, by_segment: dict[int, _Emptied]) -> list[Drop]:
         steps: list[Drop] = []
         again: set[int] = set()
         gone: set[int] = set()
         offset = 0
-        for run in unit.runs:
-            if run.kind not in by_run:
-                by_run[run.kind] = _Emptying(self, run, unit).all_steps()
-            emptied = by_run[run.kind]
+        for segment in unit.segments:
+            if segment.kind not in by_segment:
+                by_segment[segment.kind] = _Emptying(self, segment, unit).all_steps()
+            emptied = by_segment[segment.kind]
             for step in emptied.steps:
                 values = tuple(offset + at for at in step.values)
                 steps.append(Drop(values, step.freed_bytes, step.cost_us))
-                gone |= {run.nodes[at] for at in step.values}
-            again |= {run.nodes[at] for at in emptied.again}
-            offset += len(run.nodes)
-        steps.sort(key=lambda step: step.price)
+                gone |= {segment.nodes[at] for at in step.values}
+            again |= {segment.nodes[at] for at in emptied.again}
+            offset += len(segment.nodes)
+        steps.sort(key=lambda step: step.us_per_byte)
         rest = self._rest(unit, again, gone)
         return _hull([*steps, rest] if rest is not None else steps)
 
@@ -96,7 +96,7 @@ class Offers:
         ]
         stays = {i for i in nodes if i in self.kept and i not in gone} - set(wanted)
         waiting, seen = list(wanted), set(wanted)
-        new, entered = [], 0
+        new, entered_bytes = [], 0
         while waiting:
             index = waiting.pop()
             if index not in again:
@@ -112,19 +112,19 @@ class Offers:
                 if used in self.may_drop or not self.model.fresh[used]:
                     waiting.append(used)
                 else:
-                    entered += _own_bytes(self.model, used)
-        freed = sum(self.kept[index] for index in wanted) - entered
-        if freed <= 0:
+                    entered_bytes += _own_bytes(self.model, used)
+        freed_bytes = sum(self.kept[index] for index in wanted) - entered_bytes
+        if freed_bytes <= 0:
             return None
         place = {index: at for at, index in enumerate(nodes)}
-        cost = sum(self.cost_us[index] for index in sorted(new))
-        return Drop(tuple(place[index] for index in wanted), freed, cost)
+        cost_us = sum(self.cost_us[index] for index in sorted(new))
+        return Drop(tuple(place[index] for index in wanted), freed_bytes, cost_us)
 
 
-class _Candidate(NamedTuple):
+class _DroppableValue(NamedTuple):
     """A value that could be dropped next."""
 
-    price: float
+    us_per_byte: float
     index: int
     freed_bytes: float
     cost_us: float
@@ -133,54 +133,54 @@ class _Candidate(NamedTuple):
 
 
 class _Emptied(NamedTuple):
-    """A run without what can be dropped in it, by offsets into its nodes."""
+    """A segment without what can be dropped in it, by offsets into its nodes."""
 
     steps: list[Drop]
     again: frozenset[int]
 
 
 class _Emptying:
-    """A run on its way from all kept to all dropped.
+    """A segment on its way from all kept to all dropped.
 
     What a drop costs depends on what was dropped before, near it: only those candidates are looked
     at again.
     """
 
-    def __init__(self, offers: Offers, run: Run, unit: Unit) -> None:
-        self._model, self._kept = offers.model, offers.kept
-        self._may_drop, self._cost_us = offers.may_drop, offers.cost_us
-        self._run = run
-        self._inside = frozenset(run.nodes)
-        self._first_of_unit = unit.runs[0].nodes[0]
-        self._held = {index for index in run.nodes if index in self._kept}
+    def __init__(self, unit_steps: UnitSteps, segment: Segment, unit: Unit) -> None:
+        self._model, self._kept = unit_steps.model, unit_steps.kept
+        self._may_drop, self._cost_us = unit_steps.may_drop, unit_steps.cost_us
+        self._segment = segment
+        self._inside = frozenset(segment.nodes)
+        self._first_of_unit = unit.segments[0].nodes[0]
+        self._held = {index for index in segment.nodes if index in self._kept}
         self._again: set[int] = set()
-        self._open: dict[int, _Candidate] = {}
+        self._open: dict[int, _DroppableValue] = {}
         self._readers: defaultdict[int, set[int]] = defaultdict(set)
         self._queue: list[tuple[float, int]] = []
-        for index in run.nodes:
-            if index in self._held and index in self._may_drop and index not in run.passes_on:
+        for index in segment.nodes:
+            if index in self._held and index in self._may_drop and index not in segment.passes_on:
                 self._look_at(index)
 
     def all_steps(self) -> _Emptied:
         """Drop one value after the other, the cheapest per byte first."""
-        place = {index: at for at, index in enumerate(self._run.nodes)}
+        place = {index: at for at, index in enumerate(self._segment.nodes)}
         steps = []
         while (best := self.cheapest()) is not None:
             steps.append(Drop((place[best.index],), int(best.freed_bytes), best.cost_us))
             self.drop(best)
         return _Emptied(steps, frozenset(place[index] for index in self._again))
 
-    def cheapest(self) -> _Candidate | None:
+    def cheapest(self) -> _DroppableValue | None:
         """Return the value that costs least per byte, None when none frees anything."""
         while self._queue:
-            price, index = self._queue[0]
+            us_per_byte, index = self._queue[0]
             found = self._open.get(index)
-            if found is not None and found.price == price:
-                return found if price < float("inf") else None
+            if found is not None and found.us_per_byte == us_per_byte:
+                return found if us_per_byte < float("inf") else None
             heapq.heappop(self._queue)  # outdated
         return None
 
-    def drop(self, chosen: _Candidate) -> None:
+    def drop(self, chosen: _DroppableValue) -> None:
         """Drop a value."""
         del self._open[chosen.index]
         self._held.discard(chosen.index)
@@ -191,26 +191,28 @@ class _Emptying:
             self._look_at(index)
 
     def _look_at(self, index: int) -> None:
-        again, entered, met = self._closure(index)
-        freed = self._kept[index] - entered
-        cost = sum(self._cost_us[each] for each in sorted(again))
-        price = cost / freed if freed > 0 else float("inf")
-        self._open[index] = _Candidate(price, index, freed, cost, frozenset(again))
+        again, entered_bytes, met = self._closure(index)
+        freed_bytes = self._kept[index] - entered_bytes
+        cost_us = sum(self._cost_us[each] for each in sorted(again))
+        us_per_byte = cost_us / freed_bytes if freed_bytes > 0 else float("inf")
+        self._open[index] = _DroppableValue(
+            us_per_byte, index, freed_bytes, cost_us, frozenset(again)
+        )
         for node in met:
             self._readers[node].add(index)
-        heapq.heappush(self._queue, (price, index))
+        heapq.heappush(self._queue, (us_per_byte, index))
 
     def _closure(self, start: int) -> tuple[set[int], float, set[int]]:
         """Return what must run again, bytes that must be saved for it, and all nodes looked at."""
         model = self._model
-        waiting, found, entered, met = [start], {start}, 0.0, {start}
+        waiting, found, entered_bytes, met = [start], {start}, 0.0, {start}
         while waiting:
             for used in model.inputs[waiting.pop()]:
                 if used in met:
                     continue
                 if used not in self._inside:
                     if used >= self._first_of_unit and not self._is_given(used):
-                        entered = float("inf")  # an earlier run would have to run as well
+                        entered_bytes = float("inf")  # an earlier segment would have to run as well
                     continue
                 met.add(used)
                 maker = model.maker[used]
@@ -220,11 +222,11 @@ class _Emptying:
                     found.add(used)
                     waiting.append(used)
                 else:
-                    entered += _own_bytes(model, used)
-        return found, entered, met
+                    entered_bytes += _own_bytes(model, used)
+        return found, entered_bytes, met
 
     def _is_given(self, index: int) -> bool:
-        """Say whether a value from before the run is there in backward, whatever is dropped."""
+        """Say whether a value from before the segment is there in backward, whatever is dropped."""
         return self._model.is_input[index] or self._model.maker[index] in self._kept
 
 
@@ -237,7 +239,7 @@ def _hull(steps: Sequence[Drop]) -> list[Drop]:
     merged: list[Drop] = []
     for step in steps:
         current = step
-        while merged and merged[-1].price >= current.price:
+        while merged and merged[-1].us_per_byte >= current.us_per_byte:
             last = merged.pop()
             current = Drop(
                 last.values + current.values,

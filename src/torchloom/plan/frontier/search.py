@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchloom.memory.joint import JointModel, Peaks
-from torchloom.plan.frontier.options import Drop, Offers
+from torchloom.plan.frontier.options import Drop, UnitSteps
 from torchloom.plan.frontier.units import Unit, cuts_of
 
 _GROUPS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Numbers of runs that make one unit."""
+"""Numbers of segments that make one unit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One plan of the frontier."""
+class FrontierPoint:
+    """One choice of values to recompute, with its simulated peak and the time that it adds."""
 
     dropped: frozenset[int]
     """Nodes whose values do not cross from forward to backward."""
@@ -34,20 +34,20 @@ class Point:
     group: int
 
 
-class Lane(NamedTuple):
-    """Copies to the host and back, as a way to free memory."""
+class MemorySource(NamedTuple):
+    """A way to free memory other than recomputation: its price and how far it goes."""
 
-    price: float
-    """Microseconds that compute loses, per byte that goes and comes back."""
+    us_per_byte: float
+    """Microseconds that the step loses per byte that is freed."""
     num_bytes: float
-    """What can go at most."""
+    """What it can free at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Plans in the order of their time; each later one needs less memory."""
+    """Points in the order of their time; each later one needs less memory."""
 
-    points: tuple[Point, ...]
+    points: tuple[FrontierPoint, ...]
     hull: tuple[Drop, ...]
     """Steps of the finest units by price, for the bound."""
     num_tried: int
@@ -57,7 +57,7 @@ class Frontier:
         """The least that any plan needs."""
         return min(point.peak_bytes for point in self.points)
 
-    def within(self, budget_bytes: int) -> Point | None:
+    def within(self, budget_bytes: int) -> FrontierPoint | None:
         """Return the fastest plan whose peak is at most the budget, None if none is."""
         return next((p for p in self.points if p.peak_bytes <= budget_bytes), None)
 
@@ -67,7 +67,10 @@ class Frontier:
         return min(point.peak_bytes - point.saved_bytes for point in self.points)
 
     def bound_us(
-        self, budget_bytes: int, beside_bytes: int | None = None, lanes: Sequence[Lane] = ()
+        self,
+        budget_bytes: int,
+        beside_bytes: int | None = None,
+        sources: Sequence[MemorySource] = (),
     ) -> float:
         """Return a time that no plan of this family can beat within the budget.
 
@@ -78,19 +81,19 @@ class Frontier:
             budget_bytes: what the peak may be.
             beside_bytes: the least that is needed beside what is saved, if plans of other forms of
                 the graph count as well; of this frontier's plans by default.
-            lanes: copies to the host, of what may wait there.
+            sources: other ways to free memory.
         """
         beside = self.beside_bytes if beside_bytes is None else beside_bytes
-        needed = float(self.points[0].saved_bytes + beside - budget_bytes)
-        ways = [(step.price, float(step.freed_bytes)) for step in self.hull]
-        ways += lanes
-        spent = 0.0
-        for price, freed in sorted(ways):
-            if needed <= 0:
+        needed_bytes = float(self.points[0].saved_bytes + beside - budget_bytes)
+        ways = [(step.us_per_byte, float(step.freed_bytes)) for step in self.hull]
+        ways += sources
+        spent_us = 0.0
+        for us_per_byte, freed_bytes in sorted(ways):
+            if needed_bytes <= 0:
                 break
-            spent += price * min(freed, needed)
-            needed -= freed
-        return spent
+            spent_us += us_per_byte * min(freed_bytes, needed_bytes)
+            needed_bytes -= freed_bytes
+        return spent_us
 
 
 def frontier(
@@ -108,36 +111,48 @@ def frontier(
         cost_us: time of each node, by index.
         max_simulations: how many plans are simulated at most.
     """
-    rule = _Rule(model, may_drop)
+    rule = _CrossingRule(model, may_drop)
     kept = rule.kept()
     cuts = cuts_of(model)
     groups = [g for g in _GROUPS if g <= max(1, len(cuts.places) // 2 + 1)]
-    offers = Offers(model, kept, may_drop, cost_us)
-    ways = [_way(cuts.units(group), offers) for group in groups]
-    share = max(2, max_simulations // max(1, sum(1 for way in ways if way.steps)))
-    points: list[Point] = []
-    for group, way in zip(groups, ways, strict=True):
-        for count in _spread(way.steps, share):
-            dropped = frozenset(way.base.union(*(values for values, _ in way.steps[:count])))
+    unit_steps = UnitSteps(model, kept, may_drop, cost_us)
+    orders = [_drop_order(cuts.units(group), unit_steps) for group in groups]
+    share = max(2, max_simulations // max(1, sum(1 for each in orders if each.steps)))
+    points: list[FrontierPoint] = []
+    for group, order in zip(groups, orders, strict=True):
+        for count in _spread(order.steps, share):
+            dropped = frozenset(order.base.union(*(values for values, _ in order.steps[:count])))
             found = model.simulate(rule.under(dropped))
             points.append(_point(dropped, found, cost_us, group))
-    hull = tuple(sorted((drop for _, drop in ways[0].steps), key=lambda drop: drop.price))
+    hull = tuple(sorted((drop for _, drop in orders[0].steps), key=lambda drop: drop.us_per_byte))
     return Frontier(_pareto(points), hull, len(points))
 
 
 def crossing(
     model: JointModel, may_drop: Collection[int], dropped: Collection[int]
 ) -> dict[int, int]:
-    """Return what forward hands to backward under a plan: bytes by the index of the maker."""
-    return _Rule(model, may_drop).kept(dropped)
+    """Return what forward hands to backward under a plan: bytes by the index of the maker.
+
+    Args:
+        model: the graph.
+        may_drop: indices of values that may be computed again.
+        dropped: indices of those that are.
+    """
+    return _CrossingRule(model, may_drop).kept(dropped)
 
 
 def peaks_under(model: JointModel, may_drop: Collection[int], dropped: Collection[int]) -> Peaks:
-    """Return the peaks under a plan, and what backward runs again."""
-    return model.simulate(_Rule(model, may_drop).under(dropped))
+    """Return the peaks under a plan, and what backward runs again.
+
+    Args:
+        model: the graph.
+        may_drop: indices of values that may be computed again.
+        dropped: indices of those that are.
+    """
+    return model.simulate(_CrossingRule(model, may_drop).under(dropped))
 
 
-class _Rule:
+class _CrossingRule:
     """Which values do not cross: views, constants, what is tagged so, and what a plan drops."""
 
     def __init__(self, model: JointModel, may_drop: Collection[int]) -> None:
@@ -166,46 +181,50 @@ class _Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _DropOrder:
     base: frozenset[int]
     """Values that backward does not read itself: dropped whatever else is."""
     steps: tuple[tuple[frozenset[int], Drop], ...]
 
 
-def _way(units: Sequence[Unit], offers: Offers) -> _Way:
+def _drop_order(units: Sequence[Unit], unit_steps: UnitSteps) -> _DropOrder:
     steps = []
-    for number, (unit, drops) in enumerate(zip(units, offers.of(units), strict=True)):
+    for number, (unit, drops) in enumerate(zip(units, unit_steps.of(units), strict=True)):
         nodes = unit.nodes
         for drop in drops:
             values = frozenset(nodes[offset] for offset in drop.values)
-            steps.append((drop.price, number, values, drop))
+            steps.append((drop.us_per_byte, number, values, drop))
     # Of equal prices the earlier unit first: its values wait longest.
     steps.sort(key=lambda each: (each[0], each[1]))
     borders = {i for unit in units for i in unit.passes_on}
-    base = frozenset(i for i in offers.may_drop if i not in offers.kept and i not in borders)
-    return _Way(base, tuple((values, drop) for _, _, values, drop in steps))
+    base = frozenset(
+        i for i in unit_steps.may_drop if i not in unit_steps.kept and i not in borders
+    )
+    return _DropOrder(base, tuple((values, drop) for _, _, values, drop in steps))
 
 
 def _spread(steps: Sequence[tuple[frozenset[int], Drop]], most: int) -> list[int]:
     """Return how many steps to take in each trial, evenly over the bytes that they free."""
     if len(steps) < most:
         return list(range(len(steps) + 1))
-    freed, running = [], 0
+    freed_bytes, running = [], 0
     for _, drop in steps:
         running += drop.freed_bytes
-        freed.append(running)
+        freed_bytes.append(running)
     wanted = (running * k / (most - 1) for k in range(most))
-    return sorted({0, len(steps), *(bisect.bisect_left(freed, each) for each in wanted)})
+    return sorted({0, len(steps), *(bisect.bisect_left(freed_bytes, each) for each in wanted)})
 
 
-def _point(dropped: frozenset[int], found: Peaks, cost_us: Sequence[float], group: int) -> Point:
+def _point(
+    dropped: frozenset[int], found: Peaks, cost_us: Sequence[float], group: int
+) -> FrontierPoint:
     extra = sum(cost_us[i] for i in found.recomputed)
-    return Point(dropped, found.peak_bytes, found.saved_bytes, extra, group)
+    return FrontierPoint(dropped, found.peak_bytes, found.saved_bytes, extra, group)
 
 
-def _pareto(points: Sequence[Point]) -> tuple[Point, ...]:
+def _pareto(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
     """Keep plans that no other one beats in both time and memory, the fastest first."""
-    kept: list[Point] = []
+    kept: list[FrontierPoint] = []
     for point in sorted(points, key=lambda p: (p.extra_us, p.peak_bytes)):
         if not kept or point.peak_bytes < kept[-1].peak_bytes:
             kept.append(point)

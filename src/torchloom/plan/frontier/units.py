@@ -20,7 +20,7 @@ _SLACK = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Segment:
     """Forward nodes between two narrow places."""
 
     nodes: tuple[int, ...]
@@ -28,14 +28,14 @@ class Run:
     passes_on: frozenset[int]
     """Nodes whose values later calls of forward read."""
     kind: int
-    """Equal for runs of equal shape that stand alike in their units."""
+    """Equal for segments of equal shape that stand alike in their units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Runs that are computed again together: what they pass among themselves is not saved."""
+    """Segments that are computed again together: what they pass among themselves is not saved."""
 
-    runs: tuple[Run, ...]
+    segments: tuple[Segment, ...]
     """Its parts between narrow places."""
     passes_on: frozenset[int]
     """Nodes whose values later units read: saved when those are computed again."""
@@ -43,12 +43,12 @@ class Unit:
     @property
     def nodes(self) -> tuple[int, ...]:
         """Indices of its calls, in order."""
-        return tuple(index for run in self.runs for index in run.nodes)
+        return tuple(index for segment in self.segments for index in segment.nodes)
 
     @property
     def kind(self) -> tuple[int, ...]:
         """Equal for units of equal shape."""
-        return tuple(run.kind for run in self.runs)
+        return tuple(segment.kind for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +66,30 @@ class Cuts:
     """By index: equal for nodes with equal operators and shapes."""
 
     def units(self, group: int = 1) -> list[Unit]:
-        """Return the units, each of `group` runs."""
+        """Return the units, each of `group` segments."""
         bounds = [0, *self.places, len(self.order)]
-        pieces = [self.order[a:b] for a, b in itertools.pairwise(bounds) if a < b]
+        spans = [self.order[a:b] for a, b in itertools.pairwise(bounds) if a < b]
         kinds: dict[tuple[object, ...], int] = {}
         found = []
-        for start in range(0, len(pieces), group):
-            members = pieces[start : start + group]
+        for start in range(0, len(spans), group):
+            members = spans[start : start + group]
             first, last = members[0][0], members[-1][-1]
-            runs = []
-            for piece in members:
-                kind = kinds.setdefault(self._shape(piece, first, last), len(kinds))
-                passes_on = frozenset(i for i in piece if self.last_reader[i] > piece[-1])
-                runs.append(Run(piece, passes_on, kind))
-            leaving = (i for run in runs for i in run.passes_on if self.last_reader[i] > last)
-            found.append(Unit(tuple(runs), frozenset(leaving)))
+            segments = []
+            for span in members:
+                kind = kinds.setdefault(self._shape(span, first, last), len(kinds))
+                passes_on = frozenset(i for i in span if self.last_reader[i] > span[-1])
+                segments.append(Segment(span, passes_on, kind))
+            leaving = (
+                i for segment in segments for i in segment.passes_on if self.last_reader[i] > last
+            )
+            found.append(Unit(tuple(segments), frozenset(leaving)))
         return found
 
-    def _shape(self, piece: Sequence[int], first: int, last: int) -> tuple[object, ...]:
-        """Return what two runs must share to be planned alike, in a unit from `first` to `last`."""
-        start, end = piece[0], piece[-1]
+    def _shape(self, span: Sequence[int], first: int, last: int) -> tuple[object, ...]:
+        """Return what two segments must share to be planned alike, in a unit from `first` to `last`."""
+        start, end = span[0], span[-1]
         rows: list[object] = []
-        for index in piece:
+        for index in span:
             reader = self.last_reader[index]
             links = (
                 used - start if used >= start else -1 - (used >= first)

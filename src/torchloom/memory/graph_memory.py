@@ -25,8 +25,8 @@ Probe = Callable[[fx.Node], Probed | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One node at work."""
+class NodeMemory:
+    """Bytes that one node allocates, frees, and needs while it runs."""
 
     node: fx.Node
     allocated_bytes: int
@@ -35,8 +35,8 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """Something that takes memory, and when."""
+class Lifetime:
+    """A storage, or what a collective holds, and from which node to which it is alive."""
 
     storage: Storage | None
     """None for what a collective holds."""
@@ -45,7 +45,7 @@ class Life:
     begin: int
     """Place of the node that allocates it; -1: it is there at the start."""
     end: int | None
-    """Place of the node after which it dies; None: it lives on."""
+    """Place of the node after which it is freed; None: it outlives the graph."""
 
     def spans(self, place: int) -> bool:
         """Return whether it is alive while the node at a place runs."""
@@ -53,13 +53,13 @@ class Life:
 
 
 @dataclass(slots=True)
-class Program:
+class GraphMemory:
     """The nodes of one graph in order, with the storages that outlive it."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[NodeMemory] = field(default_factory=list)
     results: dict[Storage, int] = field(default_factory=dict)
     """Storages that this graph allocated and its outputs hold."""
-    lives: list[Life] = field(default_factory=list)
+    lives: list[Lifetime] = field(default_factory=list)
     """What is alive when, where that was asked for."""
 
     @property
@@ -82,7 +82,7 @@ class Program:
         return sum(step.allocated_bytes - step.freed_bytes for step in self.steps)
 
 
-def program_of(
+def graph_memory_of(
     nodes: Iterable[fx.Node],
     outputs: Iterable[fx.Node],
     *,
@@ -92,12 +92,12 @@ def program_of(
     transit: Transit | None = None,
     scratch: Mapping[fx.Node, int] | None = None,
     keeps_lives: bool = False,
-) -> Program:
+) -> GraphMemory:
     """Return the memory events of nodes that run in this order.
 
     Args:
         nodes: placeholders and calls in order; the output node is not among them.
-        outputs: values that live on after the last node.
+        outputs: values that outlive the graph.
         held: storages of inputs that somebody else keeps alive: parameters, the batch.
         sizes: bytes of inputs' storages, where they are not what their fake tensors say.
         probe: what operators allocate besides what the graph shows.
@@ -116,7 +116,7 @@ def program_of(
     last_use: dict[Storage, int] = {}
     fresh, dying = [0] * len(order), [0] * len(order)
     parts: dict[fx.Node, dict[Storage, int]] = {}
-    lives: list[Life] = []
+    lives: list[Lifetime] = []
     makers: dict[Storage, tuple[fx.Node, int]] = {}
     for index, node in enumerate(order):
         storages = parts[node] = _storages(node, probed[index], parts)
@@ -136,13 +136,13 @@ def program_of(
         for start, end, num_bytes in _under_way(order, transit):
             fresh[start] += num_bytes
             dying[end] += num_bytes
-            lives.append(Life(None, num_bytes, order[start], start, end))
+            lives.append(Lifetime(None, num_bytes, order[start], start, end))
     kept = {s: owned[s] for node in outputs for s in parts[node] if s in owned}
     for storage, size in owned.items():
         if storage not in kept:
             dying[last_use[storage]] += size
     steps = [
-        Step(
+        NodeMemory(
             node=node,
             allocated_bytes=fresh[index],
             freed_bytes=dying[index],
@@ -154,8 +154,8 @@ def program_of(
         for storage, size in owned.items():
             maker, begin = makers[storage]
             end = None if storage in kept else last_use[storage]
-            lives.append(Life(storage, size, maker, begin, end))
-    return Program(steps, kept, lives if keeps_lives else [])
+            lives.append(Lifetime(storage, size, maker, begin, end))
+    return GraphMemory(steps, kept, lives if keeps_lives else [])
 
 
 def _storages(
@@ -180,6 +180,6 @@ def _under_way(order: Sequence[fx.Node], transit: Transit) -> Iterator[tuple[int
         if node.target is ops.wait_:
             start: fx.Node = args_of(node)[0][0].all_input_nodes[0]
             args: Any = fx.node.map_arg(start.args, value_of)
-            num_bytes = transit.started(start.target, args)
+            num_bytes = transit.started_bytes(start.target, args)
             if num_bytes:
                 yield where[start], index, num_bytes

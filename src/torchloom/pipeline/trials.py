@@ -1,0 +1,197 @@
+"""Trials of a plan's candidates: each is woven on copies of the graph, as the passes leave it.
+
+Passes that run after the split (placing, bucketing, prefetching, copies) move nodes, so a candidate is
+tried on copies of the split graphs as those passes leave them: what was simulated is what runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from torchloom import _torch
+from torchloom.backends.graphs import copy_graph_module
+from torchloom.capture import partition_by_tags
+from torchloom.capture.hooks import GraphKind
+from torchloom.costs.timeline import timeline
+from torchloom.graph import Choices, GraphPass, KnownValues, PassContext, Split
+from torchloom.memory import micro_step
+from torchloom.passes import PASSES
+from torchloom.passes.offload_activation import offload_named
+from torchloom.pipeline.manager import PassManager
+from torchloom.pipeline.report import GraphReport
+from torchloom.pipeline.sends import (
+    configured_sizes,
+    keep_shards,
+    option_of,
+    reloaded_bytes,
+    traffic_of,
+    transfers_to_try,
+)
+from torchloom.plan import PlanCandidate, Planner, PlanningProblem, TrialResult
+
+Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
+"""Runs the lowered passes over a graph: `(gm, "forward" or "backward", what was chosen)`."""
+
+OFFLOAD, SELECTIVE = "offload_activation", "selective_gather"
+"""Passes that do what a plan says, where there is one."""
+_MOST_NODES = 20_000
+"""Of the splits that are remembered in all: about 60 MB."""
+
+
+@dataclass(kw_only=True)
+class GraphTrials:
+    """Describes what may be planned about one joint graph, and tries candidates on copies of it.
+
+    Args:
+        planner: whose costs and workspaces count.
+        context: what passes may know.
+        lower: the passes behind the split.
+        report: of the graph; says what kind it is.
+        passes: those that run, by name: what a plan may decide about, within their options.
+        joint_inputs: values of the graph's inputs.
+        num_results: how many of its outputs are forward's.
+        static_inputs: indices of inputs that live on between steps.
+    """
+
+    planner: Planner
+    context: PassContext
+    lower: Lower
+    report: GraphReport
+    passes: Mapping[str, GraphPass]
+    joint_inputs: Any
+    num_results: int
+    static_inputs: Sequence[int] | None
+    _known: KnownValues = field(default_factory=KnownValues)
+    _splits: dict[Any, Sequence[fx.GraphModule]] = field(default_factory=dict)
+
+    def problem(self, joint: fx.GraphModule, *, may_offload: bool = True) -> PlanningProblem:
+        """Return what is to be planned about a joint graph, which stays as it is.
+
+        Args:
+            joint: the graph.
+            may_offload: whether a plan may let activations wait on the host.
+        """
+
+        def offload(names: frozenset[str], recompute: frozenset[str]) -> PlanningProblem:
+            copy = copy_graph_module(joint, is_sketch=True)
+            self.offload(copy, names, recompute)
+            return self.problem(copy, may_offload=False)
+
+        sizes = configured_sizes(self.passes)
+        traffic = traffic_of(joint, self.context, sizes)
+        may_stay = traffic.gathers if SELECTIVE in self.passes else {}
+        return PlanningProblem(
+            joint=joint.graph,
+            num_results=self.num_results,
+            run_trial=lambda candidate: self._run(joint, candidate),
+            batch_bytes=self.report.batch_bytes,
+            weight_bytes={name: each.num_bytes for name, each in may_stay.items()},
+            shard_bytes=reloaded_bytes(joint),
+            kind=self.report.kind,
+            traffic=traffic,
+            transfers=transfers_to_try(
+                traffic, sizes, self.passes, is_bound=self.planner.prefetch_is_bound
+            ),
+            offload=offload if may_offload and OFFLOAD in self.passes else None,
+            offload_min_bytes=option_of(self.passes, OFFLOAD, "min_bytes"),
+        )
+
+    def offload(
+        self, joint: fx.GraphModule, names: frozenset[str], recompute: frozenset[str]
+    ) -> None:
+        """Let values wait in host memory.
+
+        Args:
+            joint: the graph, which is edited.
+            names: the values.
+            recompute: what backward computes again; it reads what comes back.
+        """
+        copy = copy_graph_module(joint, is_sketch=True)
+        forward, backward = self.split(copy, recompute, is_final=False)
+        inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        split = Split(
+            forward=_computed(forward.graph),
+            backward=_computed(backward.graph),
+            saved=frozenset(name for name in inputs if not name.startswith("tangents")),
+            num_outputs=self.num_results,
+        )
+        offload_named(joint, names, split, pin=option_of(self.passes, OFFLOAD, "pin_memory"))
+        joint.graph.lint()
+        joint.recompile()
+
+    def split(self, gm: fx.GraphModule, names: frozenset[str], *, is_final: bool) -> Any:
+        """Return forward and backward when backward computes the named values again.
+
+        Args:
+            gm: the joint graph, which is tagged.
+            names: values that backward computes again.
+            is_final: whether this split is compiled; else it is a trial's.
+        """
+        known = self.context.choices or Choices()
+        choices = dataclasses.replace(known, recompute=names)
+        context = dataclasses.replace(self.context, choices=choices)
+        manager = PassManager([PASSES["recompute"]], context, is_trial=not is_final)
+        report = self.report if is_final else GraphReport(self.report.name, 0, "", "")
+        manager.run(gm, context, f"{self.report.name}.joint", report)
+        return partition_by_tags(
+            gm,
+            self.joint_inputs,
+            num_fwd_outputs=self.num_results,
+            static_lifetime_input_indices=self.static_inputs,
+        )
+
+    def forget(self) -> None:
+        """Drop what is only known to make trials faster."""
+        self._known = KnownValues()
+        self._splits.clear()
+
+    def _run(self, joint: fx.GraphModule, candidate: PlanCandidate) -> TrialResult:
+        with self._known.trial(), _torch.sketching():
+            return self._result(joint, candidate)
+
+    def _result(self, joint: fx.GraphModule, candidate: PlanCandidate) -> TrialResult:
+        forward, backward = self._halves(joint, candidate)
+        known = self.context.choices or Choices()
+        sizes = candidate.transfers._asdict()
+        choices = dataclasses.replace(known, resident=candidate.resident, **sizes)
+        self.lower(forward, "forward", choices)
+        self.lower(backward, "backward", choices)
+        planner, graphs = self.planner, (forward.graph, backward.graph)
+        planner.workspaces.probe(node for graph in graphs for node in graph.nodes)
+        times = timeline(
+            graphs,
+            planner.costs,
+            self.context.world_size,
+            gathers_per_use=1 / planner.micro_steps,
+            bucket_bytes=option_of(self.passes, "bucket", "gather_bytes"),
+        )
+        step = micro_step(*graphs, probe=planner.workspaces, transit=planner.transit)
+        return TrialResult(step.peak_bytes, times.overhead_us, times.copy_us)
+
+    def _halves(self, joint: fx.GraphModule, candidate: PlanCandidate) -> list[fx.GraphModule]:
+        """Return forward and backward of a candidate, before any pass runs over them.
+
+        Searches by halving come to the same few splits again and again, with other weights resident.
+        """
+        key = joint.graph, candidate.shards, candidate.recompute
+        if key not in self._splits:
+            copy = copy_graph_module(joint, is_sketch=True)
+            keep_shards(copy, candidate.shards)
+            self._splits[key] = self.split(copy, candidate.recompute, is_final=False)
+        halves = self._splits[key] = self._splits.pop(key)  # the last to be dropped
+        while _num_nodes(self._splits.values()) > _MOST_NODES:
+            del self._splits[next(iter(self._splits))]
+        return [copy_graph_module(half, is_sketch=True) for half in halves]
+
+
+def _num_nodes(splits: Iterable[Sequence[fx.GraphModule]]) -> int:
+    return sum(len(half.graph.nodes) for halves in splits for half in halves)
+
+
+def _computed(graph: fx.Graph) -> frozenset[str]:
+    return frozenset(node.name for node in graph.nodes if node.op == "call_function")

@@ -1,0 +1,77 @@
+"""The best combination of all uses of memory: the one that promises most is tried next."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from torchloom.plan.combinations import Combination, combinations
+from torchloom.plan.form import GraphForm
+from torchloom.plan.recompute import expected_us, improved
+from torchloom.plan.trials import Trials
+from torchloom.plan.tried import NOTICEABLE, TriedPlan
+
+
+def best_combination(
+    best: TriedPlan,
+    forms: Sequence[GraphForm],
+    trials: Trials,
+    *,
+    micro_steps: int,
+    may_be_lean: bool,
+) -> TriedPlan:
+    """Use memory for whatever gains most, in any combination.
+
+    Args:
+        best: the best plan of the forms, with nothing kept beside them.
+        forms: the graph as it was captured, and with activations that wait on the host.
+        trials: of this search.
+        micro_steps: runs of the graph per optimizer step.
+        may_be_lean: whether transfers may be slower for the sake of memory.
+    """
+    base, form = forms[0], best.combination.form
+    most = _most_trials(len(base.model.nodes))
+    point = best.point if form is base else base.frontier.points[0]
+    every = list(
+        combinations(
+            forms, trials.limits, trials.costs, micro_steps=micro_steps, may_be_lean=may_be_lean
+        )
+    )
+    for each in every:  # of what one use is worth alone all others are estimated
+        if each.is_alone and each.form is base and trials.num_run < most:
+            trials.run(each, point)
+    waiting = {each.key: each for each in every}
+    promise, noticeable_us = _Promise(trials), NOTICEABLE * base.compute_us
+    while waiting and trials.num_run < most:
+        next_one = min(waiting.values(), key=promise)
+        added_us, least_bytes = promise(next_one)
+        if best.fits:
+            is_idle = added_us + noticeable_us >= best.added_us
+        else:
+            is_idle = least_bytes >= best.total_bytes
+        if is_idle:
+            break
+        del waiting[next_one.key]
+        best = improved(best, next_one, trials)
+    return best
+
+
+class _Promise:
+    """The time that a combination is expected to add, and the bytes that it needs at least."""
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+        self._spent_us = functools.cache(functools.partial(expected_us, trials=trials))
+
+    def __call__(self, each: Combination) -> tuple[float, int]:
+        estimates = self._trials.estimates
+        behind_bytes = estimates.behind_bytes(each) or 0
+        added_us = self._spent_us(each, behind_bytes=behind_bytes) + estimates.overhead_us(each)
+        least_bytes = each.form.frontier.min_peak_bytes + each.code_bytes
+        return added_us, least_bytes + behind_bytes + each.kept.num_bytes
+
+
+def _most_trials(num_nodes: int) -> int:
+    """Return how many candidates to try on copies: fewer of large graphs, to stay within seconds."""
+    # Trying one takes about 1 ms for each node.
+    return max(16, min(200, 9_000 // max(num_nodes, 1)))

@@ -1,0 +1,168 @@
+"""How much one combination recomputes: the point of its frontier that is fastest within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torchloom.plan.combinations import Combination
+from torchloom.plan.estimates import copied_us
+from torchloom.plan.frontier import FrontierPoint
+from torchloom.plan.problem import TrialResult
+from torchloom.plan.trials import Trials
+from torchloom.plan.tried import TriedPlan, better
+
+
+def improved(best: TriedPlan, combination: Combination, trials: Trials) -> TriedPlan:
+    """Return the best plan of a combination where it is better than the best one before.
+
+    Args:
+        best: the one before.
+        combination: what is tried now.
+        trials: of this search.
+    """
+    if not best.fits:
+        return better(best, fastest_recomputation(combination, trials))
+    least_us = _least_us(combination, trials) + copied_us(combination.form, trials.costs)
+    if least_us >= best.added_us:
+        return best  # the room would cost more than could be gained
+    return better(best, fastest_recomputation(combination, trials, best.added_us))
+
+
+def fastest_recomputation(
+    combination: Combination, trials: Trials, limit_us: float | None = None
+) -> TriedPlan:
+    """Return the fastest plan of a combination that fits as it will run, the smallest if none does.
+
+    A point that recomputes more may leave room for optimizer states that is worth more than what it
+    computes again.
+
+    Args:
+        combination: all that is decided but what is recomputed.
+        trials: of this search.
+        limit_us: the search ends early where a trial shows that all points add this much or more.
+    """
+    tried, allowed_bytes = _TriedPoints(combination, trials), combination.allowed_bytes
+    if allowed_bytes is None or trials.estimates.behind_bytes(combination) is None:
+        tried.run(0)
+    if allowed_bytes is None:
+        return tried.plan(0)
+    tried.search(allowed_bytes, limit_us)
+    fitting = [at for at, each in tried.results.items() if each.peak_bytes <= allowed_bytes]
+    if not fitting:
+        tried.run(0)  # what is computed again may need more than it frees
+        return tried.plan(min(tried.results, key=lambda at: tried.results[at].peak_bytes))
+    first = min(fitting)
+    roomy = tried.fastest_with_states(first, allowed_bytes)
+    if roomy == first or tried.run(roomy).peak_bytes > allowed_bytes:
+        return tried.plan(first)
+    return better(tried.plan(first), tried.plan(roomy))
+
+
+def without_recomputation(combination: Combination, trials: Trials) -> TriedPlan:
+    """Return the plan of a combination that recomputes nothing, whether it fits or not."""
+    tried = _TriedPoints(combination, trials)
+    tried.run(0)
+    return tried.plan(0)
+
+
+@dataclass
+class _TriedPoints:
+    """The points of one combination's frontier that were tried, by their place on it."""
+
+    combination: Combination
+    trials: Trials
+    results: dict[int, TrialResult] = field(default_factory=dict)
+
+    @property
+    def points(self) -> tuple[FrontierPoint, ...]:
+        """Of the frontier, from fast to small."""
+        return self.combination.form.frontier.points
+
+    def run(self, at: int) -> TrialResult:
+        """Try a point, once."""
+        if at not in self.results:
+            self.results[at] = self.trials.run(self.combination, self.points[at])
+        return self.results[at]
+
+    def plan(self, at: int) -> TriedPlan:
+        """Return the plan of a point that was tried."""
+        made, result = self.combination, self.results[at]
+        least_bytes = min(each.peak_bytes for each in self.results.values())
+        states_us = self.trials.limits.states_us(made.allowed_bytes, result.peak_bytes, made.kept)
+        return TriedPlan(made, self.points[at], result, least_bytes, states_us)
+
+    def search(self, allowed_bytes: int, limit_us: float | None) -> None:
+        """Try points until the first one that fits is known.
+
+        Passes behind the split change peaks little and in the same direction for all points, so it
+        is near where it is expected: steps from there double until they pass it, then halve.
+
+        Args:
+            allowed_bytes: what a peak may be.
+            limit_us: see `fastest_recomputation`.
+        """
+        points, trials = self.points, self.trials
+        room_bytes = allowed_bytes - (trials.estimates.behind_bytes(self.combination) or 0)
+        expected = (at for at, point in enumerate(points) if point.peak_bytes <= room_bytes)
+        at, step, low, high = next(expected, len(points) - 1), 1, -1, len(points)
+        while high - low > 1:  # `low` does not fit, `high` does
+            result = self.run(at)
+            if result.peak_bytes <= allowed_bytes:
+                high, aim = at, at - step
+            else:
+                low, aim = at, at + step
+            # What transfers add hardly depends on what is computed again.
+            least_us = _least_us(self.combination, trials) + result.overhead_us
+            if limit_us is not None and least_us >= limit_us:
+                break
+            at, step = aim if low < aim < high else (low + high) // 2, 2 * step
+
+    def fastest_with_states(self, first: int, allowed_bytes: int) -> int:
+        """Return the point from `first` on that is fastest with the states that it leaves room for.
+
+        Args:
+            first: the first point that fits.
+            allowed_bytes: what a peak may be.
+        """
+        points, kept, limits = self.points, self.combination.kept, self.trials.limits
+        # Passes behind the split took this away.
+        saved_bytes = points[first].peak_bytes - self.results[first].peak_bytes
+
+        def expected_us(at: int) -> float:
+            peak_bytes = points[at].peak_bytes - saved_bytes
+            return points[at].extra_us + limits.states_us(allowed_bytes, peak_bytes, kept)
+
+        return min(range(first, len(points)), key=expected_us)
+
+
+def expected_us(combination: Combination, trials: Trials, behind_bytes: int) -> float:
+    """Return what recomputing and streaming states are expected to take, in microseconds.
+
+    Args:
+        combination: what is looked at.
+        trials: of this search.
+        behind_bytes: what passes behind the split add to its peaks.
+    """
+    allowed_bytes, points = combination.allowed_bytes, combination.form.frontier.points
+    if allowed_bytes is None:
+        return points[0].extra_us
+
+    def fitting() -> Iterator[float]:
+        for point in points:
+            peak_bytes = point.peak_bytes + behind_bytes
+            if peak_bytes <= allowed_bytes:
+                states_us = trials.limits.states_us(allowed_bytes, peak_bytes, combination.kept)
+                yield point.extra_us + states_us
+
+    return min(fitting(), default=float("inf"))
+
+
+def _least_us(combination: Combination, trials: Trials) -> float:
+    """Return what recomputing takes at least, whatever later passes add to the peak."""
+    frontier, allowed_bytes = combination.form.frontier, combination.allowed_bytes
+    behind_bytes = trials.estimates.behind_bytes(combination)
+    if allowed_bytes is None or behind_bytes is None:
+        return frontier.points[0].extra_us
+    point = frontier.within(allowed_bytes - min(0, behind_bytes))
+    return float("inf") if point is None else point.extra_us
