@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchloom.errors import ContractError
 from torchloom.serve import Box, Contract, Dim, maybe, record, tensor
-from torchloom.serve.box import exact_boxes, first_boxes
+from torchloom.serve.contract.box import exact_boxes, first_boxes
 
 BATCH, LENGTH = Dim("batch", 1, 8), Dim("length", 2, 16)
 

@@ -14,7 +14,7 @@ import torch
 from serve.models import BATCH, Attending, Plain, made, rows
 from torchloom.errors import ContractError, ServeError
 from torchloom.serve import Contract, build, counter, load, tensor
-from torchloom.serve.cudagraph import Pool, Recorded
+from torchloom.serve.call.cuda_graphs import Pool, Recorded
 
 
 class Tape:
@@ -47,7 +47,7 @@ class Tape:
 
 @pytest.fixture(autouse=True)
 def tape(monkeypatch) -> None:
-    monkeypatch.setattr("torchloom.serve.cudagraph.CudaRecording", Tape)
+    monkeypatch.setattr("torchloom.serve.call.cuda_graphs.CudaRecording", Tape)
     Tape.made, Tape.replayed, Tape.pause_s, Tape.forgets, Tape.pools = 0, 0, 0.0, False, []
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from serve.models import BATCH, Blocks
 from torchloom.errors import ContractError, ProofError, ServeError
 from torchloom.serve import Contract, Dim, build, load, number, support_torch_compile, tensor
-from torchloom.serve.box import Box
+from torchloom.serve.contract.box import Box
 
 SMALL = Dim("batch", 1, 8)
 LENGTH = Dim("length", 1, 100, multiple_of=8)

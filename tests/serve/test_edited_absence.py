@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from serve.test_edits import FORWARD, HEAD, check, pair, top
-from torchloom.serve.absent import asked_for, listed, missed
+from torchloom.serve.builder.trace.absent_names import asked_for, listed, missed
 
 TRY = """
 import argparse, sys, types

@@ -8,7 +8,7 @@ import torch
 from serve.models import SEEN, Plain, look, made, rows
 from torchloom.errors import ServeError
 from torchloom.serve import build, counter
-from torchloom.serve.patches import resolved, spelled
+from torchloom.serve.builder.pieces.inductor_options import resolved, spelled
 
 
 def test_level_0_compiles_nothing_and_level_1_no_sizes():

@@ -14,8 +14,8 @@ from torch import nn
 
 from serve.models import rows
 from torchloom.serve import build
-from torchloom.serve.orders import depends_on_order
-from torchloom.serve.unguarded import why_unstorable
+from torchloom.serve.builder.trace.set_order import depends_on_order
+from torchloom.serve.builder.trace.unguarded import why_unstorable
 
 TABLE = {"a": 1.0, "b": 2.0}
 NAMES = {"a", "b"}
@@ -141,8 +141,8 @@ MODELS = """
 import json, sys, torch
 from torch import nn
 from torchloom.serve import Contract, Dim, Store, build
-from torchloom.serve.saved import why_miss
-from torchloom.serve.target import Target
+from torchloom.serve.store.saved import why_miss
+from torchloom.serve.model.target import Target
 
 SCALE = {"a": 1.0, "b": 2.0, "c": 3.0, "dd": 4.0, "ee": 5.0}
 NAMES = frozenset(SCALE)

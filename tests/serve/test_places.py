@@ -18,7 +18,7 @@ from torch import nn
 from serve.models import BATCH
 from torchloom._torch.places import GuardOn, NoPlaceError, place_of, settled, value_at
 from torchloom.serve import Contract, build
-from torchloom.serve.facts import facts_of
+from torchloom.serve.model.facts import facts_of
 
 
 class Pair(NamedTuple):
@@ -188,7 +188,7 @@ def test_a_program_that_relies_on_what_has_no_place_runs_and_is_not_stored(tmp_p
         found, _ = facts_of(*args, **kwargs)
         return found, ["self.table[b'x']"]
 
-    monkeypatch.setattr("torchloom.serve.trace.facts_of", unwritable)
+    monkeypatch.setattr("torchloom.serve.builder.trace.trace.facts_of", unwritable)
     program = build(
         nn.Linear(16, 4).eval(), Contract({"input": (BATCH, 16)}), backend="eager", store=tmp_path
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from serve.models import BATCH, Kinds, Stack, made
 from torchloom.errors import ArtifactError, ContractError, ServeError
 from torchloom.serve import Contract, Program, Store, build, load, tensor
-from torchloom.serve.stitch import Ref, Step, Stitching
+from torchloom.serve.call.stitching import Ref, Step, Stitching
 
 ROWS = Contract({"x": (BATCH, 16)})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from torchloom._torch.symbols import SizeGuard, size_guards, where_of
-from torchloom.serve.dims import Dim
-from torchloom.serve.prove import cuts, prove, show_sizes
+from torchloom.serve.builder.prove import cuts, prove, show_sizes
+from torchloom.serve.contract.dims import Dim
 
 
 def guard(text, holds, *hints):

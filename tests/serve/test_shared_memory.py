@@ -10,8 +10,8 @@ from serve.models import rows
 from serve.test_edits import COUNT, FORWARD, HEAD, check, made
 from torchloom.errors import ArtifactError
 from torchloom.serve import build, load
-from torchloom.serve.memory import overlaps
-from torchloom.serve.target import Target
+from torchloom.serve.model.shared_memory import overlaps
+from torchloom.serve.model.target import Target
 
 
 def pair(init: str, value: str, old: str, new: str, top: str = "") -> tuple[str, str]:

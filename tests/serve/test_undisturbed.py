@@ -248,7 +248,7 @@ def test_parameters_and_global_tensors_that_programs_write(backend):
 
 
 def test_weights_that_are_not_copied_are_noticed(monkeypatch):
-    monkeypatch.setattr("torchloom.serve.undisturbed._MOST_BYTES", 8)
+    monkeypatch.setattr("torchloom.serve.model.snapshot._MOST_BYTES", 8)
 
     class Writes(nn.Module):
         def __init__(self):

@@ -24,8 +24,8 @@ from torchloom.cli.load import load_file
 from torchloom.cli.terminal import printable
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, Program, Store, build, counter
-from torchloom.serve.saved import faults_of, held, why_miss
-from torchloom.serve.target import Target
+from torchloom.serve.model.target import Target
+from torchloom.serve.store.saved import faults_of, held, why_miss
 
 serve = typer.Typer(no_args_is_help=True, help="Compile models for serving, and look into stores.")
 
