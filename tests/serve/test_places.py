@@ -18,7 +18,7 @@ from torch import nn
 from serve.models import BATCH
 from torchloom._torch.places import GuardOn, NoPlaceError, place_of, settled, value_at
 from torchloom.serve import Contract, build
-from torchloom.serve.model.facts import facts_of
+from torchloom.serve.builder.trace.guard_facts import facts_of
 
 
 class Pair(NamedTuple):

@@ -25,7 +25,8 @@ from torchloom.cli.terminal import printable
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, Program, Store, build, counter
 from torchloom.serve.model.target import Target
-from torchloom.serve.store.saved import faults_of, held, why_miss
+from torchloom.serve.store.entries import faults_of, held
+from torchloom.serve.store.misses import why_miss
 
 serve = typer.Typer(no_args_is_help=True, help="Compile models for serving, and look into stores.")
 

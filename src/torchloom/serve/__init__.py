@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from torchloom.serve.builder.build import build as build
 from torchloom.serve.call.program import Program as Program
-from torchloom.serve.call.program import Variant as Variant
+from torchloom.serve.call.variant import Variant as Variant
 from torchloom.serve.contract.box import Box as Box
 from torchloom.serve.contract.contract import Contract as Contract
 from torchloom.serve.contract.dims import Dim as Dim

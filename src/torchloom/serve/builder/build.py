@@ -14,13 +14,16 @@ from torchloom.errors import ArtifactError, ContractError, ServeError
 from torchloom.serve.builder.options import Options, Ranges, Shapes, Sizes, check_options
 from torchloom.serve.builder.pieces.inductor_options import resolved
 from torchloom.serve.call.cuda_graphs import CudaGraphs
-from torchloom.serve.call.program import OutOfRange, Program, Variant
+from torchloom.serve.call.program import OutOfRange, Program
+from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import exact_boxes, first_boxes
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.snapshot import copies_shared, generators_kept
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.folder import Store
-from torchloom.serve.store.saved import Saved, key_of, why_miss
+from torchloom.serve.store.misses import why_miss
+from torchloom.serve.store.program_key import key_of
+from torchloom.serve.store.saved import Saved
 
 if TYPE_CHECKING:
     from torchloom.serve.builder.builder import Builder

@@ -16,47 +16,24 @@ guard is one thing that calls are asked, written as data.
 
 from __future__ import annotations
 
-import dis
 import itertools
 import re
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from torchloom._torch.places import GuardOn
-from torchloom.errors import ContractError, ServeError
-from torchloom.serve.contract.contract import Contract
-from torchloom.serve.contract.plain_values import is_plainly_laid, same
-from torchloom.serve.contract.specs import AnySpec, NumberSpec, RecordSpec, TensorSpec
-from torchloom.serve.model.facts import readable
+from torchloom.errors import ContractError
+from torchloom.serve.call.layouts import is_plainly_laid
+from torchloom.serve.contract.plain_values import same
+from torchloom.serve.contract.specs import TensorSpec
 from torchloom.serve.model.spelling import type_words, words_for
-from torchloom.serve.model.target import Target
 
 Asked = Sequence[Sequence[Any]]
 
-_PLAIN = (bool, int, float, str, type(None))
+PLAIN = (bool, int, float, str, type(None))
 _STEP = re.compile(r"\.(\w+)|\['([^'\\]*)'\]|\[(\d+)\]")
 _EXPRESSION = re.compile(r"\w+(?:\.\w+|\['[^'\\]*'\]|\[\d+\])*")
-_OF_THE_CONTRACT = frozenset(
-    {
-        *("TYPE_MATCH", "TENSOR_MATCH", "DUPLICATE_INPUT", "DYNAMIC_INDICES", "SHAPE_ENV"),
-        *("SEQUENCE_LENGTH", "LIST_LENGTH", "DICT_LENGTH", "DICT_VERSION"),
-        *("DICT_KEYS_MATCH", "DICT_KEYS", "DICT_CONST_KEYS", "MAPPING_KEYS_CHECK"),
-        *("DICT_CONTAINS", "DICT_NOT_CONTAINS"),
-    }
-)
-"""What is asked of tensors, and of the dicts, lists and objects that hold them, in any case."""
-_TYPES = frozenset({"type", "__class__", "Parameter", "Buffer"})
-_LAYOUTS = frozenset({"stride", "as_strided", "is_contiguous"})
-"""Names in code that asks for more than sizes of a tensor."""
-_MEMORY = frozenset(
-    {"as_strided", "storage_offset", "untyped_storage", "storage", "_base", "_is_view"}
-)
-"""Names in code that asks where in memory a tensor lies."""
 
 
 class _OfEach(NamedTuple):
@@ -93,99 +70,9 @@ _OF_EACH = {
         ),
     ),
 }
-_TORCH = str(Path(torch.__file__).parent)
 
 
-def asked_of(
-    guards: Iterable[GuardOn],
-    codes: Iterable[types.CodeType],
-    target: Target,
-    contract: Contract,
-    args: Mapping[str, Any],
-    varying: Collection[str],
-) -> list[list[Any]]:
-    """Return what a trace relied on of its arguments.
-
-    Args:
-        guards: of the trace.
-        codes: the functions that were traced.
-        target: says how arguments are called in guards.
-        contract: whose tensors, and what holds them, are asked for anyway.
-        args: of the trace.
-        varying: the dims that vary in it.
-
-    Raises:
-        ServeError: it relied on an object that nothing can be said of.
-    """
-    given = {name: args[name] for name in contract.args if name in args}
-    sources = {
-        source: name for name, its in target.sources_by_name(given).items() for source in its
-    }
-    fixed = [
-        spec for _, spec in contract.numbers() if spec.size and spec.size.dim.name not in varying
-    ]
-    found: list[list[Any]] = []
-    for guard in guards:
-        root = next((each for each in sources if guard.source.startswith(each)), None)
-        if root is None:
-            continue
-        expression = sources[root] + guard.source[len(root) :]
-        line = _line(guard, expression, contract, args, fixed)
-        if line is not None and line not in found:
-            found.append(line)
-    own = [code for code in codes if not code.co_filename.startswith(_TORCH)]
-    if any(map(_compares_objects, own)):
-        found += [["apart"], ["plain"]]
-    elif any(_TYPES & set(code.co_names) for code in own):
-        found.append(["plain"])
-    if any(_LAYOUTS & set(code.co_names) for code in own):
-        found.append(["strides"])
-    if any(_MEMORY & set(code.co_names) for code in own):
-        found.append(["whole"])
-    if any(map(_asks_for_gradients, own)):
-        found.append(["requires_grad", contract.grad == "grad"])
-    return found
-
-
-def _line(
-    guard: GuardOn,
-    expression: str,
-    contract: Contract,
-    args: Mapping[str, Any],
-    fixed: Collection[AnySpec],
-) -> list[Any] | None:
-    """Return what one guard asks of calls; None where the contract does."""
-    steps = _steps(expression)
-    spec = _named(contract, steps)
-    known = spec is not None
-    if known and (guard.kind in _OF_THE_CONTRACT or spec in fixed):
-        return None
-    if isinstance(spec, NumberSpec):
-        raise ServeError(
-            f"{readable(guard.source)} varies in the contract ({spec}), and forward makes a constant of it: give it "
-            "as `fixed`, or as a tensor of one number"
-        )
-    try:
-        value = _value(args, steps)
-    except (AttributeError, KeyError, IndexError, TypeError):
-        steps, value = [], None
-    if known and value is None:  # an optional tensor, of which there are programs without
-        return None
-    if steps and guard.kind == "HASATTR":
-        return ["has", expression, guard.name, hasattr(value, guard.name)]
-    if steps and guard.kind == "NOT_PRESENT_IN_GENERIC_DICT":
-        return ["has own", expression, guard.name, guard.name in getattr(value, "__dict__", {})]
-    if steps and type(value) in _PLAIN:
-        return ["value", expression, value]
-    if steps and guard.kind == "TYPE_MATCH":
-        return ["type", expression, type_words(type(value))]
-    raise ServeError(
-        f"forward relies on {readable(guard.source)} ({guard.kind}), of which the contract says nothing and calls "
-        "cannot be asked: name it as a tensor, or leave numbers and texts there"
-    )
-
-
-def _steps(expression: str) -> list[str | int]:
+def steps_in(expression: str) -> list[str | int]:
     """Return the steps of an expression like `batch.parts['x'][0]`; none if it is of another kind."""
     if not _EXPRESSION.fullmatch(expression):
         return []
@@ -196,50 +83,13 @@ def _steps(expression: str) -> list[str | int]:
     return steps
 
 
-def _named(contract: Contract, steps: Sequence[str | int]) -> AnySpec | None:
-    """Return what a contract says of what steps lead to, if it names it."""
-    if not steps:
-        return None
-    spec = contract.args[str(steps[0])]
-    for step in steps[1:]:
-        if not isinstance(spec, RecordSpec) or str(step) not in spec.parts:
-            return None
-        spec = spec.parts[str(step)]
-    return spec
-
-
-def _value(args: Mapping[str, Any], steps: Sequence[str | int]) -> Any:
+def value_by(args: Mapping[str, Any], steps: Sequence[str | int]) -> Any:
+    """Return what steps lead to, from the arguments of a call."""
     value = args[str(steps[0])]
     for step in steps[1:]:
         is_item = isinstance(step, int) or isinstance(value, Mapping)
         value = value[step] if is_item else getattr(value, str(step))
     return value
-
-
-def _compares_objects(code: types.CodeType) -> bool:
-    """Say whether code compares objects by identity, constants such as None aside."""
-    if "id" in code.co_names:
-        return True
-    before = ["", ""]
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IS_OP" and not any(n.startswith("LOAD_CONST") for n in before):
-            return True
-        before = [before[1], instruction.opname]
-    return False
-
-
-def _asks_for_gradients(code: types.CodeType) -> bool:
-    """Say whether code asks a tensor, other than a method one of its own object, whether it requires gradients."""
-    before: list[dis.Instruction] = []
-    for instruction in dis.get_instructions(code):
-        if instruction.argval in ("requires_grad", "is_leaf", "grad_fn"):
-            steps = list(itertools.takewhile(lambda i: i.opname == "LOAD_ATTR", reversed(before)))
-            root = before[-1 - len(steps)].argval if len(before) > len(steps) else None
-            is_own = bool(steps) and root == "self" and code.co_varnames[:1] == ("self",)
-            if not is_own:
-                return True
-        before.append(instruction)
-    return False
 
 
 def conditions(
@@ -254,8 +104,8 @@ def conditions(
     """
     found: list[str] = []
     for kind, *line in asked:
-        if line and isinstance(line[0], str) and _steps(line[0]):
-            root = str(_steps(line[0])[0])
+        if line and isinstance(line[0], str) and steps_in(line[0]):
+            root = str(steps_in(line[0])[0])
             line = [(given or {}).get(root, root) + line[0][len(root) :], *line[1:]]
         if kind == "apart":
             found += [f"{one} is not {two}" for one, two in itertools.combinations(tensors, 2)]
@@ -264,7 +114,7 @@ def conditions(
             found += [f"{each}.requires_grad is {line[0]}" for each in floats]
         elif kind in _OF_EACH:
             found += [_OF_EACH[kind].condition.format(each) for each in tensors]
-        elif not _steps(line[0]):
+        elif not steps_in(line[0]):
             raise ValueError(f"{line[0]!r} is no way to a value")
         elif kind == "value":
             found.append(f"same({line[0]}, {line[1]!r})")
@@ -317,7 +167,7 @@ def check_asked(asked: Asked, args: Mapping[str, Any], tensors: Mapping[str, Ten
 def _check(kind: str, line: Sequence[Any], args: Mapping[str, Any]) -> None:
     text, *wanted = line
     try:
-        value = _value(args, _steps(text))
+        value = value_by(args, steps_in(text))
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise ContractError(f"{text} is not there ({error}), and the program reads it") from error
     if kind == "value" and not same(value, wanted[0]):

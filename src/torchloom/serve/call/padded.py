@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchloom.errors import ProofError
-from torchloom.serve.builder.compare.compare import parts_of
 from torchloom.serve.call.entry import Run
-from torchloom.serve.contract.contract import Contract, value_at
+from torchloom.serve.contract.checks import value_at
+from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Dim
 from torchloom.serve.contract.specs import TensorSpec
-from torchloom.serve.model.reachable import is_array
 from torchloom.serve.model.target import Target
 
 Axes = dict[str, tuple[int, int]]
@@ -98,63 +95,6 @@ class Padded:
         place, each = self.axes[path]
         # A copy: nothing of the padding stays alive, or reachable, behind the result.
         return tensor.narrow(place, 0, num * each).clone()
-
-
-def axes_of(small: Any, large: Any, sizes: tuple[int, int], name: str) -> Axes:
-    """Return where a dim is in a result, from results for two sizes of it.
-
-    Raises:
-        ProofError: a size grows with the dim, but not in proportion.
-    """
-    found: Axes = {}
-    one: dict[str, Tensor] = {}
-    map_tensors(small, lambda path, tensor: one.setdefault(path, tensor))
-
-    def look(path: str, tensor: Tensor) -> Tensor:
-        before = one.get(path)
-        if before is None or before.dim() != tensor.dim():
-            raise ProofError(
-                f"result{path} has another rank for other sizes of {name}: it cannot be cut"
-            )
-        for place, (low, high) in enumerate(zip(before.shape, tensor.shape, strict=True)):
-            if low == high:
-                continue
-            if path in found or low * sizes[1] != high * sizes[0] or low % sizes[0]:
-                raise ProofError(
-                    f"result{path} has sizes {list(before.shape)} for {name} {sizes[0]}, "
-                    f"{list(tensor.shape)} for {sizes[1]}: padding cannot be cut off"
-                )
-            found[path] = (place, low // sizes[0])
-        return tensor
-
-    map_tensors(large, look)
-    return found
-
-
-def uncut_in(value: Any, path: str = "result") -> str:
-    """Say what holds tensors in a result, and is of a kind that `map_tensors` does not look into; "" if nothing."""
-    if isinstance(value, Tensor):
-        return ""
-    is_known = isinstance(value, (Mapping, list, tuple)) or dataclasses.is_dataclass(value)
-    is_object = not isinstance(value, type)
-    if is_known and is_object:
-        found = (uncut_in(each, f"{path}{name}") for name, each in (parts_of(value) or {}).items())
-        return next(filter(None, found), "")
-    if _holds_tensors(value, frozenset()):
-        return f"{path} is a {type(value).__name__} that holds tensors"
-    if isinstance(value, Iterator):
-        return f"{path} is a {type(value).__name__}"
-    return ""
-
-
-def _holds_tensors(value: Any, within: frozenset[int]) -> bool:
-    if isinstance(value, Tensor) or is_array(value):
-        return True
-    if id(value) in within or isinstance(value, torch.nn.Module):
-        return False
-    inner = [*(parts_of(value) or {}).values()]
-    inner += value if isinstance(value, AbstractSet) else ()
-    return any(_holds_tensors(each, within | {id(value)}) for each in inner)
 
 
 def map_tensors(value: Any, fn: Callable[[str, Tensor], Tensor], path: str = "") -> Any:

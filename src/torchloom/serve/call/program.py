@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,65 +15,24 @@ from torchloom._torch.modes import num_function_modes
 from torchloom._torch.places import value_at
 from torchloom.errors import ContractError, ServeError
 from torchloom.events import ProgramReady, emit
-from torchloom.serve.call.arguments import Asked
 from torchloom.serve.call.bypass import bypassed
 from torchloom.serve.call.entry import Otherwise, Run, make_entry
 from torchloom.serve.call.refusals import refuse, refuse_modes
 from torchloom.serve.call.tied_names import ties_among
+from torchloom.serve.call.variant import Variant, shown_variant
 from torchloom.serve.call.warm_up import record_sizes
-from torchloom.serve.call.weight_checks import ChangedError, Look, OtherTensorsError
-from torchloom.serve.contract.box import Box
+from torchloom.serve.call.weight_checks import ChangedError, OtherTensorsError
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.model.attribute_watch import unwatch_attributes, watch_attributes
-from torchloom.serve.model.code import Codes
-from torchloom.serve.model.facts import Facts, changed_facts
+from torchloom.serve.model.facts import changed_facts
 from torchloom.serve.model.hooks import Looks, next_hook
 from torchloom.serve.model.target import Target
 
 if TYPE_CHECKING:
-    from torchloom.serve.builder.prove import Verdict
+    pass
 
 OutOfRange = Literal["raise", "eager"]
-
-
-@dataclass
-class Variant:
-    """The program for a box of sizes."""
-
-    box: Box
-    without: frozenset[str]
-    """Paths of optional tensors that are None."""
-    run: Run
-    """Takes what the model's forward takes, the model first."""
-    facts: Facts
-    codes: Codes
-    verdicts: tuple[Verdict, ...] = ()
-    """What was assumed of sizes, and that it holds; none for a program that was loaded."""
-    pieces: tuple[str, ...] = ()
-    """Digests of the graphs that it calls, equal ones once."""
-    num_calls: int = 1
-    """How many graphs run in a call."""
-    writes: bool = False
-    """Whether it may write to its arguments or to buffers."""
-    is_recorded: bool = False
-    """Whether CUDA graphs run in a call."""
-    checks: tuple[str, ...] = ()
-    """What of that was tried for some sizes only and is asked at each call, as Python: `n_batch < 9`."""
-    asked: Asked = ()
-    """What it relies on of arguments beside their tensors."""
-    looks: Sequence[Look] = ()
-    """What it was compiled to find in the model: dtypes, sizes and strides of weights."""
-    told: tuple[str, ...] = ()
-    """What the verdicts were, for a program that was loaded."""
-    stored: dict[str, Any] = field(default_factory=dict)
-    """What a store needs to make it again."""
-    why_not_stored: str = ""
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """What was assumed of sizes, in words."""
-        return self.told or tuple(map(str, self.verdicts))
 
 
 @dataclass
@@ -240,7 +199,7 @@ class Program:
                 key=self.key,
                 contract=str(self.contract),
                 seconds=self.seconds,
-                boxes=tuple(map(_shown, self.variants)),
+                boxes=tuple(map(shown_variant, self.variants)),
                 num_calls=tuple(variant.num_calls for variant in self.variants),
                 num_graphs=len({digest for each in self.variants for digest in each.pieces}),
                 verdicts=tuple(
@@ -337,11 +296,6 @@ class Program:
                 f"{self._default_dtype}: build it again, or set it back"
             )
         refuse(self.target, self.contract, self.variants, args)
-
-
-def _shown(variant: Variant) -> str:
-    without = f", without {', '.join(sorted(variant.without))}" if variant.without else ""
-    return f"{variant.box}{without}"
 
 
 def _refuse(changed: Sequence[str]) -> None:

@@ -20,9 +20,11 @@ from torchloom._torch.modes import (
 )
 from torchloom.errors import ContractError
 from torchloom.serve.call.arguments import Asked, check_asked
+from torchloom.serve.call.layouts import apart
 from torchloom.serve.contract.box import Box
-from torchloom.serve.contract.contract import Contract, value_at
-from torchloom.serve.contract.plain_values import apart, is_plain, same
+from torchloom.serve.contract.checks import value_at
+from torchloom.serve.contract.contract import Contract
+from torchloom.serve.contract.plain_values import is_plain, same
 from torchloom.serve.model.target import Target
 
 

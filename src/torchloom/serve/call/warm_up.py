@@ -11,7 +11,8 @@ from torch import Tensor
 from torchloom.errors import ContractError
 from torchloom.serve.call.entry import Run
 from torchloom.serve.contract.box import Box
-from torchloom.serve.contract.contract import Contract, value_at
+from torchloom.serve.contract.checks import value_at
+from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.snapshot import State, generators_kept
 from torchloom.serve.model.target import Target, as_promised
 

@@ -13,16 +13,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from torchloom.errors import ContractError
+from torchloom.serve.contract.checks import (
+    check_length,
+    check_number,
+    check_size,
+    check_tensor,
+    is_fixed_value,
+    value_at,
+)
 from torchloom.serve.contract.dims import Derived, Dim, Float, Size, dim_to_json
-from torchloom.serve.contract.plain_values import is_plain, same
 from torchloom.serve.contract.specs import (
     AnySpec,
     NumberSpec,
-    RecordSpec,
     Spec,
     TensorSpec,
     leaves,
@@ -118,19 +123,19 @@ class Contract:
         """
         sizes: dict[str, int] = {}
         for name, record in self.args.items():
-            _check_length(name, args.get(name), record)
+            check_length(name, args.get(name), record)
         given = {path: value_at(args, path) for path, _ in self.tensors()}
         for path, spec in self.tensors():
             value = given[path]
             if value is None and spec.optional:
                 continue
-            _check_tensor(path, value, spec)
+            check_tensor(path, value, spec)
             for number, (size, dim) in enumerate(zip(value.shape, spec.shape, strict=True)):
-                _check_size(f"size {number} of {path!r}", size, dim, sizes)
+                check_size(f"size {number} of {path!r}", size, dim, sizes)
         for path, spec in self.numbers():
-            _check_number(path, value_at(args, path), spec, sizes)
+            check_number(path, value_at(args, path), spec, sizes)
         for name, wanted in self.fixed.items():
-            if name in args and not _same(args[name], wanted):
+            if name in args and not is_fixed_value(args[name], wanted):
                 raise ContractError(
                     f"{name!r} is {args[name]!r}, the contract fixes it to {wanted!r}"
                 )
@@ -254,99 +259,6 @@ class Contract:
 def _few_values_first(item: tuple[str, AnySpec]) -> tuple[bool, int]:
     spec = item[1]
     return (spec.fill is None, spec.below) if isinstance(spec, TensorSpec) else (True, 0)
-
-
-def value_at(args: Mapping[str, Any], path: str) -> Any:
-    """Return what a path leads to; None where an optional part is not there."""
-    value: Any = args
-    for part in path.split("."):
-        if value is None:
-            return None
-        if isinstance(value, Mapping):
-            value = value.get(part)
-        elif isinstance(value, (list, tuple)) and part.isdecimal():
-            value = value[int(part)] if int(part) < len(value) else None
-        else:
-            value = getattr(value, part, None)
-    return value
-
-
-def _check_length(path: str, value: Any, spec: AnySpec) -> None:
-    if not isinstance(spec, RecordSpec):
-        return
-    if spec.is_ordered and type(value) is not spec.kind:
-        wanted = getattr(spec.kind, "__name__", spec.kind)
-        raise ContractError(f"{path!r} is a {type(value).__name__}, the contract wants a {wanted}")
-    if spec.is_ordered and len(value) != len(spec.parts):
-        raise ContractError(
-            f"{path!r} holds {len(value)} values, the contract wants {len(spec.parts)}"
-        )
-    if spec.kind is dict and type(value) is dict and [*value] != [*spec.parts]:
-        raise ContractError(
-            f"{path!r} holds the keys {[*value]}, the contract wants {[*spec.parts]}, in this order: forward "
-            "may go through them"
-        )
-    for key, each in spec.parts.items():
-        _check_length(f"{path}.{key}", value_at({"": value}, f".{key}"), each)
-
-
-def _check_tensor(path: str, value: Any, spec: TensorSpec) -> None:
-    if not isinstance(value, Tensor):
-        raise ContractError(f"{path!r} is {type(value).__name__}, the contract wants {spec}")
-    if value.is_nested or value.layout is not torch.strided:
-        kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-        raise ContractError(
-            f"{path!r} is a tensor of another layout ({kind}), the contract wants a dense one: {spec}"
-        )
-    if value.dim() != len(spec.shape):
-        raise ContractError(
-            f"{path!r} has {value.dim()} dimensions, the contract wants {len(spec.shape)}: {spec}"
-        )
-    if value.dtype != spec.dtype:
-        raise ContractError(f"{path!r} is {value.dtype}, the contract wants {spec.dtype}")
-    if not value.is_contiguous():
-        raise ContractError(
-            f"{path!r} is not contiguous (strides {tuple(value.stride())} for sizes "
-            f"{tuple(value.shape)}): call .contiguous() on it first"
-        )
-    if value.is_neg() or value.is_conj():
-        kind = "neg" if value.is_neg() else "conj"
-        raise ContractError(
-            f"{path!r} is a view whose values are changed as they are read: call .resolve_{kind}() on it first"
-        )
-    if value.device != spec.device:
-        raise ContractError(f"{path!r} is on {value.device}, the contract wants {spec.device}")
-
-
-def _check_number(path: str, value: Any, spec: NumberSpec, sizes: dict[str, int]) -> None:
-    kind = float if spec.size is None else int
-    if type(value) is not kind:
-        raise ContractError(f"{path!r} is {value!r}, the contract wants {spec}")
-    if spec.size is not None:
-        _check_size(repr(path), int(value), spec.size, sizes)
-    elif not spec.low <= value <= spec.high:
-        raise ContractError(f"{path!r} is {value!r}, the contract allows {spec.low} to {spec.high}")
-
-
-def _check_size(what: str, size: int, wanted: Size, sizes: dict[str, int]) -> None:
-    if isinstance(wanted, int):
-        if size != wanted:
-            raise ContractError(f"{what} is {size}, the contract fixes it to {wanted}")
-        return
-    dim = wanted.dim
-    value = wanted.value_at(size)
-    if value is None:
-        allowed = dim.range_text if wanted is dim else f"it for {dim}"
-        raise ContractError(f"{what} ({wanted.text}) is {size}, the contract allows {allowed}")
-    if sizes.setdefault(dim.name, value) != value:
-        raise ContractError(
-            f"{what} ({wanted.text}) is {size}, elsewhere in the call it is "
-            f"{wanted.of(sizes[dim.name])}"
-        )
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (is_plain(one) and same(one, other))
 
 
 def _is_plain(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchloom._torch.operators import Operator, schemas_of, traced_functions
 from torchloom.serve.model.bytecode import digest_of, nested
-from torchloom.serve.model.code import functions_in, has_version
+from torchloom.serve.model.functions import functions_in, has_version
 from torchloom.serve.model.spelling import words_for
 
 _DEPTH = 4

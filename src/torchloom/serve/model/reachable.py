@@ -16,34 +16,34 @@ import functools
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchloom.serve.model.holders import (
+    ABSENT,
+    PLAIN,
+    Holder,
+    array_holder,
+    cell_holder,
+    class_holder,
+    dict_holder,
+    generator_holder,
+    is_known,
+    items_holder,
+    names_holder,
+    read_slot,
+    slots_holder,
+    slots_of,
+)
+
 _MOST = 100_000
 """Values that are looked into; of a model that holds more, the rest is not put back."""
 _MOST_STEPS = 2
 """From a function of the model to one that it names to one that that names; code beyond is not read."""
-_PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
-ABSENT: Any = object()
-"""Stands for what is not there."""
-
-Content = list[tuple[Any, Any]]
-"""What a holder holds: keys or places, and values."""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Something that holds values in a way that can be put back."""
-
-    path: str
-    read: Callable[[], Content]
-    write: Callable[[Content], None]
-    has_order: bool = True
-    """Whether the keys say where a value is; sets have none."""
 
 
 @dataclass
@@ -64,24 +64,12 @@ def reached_from(roots: Iterable[tuple[str, Any]]) -> Reached:
     return Reached(walk.holders, walk.tensors)
 
 
-def differs(one: Content, other: Content) -> bool:
-    """Say whether contents are other objects; asking tensors for equality would be another thing."""
-    return len(one) != len(other) or not all(
-        is_same(a[0], b[0]) and is_same(a[1], b[1]) for a, b in zip(one, other, strict=True)
-    )
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Say whether two values are one object, or equal numbers or texts."""
-    return one is other or (type(one) is type(other) and type(one) in _PLAIN and one == other)
-
-
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return what an object holds under names of its own; nothing of functions, classes and modules."""
     if isinstance(value, (type, enum.Enum, types.FunctionType, types.ModuleType)):
         return {}
     own = {str(name): each for name, each in (_attributes(value) or {}).items()}
-    slots = {name: _read_slot(slot, value) for name, slot in _slots(type(value))}
+    slots = {name: read_slot(slot, value) for name, slot in slots_of(type(value))}
     return own | {name: each for name, each in slots.items() if each is not ABSENT}
 
 
@@ -95,12 +83,6 @@ def is_own_object(value: Any) -> bool:
     return not is_known(kind.__module__)
 
 
-def is_known(module: str | None) -> bool:
-    """Say whether a module comes with torch or Python, or is this library's."""
-    root = (module or "").partition(".")[0]
-    return root in ("torch", "torchloom", "numpy") or root in sys.stdlib_module_names
-
-
 class _Walk:
     def __init__(self) -> None:
         self.holders: list[Holder] = []
@@ -110,7 +92,7 @@ class _Walk:
         self._waiting: collections.deque[tuple[str, Any, str, int]] = collections.deque()
 
     def add(self, path: str, value: Any, kind: str = "tensor", steps: int = 0) -> None:
-        if type(value) not in _PLAIN and id(value) not in self._seen:
+        if type(value) not in PLAIN and id(value) not in self._seen:
             self._seen.add(id(value))
             self._kept.append(value)
             self._waiting.append((path, value, kind, steps))
@@ -125,10 +107,10 @@ class _Walk:
         elif isinstance(value, nn.Module):
             self._look_module(path, value)
         elif isinstance(value, dict):
-            self._hold_dict(path, value)
+            self.holders.append(dict_holder(path, value))
             self._add_all(path, dict.items(value), kind, steps)
         elif isinstance(value, (list, collections.deque, set)):
-            self._hold_items(path, value)
+            self.holders.append(items_holder(path, value))
             self._add_all(path, enumerate(list(value)), kind, steps)
         elif isinstance(value, (tuple, frozenset)):
             self._add_all(path, enumerate(value), kind, steps)
@@ -143,9 +125,9 @@ class _Walk:
         elif isinstance(value, type):
             self._look_class(value, steps)
         elif isinstance(value, (random.Random, torch.Generator)):
-            self._hold_generator(path, value)
+            self.holders.append(generator_holder(path, value))
         elif is_array(value):
-            self._hold_array(path, value)
+            self.holders.append(array_holder(path, value))
         elif is_own_object(value):
             self._look_object(path, value, steps)
 
@@ -153,7 +135,7 @@ class _Walk:
         self, path: str, items: Iterable[tuple[Any, Any]], kind: str = "tensor", steps: int = 0
     ) -> None:
         for key, each in list(items):
-            if type(each) not in _PLAIN:
+            if type(each) not in PLAIN:
                 self.add(_joined(path, key), each, kind, steps)
 
     def _put_tensor(self, name: str, tensor: Tensor) -> None:
@@ -163,12 +145,12 @@ class _Walk:
 
     def _look_module(self, path: str, module: nn.Module) -> None:
         own = vars(module)
-        self._hold_dict(path, own)
+        self.holders.append(dict_holder(path, own))
         for name, kind in (("_parameters", "parameter"), ("_buffers", "buffer"), ("_modules", "")):
             tensors = own.get(name)
             if isinstance(tensors, dict):
                 self._seen.add(id(tensors))
-                self._hold_dict(path, tensors)
+                self.holders.append(dict_holder(path, tensors))
                 self._add_all(path, tensors.items(), kind)
         self._add_all(path, own.items())
         self._add_classes(type(module), 0)
@@ -176,23 +158,12 @@ class _Walk:
     def _look_object(self, path: str, value: Any, steps: int) -> None:
         own = _attributes(value)
         if own is not None:  # an empty one may be filled
-            self._hold_dict(path, own)
+            self.holders.append(dict_holder(path, own))
             self._add_all(path, own.items(), steps=steps)
-        slots = _slots(type(value))
-        if slots:
-
-            def read() -> Content:
-                return [(name, _read_slot(slot, value)) for name, slot in slots]
-
-            def write(content: Content) -> None:
-                for (_, slot), (_, each) in zip(slots, content, strict=True):
-                    if each is not ABSENT:
-                        slot.__set__(value, each)
-                    elif _read_slot(slot, value) is not ABSENT:
-                        slot.__delete__(value)
-
-            self.holders.append(Holder(path, read, write))
-            self._add_all(path, read(), steps=steps)
+        if slots_of(type(value)):
+            held = slots_holder(path, value)
+            self.holders.append(held)
+            self._add_all(path, held.read(), steps=steps)
         self._add_classes(type(value), steps)
 
     def _add_classes(self, kind: type, steps: int) -> None:
@@ -207,18 +178,9 @@ class _Walk:
             for function in _functions(value):
                 self.add(function.__qualname__, function, steps=steps)
 
-        def read() -> Content:
-            return [(name, each) for name, each in vars(kind).items() if _is_data(name, each)]
-
-        def write(content: Content) -> None:
-            for name in {name for name, _ in read()} - {name for name, _ in content}:
-                type.__delattr__(kind, name)
-            for name, each in content:
-                if vars(kind).get(name, ABSENT) is not each:
-                    type.__setattr__(kind, name, each)
-
-        self.holders.append(Holder(kind.__qualname__, read, write))
-        self._add_all(kind.__qualname__, read(), steps=steps)
+        held = class_holder(kind)
+        self.holders.append(held)
+        self._add_all(kind.__qualname__, held.read(), steps=steps)
 
     def _look_function(self, path: str, function: types.FunctionType, steps: int) -> None:
         if is_known(function.__module__) or steps > _MOST_STEPS:
@@ -242,94 +204,16 @@ class _Walk:
     def _hold_names(
         self, path: str, scope: dict[str, Any], names: frozenset[str], steps: int
     ) -> None:
-        chosen = sorted(names)
-
-        def read() -> Content:
-            return [(name, scope.get(name, ABSENT)) for name in chosen]
-
-        def write(content: Content) -> None:
-            for name, each in content:
-                if each is not ABSENT:
-                    scope[name] = each
-                else:
-                    scope.pop(name, None)
-
-        self.holders.append(Holder(path, read, write))
-        for name in chosen:
+        self.holders.append(names_holder(path, scope, names))
+        for name in sorted(names):
             value = scope.get(name)
             if not isinstance(value, types.ModuleType):
                 self.add(f"{path} {name}", value, steps=steps)
 
     def _hold_cell(self, name: str, cell: types.CellType, steps: int) -> None:
-        def read() -> Content:
-            try:
-                return [(name, cell.cell_contents)]
-            except ValueError:  # not filled
-                return [(name, ABSENT)]
-
-        def write(content: Content) -> None:
-            if content[0][1] is not ABSENT:
-                cell.cell_contents = content[0][1]
-
-        self.holders.append(Holder("", read, write))
-        self._add_all("", read(), steps=steps)
-
-    def _hold_dict(self, path: str, value: dict[Any, Any]) -> None:
-        # A class of one's own may do anything in these methods.
-        base: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-
-        def write(content: Content) -> None:
-            base.clear(value)
-            for key, each in content:
-                base.__setitem__(value, key, each)
-
-        def write_attributes(content: Content) -> None:
-            """Leave what is the same where it is: other threads may look."""
-            for key in value.keys() - dict(content).keys():
-                del value[key]
-            value.update((key, each) for key, each in content if value.get(key, ABSENT) is not each)
-
-        def read() -> Content:
-            return list(base.items(value))
-
-        is_plain = type(value) is dict and all(type(key) is str for key in value)
-        self.holders.append(Holder(path, read, write_attributes if is_plain else write))
-
-    def _hold_items(self, path: str, value: Any) -> None:
-        base: Any = next(kind for kind in (list, collections.deque, set) if isinstance(value, kind))
-
-        def read() -> Content:
-            return list(enumerate(base.__iter__(value)))
-
-        def write(content: Content) -> None:
-            base.clear(value)
-            put = base.update if base is set else base.extend
-            put(value, [each for _, each in content])
-
-        self.holders.append(Holder(path, read, write, has_order=base is not set))
-
-    def _hold_generator(self, path: str, value: Any) -> None:
-        get, put = (
-            (value.getstate, value.setstate)
-            if isinstance(value, random.Random)
-            else (value.get_state, value.set_state)
-        )
-
-        def read() -> Content:
-            state = get()
-            words = state.tolist() if isinstance(state, Tensor) else state
-            return [("", repr(words))]
-
-        before = get()
-        self.holders.append(Holder(path, read, lambda content: put(before)))
-
-    def _hold_array(self, path: str, value: Any) -> None:
-        before = value.copy()
-
-        def write(content: Content) -> None:
-            value[...] = before
-
-        self.holders.append(Holder(path, lambda: [("", value.tobytes())], write))
+        held = cell_holder(name, cell)
+        self.holders.append(held)
+        self._add_all("", held.read(), steps=steps)
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
@@ -338,30 +222,6 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
-
-
-@functools.cache
-def _slots(kind: type) -> tuple[tuple[str, Any], ...]:
-    return tuple(
-        (name, each)
-        for base in kind.__mro__
-        if not is_known(base.__module__)
-        for name, each in vars(base).items()
-        if isinstance(each, types.MemberDescriptorType)
-    )
-
-
-def _read_slot(slot: Any, value: Any) -> Any:
-    try:
-        return slot.__get__(value)
-    except AttributeError:
-        return ABSENT
-
-
-def _is_data(name: str, value: Any) -> bool:
-    """Say whether an attribute of a class is a value, and no function or other descriptor."""
-    is_hidden = name.startswith(("__", "_abc_", "_torchloom_"))
-    return not is_hidden and not hasattr(type(value), "__get__")
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
@@ -397,5 +257,5 @@ def is_array(value: Any) -> bool:
 
 
 def _joined(path: str, key: Any) -> str:
-    text = key if isinstance(key, str) else repr(key) if type(key) in _PLAIN else type(key).__name__
+    text = key if isinstance(key, str) else repr(key) if type(key) in PLAIN else type(key).__name__
     return f"{path}.{text}" if path else text

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from torchloom.errors import ServeError
-from torchloom.serve.model.reachable import ABSENT, Content, differs, is_same, reached_from
+from torchloom.serve.model.holders import ABSENT, Content, differs, is_same
+from torchloom.serve.model.reachable import reached_from
 from torchloom.serve.model.target import Target
 
 _MOST_BYTES = 2**28

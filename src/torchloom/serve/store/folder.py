@@ -270,27 +270,6 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Say in what the factors of two keys differ, one line each.
-
-    Example:
-        >>> differences({"torch": "2.13.0", "isa": "avx2"}, {"torch": "2.12.1", "isa": "avx2"})
-        ["torch: '2.13.0' here, '2.12.1' there"]
-    """
-    lines = []
-    for name in sorted(wanted.keys() | found.keys()):
-        here, there = wanted.get(name), found.get(name)
-        if isinstance(here, Mapping) and isinstance(there, Mapping):
-            lines += [f"{name}, {line}" for line in differences(here, there)]
-        elif here != there:
-            lines.append(f"{name}: {_shown(here)} here, {_shown(there)} there")
-    return lines
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else repr(value)
-
-
 def _locked(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,7 @@ the graph is the same there, what was assumed decided nothing (strides of a conv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from torch.fx.node import map_aggregate
 
 from torchloom._torch.symbols import with_numbers
 from torchloom.errors import ProofError, ServeError
-from torchloom.serve.builder.prove import Verdict, cuts, show_sizes
-from torchloom.serve.builder.trace.trace import Traced, how_to_promise, trace
+from torchloom.serve.builder.proof_errors import why_not_proven
+from torchloom.serve.builder.prove import cuts
+from torchloom.serve.builder.trace.trace import Traced, trace
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.bytecode import digest_of
@@ -68,7 +69,7 @@ def same_for_all(
         _is_same_in(target, contract, part, without, made) for part in rest
     )
     if not is_one or chosen != dim.max:
-        raise ProofError(told(target, box, failed))
+        raise ProofError(why_not_proven(target, box, failed))
     return made, tuple(part.largest[dim.name] for part in rest if not part.varying)
 
 
@@ -147,19 +148,3 @@ def _numbers(traced: Traced, size: int) -> Mapping[fx.Node, Any]:
         elif isinstance(value, (int, torch.SymInt)):
             (found[node],) = with_numbers([value], traced.graph.env, sizes)[1]
     return found
-
-
-def told(target: Target, box: Box, failed: Collection[Verdict]) -> str:
-    """Say what fails, for which sizes, where, and what can be done."""
-    lines = [f"{target.name} is not the same program for all of {box}:"]
-    for verdict in list(failed)[:5]:
-        where = f"\n    at {verdict.where}" if verdict.where else ""
-        lines.append(f"  not true for {show_sizes(verdict.failing)}: {verdict.guard}{where}")
-    if len(failed) > 5:
-        lines.append(f"  and {len(failed) - 5} more")
-    lines.append(
-        "Move the decision out of the model, hide it in an operator (torchloom.custom_op), leave these "
-        "sizes out of the contract, or let shapes='split' compile the parts apart."
-    )
-    lines += how_to_promise("\n".join(lines))
-    return "\n".join(lines)

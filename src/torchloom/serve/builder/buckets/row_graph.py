@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from torchloom._torch.symbols import with_numbers
-from torchloom.serve.builder.pieces.split import may_write
+from torchloom.serve.builder.pieces.writes import may_write
 from torchloom.serve.builder.trace.trace import Traced
 
 MIXES = "lets rows see one another, and so padding"

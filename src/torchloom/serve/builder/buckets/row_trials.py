@@ -26,7 +26,7 @@ from torchloom.serve.builder.buckets.row_graph import (
     live_in,
     name_of,
 )
-from torchloom.serve.builder.compare.compare import first_difference
+from torchloom.serve.builder.compare.differences import first_difference
 
 _EMPTY = frozenset({"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"})
 """Operators whose results hold whatever is in memory."""

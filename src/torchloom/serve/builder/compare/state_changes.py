@@ -16,9 +16,10 @@ import torch
 
 from torchloom._torch.places import value_at
 from torchloom.errors import ServeError, TorchloomError
-from torchloom.serve.builder.compare.compare import called, copied, first_difference
+from torchloom.serve.builder.compare.compare import called, copied
+from torchloom.serve.builder.compare.differences import first_difference
 from torchloom.serve.call.bypass import bypassed
-from torchloom.serve.call.program import Variant
+from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.facts import changed_facts
 from torchloom.serve.model.snapshot import State

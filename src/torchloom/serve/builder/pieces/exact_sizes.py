@@ -17,7 +17,7 @@ from torch import fx
 from torchloom._torch.fullgraph import FullGraph
 from torchloom._torch.symbols import with_numbers
 from torchloom.serve.builder.pieces.graph_digest import typed
-from torchloom.serve.builder.pieces.split import Divided, Piece, copied
+from torchloom.serve.builder.pieces.piece import Divided, Piece, copied
 
 
 def at_sizes(divided: Divided, graph: FullGraph, sizes: Mapping[int, int]) -> Divided | None:

@@ -14,7 +14,7 @@ from torchloom._torch.pieces import build_piece
 from torchloom._torch.symbols import SizeGuard
 from torchloom.errors import ServeError
 from torchloom.serve.builder.pieces.inductor_options import TUNED
-from torchloom.serve.builder.pieces.split import Piece
+from torchloom.serve.builder.pieces.piece import Piece
 from torchloom.serve.counter import counter
 from torchloom.serve.store.folder import Store
 from torchloom.serve.store.stored_pieces import stored_graph, stored_piece

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dis
-import hashlib
-import os
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchloom._torch.places import ENVIRON, GuardOn, reads_environment
@@ -18,7 +15,6 @@ _NAMES = frozenset({"environ", "getenv", "environb"})
 _WRITTEN = re.compile(r"[A-Z][A-Z0-9_]*")
 """How names of variables are written, mostly."""
 _JOIN = frozenset({"format", "join", "upper", "replace"})
-_ITEM = re.compile(r"(.+)\._data\[(b'[^']*')\]")
 
 
 def environ_guards(
@@ -42,31 +38,6 @@ def environ_guards(
         yield GuardOn("ENVIRON_LIKE", ENVIRON, part)
 
 
-def variable_of(source: str) -> tuple[str, str] | None:
-    """Return where the environment is that an expression reads a variable from, and which; None if it reads none."""
-    found = _ITEM.fullmatch(source)
-    if found is None or os.name != "posix":
-        return None
-    return found[1], os.fsdecode(_bytes(found[2]))
-
-
-def setting_of(environ: Mapping[str, str], name: str) -> str:
-    """Return what a variable is set to, in words that do not give it away."""
-    value = environ.get(name)
-    if value is None:
-        return "not set"
-    digest = hashlib.blake2b(value.encode(errors="surrogateescape"), digest_size=8).hexdigest()
-    return f"set ({digest})"
-
-
-def settings_like(environ: Mapping[str, str], part: str) -> str:
-    """Return what all variables are set to whose names contain a text, in words that do not give it away."""
-    found = sorted(name for name in environ if part in name)
-    texts = [f"{name} {setting_of(environ, name)}" for name in found]
-    digest = hashlib.blake2b("\n".join(texts).encode(errors="surrogateescape"), digest_size=8)
-    return f"{len(found)} ({digest.hexdigest()})"
-
-
 def _makes_texts(code: types.CodeType) -> bool:
     """Return whether code may put names together."""
     if not _JOIN.isdisjoint(code.co_names):
@@ -79,8 +50,3 @@ def _makes_texts(code: types.CodeType) -> bool:
 
 def _is_part(value: object) -> bool:
     return isinstance(value, str) and len(value) > 1 and value.replace("_", "a").isalnum()
-
-
-def _bytes(text: str) -> bytes:
-    value: bytes = ast.literal_eval(text)
-    return value

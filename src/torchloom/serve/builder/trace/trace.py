@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,16 +17,20 @@ from torchloom._torch.operators import hidden_kernels, operators_in
 from torchloom._torch.places import GuardOn, Place, place_of, settled, value_at
 from torchloom._torch.symbols import SizeGuard
 from torchloom.errors import ServeError, TorchloomError
+from torchloom.serve.builder.proof_errors import multiples_to_promise
 from torchloom.serve.builder.prove import Verdict, prove
+from torchloom.serve.builder.trace.argument_guards import asked_of
+from torchloom.serve.builder.trace.guard_facts import facts_of
+from torchloom.serve.builder.trace.traced_code import codes_of, scopes_of
 from torchloom.serve.builder.trace.unguarded import unguarded, why_unstorable
-from torchloom.serve.call.arguments import Asked, asked_of
+from torchloom.serve.call.arguments import Asked
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Derived, Float
 from torchloom.serve.contract.specs import NumberSpec, TensorSpec, steps_to
 from torchloom.serve.counter import counter
-from torchloom.serve.model.code import Codes, codes_of, scopes_of
-from torchloom.serve.model.facts import Facts, facts_of
+from torchloom.serve.model.code import Codes
+from torchloom.serve.model.facts import Facts
 from torchloom.serve.model.target import Target, as_promised
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -240,13 +243,4 @@ def _found(
 def _first_lines(error: BaseException) -> str:
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     where = [line.strip() for line in lines if line.lstrip().startswith("File ")]
-    return "\n".join([*lines[:6], *where[-1:], *how_to_promise(str(error))])
-
-
-def how_to_promise(text: str) -> list[str]:
-    """Return the advice for conditions of torch's that ask whether a size is a multiple of a number."""
-    numbers = dict.fromkeys(re.findall(r"Eq\(Mod\(\w+, (\d+)\), 0\)", text))
-    return [
-        f"If sizes are multiples of {number}, promise it: Dim(..., multiple_of={number})"
-        for number in numbers
-    ]
+    return "\n".join([*lines[:6], *where[-1:], *multiples_to_promise(str(error))])

@@ -36,7 +36,7 @@ from torchloom.serve.builder.trace.set_order import (
     depends_on_order,
 )
 from torchloom.serve.model.bytecode import nested
-from torchloom.serve.model.code import functions_in, has_version
+from torchloom.serve.model.functions import functions_in, has_version
 
 _METHODS = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
