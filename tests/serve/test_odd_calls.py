@@ -189,7 +189,7 @@ def test_a_program_that_cannot_be_made_here_is_a_miss(tmp_path, monkeypatch):
     with torch.no_grad():
         model = Of(torch.sin).eval()
         build(model, CONTRACT, backend="eager", store=tmp_path)
-        monkeypatch.setattr("torchloom.serve.store.saved.loaded_piece", gone)
+        monkeypatch.setattr("torchloom.serve.store.entries.loaded_piece", gone)
         with pytest.raises(
             ArtifactError, match=r"cannot be made in this process .*'gone'.*build it again"
         ):

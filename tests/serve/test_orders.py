@@ -141,7 +141,7 @@ MODELS = """
 import json, sys, torch
 from torch import nn
 from torchloom.serve import Contract, Dim, Store, build
-from torchloom.serve.store.saved import why_miss
+from torchloom.serve.store.misses import why_miss
 from torchloom.serve.model.target import Target
 
 SCALE = {"a": 1.0, "b": 2.0, "c": 3.0, "dd": 4.0, "ee": 5.0}

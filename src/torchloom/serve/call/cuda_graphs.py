@@ -30,8 +30,6 @@ _NUM_WARM = 2
 """Runs before recording: libraries choose algorithms and allocate workspaces in the first."""
 _MOST_ADDRESSES = 16
 """Recordings for one set of sizes: a caller with more places for its caches is served without."""
-
-
 CudaGraphs = Literal["off", "full", "pieces"]
 
 

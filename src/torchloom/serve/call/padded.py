@@ -24,8 +24,6 @@ from torchloom.serve.model.target import Target
 
 Axes = dict[str, tuple[int, int]]
 """For each tensor in a result, which size varies, and how many of it there are for one row."""
-
-
 Filling = Callable[[TensorSpec, list[int], Tensor], Tensor]
 """Makes padding of a shape for a tensor: `(what the contract says of it, shape, the tensor)`."""
 

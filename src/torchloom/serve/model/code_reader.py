@@ -37,12 +37,8 @@ _INERT = frozenset(
     )
 )
 """Of a class: what does not take part in a call of its objects."""
-
-
 _CALLED = frozenset({"_call_impl", "_wrapped_call_impl"})
 """Of torch's modules: what a call goes through and no trace shows."""
-
-
 _UNTRACED = (enum.Enum,)
 """Classes whose methods between single underscores are called and not traced."""
 

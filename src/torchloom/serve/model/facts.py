@@ -25,8 +25,6 @@ from torchloom.serve.model.shared_memory import shared_with
 from torchloom.serve.model.spelling import exact, type_words, words_for
 
 _STEP = re.compile(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]")
-
-
 Facts = Mapping[str, Mapping[str, Any]]
 """What was found, by a name for people: `{"place": [["argument", "self"], ...], "was": "1e-05"}`, and with
 "ask" what was asked of it, where that is not its value."""

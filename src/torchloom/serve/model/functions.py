@@ -27,8 +27,6 @@ def functions_in(value: Any) -> Iterator[types.FunctionType]:
 
 
 _STANDARD = (torch.__path__[0], sysconfig.get_path("stdlib"))
-
-
 _ADDED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 

@@ -14,8 +14,6 @@ from torchloom.serve.builder.pieces.graph_digest import target_text, typed
 
 _LEAST_LAYER = 8
 """Calls that a repeated part needs to be compiled by itself: less would only lose fusions."""
-
-
 _INDEX = re.compile(r"(?:\.|\[')(\d+)(?:'\])?(?=$|\.|\[|')")
 
 

@@ -34,21 +34,13 @@ _OF_THE_CONTRACT = frozenset(
     }
 )
 """What is asked of tensors, and of the dicts, lists and objects that hold them, in any case."""
-
-
 _TYPES = frozenset({"type", "__class__", "Parameter", "Buffer"})
-
-
 _LAYOUTS = frozenset({"stride", "as_strided", "is_contiguous"})
 """Names in code that asks for more than sizes of a tensor."""
-
-
 _MEMORY = frozenset(
     {"as_strided", "storage_offset", "untyped_storage", "storage", "_base", "_is_view"}
 )
 """Names in code that asks where in memory a tensor lies."""
-
-
 _TORCH = str(Path(torch.__file__).parent)
 
 

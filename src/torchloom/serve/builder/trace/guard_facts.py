@@ -31,14 +31,10 @@ _OF_THE_CALL = frozenset(
     {"SHAPE_ENV", "GRAD_MODE", "DYNAMIC_INDICES", "DUAL_LEVEL", "FSDP_TRAINING_STATE"}
 )
 """Guards on what each call asks for itself, or the proof of sizes holds."""
-
-
 _LENGTHS = (
     *("SEQUENCE_LENGTH", "LIST_LENGTH", "DICT_LENGTH", "TUPLE_ITERATOR_LEN"),
     *("EMPTY_NN_MODULE_HOOKS_DICT",),
 )
-
-
 _OF_ONE: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(_LENGTHS, ("length", "len({0})")),
     "HASATTR": ("has", "hasattr({0}, {1!r})"),
@@ -52,23 +48,13 @@ _OF_ONE: Mapping[str, tuple[str, str]] = {
     "ANNOTATIONS": ("annotations", "annotations of {0}"),
 }
 """What guards ask of a value and, for some, a name, and what people call that."""
-
-
 _OF_TWO: Mapping[str, tuple[str, str]] = {
     "INSTANCE": ("instance", "isinstance({0}, {1})"),
     "SUBCLASS": ("subclass", "issubclass({0}, {1})"),
 }
-
-
 _KEYS = frozenset({"DICT_KEYS_MATCH", "DICT_KEYS", "DICT_CONST_KEYS", "MAPPING_KEYS_CHECK"})
-
-
 _CONTAINS = frozenset({"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"})
-
-
 _IDENTITY = frozenset({"ID_MATCH", "WEAKREF_ALIVE"})
-
-
 _NAMES = (str, int, float, bool, type(None))
 
 
