@@ -25,7 +25,7 @@ from torchloom.cli.terminal import printable
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, Program, Store, build, counter
 from torchloom.serve.model.target import Target
-from torchloom.serve.store.entries import faults_of, held
+from torchloom.serve.store.entries import describe_entry, faults_of
 from torchloom.serve.store.misses import why_miss
 
 serve = typer.Typer(no_args_is_help=True, help="Compile models for serving, and look into stores.")
@@ -132,7 +132,7 @@ def trust(
         return
     whole = []
     for name in waiting:
-        lines, faults = held(entries[name], given)
+        lines, faults = describe_entry(entries[name], given)
         typer.echo(printable(f"{name}  {'; '.join(lines)}"))
         for fault in faults:
             typer.echo(printable(f"    not signed: {fault}"))

@@ -29,7 +29,7 @@ from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.counter import counter
-from torchloom.serve.model.target import Target, as_promised
+from torchloom.serve.model.target import Target, gradient_mode_of
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Builder:
             ServeError: they do; or the model itself fails.
         """
         if self.options.check == "edges":
-            with as_promised(self.contract):
+            with gradient_mode_of(self.contract):
                 check_state(self.target, self.contract, variants)
             self._pool.forget()
 
@@ -142,7 +142,7 @@ class Builder:
         if is_checked and (found := difference_in_box(self.target, self.contract, variant)):
             return self._with_traces(self._without_size(box, *found), traced), None
         if is_checked:
-            with as_promised(self.contract):
+            with gradient_mode_of(self.contract):
                 check_order(self.target, self.contract, box.largest, without)
         if not is_checked or not may_share_tensors(self.target, self.contract, variant):
             variant.asked = [*variant.asked, ["apart"]]

@@ -15,9 +15,9 @@ from torchloom.serve.builder.trace.trace import Traced
 from torchloom.serve.call.assemble import assembled
 from torchloom.serve.call.cuda_graphs import Pool
 from torchloom.serve.call.variant import Variant
-from torchloom.serve.call.weight_checks import looked_at, looks_of
+from torchloom.serve.call.weight_checks import looks_of, with_weight_check
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.model.target import Target, as_promised
+from torchloom.serve.model.target import Target, gradient_mode_of
 
 
 class TraceCompiler:
@@ -64,7 +64,7 @@ class TraceCompiler:
         looks = looks_of(traced.graph.graph_module)
         known = divided.stitching.only_from({each.place for each in looks}, len(divided.pieces))
         is_exact = not traced.box.varying
-        with as_promised(self._contract):
+        with gradient_mode_of(self._contract):
             lowered = [
                 self._lowerer.lower(
                     piece,
@@ -85,7 +85,7 @@ class TraceCompiler:
         variant = Variant(
             traced.box,
             without,
-            traced.graph.shell.around(looked_at(compiled, looks), self._target.call),
+            traced.graph.shell.around(with_weight_check(compiled, looks), self._target.call),
             traced.facts,
             traced.codes,
             verdicts,

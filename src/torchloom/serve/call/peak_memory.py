@@ -6,7 +6,7 @@ import torch
 
 from torchloom.plan.memory.measure import measure_peak
 from torchloom.serve.call.program import Program
-from torchloom.serve.model.target import as_promised
+from torchloom.serve.model.target import gradient_mode_of
 
 
 def peak_of(program: Program) -> int:
@@ -17,7 +17,7 @@ def peak_of(program: Program) -> int:
     sizes = {name: dim.max for name, dim in program.contract.dims.items()}
     args = program.contract.example(sizes)
     devices = program.target.device_types(program.contract)
-    with as_promised(program.contract):
+    with gradient_mode_of(program.contract):
         if "cuda" not in devices:
             return measure_peak(lambda: program(**args)).peak_bytes
         before = torch.cuda.memory_allocated()

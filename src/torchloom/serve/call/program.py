@@ -26,7 +26,7 @@ from torchloom.serve.contract.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.model.attribute_watch import unwatch_attributes, watch_attributes
 from torchloom.serve.model.facts import changed_facts
-from torchloom.serve.model.hooks import Looks, next_hook
+from torchloom.serve.model.hooks import ModelLooks, next_hook
 from torchloom.serve.model.target import Target
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Program:
         self.state.ties = tuple(self._ties)
         self._default_dtype = torch.get_default_dtype()
         self._default_device = torch.get_default_device()
-        self._looks = Looks(target.module, target.structure())
+        self._looks = ModelLooks(target.module, target.structure())
         self.is_frozen = False
         self._entry = self._make_entry()
         self._tell()

@@ -48,7 +48,7 @@ def _condition(place: Place, other: Place, target: Target) -> str | None:
     one, two = expressions
     try:
         value = eval(str(one), names_for(target))  # written here, of steps that are names and keys
-    except Exception:  # noqa: BLE001 - what is gone is a fact that does not hold
+    except Exception:  # noqa: BLE001 - attributes may raise anything; what is gone is a changed fact
         return None
     return f"{one} is {two}" if _may_hold_tensors(value) else None
 

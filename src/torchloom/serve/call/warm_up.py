@@ -13,8 +13,8 @@ from torchloom.serve.call.entry import Run
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.checks import value_at
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.model.snapshot import State, generators_kept
-from torchloom.serve.model.target import Target, as_promised
+from torchloom.serve.model.snapshot import Snapshot, generators_kept
+from torchloom.serve.model.target import Target, gradient_mode_of
 
 
 class Sized(Protocol):
@@ -51,9 +51,9 @@ def record_sizes(
             continue
         args = {**contract.example(variant.box.largest, without=variant.without), **given}
         places, rest = target.divided(args)
-        before = State(target)
+        before = Snapshot(target)
         held = [tensor.clone() for tensor in tensors]
-        with generators_kept(), as_promised(contract):
+        with generators_kept(), gradient_mode_of(contract):
             variant.run(*first, *places, **rest)
         before.restore()
         with torch.no_grad():

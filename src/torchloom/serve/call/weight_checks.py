@@ -95,7 +95,7 @@ def looks_from(stored: Sequence[Sequence[Any]]) -> list[Look]:
     ]
 
 
-def looked_at(call: Call, looks: Sequence[Look]) -> Call:
+def with_weight_check(call: Call, looks: Sequence[Look]) -> Call:
     """Return a graph's function that looks at its inputs first.
 
     Args:

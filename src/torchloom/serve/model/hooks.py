@@ -26,7 +26,7 @@ def next_hook() -> int:
     return RemovableHandle.next_id
 
 
-class Looks:
+class ModelLooks:
     """What a model looked like when its program was made.
 
     Args:

@@ -157,7 +157,7 @@ class Target:
 
 
 @contextmanager
-def as_promised(contract: Contract) -> Iterator[None]:
+def gradient_mode_of(contract: Contract) -> Iterator[None]:
     """Set the gradient mode of a contract."""
     if contract.grad == "inference":
         with torch.inference_mode():

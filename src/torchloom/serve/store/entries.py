@@ -15,7 +15,7 @@ from torchloom.serve.call.padded import Padded
 from torchloom.serve.call.program import OutOfRange, Program
 from torchloom.serve.call.stitching import Stitching
 from torchloom.serve.call.variant import Variant
-from torchloom.serve.call.weight_checks import looked_at, looks_from
+from torchloom.serve.call.weight_checks import looks_from, with_weight_check
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Dim, dim_to_json
@@ -65,7 +65,7 @@ def program_from(
             stitching, calls, stored["recorded"], stored["fixed"], stored["written"], pool
         )
         looks = looks_from(stored["looks"])
-        run = shell.around(looked_at(compiled, looks), target.call)
+        run = shell.around(with_weight_check(compiled, looks), target.call)
         if padded := stored["padded"]:
             axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
             dim = contract.dims[padded["dim"]]
@@ -142,7 +142,7 @@ def _objects(entry: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def held(entry: Mapping[str, Any], store: Store) -> tuple[list[str], list[str]]:
+def describe_entry(entry: Mapping[str, Any], store: Store) -> tuple[list[str], list[str]]:
     """Say what an entry of unknown origin is made of, and what of it is damaged; nothing of it is followed."""
     try:
         factors = entry["factors"]

@@ -51,7 +51,7 @@ class Saved:
                 return program_from(self.store, name, entry, target, contract, out_of_range)
             except ArtifactError as error:
                 log.warning("%s is not used: %s", name, error)
-            except Exception as error:  # noqa: BLE001 - its code refers to what this process has not
+            except Exception as error:  # noqa: BLE001 - unpickling and the user's modules may raise anything
                 log.warning("%s is not used: %s", name, _cannot_be_made(error))
         return None
 
@@ -106,7 +106,7 @@ def load(
                 return program_from(store, key, entry, target, its, out_of_range)
             except ArtifactError:
                 raise
-            except Exception as error:
+            except Exception as error:  # unpickling and the user's modules may raise anything
                 raise ArtifactError(f"{store.root}: {_cannot_be_made(error)}") from error
     reasons = why_miss(store, target, contract, name)
     raise ArtifactError(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torchloom.errors import ContractError, ProofError
 from torchloom.serve.builder.buckets.axes import axes_of, uncut_in
-from torchloom.serve.builder.buckets.one_graph import same_for_all
+from torchloom.serve.builder.buckets.one_graph import trace_for_all_sizes
 from torchloom.serve.builder.buckets.padding import check_padding, check_rows
 from torchloom.serve.builder.compare.compare import result_at
 from torchloom.serve.builder.options import Sizes
@@ -16,7 +16,7 @@ from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import Box, exact_boxes
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Dim
-from torchloom.serve.model.target import Target, as_promised
+from torchloom.serve.model.target import Target, gradient_mode_of
 
 
 def bucket_programs(
@@ -55,7 +55,7 @@ def bucket_programs(
     for box in boxes:
         size = box.largest[dim.name]
         covered = whole.cut(dim.name, [low, size + 1])[1 if low > dim.min else 0]
-        traced, tried = same_for_all(target, contract, covered, without, known)
+        traced, tried = trace_for_all_sizes(target, contract, covered, without, known)
         variant = program_for(box)
         padded = Padded(variant.run, target, contract, dim, size, axes)
         check_padding(target, contract, padded, covered, without, tried)
@@ -71,7 +71,7 @@ def bucket_programs(
 def _axes(target: Target, contract: Contract, dim: Dim, without: frozenset[str]) -> Axes:
     """Find a dim in the model's result by running it for two sizes."""
     sizes = (max(dim.min, 1), dim.max)
-    with as_promised(contract):
+    with gradient_mode_of(contract):
         small, large = (result_at(target, contract, {dim.name: size}, without) for size in sizes)
     if uncut := uncut_in(large):
         raise ProofError(

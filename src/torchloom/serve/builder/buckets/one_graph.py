@@ -26,7 +26,7 @@ from torchloom.serve.model.target import Target
 _MOST_PARTS = 8
 
 
-def same_for_all(
+def trace_for_all_sizes(
     target: Target,
     contract: Contract,
     box: Box,

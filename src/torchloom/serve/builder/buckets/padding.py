@@ -23,8 +23,8 @@ from torchloom.serve.call.padded import Filling, Padded
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.specs import TensorSpec
-from torchloom.serve.model.snapshot import State
-from torchloom.serve.model.target import Target, as_promised
+from torchloom.serve.model.snapshot import Snapshot
+from torchloom.serve.model.target import Target, gradient_mode_of
 
 Values = Callable[[TensorSpec, Tensor], Tensor]
 
@@ -104,7 +104,7 @@ def check_padding(
     for sizes, values, (name, filling) in _trials(box, padded.size, also):
         padded.filling = filling
         try:
-            with as_promised(contract):
+            with gradient_mode_of(contract):
                 found = differences_at(target, contract, padded, sizes, without, values)
         except ServeError:
             if values is None:
@@ -147,13 +147,13 @@ def check_rows(
     def run(graph: Callable[..., Any]) -> Any:
         args = copied(target, contract.example({dim.name: size}, without=without))
         first = () if target.owner is None else (target.owner,)
-        before = State(target)
+        before = Snapshot(target)
         try:
             return called(traced.graph.shell.around(graph, target.call), target, first, args)
         finally:
             before.restore()
 
-    with as_promised(contract):
+    with gradient_mode_of(contract):
         found = mixing_node(traced, dim.sizes, run)
     if found is not None:
         raise ProofError(
@@ -196,11 +196,11 @@ def _culprit(
             copy = Padded(run, target, contract, dim, padded.size, padded.axes)
             copy.filling = filling
             first = () if target.owner is None else (target.owner,)
-            with as_promised(contract):
+            with gradient_mode_of(contract):
                 copy(*first, **contract.example(sizes, without=without))
             rows.append(recorder.seen)
         return _first_other(rows, 1 - sizes[dim.name] / padded.size)
-    except Exception:  # noqa: BLE001 - a name for the message is not worth an error of its own
+    except Exception:  # noqa: BLE001 - the model may raise anything; the message does without the name
         return ""
 
 

@@ -65,13 +65,13 @@ class Views:
         env = self.traced.graph.env
         try:
             return with_numbers(leaves, env, {self.hint: rows})[1]
-        except Exception:  # noqa: BLE001 - one of them has a size that follows from values
+        except Exception:  # noqa: BLE001 - torch has many errors for sizes that follow from values
             return [self._number(leaf, rows) for leaf in leaves]
 
     def _number(self, leaf: Any, rows: int) -> Any:
         try:
             return with_numbers([leaf], self.traced.graph.env, {self.hint: rows})[1][0]
-        except Exception:  # noqa: BLE001 - this is the one
+        except Exception:  # noqa: BLE001 - as above: this is the one
             return UNKNOWN
 
 

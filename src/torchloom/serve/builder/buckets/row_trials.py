@@ -67,7 +67,7 @@ class Trial(fx.Interpreter):
             given = values if change is None else {n: _mapped(v, change) for n, v in values.items()}
             try:
                 wanted = self._result(node, given)
-            except Exception:  # noqa: BLE001 - it does not take such values
+            except Exception:  # noqa: BLE001 - an operator may raise anything for values that it does not take
                 continue
             for rows in self._rows(node):
                 self._compare(node, given, wanted, rows)
@@ -96,7 +96,7 @@ class Trial(fx.Interpreter):
         with suppress(ServeError):  # of kinds that hold no rows
             try:
                 found = self._result(node, fewer)
-            except Exception as error:
+            except Exception as error:  # an operator may raise anything
                 text = f"does not run on {rows} rows alone ({type(error).__name__})"
                 raise MixedError(node, text) from error
             for one, other in zip(flat(wanted), flat(found), strict=False):

@@ -18,7 +18,7 @@ from torchloom.serve.builder.prove import show_sizes
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.model.target import Target, as_promised
+from torchloom.serve.model.target import Target, gradient_mode_of
 
 
 def difference_in_box(
@@ -36,7 +36,7 @@ def difference_in_box(
         ProofError: the model draws random numbers.
     """
     for sizes in _trials(contract, variant.box):
-        with as_promised(contract):
+        with gradient_mode_of(contract):
             found = differences_at(target, contract, variant.run, sizes, variant.without)
         if found is not None:
             _refuse_other_causes(target, contract, variant, sizes, found)
@@ -59,7 +59,7 @@ def may_share_tensors(target: Target, contract: Contract, variant: Variant) -> b
     if any(filled & set(group) for group in groups):
         return False  # the values of one may be none of another's
     try:
-        with as_promised(contract):
+        with gradient_mode_of(contract):
             return not any(
                 differences_at(
                     *(target, contract, variant.run, variant.box.largest, variant.without),
@@ -67,7 +67,7 @@ def may_share_tensors(target: Target, contract: Contract, variant: Variant) -> b
                 )
                 for group in groups
             )
-    except Exception:  # noqa: BLE001 - the model's own: it does not take one tensor for two
+    except Exception:  # noqa: BLE001 - forward may raise anything for one tensor in two arguments
         return False
 
 
@@ -100,7 +100,7 @@ def _refuse_other_causes(
         ProofError: it draws random numbers.
     """
     refuse_changed(target, contract, variant)
-    with as_promised(contract):
+    with gradient_mode_of(contract):
         draws = found.is_of_values and is_random(target, contract, sizes, variant.without)
     if draws:
         raise ProofError(

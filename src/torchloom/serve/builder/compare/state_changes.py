@@ -22,7 +22,7 @@ from torchloom.serve.call.bypass import bypassed
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.facts import changed_facts
-from torchloom.serve.model.snapshot import State
+from torchloom.serve.model.snapshot import Snapshot
 from torchloom.serve.model.target import Target
 
 Lines = dict[str, None]
@@ -74,7 +74,7 @@ def _changed_by(
 ) -> dict[int, Lines]:
     """Return what a call of the model changes of what each program was traced from, by its facts."""
     args = contract.example(first.box.largest, without=first.without)
-    before = State(target)
+    before = Snapshot(target)
     copies = copied(target, args)
     try:
         _call_model(target, copies, 0)
@@ -103,7 +103,7 @@ def _is_settled(
             contract.example(chosen, seed, without=each.without)
             for seed, (each, chosen) in enumerate(zip(pair, sizes, strict=True))
         ]
-        before = State(target)
+        before = Snapshot(target)
         try:
             copies = _copied_in_a_row(target, contract, given)
             _call_model(target, copies[0], 0)
@@ -124,7 +124,7 @@ def _is_settled(
                 return False
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception:  # noqa: BLE001 - what the first call left does not suit the second
+        except Exception:  # noqa: BLE001 - forward may raise anything for what the first call left
             return False
         finally:
             before.restore()
@@ -157,7 +157,7 @@ def _call_model(target: Target, copies: Mapping[str, Any], seed: int) -> Any:
             return called(target.call, target, (), copies, seed)
     except (TorchloomError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # the user's forward may raise anything
         raise ServeError(
             f"{target.name} itself, run on example arguments, fails with {type(error).__name__}: {error}"
         ) from error

@@ -112,6 +112,6 @@ class Lowerer:
         if self._store is not None:
             try:
                 lowered.stored = stored_graph(graph_module, self._store)
-            except Exception as error:  # noqa: BLE001 - whatever a constant's pickling raises
+            except Exception as error:  # noqa: BLE001 - pickling a user's constant may raise anything
                 lowered.why_not = f"a graph cannot be stored: {error}"
         return lowered

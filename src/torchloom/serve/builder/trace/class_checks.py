@@ -26,7 +26,7 @@ _MOST_PAIRS = 256
 """Answers that are kept for one class that asks each object."""
 
 
-def answers(
+def class_check_guards(
     values: Sequence[tuple[str, Any]], codes: Sequence[types.CodeType]
 ) -> Iterator[GuardOn]:
     """Yield guards on what is asked of classes.

@@ -31,7 +31,7 @@ from torchloom.serve.contract.specs import NumberSpec, TensorSpec, steps_to
 from torchloom.serve.counter import counter
 from torchloom.serve.model.code import Codes
 from torchloom.serve.model.facts import Facts
-from torchloom.serve.model.target import Target, as_promised
+from torchloom.serve.model.target import Target, gradient_mode_of
 
 _TORCH = str(Path(torch.__file__).parent)
 _GLOBAL_STATE = tuple(
@@ -150,7 +150,7 @@ def trace(
         )
     args = contract.made(make)
     try:
-        with as_promised(contract):
+        with gradient_mode_of(contract):
             graph = capture_full(
                 target.call,
                 *target.divided(args),
@@ -234,7 +234,7 @@ def _found(
 ) -> Iterator[tuple[str, Place, Any]]:
     """Yield the expressions of guards that lead somewhere, with place and value."""
     for source in dict.fromkeys(guard.source for guard in guards):
-        with suppress(Exception):  # what has no place, or is not there, brings no code
+        with suppress(Exception):  # attributes may raise anything; what is not there brings no code
             place = place_of(source, modules)
             if place is not None:
                 yield source, place, value_at(place, scope)

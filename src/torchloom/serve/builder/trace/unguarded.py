@@ -28,7 +28,7 @@ from torchloom.serve.builder.trace.absent_names import (
     misses_keys,
     texts_of,
 )
-from torchloom.serve.builder.trace.class_checks import answers
+from torchloom.serve.builder.trace.class_checks import class_check_guards
 from torchloom.serve.builder.trace.environment_reads import environ_guards
 from torchloom.serve.builder.trace.set_order import (
     asks_for_addresses,
@@ -65,7 +65,7 @@ def unguarded(
     yield from _held(values)
     yield from _orders(values, users)
     yield from environ_guards(values, users)
-    yield from answers(values, users)
+    yield from class_check_guards(values, users)
     yield from _absent(values, codes, users)
     yield from _absent_in_methods(values, users)
     yield from _own_names(values, codes)
