@@ -70,7 +70,7 @@ def test_a_loaded_piece_does_what_the_model_does(kind, form, tmp_path):
         found = program(x), x, model.seen
     assert x._version == version + (kind == "writes to its argument")
     torch.testing.assert_close(found, wanted)
-    paths = [str(Path(__file__).parents[1]), *sys.path]
+    paths = [str(Path(__file__).parents[2]), *sys.path]
     done = subprocess.run(
         [sys.executable, "-c", LOADED, kind],
         cwd=tmp_path,
@@ -106,7 +106,7 @@ print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in
         [sys.executable, "-c", code, str(tmp_path)],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
         },
         capture_output=True,
         text=True,

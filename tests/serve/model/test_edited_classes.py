@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from serve.test_edits import FORWARD, HEAD, check
+from serve.model.edits import FORWARD, HEAD, check
 
 KINDS = """
 import abc, collections.abc, inspect, numbers, typing

@@ -134,7 +134,7 @@ def test_a_store_serves_users_who_cannot_write_to_it(tmp_path_factory, monkeypat
         before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "HOME": "/nonexistent",
         }

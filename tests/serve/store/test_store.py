@@ -25,7 +25,7 @@ IDS = Contract({"ids": tensor(BATCH, 5, dtype=torch.int64, below=31)})
 
 def child(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in a new process that sees the tests' models."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**env, **environment},
@@ -225,7 +225,7 @@ RACE = """
 
 
 def test_processes_that_start_together_build_once_even_if_one_is_killed(tmp_path):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     command = [sys.executable, "-c", textwrap.dedent(RACE)]
 
     def start() -> subprocess.Popen[str]:

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
+from serve.model.edits import COUNT, FORWARD, HEAD, made
 from serve.models import rows
-from serve.test_edits import COUNT, FORWARD, HEAD, made
 from torchloom.errors import ArtifactError
 from torchloom.serve import build, load
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serve.test_edits import FORWARD, HEAD, check, pair, top
+from serve.model.edits import FORWARD, HEAD, check, pair, top
 from torchloom.serve.builder.trace.absent_names import asked_for, listed, missed
 
 TRY = """

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from serve.model.edits import HEAD, made
 from serve.models import rows
-from serve.test_edits import HEAD, made
 from torchloom.errors import ArtifactError
 from torchloom.serve import build, load
 

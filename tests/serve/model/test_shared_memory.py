@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from serve.model.edits import COUNT, FORWARD, HEAD, check, made
 from serve.models import rows
-from serve.test_edits import COUNT, FORWARD, HEAD, check, made
 from torchloom.errors import ArtifactError
 from torchloom.serve import build, load
 from torchloom.serve.model.shared_memory import overlaps
