@@ -84,7 +84,7 @@ def test_the_line_and_the_sizes_are_named():
     with torch.no_grad(), pytest.raises(ProofError) as caught:
         build(Applied(BY_SIZE["range"]).eval(), rows(), **BUCKETS)
     assert caught.match("is not the same program for all of batch 9 to 50")
-    assert caught.match("test_bucket_rows.py")
+    assert caught.match("test_row_checks.py")
 
 
 BY_VALUES = {

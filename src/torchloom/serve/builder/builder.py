@@ -69,7 +69,12 @@ class Builder:
         """By which optional tensors are None."""
 
     def variants(self, box: Box, without: frozenset[str]) -> list[Variant]:
-        """Return programs that cover a box together; one unless sizes split it."""
+        """Return programs that cover a box together; one unless sizes split it.
+
+        Raises:
+            ProofError: the model decides by size, and ranges are not to be cut, or it does so in too many ways.
+            ServeError: the model is not one graph, or fails.
+        """
         waiting: list[tuple[Box, Traced | None]] = [(box, None)]
         done: list[Variant] = []
         while waiting:

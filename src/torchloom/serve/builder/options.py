@@ -60,6 +60,11 @@ class Options:
 def check_options(options: Options, contract: Contract, target: Target) -> None:
     """Refuse choices that contradict one another, the contract or the model.
 
+    Args:
+        options: the choices.
+        contract: what arguments look like.
+        target: the model.
+
     Raises:
         ServeError: a choice is none.
         ContractError: names are not of the contract, or the contract's not of the model.

@@ -11,7 +11,13 @@ from torchloom.serve.model.target import Target
 
 
 def why_not_proven(target: Target, box: Box, failed: Collection[Verdict]) -> str:
-    """Say what fails, for which sizes, where, and what can be done."""
+    """Say what fails, for which sizes, where, and what can be done.
+
+    Args:
+        target: the model.
+        box: the sizes that it was to be one program for.
+        failed: the conditions that do not hold for all of them.
+    """
     lines = [f"{target.name} is not the same program for all of {box}:"]
     for verdict in list(failed)[:5]:
         where = f"\n    at {verdict.where}" if verdict.where else ""

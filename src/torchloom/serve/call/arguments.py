@@ -101,6 +101,9 @@ def conditions(
         asked: what `asked_of` returned.
         tensors: the variables that hold tensors.
         given: the variables that hold arguments, where these have other names.
+
+    Raises:
+        ValueError: something is asked in a way that `asked_of` never writes.
     """
     found: list[str] = []
     for kind, *line in asked:

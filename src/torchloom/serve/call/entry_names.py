@@ -23,7 +23,13 @@ _MADE = re.compile(
 
 
 def put(scope: dict[str, Any], stem: str, value: Any) -> str:
-    """Add a value to the globals of an entry; return the name that it got."""
+    """Add a value to the globals of an entry; return the name that it got.
+
+    Args:
+        scope: of the entry.
+        stem: how the name begins.
+        value: what it stands for.
+    """
     name = f"{stem}{len(scope)}"
     scope[name] = value
     return name

@@ -96,7 +96,13 @@ class Padded:
 
 
 def map_tensors(value: Any, fn: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
-    """Return a nested value with each tensor replaced; paths read like `['logits'][0].first`."""
+    """Return a nested value with each tensor replaced; paths read like `['logits'][0].first`.
+
+    Args:
+        value: of tuples, lists, dicts and dataclasses.
+        fn: takes path and tensor, and returns what replaces it.
+        path: to the value.
+    """
     if isinstance(value, Tensor):
         return fn(path, value)
     if isinstance(value, Mapping):

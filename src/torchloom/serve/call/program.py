@@ -52,6 +52,15 @@ class State:
 class Program:
     """What `build` and `load` return: called like the model.
 
+    Args:
+        target: the model.
+        contract: what calls have to look like.
+        variants: the programs for boxes of sizes; the first one that covers a call runs.
+        out_of_range: what a call outside of the contract does.
+        key: its name in a store.
+        origin: "built" or "loaded".
+        seconds: how long that took.
+
     Example:
         >>> import torchloom
         >>> from torchloom.serve import Contract, Dim, build

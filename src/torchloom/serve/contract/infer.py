@@ -62,6 +62,13 @@ def contract_of_call(
 
     Sizes that are equal in it are one dim, unless they have names.
 
+    Args:
+        forward: the bound method.
+        dims: which sizes vary, as `named_dims` returns them.
+        args: of the call.
+        kwargs: of the call.
+        training: whether modules are in training mode.
+
     Raises:
         ServeError: an argument whose size varies is no tensor.
     """

@@ -107,6 +107,9 @@ def tensor(
         below: what integers in examples are less than, for token ids the size of the vocabulary.
         fill: makes examples of a shape, where random values would not do: `lambda shape:
             torch.arange(shape[0])` for rows that have to differ.
+
+    Raises:
+        ContractError: a size is no size, or may be negative.
     """
     for size in shape:
         if not isinstance(size, (Dim, Derived, int)):
@@ -168,7 +171,11 @@ Spec = AnySpec | Dim | Derived | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
 
 def spec_of(name: str, given: Any) -> AnySpec:
-    """Return the spec that a user wrote in one of its short forms."""
+    """Return the spec that a user wrote in one of its short forms.
+
+    Raises:
+        ContractError: it is none of them.
+    """
     if isinstance(given, _SPECS):
         return given
     if isinstance(given, (Dim, Derived)):
@@ -201,7 +208,13 @@ def leaves(path: str, spec: AnySpec) -> Iterator[tuple[str, TensorSpec | NumberS
 
 
 def made_of(path: str, spec: AnySpec, make: Callable[[str, TensorSpec | NumberSpec], Any]) -> Any:
-    """Return an argument whose tensors and numbers `make` returns for path and spec."""
+    """Return an argument whose tensors and numbers `make` returns for path and spec.
+
+    Args:
+        path: to the argument.
+        spec: what it looks like.
+        make: makes a tensor or number.
+    """
     if not isinstance(spec, RecordSpec):
         return make(path, spec)
     parts = {key: made_of(f"{path}.{key}", each, make) for key, each in spec.parts.items()}
@@ -241,7 +254,11 @@ def spec_to_json(spec: AnySpec) -> dict[str, Any]:
 
 
 def spec_from_json(stored: Mapping[str, Any], dims: Mapping[str, Dim]) -> AnySpec:
-    """Return what `spec_to_json` wrote."""
+    """Return what `spec_to_json` wrote.
+
+    Raises:
+        ContractError: the class of an argument cannot be imported.
+    """
     if "float" in stored:
         return NumberSpec(None, *stored["float"])
     if "int" in stored:

@@ -103,12 +103,25 @@ _QUESTIONS_OF_MANY: Mapping[str, Callable[[Any, Sequence[Any]], str]] = {
 
 
 class Asker:
-    """Answers what facts ask."""
+    """Answers what facts ask.
+
+    Args:
+        scope: the values of `L` and `G`, where places begin.
+    """
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self._scope = scope
 
     def answer(self, place: Any, ask: Sequence[Any]) -> str:
+        """Return what is to be said of a place.
+
+        Args:
+            place: the steps to the value.
+            ask: the question, and what else it is about: a name, or other places.
+
+        Raises:
+            ValueError: there is no such question.
+        """
         value = value_at(place, self._scope)
         match list(ask):
             case [str(question)] if question in _QUESTIONS:

@@ -127,7 +127,13 @@ def class_holder(kind: type) -> Holder:
 
 
 def names_holder(path: str, scope: dict[str, Any], names: frozenset[str]) -> Holder:
-    """Return the holder of some names in a scope, such as the globals that a function uses."""
+    """Return the holder of some names in a scope, such as the globals that a function uses.
+
+    Args:
+        path: to the scope.
+        scope: globals, or the attributes of a module.
+        names: in it.
+    """
     chosen = sorted(names)
 
     def read() -> Content:

@@ -65,7 +65,14 @@ def _unlike(store: Store, target: Target) -> list[str]:
 def key_differences(
     entry: Mapping[str, Any], target: Target, contract: Contract, name: str | None
 ) -> list[str]:
-    """Say in what the key of a program differs from what is asked."""
+    """Say in what the key of a program differs from what is asked.
+
+    Args:
+        entry: of the program.
+        target: the model.
+        contract: what arguments look like.
+        name: that is asked for; any if None.
+    """
     stored = entry["factors"]
     its = stored["name"] if name is None else name
     now = key_of(target, contract, stored["options"], its)
@@ -79,7 +86,13 @@ def key_differences(
 
 
 def changes_since(entry: Mapping[str, Any], target: Target, contract: Contract) -> list[str]:
-    """Say which sources and constants are no longer what they were."""
+    """Say which sources and constants are no longer what they were.
+
+    Args:
+        entry: of the program.
+        target: the model.
+        contract: what arguments look like.
+    """
     lines: list[str] = []
     for stored in entry["variants"]:
         found: list[str] = []

@@ -13,7 +13,17 @@ from torchloom.serve.model.target import Target
 def key_of(
     target: Target, contract: Contract, options: Mapping[str, Any], name: str = ""
 ) -> dict[str, Any]:
-    """Return what tells one program from another before anything is traced."""
+    """Return what tells one program from another before anything is traced.
+
+    Args:
+        target: the model.
+        contract: what arguments look like.
+        options: of the build, as plain data.
+        name: of the program.
+
+    Returns:
+        Factors by name, as plain data.
+    """
     return {
         "name": name,
         "model": target.name,

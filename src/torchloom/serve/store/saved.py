@@ -40,7 +40,13 @@ class Saved:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def load(self, target: Target, contract: Contract, out_of_range: OutOfRange) -> Program | None:
-        """Return the program, None where there is none that fits."""
+        """Return the program, None where there is none that fits.
+
+        Args:
+            target: the model.
+            contract: what arguments look like.
+            out_of_range: what a call outside of the contract does.
+        """
         broken, entries = self.store.look()
         for line in broken:
             log.warning("%s", line)

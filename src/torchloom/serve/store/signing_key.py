@@ -77,7 +77,13 @@ class Key:
         return f"{self.name}:{hmac.new(self._secret, content, hashlib.sha256).hexdigest()}"
 
     def why_not(self, name: str, entry: Mapping[str, Any], signature: object) -> str:
-        """Return why a signature is not that of an entry, or nothing."""
+        """Return why a signature is not that of an entry, or nothing.
+
+        Args:
+            name: of the entry.
+            entry: what it says, without its signature.
+            signature: what it is signed with, as it was read.
+        """
         if not isinstance(signature, str) or not signature.isascii():
             return "it has no signature"
         if hmac.compare_digest(self.sign(name, entry), signature):

@@ -19,6 +19,12 @@ from torchloom.serve.model.reachable import is_array
 def axes_of(small: Any, large: Any, sizes: tuple[int, int], name: str) -> Axes:
     """Return where a dim is in a result, from results for two sizes of it.
 
+    Args:
+        small: a result for few rows.
+        large: a result for more rows.
+        sizes: how many rows these were for.
+        name: of the dim, for the message.
+
     Raises:
         ProofError: a size grows with the dim, but not in proportion.
     """

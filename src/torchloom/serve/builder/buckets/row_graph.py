@@ -24,7 +24,12 @@ At = Mapping[fx.Node, Any]
 
 
 class MixedError(Exception):
-    """An operator lets rows see one another."""
+    """An operator lets rows see one another.
+
+    Args:
+        node: the operator.
+        text: what it does.
+    """
 
     def __init__(self, node: fx.Node, text: str) -> None:
         super().__init__(text)

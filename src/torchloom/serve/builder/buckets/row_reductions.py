@@ -41,7 +41,16 @@ _NO_VALUES = frozenset(
 
 
 def refuse_reductions(module: fx.GraphModule, views: Views, ends: tuple[int, int]) -> None:
-    """Raise for an operator that takes rows, and returns fewer sizes that grow with them."""
+    """Raise for an operator that takes rows, and returns fewer sizes that grow with them.
+
+    Args:
+        module: a graph, or one inside of it.
+        views: what its tensors look like for a number of rows.
+        ends: the least and the greatest number of rows.
+
+    Raises:
+        MixedError: there is one; names it.
+    """
     low, high = (views.at(module, rows) for rows in ends)
     live, depth = live_in(module.graph), 0
     for node in module.graph.nodes:

@@ -36,7 +36,13 @@ _MOST_CLASSES = 8
 
 
 class Trial(fx.Interpreter):
-    """Runs a graph for the greatest number of rows, and each operator alone for fewer."""
+    """Runs a graph for the greatest number of rows, and each operator alone for fewer.
+
+    Args:
+        module: the graph.
+        views: what its tensors look like for a number of rows.
+        sizes: numbers of rows; the last one is that of the run.
+    """
 
     def __init__(self, module: fx.GraphModule, views: Views, sizes: Sequence[int]) -> None:
         super().__init__(module)

@@ -111,6 +111,12 @@ def result_at(
 ) -> Any:
     """Run the model itself; its buffers are what they were before.
 
+    Args:
+        target: the model; it is what it was before.
+        contract: what arguments look like.
+        sizes: of the arguments.
+        without: paths of optional tensors that are None.
+
     Raises:
         ServeError: it fails.
     """
@@ -122,6 +128,12 @@ def is_random(
     target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
 ) -> bool:
     """Say whether the model itself returns other values for another seed.
+
+    Args:
+        target: the model; it is what it was before.
+        contract: what arguments look like.
+        sizes: of the arguments.
+        without: paths of optional tensors that are None.
 
     Raises:
         ServeError: it fails.
@@ -136,6 +148,12 @@ def check_order(
     target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
 ) -> None:
     """Refuse a model whose result follows from the order in which it gets what it takes as `**rest`.
+
+    Args:
+        target: the model; it is what it was before.
+        contract: what arguments look like.
+        sizes: of the arguments.
+        without: paths of optional tensors that are None.
 
     Raises:
         ServeError: it does; or the model itself fails.
@@ -208,7 +226,15 @@ def copied(target: Target, args: Mapping[str, Any]) -> dict[str, Any]:
 def called(
     call: Any, target: Target, first: tuple[Any, ...], args: Mapping[str, Any], seed: int = 0
 ) -> Any:
-    """Call a model or a program with arguments by name; random numbers are the same each time."""
+    """Call a model or a program with arguments by name; random numbers are the same each time.
+
+    Args:
+        call: the model or the program.
+        target: says which arguments are passed by position.
+        first: what a program takes before the arguments: the model.
+        args: by name.
+        seed: of torch's random numbers.
+    """
     torch.manual_seed(seed)
     places, rest = target.divided(args)
     return call(*first, *places, **rest)

@@ -37,6 +37,14 @@ class Difference:
 def first_difference(wanted: Any, found: Any, path: str) -> Difference | None:
     """Return the first difference of two nested values.
 
+    Args:
+        wanted: of the model.
+        found: of the program.
+        path: what it is called in messages.
+
+    Returns:
+        None if there is none.
+
     Raises:
         ServeError: they hold something that cannot be compared.
     """

@@ -51,6 +51,11 @@ def check_state(target: Target, contract: Contract, variants: Sequence[Variant])
 def refuse_changed(target: Target, contract: Contract, variant: Variant) -> None:
     """Refuse a model of which building itself has changed what a program was traced from.
 
+    Args:
+        target: the model; it is what it was before.
+        contract: what arguments look like.
+        variant: the program.
+
     Raises:
         ServeError: something could not be put back.
     """

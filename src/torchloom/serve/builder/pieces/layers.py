@@ -20,7 +20,16 @@ _INDEX = re.compile(r"(?:\.|\[')(\d+)(?:'\])?(?=$|\.|\[|')")
 def groups_of(
     nodes: Sequence[fx.Node], kept: Collection[fx.Node], layers: bool
 ) -> list[tuple[Any, list[fx.Node]]]:
-    """Return runs of nodes that belong together, in order."""
+    """Return runs of nodes that belong together, in order.
+
+    Args:
+        nodes: the calls of a graph, in order.
+        kept: of these, operators that stay as they are.
+        layers: whether layers that repeat become groups.
+
+    Returns:
+        Each group with its key: equal ones for runs that are joined.
+    """
     found: list[tuple[Any, list[fx.Node]]] = []
     home: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
