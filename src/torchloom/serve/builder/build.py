@@ -1,4 +1,4 @@
-"""A program for every call of a contract, from a store where one fits."""
+"""`build`: the program for a contract, from a store if one fits, else compiled and saved."""
 
 from __future__ import annotations
 

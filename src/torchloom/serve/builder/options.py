@@ -1,4 +1,4 @@
-"""How programs are built: the choices of a user, checked against model and contract."""
+"""The choices of a user for a build, checked against model and contract."""
 
 from __future__ import annotations
 

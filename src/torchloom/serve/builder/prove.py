@@ -1,9 +1,8 @@
-"""Does what a trace relied on hold for every size of a contract?
+"""Evaluate what a trace assumed of sizes for each size of a contract.
 
-Every guard that a trace recorded is evaluated for every size (for every combination, where several
-sizes vary and there are not too many; what is tried for some of them only is asked again at each call). One
-that fails somewhere is no reason to compile again later, but to say so now: with the line that asked, the
-sizes that fail, and where the range would have to be cut.
+Every guard on sizes is evaluated for every size: for every combination where several sizes vary and there are not too
+many, else for some, and then each call asks again. A guard that fails somewhere is reported at build time, with the
+line that asked, the sizes for which it fails, and where the range would have to be cut.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What a trace relied on of its arguments beside their tensors, asked of each call.
+"""What a program relies on of its arguments beside their tensors, asked of each call.
 
-A contract says what tensors look like. Forward may read more: a flag of a dataclass, an attribute that somebody
-set on a tensor, whether two arguments are one object. Dynamo guards all of it, and so does a program: each such
-guard is one thing that calls are asked, written as data.
+A contract says what tensors look like. Forward may read more: a flag of a dataclass, an attribute that somebody set on
+a tensor, whether two arguments are one object. The trace's guards on these are stored as data, and become comparisons
+in the entry (`conditions`) and refusals in words (`check_asked`).
 
     ["value", "batch.causal", False]      batch.causal is False
     ["type", "batch.options", "m.Opts"]   it is an object of that class
     ["has", "x", "scale", False]          x has no attribute scale
-    ["apart"]                             no tensor is passed twice: forward tells objects apart
+    ["apart"]                             no tensor is passed twice: forward compares objects by identity
     ["plain"]                             tensors are no parameters of any model: forward asks for types
     ["strides"]                           strides are those of the sizes, where a size is 1 as well
     ["requires_grad", False]              no tensor requires gradients

@@ -1,4 +1,4 @@
-"""A switch under which decorated models run as they are: while one is compared with its program."""
+"""A switch that makes decorated models run uncompiled, while one of them is compared with its program."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Programs of fixed sizes that serve smaller calls too: arguments are padded, results are cut.
+"""A program of a fixed size that serves smaller calls too: arguments are padded, results are cut.
 
     buckets 8, 16    a call of 11 rows:   x[11] ──pad──▶ x[16] ──program──▶ y[16] ──cut──▶ y[11]
 
-Right for models whose rows do not see one another, which is tried (`serve.padding`).
+Right only for models whose rows do not depend on one another, which the build tries (`builder.buckets`).
 """
 
 from __future__ import annotations

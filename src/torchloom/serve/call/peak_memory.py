@@ -1,4 +1,4 @@
-"""How much memory a program holds at its largest call."""
+"""The most memory that a call at the largest sizes holds."""
 
 from __future__ import annotations
 

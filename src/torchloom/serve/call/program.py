@@ -1,4 +1,4 @@
-"""A model made ready for every call that its contract allows."""
+"""A program: the model compiled for every call that its contract allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a call does not run a program, though its tensors are what the contract says: one sentence."""
+"""Why a call does not run a program: one sentence that names the argument, the mode or the size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the pieces of a graph call one another, as plain data and as the function that it becomes.
+"""The order in which the pieces of a graph call one another: plain data, and a generated function.
 
 step 0   piece 0 (inputs 0, 4)      -> 7
 step 1   piece 1 (inputs 1, 2, 7)   -> 8, 9

@@ -1,9 +1,9 @@
-"""Names that stood for one object in a trace, as each call asks for them: a graph takes tied weights as one input.
+"""Names that stood for one object in the trace, such as tied weights: each call checks that they still do.
 
     MODEL._modules['head']._parameters['weight'] is MODEL._modules['embed']._parameters['weight']
 
-They follow from facts, which say the same to whoever loads a program: weights, modules, tensors in attributes, lists and
-globals. Each costs about 0.1 us a call, so only what may hold tensors is asked for.
+A graph takes tied weights as one input, so it would use the old tensor for both if one name were set anew. The
+conditions follow from facts. Each costs about 0.1 us a call, so names are checked only where they may hold tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CUDA graphs of all exact sizes, recorded before the first call."""
+"""Record the CUDA graphs of all exact sizes before the first call."""
 
 from __future__ import annotations
 

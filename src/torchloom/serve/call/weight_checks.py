@@ -1,7 +1,8 @@
-"""One look at a graph's weights before it runs: kernels read memory as dtype, sizes and strides of the trace.
+"""A comparison of all weights before a graph runs.
 
-Somebody may have put other tensors in their places since: `load_state_dict(assign=True)`, `model.layer.to(dtype)`,
-`weight.data = ...`. A comparison in C++ of all of them takes about 35 ns a tensor, and comes before anything is written.
+Kernels read memory by the dtype, sizes and strides of the trace, and somebody may have replaced a tensor since:
+`load_state_dict(assign=True)`, `model.layer.to(dtype)`, `weight.data = ...`. One comparison in C++ covers all of them,
+at about 35 ns a tensor, before anything is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parts of what a contract allows: for each varying size, from where to where."""
+"""A box: a range for each varying size. The contract as a whole is one; ranges, exact sizes and cuts are parts of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What varies, from annotations and from one call."""
+"""A contract from annotations and from the arguments of a first call, for decorated classes."""
 
 from __future__ import annotations
 

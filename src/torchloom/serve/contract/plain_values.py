@@ -1,4 +1,4 @@
-"""Comparisons that calls make of arguments: values that are equal in kind, tensors that share no memory."""
+"""Equality of arguments that are no tensors: numbers, texts, and containers of these, types included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arguments look like: sizes that vary, tensors, and records of tensors."""
+"""Descriptions of single arguments: tensors with varying sizes, numbers, and what holds several of them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Notice that a module's attribute was set, at no cost for calls.
+"""Notice that an attribute of a module is set, without a check in each call.
 
-Each module gets a class that is its own but for `__setattr__`, `__delattr__` and the methods of torch's that put
-something in a module past these (`register_buffer`, `ModuleList.append`). What is not set through a
-module (an entry of a config object, a list that is appended to) is not noticed; `Program.changed` looks at
-those too.
+Each module gets a subclass of its own class that overrides `__setattr__`, `__delattr__`, and the methods of torch's
+that bypass these (`register_buffer`, `ModuleList.append`). What is not set through a module (an entry of a config
+object, a list that is appended to) is not noticed here; `Program.changed` compares that too.
 """
 
 from __future__ import annotations

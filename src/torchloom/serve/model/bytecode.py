@@ -1,4 +1,4 @@
-"""What a code object does, as a hash: names of files and numbers of lines do not count."""
+"""A hash of what a code object does. Names of files and numbers of lines do not enter it."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""The code that a trace went through, found again where it is reached now.
+"""The code that was traced, compared later with the code that is reached from the model then.
 
-Dynamo keeps the objects themselves: a function that is replaced is another object. Here code objects are compared
-by what they do, not by their text: names of files and numbers of lines do not count, and neither do files that
-were edited after they were imported. Each code is looked for
+Dynamo guards function objects by identity, which no other process can check. Here code objects are compared by what
+they do: names of files, numbers of lines and comments do not count, and neither do files that were edited after they
+were imported. Each code object is looked for
 
     in the classes of what the trace read     `type(self.act).forward`, in each class that it inherits from
     in the functions that it read             globals, attributes, arguments, cells, what a decorator wraps
     under its name in its module              the rest
 
-and a program with code that is in none of these is not stored. What torch itself defines is told by its version.
+A program with code that is found in none of these is not stored. For code of torch and Python their versions stand.
 """
 
 from __future__ import annotations

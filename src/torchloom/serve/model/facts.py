@@ -1,10 +1,10 @@
-"""What a trace read besides its tensors: constants, attributes, what is there and what is not.
+"""Facts: what a trace read of the model besides its tensors, as plain data that another process can compare.
 
-A compiler would look at all of it at each call. Here it is written down once, in words that can be stored and
-compared: `self.norm.eps` was 1e-05, `self` had no attribute `scale`. Each guard of Dynamo's becomes one fact that
-asks the same, and so does what Dynamo puts no guard on (`serve.unguarded`). Looking a fact up follows steps of a few
-kinds (`_torch.places`) and asks one of the questions below; there is no expression to evaluate. What no words stand
-for is said, and its program is not stored. Code is compared apart from this (`serve.code`).
+A fact is a place, a question and its answer: `self.norm.eps` was 1e-05, `self` had no attribute `scale`. Dynamo would
+check all of it at each call, by guards on live objects; facts are written once, stored with the program, and asked
+again when it is loaded. Looking a fact up follows steps of a few kinds (`_torch.places`) and asks one of the questions
+below; no stored expression is evaluated. `builder.trace.guard_facts` makes facts of guards. The code that was traced
+is compared by `model.code`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What may change in a living model without a call being told: its hooks.
+"""Hooks: has the model got others since its program was made?
 
-What weights look like is compared before they reach a graph (`inputs`), and whether tied ones still are (`ties`). A call
-also asks for the number that torch gives to the next hook of the process. Where it is not what it was, everything
-is looked at, and what differs is said.
+Each call compares one number, the one that torch gives to the next hook of the process. Where it has grown, somebody has
+registered a hook somewhere: `ModelLooks` then compares all hooks of the model, and the dtypes, sizes and strides of its
+tensors, with what they were. (Weights are compared before they reach a graph by `call.weight_checks`, tied names by
+`call.tied_names`.)
 """
 
 from __future__ import annotations

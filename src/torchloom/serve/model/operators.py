@@ -1,4 +1,4 @@
-"""Operators of users' own, as a trace sees them: schemas, and fake implementations by what they do."""
+"""Custom operators as text: their schemas, and a digest of what their fake implementations do."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a forward pass may change: all that is reached from a model, and from the globals that its code names.
+"""A walk over all that a forward pass may change: what is reached from the model, and the globals that its code names.
 
     model ──attributes──▶ containers, objects, tensors, further modules ──▶ ...
       └──classes──▶ functions ──names──▶ globals, cells, attributes of classes and modules ──▶ ...
 
-Nothing is called on the way: `__dict__`, slots and items are read as they are.
+Nothing of the user's is called on the way: `__dict__`, slots and items are read as they are.
 """
 
 from __future__ import annotations

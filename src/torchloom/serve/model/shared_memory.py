@@ -1,4 +1,4 @@
-"""Which tensors share memory: compilers order reads and writes by it."""
+"""Which tensors overlap in memory: compilers order reads and writes by it, so a program relies on it."""
 
 from __future__ import annotations
 

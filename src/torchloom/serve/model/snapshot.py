@@ -1,8 +1,8 @@
-"""Building runs the model; afterwards it, and the process's generators, are as they were before.
+"""A snapshot of all that a forward pass may change, to put it back: building runs the model and must leave no trace.
 
-What is put back: tensors (parameters, buffers and others), containers, and attributes of objects, classes and
-modules, as far as they are reached from the model or from globals that its code names (`serve.reached`). They are the same
-objects afterwards.
+What is put back: tensors (parameters, buffers and others), containers, and attributes of objects, classes and modules,
+as far as `model.reachable` finds them. They stay the same objects. The states of torch's, Python's and NumPy's random
+generators are kept apart, by `generators_kept`.
 """
 
 from __future__ import annotations

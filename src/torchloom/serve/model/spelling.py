@@ -1,7 +1,7 @@
-"""What can be said of a value so that another process can say the same.
+"""Values as text. The text of a value is equal in each process, so facts can be compared across processes.
 
-`exact` spells a value so that equal texts are equal values, or refuses; `words_for` says as much as it takes to
-tell what a program was made for from what it was not, and never fails.
+`exact` returns a text that no other value has, or raises. `words_for` never fails: of an object without an exact
+spelling it says the type.
 """
 
 from __future__ import annotations

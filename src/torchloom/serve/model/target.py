@@ -1,4 +1,4 @@
-"""What is served: a module, a bound method or a function, and how it is called."""
+"""The target: the module, bound method or function that is served, and how it is called."""
 
 from __future__ import annotations
 

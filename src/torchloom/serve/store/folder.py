@@ -1,13 +1,13 @@
-"""A folder of artifacts that many processes may use at once, and that a killed one leaves whole.
+"""A store: a folder that many processes may use at once, and that a killed process leaves whole.
 
     objects/ab/abcdef...    bytes, named by their hash: equal pieces are stored once
     entries/<key>.json      what a program is made of: hashes of objects, and what its key was made of
     records/<key>.json      what was seen while a program was built, for reports
     locks/<key>             held while a program is built, so that it is built once
 
-Nothing in it is an absolute path: a store may be moved or copied. What it holds is code, so nothing of it is
-used before it is known that this user wrote it: entries are signed (`serve.key`), objects are known to entries
-by their hashes, and files and folders that others can write to are refused.
+It holds no absolute path, so it may be moved or copied. What it holds is code, and nothing of it is used before it is
+known that this user wrote it: entries are signed (`store.signing_key`) and name their objects by hash, and files and
+folders that others can write to are refused.
 """
 
 from __future__ import annotations

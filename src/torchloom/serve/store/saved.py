@@ -1,4 +1,4 @@
-"""Programs in a store: under which key, with what they relied on, and why one does not fit."""
+"""Save a program in a store, and load the one that fits a model."""
 
 from __future__ import annotations
 

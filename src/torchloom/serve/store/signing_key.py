@@ -1,8 +1,8 @@
-"""The key that a user signs stored programs with, and what it signs.
+"""The user's key, and the signature of an entry.
 
-A digest says that bytes are whole, not who wrote them. The signature of an entry covers its name and all that
-it says, the digests of its objects among it: whoever lacks the key cannot make this user's processes run
-anything, wherever the folder came from.
+A digest proves that bytes are whole, not who wrote them. The signature covers the name of an entry and all that it
+says, the digests of its objects among it. Whoever lacks the key cannot make this user's processes run anything,
+wherever the folder came from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of a compiled piece in a store, and the piece made runnable of them again.
+"""Compiled pieces as objects of a store, and made runnable again.
 
 Nothing here imports a compiler: a process that loads programs does not pay for one.
 """

@@ -1,7 +1,7 @@
-"""Is a model one program for a range of sizes? Asked of ranges whose program is made for one of them, and padded.
+"""Is the model the same graph for all sizes that a bucket serves?
 
-What a trace assumed has to hold for all of the range. Where it does not, the rest of the range is traced, too: where
-the graph is the same there, what was assumed decided nothing (strides of a convolution that nobody reads, for one).
+What a trace assumed has to hold for all of them. Where it does not, the other sizes are traced too: if their graph is
+the same, the assumption decided nothing (strides of a convolution that nobody reads, for one).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Does what is in the padding reach results? Tried, and where it does, by which operator.
+"""Try whether the content of the padding reaches a result, and find the operator that lets it.
 
-A padded program is compared with the model itself: for each bucket at its ends and between them, with random
-values and with ones that hide others (all negative, all positive, all equal), while the padding holds the zeros
-that calls use, and what would show itself: NaN, random values, extremes. A model passes if none of it changes
-anything, bit patterns of roundings aside.
+A padded program is compared with the model for each bucket at its ends and between them, with random values and with
+ones that hide others (all negative, all positive, all equal), while the padding holds the zeros that calls use, or NaN,
+random values, extremes. A model passes if none of this changes a result beyond rounding.
 """
 
 from __future__ import annotations

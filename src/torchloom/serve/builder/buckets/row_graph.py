@@ -1,4 +1,4 @@
-"""A graph in which the number of rows is a symbol, as it looks for numbers of rows."""
+"""A graph with a symbol for the number of rows, evaluated for given numbers of rows."""
 
 from __future__ import annotations
 

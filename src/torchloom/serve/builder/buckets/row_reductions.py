@@ -1,7 +1,7 @@
-"""Operators that take rows and return none: refused, unless they read real rows alone or no values at all.
+"""Refuse operators that take rows and return none, unless they read only real rows, or no values.
 
-No values show what a reduction over rows does with a threshold (`(x > 5).all()`), so it is found by sizes: those that
-grow with the rows are fewer behind it.
+No choice of values shows what a reduction with a threshold does (`(x > 5).all()`). So reductions are found by sizes:
+fewer sizes of the result grow with the number of rows than of the operands.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Each operator of a graph alone: on S rows, cut to n, it has to be the operator on n rows.
+"""Try each operator of a graph alone: its result on S rows, cut to n rows, has to be its result on n rows.
 
-It is tried for several n, with the values of a run and with values that show more: behind `x > 5`, all of a model's
-own rows may look the same.
+Each is tried for several n, with the values of a run and with random ones: all rows of a run may look the same behind
+`x > 5`.
 """
 
 from __future__ import annotations

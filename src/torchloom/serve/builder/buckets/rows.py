@@ -1,7 +1,7 @@
-"""Does each operator of a graph keep rows apart, so that padding cannot reach what is cut out?
+"""Does each operator of a graph keep rows apart, so that padding cannot reach real rows?
 
-A model is padded right if each of its operators is. What takes rows and returns none is refused by its sizes
-(`row_reductions`), what keeps rows is tried alone (`row_trials`).
+Padding is safe for a model if it is safe for each of its operators. Operators that take rows and return none are
+refused by their sizes (`row_reductions`); those that keep rows are tried alone (`row_trials`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Is a compiled program the model? Both are run on the same values, and everything is compared.
+"""Run a program and the model on the same values, and compare everything.
 
-Guards do not tell all: `squeeze` does something else at size 1 and leaves no guard. What is compared: the
-shape of the result (tuples, dicts, objects by their attributes), each tensor's sizes, dtype and values, what was
-written to arguments, buffers and other tensors, and what the program put in attributes and containers.
+Guards do not record all that depends on a size: `squeeze` behaves differently at size 1 and leaves none. Compared are
+results (tuples, dicts, objects by their attributes), sizes, dtypes and values of tensors, what was written to arguments,
+buffers and other tensors, and what the program put in attributes and containers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Does a call change what the next one reads?
+"""Refuse models whose calls change what the next call reads.
 
-A trace reads `self.n` once: a program does in each call what the first one did. So the model is called, and what its
-programs were traced from is looked at again. Where it has changed, model and program are called twice in a row with
-other arguments: a constant that the first call makes (`if self.cos is None: self.cos = ...`) is the same in both.
+A trace reads `self.n` once, so a program does in each call what the first one did. The model is called, and what its
+programs were traced from is compared again. Where it has changed, model and program are called twice in a row with
+other arguments: a constant that the first call makes (`if self.cos is None: self.cos = ...`) gives the same in both.
 """
 
 from __future__ import annotations

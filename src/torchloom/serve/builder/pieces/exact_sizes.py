@@ -1,7 +1,7 @@
-"""A divided graph at exact sizes: the same pieces, to be compiled for numbers in place of symbols.
+"""A graph in pieces at exact sizes: the same pieces, to be compiled for numbers in place of symbols.
 
-A trace stands for each size for which all that it assumed holds. What compilers assume of symbols does not
-count here: they are given numbers. So sizes that are cut off a range, and there may be many, cost no trace.
+A trace stands for each size for which everything holds that it assumed. What compilers would assume of symbols does not
+count, as they are given numbers. So sizes that are cut off a range cost no trace of their own, and there may be many.
 """
 
 from __future__ import annotations

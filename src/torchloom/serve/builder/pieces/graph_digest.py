@@ -1,4 +1,4 @@
-"""What a graph computes, as a hash that the names of its nodes, symbols and modules do not enter."""
+"""A hash of what a graph computes. Names of its nodes, symbols and modules do not enter it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inductor's options as users write them: values, and passes of their own as functions or names of them."""
+"""Inductor's options as users give them: values, and passes as functions or as "module:function"."""
 
 from __future__ import annotations
 

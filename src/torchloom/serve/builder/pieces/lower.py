@@ -1,4 +1,4 @@
-"""Pieces of a graph made runnable: by Inductor, as they are, or by a function of the user's."""
+"""Make each piece of a graph runnable: compiled by Inductor, as it is, or by a function of the user's."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Lowerer:
             unbacked: whether its sizes are unbacked symbols.
             tuned: whether to search for the fastest kernels.
             look: called before code is generated, when `graph` knows what tracing the piece assumed.
-            known: places of inputs that are compared before the graph runs (`serve.inputs`).
+            known: places of inputs that are compared before the graph runs (`call.weight_checks`).
         """
         key = (piece.digest, piece.is_kept, tuned, known)
         if key not in self._done:

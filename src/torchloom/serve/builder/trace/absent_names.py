@@ -1,8 +1,8 @@
-"""What code looks for by name, as its bytecode shows: attributes, and the keys of `vars(...)`.
+"""The attributes and keys that code looks for, found in its bytecode.
 
-Dynamo puts guards on what it finds, and on some of what it does not find: not on attributes of modules, functions
-and classes, and on nothing whose absence is an error that code catches. Here each name is told together with the
-name of what it is looked for in, `self.config` being `config`, or with None where that is any object.
+Dynamo guards what it finds, but not everything that it does not find: no missing attribute of a module, function or
+class, and nothing whose absence raises an error that code catches. Each name here comes with the name of its holder
+(`config` for `self.config.scale`), or with None where any object may hold it.
 """
 
 from __future__ import annotations

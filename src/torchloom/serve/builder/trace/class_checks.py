@@ -1,7 +1,8 @@
-"""What code asks of classes that is more than their names: whether something is an instance, members, annotations.
+"""Guards on what code asks of classes: `isinstance`, `issubclass`, members of enums, annotations.
 
-The class of each object that a trace read is a fact, and so is what it inherits from. `isinstance` may go by more:
-what was registered with an abstract class, what a protocol finds, a method of a metaclass. Such answers become facts.
+The class of each object that a trace read is a fact already, with the classes that it inherits from. `isinstance` may
+depend on more: classes that were registered with an abstract class, a protocol's methods, `__instancecheck__` of a
+metaclass. The answers to these become facts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Variables of the environment that code may ask for. Dynamo guards what it finds of them, not what is not set."""
+"""Guards on variables of the environment that code may ask for. Dynamo guards those that are set, and no others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Facts from guards: each guard of a trace becomes one fact that asks the same of the model.
 
 Dynamo's guards compare live objects. A fact asks the same question in words that can be stored
-(`serve.model.facts`). A guard for which there are no words is listed, and its program is not stored.
+(`model.facts`). A guard for which there are no words is listed, and its program is not stored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whether code may depend on the order in which a set is gone through, or on what a text hashes to.
+"""Whether code may depend on the order of a set, or on the hash of a text.
 
-Both are another process's own: texts hash by PYTHONHASHSEED. Dynamo puts no guard on either, as they never change
-while a process lives. A set that is only asked what is in it depends on neither, and most are: so where bytecode
-shows that a set is made, its source is looked at, if it is the source of that very code. Each set there may be asked
-whether something is in it, how long it is, or be sorted; whatever else it goes to may go through it.
+Both differ between processes, as PYTHONHASHSEED does, and Dynamo puts no guard on either. Most sets are only asked
+whether something is in them, which depends on neither. So where bytecode shows that a set is made, the source of that
+code is parsed, if it is still the source of the very same code. Each set in it may be asked for members or its length,
+or be sorted; code that uses one in any other way counts as depending on its order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model as a graph for a box of sizes, with all that the trace relied on."""
+"""Capture a model as a graph for a box of sizes, with all that the trace relied on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of a trace, and the places where it is reached: what `serve.model.code` compares later."""
+"""The code of a trace, with the places where it is reached; `model.code` compares it later."""
 
 from __future__ import annotations
 

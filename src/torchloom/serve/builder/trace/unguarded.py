@@ -1,7 +1,7 @@
-"""What traces rely on and Dynamo puts no guard on, as guards.
+"""Guards on what a trace relies on and Dynamo puts no guard on.
 
-In a process that lives such things rarely change. A stored program meets edited files, where they do: so they
-become facts like all others.
+Such things rarely change while a process lives, so Dynamo leaves them out. A stored program meets files that were
+edited in between, so here they become guards, and then facts like all others.
 """
 
 from __future__ import annotations
