@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,35 +58,8 @@ def program_from(
 
     variants, pool = [], Pool()
     for stored in entry["variants"]:
-        shell = Shell.from_bytes(store.get(stored["shell"]))
-        stitching = Stitching.from_json(stored["stitching"])
         calls = [call(piece) for piece in stored["pieces"]]
-        compiled = assembled(
-            stitching, calls, stored["recorded"], stored["fixed"], stored["written"], pool
-        )
-        looks = looks_from(stored["looks"])
-        run = shell.around(with_weight_check(compiled, looks), target.call)
-        if padded := stored["padded"]:
-            axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
-            dim = contract.dims[padded["dim"]]
-            run = Padded(run, target, contract, dim, padded["size"], axes)
-        variants.append(
-            Variant(
-                box_from(stored["box"]),
-                frozenset(stored["without"]),
-                run,
-                stored["facts"],
-                Codes.from_json(stored["codes"]),
-                pieces=tuple(stored["digests"]),
-                num_calls=len(stitching.steps),
-                writes=stored["writes"],
-                is_recorded=stored["recorded"] != "off",
-                told=tuple(stored["verdicts"]),
-                checks=tuple(stored["checks"]),
-                asked=stored["asked"],
-                looks=looks,
-            )
-        )
+        variants.append(_variant_from(stored, store, calls, target, contract, pool))
     counter.num_loads += 1
     return Program(
         target,
@@ -96,6 +69,42 @@ def program_from(
         key=name,
         origin="loaded",
         seconds=time.perf_counter() - started,
+    )
+
+
+def _variant_from(
+    stored: Mapping[str, Any],
+    store: Store,
+    calls: Sequence[Any],
+    target: Target,
+    contract: Contract,
+    pool: Pool,
+) -> Variant:
+    """Return the program for one box, as `entry_part` wrote it, around its loaded pieces."""
+    shell = Shell.from_bytes(store.get(stored["shell"]))
+    stitching = Stitching.from_json(stored["stitching"])
+    compiled = assembled(
+        stitching, calls, stored["recorded"], stored["fixed"], stored["written"], pool
+    )
+    looks = looks_from(stored["looks"])
+    run = shell.around(with_weight_check(compiled, looks), target.call)
+    if padded := stored["padded"]:
+        axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
+        run = Padded(run, target, contract, contract.dims[padded["dim"]], padded["size"], axes)
+    return Variant(
+        box_from(stored["box"]),
+        frozenset(stored["without"]),
+        run,
+        stored["facts"],
+        Codes.from_json(stored["codes"]),
+        pieces=tuple(stored["digests"]),
+        num_calls=len(stitching.steps),
+        writes=stored["writes"],
+        is_recorded=stored["recorded"] != "off",
+        told=tuple(stored["verdicts"]),
+        checks=tuple(stored["checks"]),
+        asked=stored["asked"],
+        looks=looks,
     )
 
 

@@ -26,7 +26,7 @@ from torchloom.serve.builder.trace.unguarded import unguarded, why_unstorable
 from torchloom.serve.call.arguments import Asked
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.contract.dims import Derived, Float
+from torchloom.serve.contract.dims import Derived, Dim, Float
 from torchloom.serve.contract.specs import NumberSpec, TensorSpec, steps_to
 from torchloom.serve.counter import counter
 from torchloom.serve.model.code import Codes
@@ -128,6 +128,38 @@ def trace(
     """
     hints = box.hints(contract.derived)
     varying = {dim.name: dim for dim in box.varying}
+    if any(map(torch.is_autocast_enabled, target.device_types(contract))):
+        raise ServeError(
+            f"{target.name} is built under autocast, which calls would have to be under too: build outside "
+            "of it, and enter autocast in the model's forward"
+        )
+    args = _inputs(contract, hints, varying, unbacked, without)
+    graph = _captured(target, contract, box, args, unbacked=bool(unbacked))
+    counter.num_traces += 1
+    facts, codes, unwritten = _relied_on(target, contract, graph, args)
+    return Traced(
+        box,
+        graph,
+        hints,
+        facts,
+        unwritten,
+        codes,
+        asked_of(graph.guards, graph.codes, target, contract, args, varying),
+        tuple(graph.size_guards()),
+        is_unbacked=bool(unbacked),
+        derived=contract.derived,
+        floats={each.hint: each for each in contract.floats()},
+    )
+
+
+def _inputs(
+    contract: Contract,
+    hints: Mapping[str, int],
+    varying: Mapping[str, Dim],
+    unbacked: Collection[str],
+    without: Collection[str],
+) -> dict[str, Any]:
+    """Return arguments to trace with, whose varying sizes are marked."""
 
     def make(path: str, spec: TensorSpec | NumberSpec) -> Any:
         if isinstance(spec, NumberSpec):
@@ -143,18 +175,24 @@ def trace(
                 mark_varying(made, number, unbacked=ends if dim.name in unbacked else None)
         return made
 
-    if any(map(torch.is_autocast_enabled, target.device_types(contract))):
-        raise ServeError(
-            f"{target.name} is built under autocast, which calls would have to be under too: build outside "
-            "of it, and enter autocast in the model's forward"
-        )
-    args = contract.made(make)
+    return contract.made(make)
+
+
+def _captured(
+    target: Target, contract: Contract, box: Box, args: dict[str, Any], *, unbacked: bool
+) -> FullGraph:
+    """Let Dynamo capture the model for arguments.
+
+    Raises:
+        ServeError: it is not one graph.
+    """
+    varying = {dim.name for dim in box.varying}
     try:
         with gradient_mode_of(contract):
-            graph = capture_full(
+            return capture_full(
                 target.call,
                 *target.divided(args),
-                unbacked=bool(unbacked),
+                unbacked=unbacked,
                 ints=_sources(target, contract, args, varying),
                 floats=_sources(target, contract, args, None),
             )
@@ -165,7 +203,12 @@ def trace(
         raise ServeError(
             f"{target.name} cannot be compiled for {box}: {kind}{_first_lines(error)}"
         ) from error
-    counter.num_traces += 1
+
+
+def _relied_on(
+    target: Target, contract: Contract, graph: FullGraph, args: Mapping[str, Any]
+) -> tuple[Facts, Codes, list[str]]:
+    """Return what a trace relied on: facts, code, and what cannot be written down."""
     scope = target.scope(args)
     sources = target.sources_of({name: args[name] for name in args if name in contract.args})
     guards = [*graph.guards, *_GLOBAL_STATE]
@@ -190,20 +233,7 @@ def trace(
     ]
     facts, unwritten = facts_of(*(guards, scope, sources, graph.modules), scopes=scopes_of(read))
     codes, unreached = codes_of(graph.codes, read, sys.modules)
-    assumed = tuple(graph.size_guards())
-    return Traced(
-        box,
-        graph,
-        hints,
-        facts,
-        [*unwritten, *unreached, *hidden, *why_unstorable(graph.codes)],
-        codes,
-        asked_of(graph.guards, graph.codes, target, contract, args, varying),
-        assumed,
-        is_unbacked=bool(unbacked),
-        derived=contract.derived,
-        floats={each.hint: each for each in contract.floats()},
-    )
+    return facts, codes, [*unwritten, *unreached, *hidden, *why_unstorable(graph.codes)]
 
 
 def _sources(

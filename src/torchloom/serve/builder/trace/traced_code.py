@@ -33,22 +33,7 @@ def codes_of(
     names = {code.co_name for code in every}
     names |= set(_aliases(every, [value for _, value in values]))
     reader = Reader(frozenset(names))
-    grouped: dict[int, dict[str, Any]] = {}
-    for place, value in values:
-        was = reader.read(value)
-        if not was:
-            continue
-        # What brings the same code is kept once, with all places where it has to be found.
-        kind = (
-            value
-            if isinstance(value, (type, types.FunctionType, types.MethodType))
-            else type(value)
-        )
-        key = id(kind) if not list(functions_in(value)) else id(value)
-        found = grouped.setdefault(key, {"places": [], "was": was, "files": {}})
-        if found["was"] != was:
-            found = grouped.setdefault(-len(grouped) - 1, {"places": [], "was": was, "files": {}})
-        found["places"].append(place)
+    grouped = _by_code(values, reader)
     unreached = [
         f"what {name_of(function)} returned, which it is told to assume to be constant"
         for _, value in values
@@ -69,6 +54,23 @@ def codes_of(
             label: Path(reader.files[label]).name for label in each["was"] if label in reader.files
         }
     return Codes(tuple(sorted(names)), tuple(grouped.values())), unreached
+
+
+def _by_code(values: Sequence[tuple[Place, Any]], reader: Reader) -> dict[int, dict[str, Any]]:
+    """Return the code that values bring with them, once, with all places where it has to be found."""
+    grouped: dict[int, dict[str, Any]] = {}
+    for place, value in values:
+        was = reader.read(value)
+        if not was:
+            continue
+        is_code = isinstance(value, (type, types.FunctionType, types.MethodType))
+        kind = value if is_code else type(value)
+        key = id(kind) if not list(functions_in(value)) else id(value)
+        found = grouped.setdefault(key, {"places": [], "was": was, "files": {}})
+        if found["was"] != was:
+            found = grouped.setdefault(-len(grouped) - 1, {"places": [], "was": was, "files": {}})
+        found["places"].append(place)
+    return grouped
 
 
 def scopes_of(values: Iterable[tuple[Place, Any]]) -> dict[int, Place]:
