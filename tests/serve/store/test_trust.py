@@ -21,7 +21,7 @@ from torchloom.cli import make_app
 from torchloom.errors import ArtifactError, ServeError
 from torchloom.serve import Contract, Store, build, counter, load, tensor
 from torchloom.serve.store.signing_key import Key
-from torchloom.serve.store.stored_pieces import parts_of
+from torchloom.serve.store.stored_pieces import object_names
 
 
 class Boom:
@@ -229,7 +229,10 @@ def objects_of(case: Case) -> list[Path]:
     names = {
         name
         for variant in case.read()["variants"]
-        for name in (variant["shell"], *(n for piece in variant["pieces"] for n in parts_of(piece)))
+        for name in (
+            variant["shell"],
+            *(n for piece in variant["pieces"] for n in object_names(piece)),
+        )
     }
     return [
         case.root / "objects" / name[:2] / name

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchloom.serve.call.entry import Run
-from torchloom.serve.contract.checks import value_at
+from torchloom.serve.contract.checks import argument_at
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Dim
 from torchloom.serve.contract.specs import TensorSpec
@@ -61,7 +61,7 @@ class Padded:
         num = next(
             tensor.shape[place]
             for path, (_, place) in self._places.items()
-            if (tensor := value_at(values, path)) is not None
+            if (tensor := argument_at(values, path)) is not None
         )
         if num == self.size and self.filling is None:
             return self.run(*args, **kwargs)

@@ -22,7 +22,7 @@ from torchloom.errors import ContractError
 from torchloom.serve.call.arguments import Asked, check_asked
 from torchloom.serve.call.layouts import apart
 from torchloom.serve.contract.box import Box
-from torchloom.serve.contract.checks import value_at
+from torchloom.serve.contract.checks import argument_at
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.plain_values import is_plain, same
 from torchloom.serve.model.target import Target
@@ -56,7 +56,7 @@ def refuse(
     tensors = {
         path: tensor
         for path, _ in contract.tensors()
-        if isinstance(tensor := value_at(args, path), Tensor)
+        if isinstance(tensor := argument_at(args, path), Tensor)
     }
     if any(variant.writes for variant in variants):
         _refuse_shared(tensors)
@@ -64,7 +64,7 @@ def refuse(
     without = {path for path, _ in contract.tensors() if path not in tensors}
     sizes = contract.sizes_of(args)
     known = {f"n_{name}": size for name, size in sizes.items()}
-    known |= {each.variable: value_at(args, each.path) for each in contract.floats()}
+    known |= {each.variable: argument_at(args, each.path) for each in contract.floats()}
     for variant in variants:
         if variant.without == without:
             check_asked(variant.asked, args, tensors)

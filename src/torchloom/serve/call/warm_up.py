@@ -11,7 +11,7 @@ from torch import Tensor
 from torchloom.errors import ContractError
 from torchloom.serve.call.entry import Run
 from torchloom.serve.contract.box import Box
-from torchloom.serve.contract.checks import value_at
+from torchloom.serve.contract.checks import argument_at
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.snapshot import Snapshot, generators_kept
 from torchloom.serve.model.target import Target, gradient_mode_of
@@ -43,7 +43,9 @@ def record_sizes(
     for name in given:
         if name not in contract.args:
             raise ContractError(f"{name!r} is in no contract, which has {', '.join(contract.args)}")
-    found = [value_at(given, path) for path, _ in contract.tensors() if path.split(".")[0] in given]
+    found = [
+        argument_at(given, path) for path, _ in contract.tensors() if path.split(".")[0] in given
+    ]
     tensors = [tensor for tensor in found if isinstance(tensor, Tensor)]
     first = () if target.owner is None else (target.owner,)
     for variant in variants:

@@ -19,7 +19,7 @@ from torchloom.serve.contract.specs import (
 )
 
 
-def value_at(args: Mapping[str, Any], path: str) -> Any:
+def argument_at(args: Mapping[str, Any], path: str) -> Any:
     """Return what a path leads to; None where an optional part is not there."""
     value: Any = args
     for part in path.split("."):
@@ -60,7 +60,7 @@ def check_length(path: str, value: Any, spec: AnySpec) -> None:
             "may go through them"
         )
     for key, each in spec.parts.items():
-        check_length(f"{path}.{key}", value_at({"": value}, f".{key}"), each)
+        check_length(f"{path}.{key}", argument_at({"": value}, f".{key}"), each)
 
 
 def check_tensor(path: str, value: Any, spec: TensorSpec) -> None:

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from torchloom.errors import ContractError
 from torchloom.serve.contract.checks import (
+    argument_at,
     check_length,
     check_number,
     check_size,
     check_tensor,
     is_fixed_value,
-    value_at,
 )
 from torchloom.serve.contract.dims import Derived, Dim, Float, Size, dim_to_json
 from torchloom.serve.contract.specs import (
@@ -124,7 +124,7 @@ class Contract:
         sizes: dict[str, int] = {}
         for name, record in self.args.items():
             check_length(name, args.get(name), record)
-        given = {path: value_at(args, path) for path, _ in self.tensors()}
+        given = {path: argument_at(args, path) for path, _ in self.tensors()}
         for path, spec in self.tensors():
             value = given[path]
             if value is None and spec.optional:
@@ -133,7 +133,7 @@ class Contract:
             for number, (size, dim) in enumerate(zip(value.shape, spec.shape, strict=True)):
                 check_size(f"size {number} of {path!r}", size, dim, sizes)
         for path, spec in self.numbers():
-            check_number(path, value_at(args, path), spec, sizes)
+            check_number(path, argument_at(args, path), spec, sizes)
         for name, wanted in self.fixed.items():
             if name in args and not is_fixed_value(args[name], wanted):
                 raise ContractError(

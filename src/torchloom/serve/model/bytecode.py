@@ -10,7 +10,7 @@ from typing import Any
 _KNOWN: dict[types.CodeType, str] = {}
 
 
-def digest_of(code: types.CodeType) -> str:
+def code_digest(code: types.CodeType) -> str:
     """Return a hash of what a code object does, the functions inside it included."""
     known = _KNOWN.get(code)
     if known is None:
@@ -35,7 +35,7 @@ def nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _constant(value: Any) -> str:
     if isinstance(value, types.CodeType):
-        return digest_of(value)
+        return code_digest(value)
     if isinstance(value, tuple):
         return f"({', '.join(map(_constant, value))})"
     if isinstance(value, frozenset):

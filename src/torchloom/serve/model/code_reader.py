@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from torchloom.serve.model.attribute_watch import own_class
-from torchloom.serve.model.bytecode import digest_of, nested
+from torchloom.serve.model.bytecode import code_digest, nested
 from torchloom.serve.model.functions import functions_in, has_version
 from torchloom.serve.model.spelling import NotExactError, exact, name_of, words_for
 
@@ -133,7 +133,7 @@ class Reader:
         label = label or function.__qualname__
         self.files.setdefault(label, code.co_filename)
         self.seen.update(nested(code))
-        found = {label: f"{digest_of(code)} {_defaults(function)}"}
+        found = {label: f"{code_digest(code)} {_defaults(function)}"}
         if not has_version(code):
             found[f"{label}, builtins"] = _not_guarded(code, function.__globals__)
             self.files.setdefault(f"{label}, builtins", code.co_filename)

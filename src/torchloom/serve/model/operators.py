@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from torchloom._torch.operators import Operator, schemas_of, traced_functions
-from torchloom.serve.model.bytecode import digest_of, nested
+from torchloom.serve.model.bytecode import code_digest, nested
 from torchloom.serve.model.functions import functions_in, has_version
 from torchloom.serve.model.spelling import words_for
 
@@ -44,7 +44,7 @@ def _digests(function: Any) -> list[str]:
         is_torchs = has_version(each.__code__)
         if not is_torchs:
             given = (each.__defaults__, each.__kwdefaults__)
-            found.append(f"{digest_of(each.__code__)} {words_for(given)}")
+            found.append(f"{code_digest(each.__code__)} {words_for(given)}")
         for name, value in [*_cells_of(each), *([] if is_torchs else _globals_of(each))]:
             inner = list(functions_in(value))
             waiting += [(one, depth + 1) for one in inner]

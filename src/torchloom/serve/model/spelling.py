@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchloom.serve.model.bytecode import digest_of
+from torchloom.serve.model.bytecode import code_digest
 
 _MOST_SHOWN = 64
 """Items of a container that a text shows; a digest stands for all of them beside these."""
@@ -106,7 +106,7 @@ def _spelled(value: Any, other: Callable[[Any], str], within: tuple[int, ...]) -
     if isinstance(value, types.FunctionType):
         return f"function {name_of(value)}"
     if isinstance(value, types.CodeType):
-        return f"code {value.co_name} {digest_of(value)}"
+        return f"code {value.co_name} {code_digest(value)}"
     if isinstance(value, types.MethodType):
         return f"method {name_of(value.__func__)} of {words_for(value.__self__)}"
     if isinstance(value, _NATIVE):

@@ -23,7 +23,7 @@ from torchloom.serve.counter import counter
 from torchloom.serve.model.code import Codes
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.folder import Store
-from torchloom.serve.store.stored_pieces import loaded_piece, parts_of
+from torchloom.serve.store.stored_pieces import loaded_piece, object_names
 
 
 def program_from(
@@ -147,7 +147,7 @@ def _objects(entry: Mapping[str, Any]) -> set[str]:
     for stored in entry["variants"]:
         found.add(stored["shell"])
         for piece in stored["pieces"]:
-            found |= parts_of(piece)
+            found |= object_names(piece)
     return found
 
 

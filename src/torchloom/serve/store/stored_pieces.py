@@ -80,7 +80,7 @@ def loaded_piece(stored: Mapping[str, Any], store: Store) -> Call:
         ) from error
 
 
-def parts_of(stored: Mapping[str, Any]) -> set[str]:
+def object_names(stored: Mapping[str, Any]) -> set[str]:
     """Return the names under which the parts of a stored piece are in the store."""
     names = ("graph", "compiled", "source", "constants")
     found = {stored[name] for name in names if stored.get(name)}

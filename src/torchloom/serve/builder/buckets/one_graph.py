@@ -20,7 +20,7 @@ from torchloom.serve.builder.prove import cuts
 from torchloom.serve.builder.trace.trace import Traced, trace
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.model.bytecode import digest_of
+from torchloom.serve.model.bytecode import code_digest
 from torchloom.serve.model.target import Target
 
 _MOST_PARTS = 8
@@ -110,7 +110,7 @@ def _code(traced: Traced) -> str:
     shell = traced.graph.shell
     code = shell.code
     names = tuple("graph" if name == shell.backend_id else name for name in code.co_names)
-    return digest_of(code.replace(co_names=names))
+    return code_digest(code.replace(co_names=names))
 
 
 def _steps(traced: Traced, size: int) -> list[str]:

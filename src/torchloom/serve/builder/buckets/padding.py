@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from torchloom.errors import ProofError, ServeError
 from torchloom.serve.builder.buckets.rows import mixing_node
-from torchloom.serve.builder.compare.compare import LEFT, called, copied, differences_at
+from torchloom.serve.builder.compare.compare import LEFT, call_by_name, copied_args, differences_at
 from torchloom.serve.builder.trace.trace import Traced, trace
 from torchloom.serve.call.padded import Filling, Padded
 from torchloom.serve.contract.box import Box
@@ -144,11 +144,11 @@ def check_rows(
     size = dim.max
 
     def run(graph: Callable[..., Any]) -> Any:
-        args = copied(target, contract.example({dim.name: size}, without=without))
+        args = copied_args(target, contract.example({dim.name: size}, without=without))
         first = () if target.owner is None else (target.owner,)
         before = Snapshot(target)
         try:
-            return called(traced.graph.shell.around(graph, target.call), target, first, args)
+            return call_by_name(traced.graph.shell.around(graph, target.call), target, first, args)
         finally:
             before.restore()
 

@@ -208,22 +208,22 @@ def _ran(
     seed: int = 0,
 ) -> Ran:
     """Run on copies, and put back what that changed."""
-    copies = copied(target, args)
+    copies = copied_args(target, args)
     try:
-        result = called(call, target, first, copies, seed)
+        result = call_by_name(call, target, first, copies, seed)
         after = {name: each for name, each in copies.items() if _holds_tensors(each)}
         return Ran(result, after, before.written(), before.put())
     finally:
         before.restore()
 
 
-def copied(target: Target, args: Mapping[str, Any]) -> dict[str, Any]:
+def copied_args(target: Target, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return copies of arguments; the model itself, where one is or holds it, stays what it is."""
     memo: dict[int, Any] = {id(target.module): target.module}
     return {name: copy.deepcopy(value, memo) for name, value in args.items()}
 
 
-def called(
+def call_by_name(
     call: Any, target: Target, first: tuple[Any, ...], args: Mapping[str, Any], seed: int = 0
 ) -> Any:
     """Call a model or a program with arguments by name; random numbers are the same each time.

@@ -16,7 +16,7 @@ import torch
 
 from torchloom._torch.places import value_at
 from torchloom.errors import ServeError, TorchloomError
-from torchloom.serve.builder.compare.compare import called, copied
+from torchloom.serve.builder.compare.compare import call_by_name, copied_args
 from torchloom.serve.builder.compare.differences import first_difference
 from torchloom.serve.call.bypass import bypassed
 from torchloom.serve.call.variant import Variant
@@ -80,14 +80,14 @@ def _changed_by(
     """Return what a call of the model changes of what each program was traced from, by its facts."""
     args = contract.example(first.box.largest, without=first.without)
     before = Snapshot(target)
-    copies = copied(target, args)
+    copies = copied_args(target, args)
     try:
         _call_model(target, copies, 0)
         found = _all_lines(target, contract, variants, copies)
     finally:
         before.restore()
     if any(found.values()):  # what was another thing before the call already says nothing of it
-        known = _all_lines(target, contract, variants, copied(target, args))
+        known = _all_lines(target, contract, variants, copied_args(target, args))
         return {
             each: {line: None for line in lines if line not in known[each]}
             for each, lines in found.items()
@@ -120,8 +120,8 @@ def _is_settled(
             before.restore()
             copies = _copied_in_a_row(target, contract, given)
             owner = () if target.owner is None else (target.owner,)
-            called(first.run, target, owner, copies[0], 0)
-            found = called(second.run, target, owner, copies[1], 1)
+            call_by_name(first.run, target, owner, copies[0], 0)
+            found = call_by_name(second.run, target, owner, copies[1], 1)
             after = before.written()
             if first_difference(wanted, found, "result") or first_difference(
                 _now(before_program), _now(after), "written"
@@ -140,7 +140,7 @@ def _copied_in_a_row(
     target: Target, contract: Contract, given: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return copies of the arguments of calls in a row, which get the same objects where these are fixed."""
-    first, *rest = (copied(target, args) for args in given)
+    first, *rest = (copied_args(target, args) for args in given)
     fixed = {name: first[name] for name in contract.fixed}
     return [first, *({**args, **fixed} for args in rest)]
 
@@ -159,7 +159,7 @@ def _ends(variant: Variant) -> Iterator[dict[str, int]]:
 def _call_model(target: Target, copies: Mapping[str, Any], seed: int) -> Any:
     try:
         with bypassed():
-            return called(target.call, target, (), copies, seed)
+            return call_by_name(target.call, target, (), copies, seed)
     except (TorchloomError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the user's forward may raise anything

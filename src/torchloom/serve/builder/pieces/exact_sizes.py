@@ -17,7 +17,7 @@ from torch import fx
 from torchloom._torch.fullgraph import FullGraph
 from torchloom._torch.symbols import with_numbers
 from torchloom.serve.builder.pieces.graph_digest import typed
-from torchloom.serve.builder.pieces.piece import Divided, Piece, copied
+from torchloom.serve.builder.pieces.piece import Divided, Piece, copied_graph
 
 
 def at_sizes(divided: Divided, graph: FullGraph, sizes: Mapping[int, int]) -> Divided | None:
@@ -50,7 +50,7 @@ def at_sizes(divided: Divided, graph: FullGraph, sizes: Mapping[int, int]) -> Di
 
 def _at(piece: Piece, args: list[Any], mode: Any) -> tuple[Piece, tuple[Any, ...]]:
     """Return a piece for given inputs, and what it returns."""
-    module = copied(piece.graph_module)
+    module = copied_graph(piece.graph_module)
     graph = module.graph
     results: Any = graph.output_node().args[0]
     with mode, torch.no_grad():

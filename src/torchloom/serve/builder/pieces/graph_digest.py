@@ -16,7 +16,7 @@ from torchloom.graph.text import short_dtype, target_name
 _SYMBOL = re.compile(r"\b[su]\d+\b")
 
 
-def digest_of(module: fx.GraphModule) -> str:
+def graph_digest(module: fx.GraphModule) -> str:
     """Return a hash of a graph that the names of its nodes, symbols and modules do not enter."""
     names: dict[str, str] = {}
     symbols: dict[str, str] = {}
@@ -81,7 +81,7 @@ def _hints(value: Any) -> str:
 def _constant(module: fx.GraphModule, name: str) -> str:
     value: Any = operator.attrgetter(name)(module)
     if isinstance(value, fx.GraphModule):
-        return f"graph {digest_of(value) if _has_examples(value) else value.code}"
+        return f"graph {graph_digest(value) if _has_examples(value) else value.code}"
     if isinstance(value, torch.Tensor):
         content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         return f"{typed(value)} {hashlib.sha256(content).hexdigest()}"

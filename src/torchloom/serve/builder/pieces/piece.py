@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom.serve.builder.pieces.graph_digest import digest_of
+from torchloom.serve.builder.pieces.graph_digest import graph_digest
 from torchloom.serve.builder.pieces.writes import may_write, written_by
 from torchloom.serve.call.stitching import Stitching
 
@@ -75,10 +75,10 @@ def piece_of(module: fx.GraphModule, *, is_kept: bool) -> Piece:
     placeholders = module.graph.find_nodes(op="placeholder")
     inputs = tuple(node.meta["example_value"] for node in placeholders)
     fixed = {place for place, node in enumerate(placeholders) if node.name.startswith("l_self_")}
-    return Piece(module, inputs, is_kept, digest_of(module), frozenset(fixed))
+    return Piece(module, inputs, is_kept, graph_digest(module), frozenset(fixed))
 
 
-def copied(graph_module: fx.GraphModule) -> fx.GraphModule:
+def copied_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Return a module of the same graph, whose nodes can be changed."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))

@@ -19,7 +19,7 @@ from torch.fx.passes.split_module import split_module
 
 from torchloom.errors import ServeError
 from torchloom.serve.builder.pieces.layers import groups_of
-from torchloom.serve.builder.pieces.piece import Divided, Piece, copied, piece_of
+from torchloom.serve.builder.pieces.piece import Divided, Piece, copied_graph, piece_of
 from torchloom.serve.builder.pieces.writes import overloads_of
 from torchloom.serve.call.stitching import Ref, Step, Stitching
 
@@ -38,7 +38,7 @@ def divide(
     Raises:
         ServeError: no operator of that name is called, or one returns what cannot be passed on.
     """
-    graph_module = copied(graph_module)
+    graph_module = copied_graph(graph_module)
     _sizes_one_by_one(graph_module)
     nodes = [
         n

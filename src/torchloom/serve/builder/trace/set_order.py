@@ -16,7 +16,7 @@ import linecache
 import types
 from collections.abc import Collection, Iterator
 
-from torchloom.serve.model.bytecode import digest_of, nested
+from torchloom.serve.model.bytecode import code_digest, nested
 
 _MAKES = frozenset({"BUILD_SET", "SET_ADD", "SET_UPDATE"})
 _KINDS = frozenset({"set", "frozenset"})
@@ -114,7 +114,7 @@ def _statement_of(code: types.CodeType) -> ast.stmt | None:
     except (SyntaxError, ValueError, RecursionError):
         return None
     line = code.co_firstlineno
-    if (line, digest_of(code)) not in made:
+    if (line, code_digest(code)) not in made:
         return None  # edited since it was imported, or changed on import as pytest does
     body: list[ast.stmt] = tree.body
     while True:
@@ -139,7 +139,7 @@ def _parsed(text: str, name: str) -> tuple[ast.Module, frozenset[tuple[int, str]
     """Return a text's tree, and lines and digests of the code that it makes."""
     tree = ast.parse(text)
     made = compile(text, name, "exec", dont_inherit=True)
-    return tree, frozenset((each.co_firstlineno, digest_of(each)) for each in nested(made))
+    return tree, frozenset((each.co_firstlineno, code_digest(each)) for each in nested(made))
 
 
 class _Sets:
