@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from torchloom import _torch
 from torchloom.cli import doctor as module
 from torchloom.cli.doctor import doctor
-from torchloom.serve.key import Key
+from torchloom.serve.store.signing_key import Key
 
 app = typer.Typer()
 app.command()(doctor)

@@ -67,18 +67,18 @@ KNOWN = {
     ("runtime/transports/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
     ("runtime/transports/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
     (
-        "serve/entry.py",
+        "serve/call/entry.py",
         "exec",
     ): "text that this process wrote, and conditions of an entry whose signature holds",
-    ("serve/patches.py", "import_module"): USERS,
+    ("serve/builder/pieces/inductor_options.py", "import_module"): USERS,
     (
-        "serve/refusals.py",
+        "serve/call/refusals.py",
         "eval",
     ): "conditions on sizes that the build wrote: of this process, or of a signed entry",
-    ("serve/specs.py", "import_module"): TRUSTED,
-    ("serve/stitch.py", "exec"): TRUSTED,
+    ("serve/contract/specs.py", "import_module"): TRUSTED,
+    ("serve/call/stitching.py", "exec"): TRUSTED,
     (
-        "serve/ties.py",
+        "serve/call/tied_names.py",
         "eval",
     ): "names and keys of facts whose signature holds, over attributes and items of the model",
 }

@@ -17,7 +17,7 @@ from torchloom.cli.finding import Finding
 from torchloom.engine.loopback import is_loopback
 from torchloom.errors import ArtifactError
 from torchloom.files import why_not_own, why_replaceable
-from torchloom.serve.key import Key
+from torchloom.serve.store.signing_key import Key
 
 _MOST_FILES = 100_000
 _LISTENS = "0A"

@@ -24,8 +24,9 @@ from torchloom.cli.load import load_file
 from torchloom.cli.terminal import printable
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, Program, Store, build, counter
-from torchloom.serve.saved import faults_of, held, why_miss
-from torchloom.serve.target import Target
+from torchloom.serve.model.target import Target
+from torchloom.serve.store.entries import describe_entry, faults_of
+from torchloom.serve.store.misses import why_miss
 
 serve = typer.Typer(no_args_is_help=True, help="Compile models for serving, and look into stores.")
 
@@ -131,7 +132,7 @@ def trust(
         return
     whole = []
     for name in waiting:
-        lines, faults = held(entries[name], given)
+        lines, faults = describe_entry(entries[name], given)
         typer.echo(printable(f"{name}  {'; '.join(lines)}"))
         for fault in faults:
             typer.echo(printable(f"    not signed: {fault}"))

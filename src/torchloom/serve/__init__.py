@@ -13,9 +13,16 @@ Importing this imports no compiler: a process that finds its programs in a store
 
 from __future__ import annotations
 
-from torchloom.serve.box import Box as Box
-from torchloom.serve.build import build as build
-from torchloom.serve.contract import Contract as Contract
+from torchloom.serve.builder.build import build as build
+from torchloom.serve.call.program import Program as Program
+from torchloom.serve.call.variant import Variant as Variant
+from torchloom.serve.contract.box import Box as Box
+from torchloom.serve.contract.contract import Contract as Contract
+from torchloom.serve.contract.dims import Dim as Dim
+from torchloom.serve.contract.specs import maybe as maybe
+from torchloom.serve.contract.specs import number as number
+from torchloom.serve.contract.specs import record as record
+from torchloom.serve.contract.specs import tensor as tensor
 from torchloom.serve.counter import counter as counter
 from torchloom.serve.decorate import Served as Served
 from torchloom.serve.decorate import WarmUp as WarmUp
@@ -24,12 +31,5 @@ from torchloom.serve.decorate import ignore_torch_compile as ignore_torch_compil
 from torchloom.serve.decorate import served as served
 from torchloom.serve.decorate import support_torch_compile as support_torch_compile
 from torchloom.serve.decorate import warm_up as warm_up
-from torchloom.serve.dims import Dim as Dim
-from torchloom.serve.program import Program as Program
-from torchloom.serve.program import Variant as Variant
-from torchloom.serve.saved import load as load
-from torchloom.serve.specs import maybe as maybe
-from torchloom.serve.specs import number as number
-from torchloom.serve.specs import record as record
-from torchloom.serve.specs import tensor as tensor
-from torchloom.serve.store import Store as Store
+from torchloom.serve.store.folder import Store as Store
+from torchloom.serve.store.saved import load as load

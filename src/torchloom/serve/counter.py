@@ -1,4 +1,4 @@
-"""How often things were traced, compiled, loaded: what tests of serving code may ask.
+"""Counts of traces, compilations, loads and refused calls in this process, and a check for tests.
 
 with counter.expect(num_compiles=1):
     engine.start()

@@ -22,11 +22,11 @@ from torch import nn
 
 from torchloom import envs
 from torchloom.errors import ServeError
-from torchloom.serve.build import build
-from torchloom.serve.bypass import IS_BYPASSED
-from torchloom.serve.contract import Contract
-from torchloom.serve.infer import Dims, contract_of_call, named_dims
-from torchloom.serve.program import Program
+from torchloom.serve.builder.build import build
+from torchloom.serve.call.bypass import IS_BYPASSED
+from torchloom.serve.call.program import Program
+from torchloom.serve.contract.contract import Contract
+from torchloom.serve.contract.infer import Dims, contract_of_call, named_dims
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ def warm_up(model: nn.Module, **given: Any) -> WarmUp:
     """
     import time
 
-    from torchloom.serve.measure import peak_of
+    from torchloom.serve.call.peak_memory import peak_of
 
     owner = _owner(model)
     plan = _plan_of(owner)

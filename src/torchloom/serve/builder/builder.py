@@ -1,0 +1,228 @@
+"""Programs for boxes of sizes: traced, proven, compiled, compared; cut where that fails.
+
+contract ──boxes──▶ trace ──guards──▶ prove ──pieces──▶ compile ──edges──▶ compare with eager
+             ▲                          │                                       │
+             └────────── cut where it fails (shapes="split") ◀──────────────────┘
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from torchloom._torch.pieces import StopBuild
+from torchloom.errors import ProofError
+from torchloom.serve.builder.buckets.bucket_programs import bucket_programs
+from torchloom.serve.builder.compare.compare import check_order
+from torchloom.serve.builder.compare.differences import Difference
+from torchloom.serve.builder.compare.program_check import difference_in_box, may_share_tensors
+from torchloom.serve.builder.compare.state_changes import check_state
+from torchloom.serve.builder.compile_trace import TraceCompiler
+from torchloom.serve.builder.options import Options
+from torchloom.serve.builder.pieces.lower import Lowerer
+from torchloom.serve.builder.proof_errors import why_not_proven
+from torchloom.serve.builder.prove import Verdict, cuts
+from torchloom.serve.builder.trace.trace import Traced, trace
+from torchloom.serve.call.cuda_graphs import Pool
+from torchloom.serve.call.variant import Variant
+from torchloom.serve.contract.box import Box
+from torchloom.serve.contract.contract import Contract
+from torchloom.serve.counter import counter
+from torchloom.serve.model.target import Target, gradient_mode_of
+
+log = logging.getLogger(__name__)
+
+_MOST_BOXES = 16
+"""Parts that a contract may be split into: beyond, the model decides by size in too many ways."""
+
+
+class _Cut(StopBuild):
+    """Ends a build for a box that has to be cut."""
+
+    def __init__(self, parts: list[Box], error: ProofError | None = None) -> None:
+        super().__init__()
+        self.parts = parts
+        self.error = error
+        """Why it cannot be."""
+
+
+class Builder:
+    """Builds the programs of a contract.
+
+    Args:
+        target: the model.
+        contract: what arguments look like.
+        options: how programs are built.
+        lowerer: compiles pieces of graphs.
+    """
+
+    def __init__(
+        self, target: Target, contract: Contract, options: Options, lowerer: Lowerer
+    ) -> None:
+        self.target, self.contract, self.options = target, contract, options
+        self._pool = Pool()
+        self._compiler = TraceCompiler(target, contract, options, lowerer, self._pool)
+        self._last_cut = ""
+        """What the last cut was made for."""
+        self._traces: dict[frozenset[str], list[Traced]] = {}
+        """By which optional tensors are None."""
+
+    def variants(self, box: Box, without: frozenset[str]) -> list[Variant]:
+        """Return programs that cover a box together; one unless sizes split it.
+
+        Raises:
+            ProofError: the model decides by size, and ranges are not to be cut, or it does so in too many ways.
+            ServeError: the model is not one graph, or fails.
+        """
+        waiting: list[tuple[Box, Traced | None]] = [(box, None)]
+        done: list[Variant] = []
+        while waiting:
+            parts, variant = self._one(*waiting.pop(), without)
+            if variant is not None:
+                done.append(variant)
+            waiting += parts
+            if len(done) + len(waiting) > _MOST_BOXES:
+                raise ProofError(
+                    f"{self.target.name} decides by size in more than {_MOST_BOXES} ways for {box}; the "
+                    f"parts so far: {'; '.join(str(each.box) for each in done[:4])}, ...{self._last_cut}: narrow the "
+                    "contract, or hide the decision (a loop over a size, such as a scan, is one) in an operator of "
+                    "your own (torchloom.custom_op)"
+                )
+        return sorted(done, key=lambda variant: [dim.min for dim in variant.box.dims])
+
+    def check_calls(self, variants: Sequence[Variant]) -> None:
+        """Refuse a model whose calls change what its programs were traced from.
+
+        Raises:
+            ServeError: they do; or the model itself fails.
+        """
+        if self.options.check == "edges":
+            with gradient_mode_of(self.contract):
+                check_state(self.target, self.contract, variants)
+            self._pool.forget()
+
+    def buckets(self, without: frozenset[str]) -> list[Variant]:
+        """Return a program for each of the sizes that serves the sizes below it too.
+
+        Raises:
+            ContractError: several sizes vary, or the greatest has no bucket.
+            ProofError: rows see one another, or results cannot be cut.
+        """
+
+        def program_for(box: Box) -> Variant:
+            _, variant = self._one(box, None, without)
+            assert variant is not None, "nothing varies, so nothing can be cut"
+            return variant
+
+        return bucket_programs(self.target, self.contract, self.options.sizes, without, program_for)
+
+    def _one(
+        self, box: Box, traced: Traced | None, without: frozenset[str]
+    ) -> tuple[list[tuple[Box, Traced | None]], Variant | None]:
+        """Return the program for a box, or the parts that need one each.
+
+        Args:
+            box: the sizes.
+            traced: a trace that stands for them, if there is one.
+            without: paths of optional tensors that are None.
+        """
+        traced = traced or self._traced(box, without)
+        if parts := self._cut(traced, traced.verdicts()):  # before anything is compiled
+            return self._with_traces(parts, traced), None
+        try:
+            variant = self._compiler.program(traced, without, partial(self._look, traced))
+        except _Cut as cut:  # tracing a piece assumed what does not hold
+            if cut.error is not None:
+                raise cut.error from None
+            return self._with_traces(cut.parts, traced), None
+        if variant is None:
+            self._traces[without] = [
+                t for t in self._traces[without] if t.graph is not traced.graph
+            ]
+            return [(box, None)], None
+        if parts := self._cut(traced, variant.verdicts):  # compilers assume more
+            return self._with_traces(parts, traced), None
+        is_checked = self.options.check == "edges"
+        if is_checked and (found := difference_in_box(self.target, self.contract, variant)):
+            return self._with_traces(self._without_size(box, *found), traced), None
+        if is_checked:
+            with gradient_mode_of(self.contract):
+                check_order(self.target, self.contract, box.largest, without)
+        if not is_checked or not may_share_tensors(self.target, self.contract, variant):
+            variant.asked = [*variant.asked, ["apart"]]
+        self._pool.forget()
+        counter.num_compiles += 1
+        return [], variant
+
+    def _traced(self, box: Box, without: frozenset[str]) -> Traced:
+        """Return a trace for a box: one that is there, if it stands for it, or a new one."""
+        known = self._traces.setdefault(without, [])
+        if not box.varying:
+            for each in known:
+                if box.largest in each.box and (found := self._within(each, box)):
+                    return found
+        made = trace(
+            self.target, self.contract, box, unbacked=self.options.unbacked, without=without
+        )
+        known.append(made)
+        return made
+
+    def _with_traces(self, parts: Iterable[Box], traced: Traced) -> list[tuple[Box, Traced | None]]:
+        """Return parts of a box, each with its trace where that stands for the part."""
+        return [(part, self._within(traced, part)) for part in parts]
+
+    def _within(self, traced: Traced, part: Box) -> Traced | None:
+        """Return a trace as one for a part of its box, if it stands for it."""
+        # Which inputs need gradients is not kept where symbols become numbers.
+        return None if self.contract.grad == "grad" else traced.within(part)
+
+    def _look(self, traced: Traced) -> None:
+        """End the compilation of a trace that does not hold for all of its box.
+
+        Raises:
+            _Cut: it does not; names the parts, or says why there can be none.
+        """
+        try:
+            parts = self._cut(traced, traced.verdicts())
+        except ProofError as error:  # which compilers would wrap in errors of their own
+            raise _Cut([], error) from error
+        if parts:
+            raise _Cut(parts)
+
+    def _cut(self, traced: Traced, verdicts: Iterable[Verdict]) -> list[Box]:
+        """Return parts of a box whose trace does not hold for all of it; none if it holds.
+
+        Raises:
+            ProofError: it does not hold, and boxes are not to be cut, or cannot be.
+        """
+        failed = [verdict for verdict in verdicts if not verdict.holds]
+        if not failed:
+            return []
+        if self.options.shapes != "split":
+            raise ProofError(why_not_proven(self.target, traced.box, failed))
+        for dim in traced.box.varying:
+            starts = cuts(failed, dim)
+            if starts:
+                at = f" at {failed[0].where}" if failed[0].where else ""
+                self._last_cut = f"; last cut by {failed[0].guard}{at}"
+                log.info("%s: %s is cut at %s", self.target.name, traced.box, starts)
+                return traced.box.cut(dim.name, starts)
+        raise ProofError(why_not_proven(self.target, traced.box, failed))
+
+    def _without_size(self, box: Box, sizes: Mapping[str, int], found: Difference) -> list[Box]:
+        """Return parts of a box, one of which is only the size at which the program is wrong."""
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        text = f"compiled for {box}, {self.target.name} differs from itself run eagerly at {shown}: {found}"
+        if self.options.shapes != "split" or not box.varying:
+            hint = (
+                "an operator in it behaves in its own way at this size (squeeze, is_contiguous and "
+                "others do at 1); shapes='split' compiles such sizes apart"
+                if box.varying
+                else "this is a fault of the compiler, or the model is not deterministic"
+            )
+            raise ProofError(f"{text}. {hint}")
+        dim = min(box.varying, key=lambda dim: sizes[dim.name])
+        size = sizes[dim.name]
+        log.info("%s; %s %d gets a program of its own", text, dim.name, size)
+        return box.cut(dim.name, [size, size + 1])

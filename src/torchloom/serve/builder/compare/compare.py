@@ -1,0 +1,244 @@
+"""Run a program and the model on the same values, and compare everything.
+
+Guards do not record all that depends on a size: `squeeze` behaves differently at size 1 and leaves none. Compared are
+results (tuples, dicts, objects by their attributes), sizes, dtypes and values of tensors, what was written to arguments,
+buffers and other tensors, and what the program put in attributes and containers.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchloom.errors import ServeError, TorchloomError
+from torchloom.serve.builder.compare.differences import Difference, first_difference
+from torchloom.serve.call.bypass import bypassed
+from torchloom.serve.call.entry import Run
+from torchloom.serve.contract.contract import Contract
+from torchloom.serve.contract.specs import TensorSpec
+from torchloom.serve.model.holders import ABSENT
+from torchloom.serve.model.snapshot import Snapshot
+from torchloom.serve.model.target import Target
+
+LEFT = "what is left in"
+"""Begins the path of a difference in an attribute or a container."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run returned and left behind."""
+
+    result: Any
+    args: Mapping[str, Any]
+    """Arguments that hold tensors, afterwards."""
+    written: Mapping[str, tuple[Tensor, Tensor]]
+    """Tensors that were written: what they were, what they are."""
+    put: Mapping[str, tuple[Any, Any]]
+    """What attributes and containers held, and hold."""
+
+
+def differences_at(
+    target: Target,
+    contract: Contract,
+    run: Run,
+    sizes: Mapping[str, int],
+    without: frozenset[str] = frozenset(),
+    values: Callable[[TensorSpec, Tensor], Tensor] | None = None,
+    one_object: Sequence[str] = (),
+) -> Difference | None:
+    """Run a program and the model itself; return the first difference.
+
+    Args:
+        target: the model; its buffers are what they were before.
+        contract: what arguments look like.
+        run: the program, which takes the model first.
+        sizes: of the arguments.
+        without: paths of optional tensors that are None.
+        values: makes other arguments of random ones, those that the contract itself fills aside.
+        one_object: names of arguments that are one tensor.
+
+    Raises:
+        ServeError: the model itself fails. That the program does where the model does not is a difference.
+    """
+    args = contract.example(sizes, without=without, values=values)
+    for name in one_object:
+        args[name] = args[one_object[0]]
+    before = Snapshot(target)
+    wanted = _ran_model(target, args, before, sizes)
+    first = () if target.owner is None else (target.owner,)
+    try:
+        found = _ran(run, target, first, args, before)
+    except (TorchloomError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - operators may raise anything
+        kind = type(wanted.result).__name__
+        return Difference("result", f"a {kind}, compiled {_first_line(error)}")
+    return difference_of(wanted, found)
+
+
+def difference_of(wanted: Ran, found: Ran) -> Difference | None:
+    """Return the first difference of two runs: of the model, and of its program."""
+    written = "what was written to"
+    if difference := (
+        first_difference(wanted.result, found.result, "result")
+        or first_difference(wanted.args, found.args, written)
+    ):
+        return difference
+    for name in {**wanted.written, **found.written}:
+        known = wanted.written.get(name) or found.written[name][:1] * 2
+        now = found.written.get(name) or known[:1] * 2
+        if difference := first_difference(known[1], now[1], f"{written}[{name!r}]"):
+            return difference
+    # What the model alone puts somewhere is code that is not compiled (`if not is_compiling()`).
+    for name, (was, now) in found.put.items():
+        _, wants = wanted.put.get(name, (was, was))
+        path = f"{LEFT} {name}"
+        if wants is ABSENT:
+            return Difference(path, f"nothing, compiled {now!r}")
+        if difference := first_difference(wants, now, path):
+            return difference
+    return None
+
+
+def result_at(
+    target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
+) -> Any:
+    """Run the model itself; its buffers are what they were before.
+
+    Args:
+        target: the model; it is what it was before.
+        contract: what arguments look like.
+        sizes: of the arguments.
+        without: paths of optional tensors that are None.
+
+    Raises:
+        ServeError: it fails.
+    """
+    args = contract.example(sizes, without=without)
+    return _ran_model(target, args, Snapshot(target), sizes).result
+
+
+def is_random(
+    target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
+) -> bool:
+    """Say whether the model itself returns other values for another seed.
+
+    Args:
+        target: the model; it is what it was before.
+        contract: what arguments look like.
+        sizes: of the arguments.
+        without: paths of optional tensors that are None.
+
+    Raises:
+        ServeError: it fails.
+    """
+    args = contract.example(sizes, without=without)
+    before = Snapshot(target)
+    one, other = (_ran_model(target, args, before, sizes, seed) for seed in (0, 1))
+    return difference_of(one, other) is not None
+
+
+def check_order(
+    target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
+) -> None:
+    """Refuse a model whose result follows from the order in which it gets what it takes as `**rest`.
+
+    Args:
+        target: the model; it is what it was before.
+        contract: what arguments look like.
+        sizes: of the arguments.
+        without: paths of optional tensors that are None.
+
+    Raises:
+        ServeError: it does; or the model itself fails.
+    """
+    own = {parameter.name for parameter in target.parameters}
+    args = contract.example(sizes, without=without)
+    names = [name for name in args if name not in own]
+    if len(names) < 2:
+        return
+    before = Snapshot(target)
+    wanted = _ran_model(target, args, before, sizes)
+    for order in (names[::-1], [*names[1:], names[0]]):
+        others = {**{n: args[n] for n in args if n in own}, **{n: args[n] for n in order}}
+        if difference_of(wanted, _ran_model(target, others, before, sizes)):
+            raise ServeError(
+                f"{target.name} goes by the order of {', '.join(names)} in its **{target.rest}, which programs do not "
+                "see: name them in its signature, or take one dict, whose order is asked"
+            )
+
+
+def _ran_model(
+    target: Target,
+    args: Mapping[str, Any],
+    before: Snapshot,
+    sizes: Mapping[str, int],
+    seed: int = 0,
+) -> Ran:
+    try:
+        with bypassed():
+            return _ran(target.call, target, (), args, before, seed)
+    except (TorchloomError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the user's forward may raise anything
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        at = f" at {shown}" if shown else ""
+        raise ServeError(
+            f"{target.name} itself, run on example arguments{at}, fails with {_first_line(error)}: leave such sizes "
+            "out of the contract, or let `fill` make other examples"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def _ran(
+    call: Any,
+    target: Target,
+    first: tuple[Any, ...],
+    args: Mapping[str, Any],
+    before: Snapshot,
+    seed: int = 0,
+) -> Ran:
+    """Run on copies, and put back what that changed."""
+    copies = copied_args(target, args)
+    try:
+        result = call_by_name(call, target, first, copies, seed)
+        after = {name: each for name, each in copies.items() if _holds_tensors(each)}
+        return Ran(result, after, before.written(), before.put())
+    finally:
+        before.restore()
+
+
+def copied_args(target: Target, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of arguments; the model itself, where one is or holds it, stays what it is."""
+    memo: dict[int, Any] = {id(target.module): target.module}
+    return {name: copy.deepcopy(value, memo) for name, value in args.items()}
+
+
+def call_by_name(
+    call: Any, target: Target, first: tuple[Any, ...], args: Mapping[str, Any], seed: int = 0
+) -> Any:
+    """Call a model or a program with arguments by name; random numbers are the same each time.
+
+    Args:
+        call: the model or the program.
+        target: says which arguments are passed by position.
+        first: what a program takes before the arguments: the model.
+        args: by name.
+        seed: of torch's random numbers.
+    """
+    torch.manual_seed(seed)
+    places, rest = target.divided(args)
+    return call(*first, *places, **rest)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, (Tensor, Mapping, list, tuple)) or dataclasses.is_dataclass(value)

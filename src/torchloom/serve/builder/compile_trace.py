@@ -1,0 +1,147 @@
+"""A trace made a program: its graph cut into pieces, each piece compiled, and all put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchloom._torch.fullgraph import FullGraph
+from torchloom.serve.builder.options import Options
+from torchloom.serve.builder.pieces.exact_sizes import at_sizes
+from torchloom.serve.builder.pieces.lower import Lowered, Lowerer
+from torchloom.serve.builder.pieces.piece import Divided
+from torchloom.serve.builder.pieces.split import divide
+from torchloom.serve.builder.trace.trace import Traced
+from torchloom.serve.call.assemble import assembled
+from torchloom.serve.call.cuda_graphs import Pool
+from torchloom.serve.call.variant import Variant
+from torchloom.serve.call.weight_checks import looks_of, with_weight_check
+from torchloom.serve.contract.contract import Contract
+from torchloom.serve.model.target import Target, gradient_mode_of
+
+
+class TraceCompiler:
+    """Compiles traces; equal pieces of them once.
+
+    Args:
+        target: the model.
+        contract: what arguments look like.
+        options: how programs are built.
+        lowerer: compiles pieces.
+        pool: what recordings of CUDA graphs share.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        contract: Contract,
+        options: Options,
+        lowerer: Lowerer,
+        pool: Pool,
+    ) -> None:
+        self._target, self._contract, self._options = target, contract, options
+        self._lowerer, self._pool = lowerer, pool
+        self._divided: dict[int, tuple[FullGraph, Divided]] = {}
+        """Each graph in pieces, by its identity."""
+
+    def program(
+        self, traced: Traced, without: frozenset[str], look: Callable[[], None]
+    ) -> Variant | None:
+        """Return the program of a trace; None if there has to be another trace.
+
+        Args:
+            traced: the trace.
+            without: paths of optional tensors that are None.
+            look: called before code is generated for a piece, when the trace's graph knows what tracing the
+                piece assumed of sizes. It may raise to end the build.
+
+        Raises:
+            ServeError: the graph cannot be cut, or the compiler's cache is open to others.
+        """
+        divided = self._in_pieces(traced)
+        if divided is None:
+            return None
+        looks = looks_of(traced.graph.graph_module)
+        known = divided.stitching.only_from({each.place for each in looks}, len(divided.pieces))
+        is_exact = not traced.box.varying
+        with gradient_mode_of(self._contract):
+            lowered = [
+                self._lowerer.lower(
+                    piece,
+                    traced.graph,
+                    unbacked=bool(self._options.unbacked),
+                    tuned=is_exact and self._options.level == 3,
+                    look=look,
+                    known=places,
+                )
+                for piece, places in zip(divided.pieces, known, strict=True)
+            ]
+        recorded = self._options.cuda_graphs if is_exact else "off"
+        fixed = [None if each.is_kept else sorted(each.fixed) for each in divided.pieces]
+        written = [sorted(each.written) for each in divided.pieces]
+        calls = [each.call for each in lowered]
+        compiled = assembled(divided.stitching, calls, recorded, fixed, written, self._pool)
+        verdicts = tuple(traced.verdicts(guard for each in lowered for guard in each.guards))
+        variant = Variant(
+            traced.box,
+            without,
+            traced.graph.shell.around(with_weight_check(compiled, looks), self._target.call),
+            traced.facts,
+            traced.codes,
+            verdicts,
+            tuple(piece.digest for piece in divided.pieces),
+            divided.num_calls,
+            divided.writes,
+            is_recorded=recorded != "off",
+            checks=tuple(each.code for each in verdicts if not each.is_exhaustive),
+            asked=traced.asked,
+            looks=looks,
+        )
+        how = {"recorded": recorded, "fixed": fixed, "written": written}
+        _add_stored(variant, traced, divided, lowered, how)
+        return variant
+
+    def _in_pieces(self, traced: Traced) -> Divided | None:
+        """Return a graph cut into pieces; None if equal pieces would not be equal at its exact sizes."""
+        known = self._divided.get(id(traced.graph))
+        if known is None:
+            divided = divide(
+                traced.graph.graph_module,
+                self._options.splitting_ops,
+                # A float among the numbers of a graph can be no input of a part of it.
+                layers=self._options.layers
+                and self._options.backend == "inductor"
+                and not self._contract.floats(),
+            )
+            known = self._divided[id(traced.graph)] = (traced.graph, divided)
+        if traced.numbers is None:
+            return known[1]
+        return at_sizes(known[1], traced.graph, traced.numbers)
+
+
+def _add_stored(
+    variant: Variant, traced: Traced, divided: Divided, lowered: list[Lowered], how: dict[str, Any]
+) -> None:
+    """Give a program what a store needs to make it again, or the reason why it cannot be stored.
+
+    Args:
+        variant: the program.
+        traced: its trace.
+        divided: its graph in pieces.
+        lowered: the pieces, compiled.
+        how: what of them is recorded.
+    """
+    reasons = [each.why_not for each in lowered if each.why_not]
+    reasons += [
+        f"it relies on {each}, which cannot be looked up again" for each in traced.unwritten
+    ]
+    try:
+        variant.stored = {
+            "shell": traced.graph.shell.to_bytes(),
+            "stitching": divided.stitching.to_json(),
+            "pieces": [each.stored for each in lowered],
+            **how,
+        }
+    except TypeError as error:
+        reasons.append(str(error))
+    variant.why_not_stored = "; ".join(reasons)

@@ -1,0 +1,79 @@
+"""Which nodes of a graph belong together: operators that stay as they are, layers that repeat, and the rest."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from torch import fx
+
+from torchloom.serve.builder.pieces.graph_digest import target_text, typed
+
+_LEAST_LAYER = 8
+"""Calls that a repeated part needs to be compiled by itself: less would only lose fusions."""
+_INDEX = re.compile(r"(?:\.|\[')(\d+)(?:'\])?(?=$|\.|\[|')")
+
+
+def groups_of(
+    nodes: Sequence[fx.Node], kept: Collection[fx.Node], layers: bool
+) -> list[tuple[Any, list[fx.Node]]]:
+    """Return runs of nodes that belong together, in order.
+
+    Args:
+        nodes: the calls of a graph, in order.
+        kept: of these, operators that stay as they are.
+        layers: whether layers that repeat become groups.
+
+    Returns:
+        Each group with its key: equal ones for runs that are joined.
+    """
+    found: list[tuple[Any, list[fx.Node]]] = []
+    home: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        producer = node.args[0] if node.target is operator.getitem and node.args else None
+        is_pick = isinstance(producer, fx.Node) and isinstance(
+            producer.meta.get("example_value"), (tuple, list)
+        )
+        if is_pick and producer in home:
+            home[producer].append(node)  # never hand a tuple from piece to piece
+            home[node] = home[producer]
+            continue
+        key = ("kept", id(node)) if node in kept else ("layer", _layer(node) if layers else None)
+        if not found or found[-1][0] != key:
+            found.append((key, []))
+        found[-1][1].append(node)
+        home[node] = found[-1][1]
+    signatures = Counter(_signature(group) for key, group in found if key[0] == "layer")
+    joined: list[tuple[Any, list[fx.Node]]] = []
+    for key, group in found:
+        is_layer = (
+            key[0] == "layer"
+            and key[1] is not None
+            and len(group) >= _LEAST_LAYER
+            and signatures[_signature(group)] > 1
+        )
+        name = key if key[0] == "kept" or is_layer else "rest"
+        if joined and name == "rest" and joined[-1][0] == "rest":
+            joined[-1][1].extend(group)
+        else:
+            joined.append((name, list(group)))
+    return joined
+
+
+def _layer(node: fx.Node) -> str | None:
+    """Return the outermost numbered module that a node was traced in, like "layers.3"."""
+    for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values())):
+        if found := _INDEX.search(str(path)):
+            outermost = str(path)[: found.end()]
+            for outer, _ in node.meta["nn_module_stack"].values():
+                if earlier := _INDEX.search(str(outer)):
+                    return str(outer)[: earlier.end()]
+            return outermost
+    return None
+
+
+def _signature(group: Iterable[fx.Node]) -> tuple[str, ...]:
+    return tuple(f"{target_text(node)} {typed(node.meta.get('example_value'))}" for node in group)

@@ -1,0 +1,197 @@
+"""A graph cut into pieces: at operators that stay as they are, and around layers that repeat.
+
+    before   embed  layer.0  layer.1  layer.2  head
+    after    piece  A        A        A        piece        three graphs to compile instead of five
+
+N operators named in `splitting_ops` give 2 N + 1 pieces, of which N run as they are. Pieces are named by a
+hash of what they compute, so equal ones are compiled and stored once. Changes no values.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+from torchloom.errors import ServeError
+from torchloom.serve.builder.pieces.layers import groups_of
+from torchloom.serve.builder.pieces.piece import Divided, Piece, copied_graph, piece_of
+from torchloom.serve.builder.pieces.writes import overloads_of
+from torchloom.serve.call.stitching import Ref, Step, Stitching
+
+
+def divide(
+    graph_module: fx.GraphModule, splitting_ops: Collection[str], *, layers: bool
+) -> Divided:
+    """Cut a graph.
+
+    Args:
+        graph_module: from Dynamo; it is left as it is.
+        splitting_ops: operators that stay as they are, like "mylib::attention" or
+            "mylib::attention.default".
+        layers: whether layers that repeat become pieces.
+
+    Raises:
+        ServeError: no operator of that name is called, or one returns what cannot be passed on.
+    """
+    graph_module = copied_graph(graph_module)
+    _sizes_one_by_one(graph_module)
+    nodes = [
+        n
+        for n in graph_module.graph.nodes
+        if n.op in ("call_function", "call_method", "call_module")
+    ]
+    kept = {node for node in nodes if _is_named(node, splitting_ops)}
+    _check_named(splitting_ops, kept)
+    groups = groups_of(nodes, kept, layers)
+    if len(groups) <= 1:
+        return _whole(graph_module)
+    number_of = {node: number for number, (_, group) in enumerate(groups) for node in group}
+    top = split_module(
+        graph_module, graph_module, lambda node: number_of[node], keep_original_order=True
+    )
+    kept_numbers = {number_of[node] for node in kept}
+    divided = _stitched(top, kept_numbers)
+    blind = [piece for piece in divided.pieces if not piece.is_kept and _is_blind(piece)]
+    if not blind:
+        return divided
+    if layers:  # a layer that is compiled as a part of the whole sees what aliases what
+        return divide(graph_module, splitting_ops, layers=False)
+    raise ServeError(
+        "the graph cannot be cut: a piece writes to a tensor of which another piece hands it a view as well, "
+        "and compilers believe that inputs do not overlap. Take the view after the operator that splits, or "
+        "leave splitting_ops out"
+    )
+
+
+def _is_blind(piece: Piece) -> bool:
+    """Say whether a piece writes, and two of its inputs share memory: its compiler would not know."""
+    if not piece.writes:
+        return False
+    storages = [
+        value.untyped_storage()._cdata for value in piece.inputs if isinstance(value, torch.Tensor)
+    ]
+    return len(set(storages)) < len(storages)
+
+
+def _is_named(node: fx.Node, names: Collection[str]) -> bool:
+    return any(
+        each._schema.name in names or f"{each._schema.name}.{each._overloadname}" in names
+        for each in overloads_of(node.target)
+    )
+
+
+def _check_named(names: Collection[str], kept: Iterable[fx.Node]) -> None:
+    seen = {each._schema.name for node in kept for each in overloads_of(node.target)}
+    missing = [name for name in names if name.partition(".")[0] not in seen]
+    if missing:
+        raise ServeError(
+            f"splitting_ops names {', '.join(map(repr, missing))}, which the model does not call: use "
+            "names like 'mylib::attention' of operators that appear in its graph"
+        )
+
+
+def _whole(graph_module: fx.GraphModule) -> Divided:
+    """Return a graph that is one piece."""
+    piece = piece_of(graph_module, is_kept=False)
+    num = len(piece.inputs)
+    outputs: Any = graph_module.graph.output_node().args[0]
+    slots = tuple(range(num, num + len(outputs)))
+    step = Step(0, tuple(Ref(slot) for slot in range(num)), slots)
+    return Divided((piece,), Stitching(num, (step,), tuple(Ref(slot) for slot in slots)))
+
+
+def _stitched(top: fx.GraphModule, kept_numbers: Collection[int]) -> Divided:
+    pieces: dict[str, Piece] = {}
+    order: list[str] = []
+    slot_of: dict[fx.Node, Any] = {}
+    steps: list[Step] = []
+    next_slot = 0
+    for node in top.graph.nodes:
+        if node.op == "placeholder":
+            slot_of[node] = next_slot
+            next_slot += 1
+    num_inputs = next_slot
+    results: tuple[Ref, ...] = ()
+    for node in top.graph.nodes:
+        if node.op == "call_module":
+            module = getattr(top, node.target)
+            is_tuple = _returns_tuple(module)
+            number = int(node.target.rpartition("_")[2])
+            piece = piece_of(module, is_kept=number in kept_numbers)
+            if piece.digest not in pieces:
+                pieces[piece.digest] = piece
+                order.append(piece.digest)
+            outputs = module.graph.output_node().args[0]
+            slots = tuple(range(next_slot, next_slot + len(outputs)))
+            next_slot += len(outputs)
+            args = tuple(_ref(arg, slot_of) for arg in node.args)
+            steps.append(Step(order.index(piece.digest), args, slots))
+            slot_of[node] = slots if is_tuple else slots[0]
+        elif node.op == "call_function" and node.target is operator.getitem:
+            slot_of[node] = slot_of[node.args[0]][node.args[1]]
+        elif node.op == "output":
+            results = tuple(_ref(each, slot_of) for each in node.args[0])
+        elif node.op != "placeholder":
+            raise ServeError(
+                f"the graph cannot be cut: {node.op} {node.target} lies between two pieces; leave "
+                "splitting_ops out"
+            )
+    return Divided(
+        tuple(pieces[digest] for digest in order), Stitching(num_inputs, tuple(steps), results)
+    )
+
+
+def _ref(value: Any, slot_of: dict[fx.Node, Any]) -> Ref:
+    if isinstance(value, fx.Node):
+        slot = slot_of[value]
+        if isinstance(slot, tuple):
+            raise ServeError(f"the graph cannot be cut: {value.name} is a tuple between two pieces")
+        return Ref(slot)
+    return Ref(None, value)
+
+
+def _returns_tuple(module: fx.GraphModule) -> bool:
+    """Let a piece return a tuple; say whether it did already."""
+    output = module.graph.output_node()
+    returned = output.args[0]
+    if isinstance(returned, (tuple, list)):
+        return True
+    if returned is None:  # an operator that only writes
+        output.args = ((),)
+        return True
+    output.args = ((returned,),)
+    module.recompile()
+    return False
+
+
+def _sizes_one_by_one(graph_module: fx.GraphModule) -> None:
+    """Replace `x.size()` by its numbers, which can be handed on from piece to piece."""
+    graph = graph_module.graph
+    for node in graph.find_nodes(op="call_method", target="size"):
+        if len(node.args) > 1 or node.kwargs:
+            continue
+        source = node.args[0]
+        shape = node.meta["example_value"]
+        with graph.inserting_before(node):
+            sizes = []
+            for dim, size in enumerate(shape):
+                made = graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
+                made.meta = {**node.meta, "example_value": size}
+                sizes.append(made)
+        for user in list(node.users):
+            if user.target is operator.getitem and isinstance(user.args[1], int):
+                user.replace_all_uses_with(sizes[user.args[1]])
+                graph.erase_node(user)
+            else:
+                user.args = fx.map_arg(
+                    user.args,
+                    lambda arg, node=node, sizes=sizes: tuple(sizes) if arg is node else arg,
+                )
+        if not node.users:
+            graph.erase_node(node)
+    graph_module.recompile()

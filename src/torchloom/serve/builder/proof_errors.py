@@ -1,0 +1,41 @@
+"""The text of a failed proof: which condition on sizes fails, where it is in the code, and what can be done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from torchloom.serve.builder.prove import Verdict, show_sizes
+from torchloom.serve.contract.box import Box
+from torchloom.serve.model.target import Target
+
+
+def why_not_proven(target: Target, box: Box, failed: Collection[Verdict]) -> str:
+    """Say what fails, for which sizes, where, and what can be done.
+
+    Args:
+        target: the model.
+        box: the sizes that it was to be one program for.
+        failed: the conditions that do not hold for all of them.
+    """
+    lines = [f"{target.name} is not the same program for all of {box}:"]
+    for verdict in list(failed)[:5]:
+        where = f"\n    at {verdict.where}" if verdict.where else ""
+        lines.append(f"  not true for {show_sizes(verdict.failing)}: {verdict.guard}{where}")
+    if len(failed) > 5:
+        lines.append(f"  and {len(failed) - 5} more")
+    lines.append(
+        "Move the decision out of the model, hide it in an operator (torchloom.custom_op), leave these "
+        "sizes out of the contract, or let shapes='split' compile the parts apart."
+    )
+    lines += multiples_to_promise("\n".join(lines))
+    return "\n".join(lines)
+
+
+def multiples_to_promise(text: str) -> list[str]:
+    """Return the advice for conditions of torch's that ask whether a size is a multiple of a number."""
+    numbers = dict.fromkeys(re.findall(r"Eq\(Mod\(\w+, (\d+)\), 0\)", text))
+    return [
+        f"If sizes are multiples of {number}, promise it: Dim(..., multiple_of={number})"
+        for number in numbers
+    ]

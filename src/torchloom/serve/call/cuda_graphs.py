@@ -1,0 +1,234 @@
+"""Programs of exact sizes as recorded launches, one recording for each size (CUDA graphs).
+
+A recorded program reads and writes fixed memory: arguments are copied in, results are copied out, so a result
+stays what it is when the next call runs. Parameters are read where they are: weights that are written in place
+are seen. So are arguments that the program writes to, such as caches of keys and values: nothing of them is
+copied, and each address has a recording of its own.
+
+Recordings of one program share memory for what they compute, and take turns: one thread runs one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from torchloom.errors import ServeError
+from torchloom.serve.counter import counter
+
+log = logging.getLogger(__name__)
+
+Call = Callable[..., Any]
+_NUM_WARM = 2
+"""Runs before recording: libraries choose algorithms and allocate workspaces in the first."""
+_MOST_ADDRESSES = 16
+"""Recordings for one set of sizes: a caller with more places for its caches is served without."""
+CudaGraphs = Literal["off", "full", "pieces"]
+
+
+class Recording(Protocol):
+    """Something that runs a function once while noting what it launches, and launches it again."""
+
+    def record(self, call: Callable[[], Any]) -> Any:
+        """Run a function and note its launches; return its result."""
+        ...
+
+    def replay(self) -> None:
+        """Launch again what was noted."""
+        ...
+
+
+class Pool:
+    """What the recordings of one program share: memory, and the turn to run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._handle: Any = None
+        self._members: weakref.WeakSet[Recorded] = weakref.WeakSet()
+        self._done: Any = None
+        """The end of the last turn on a device, for turns on other streams."""
+
+    def add(self, recorded: Recorded) -> None:
+        """Note who takes turns."""
+        self._members.add(recorded)
+
+    def forget(self) -> None:
+        """Drop recordings for arguments at addresses: of a build's own examples, which are gone."""
+        for each in self._members:
+            each.forget()
+
+    def handle(self) -> Any:
+        """Return the pool of device memory for CUDA graphs."""
+        if self._handle is None:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    @contextmanager
+    def turn(self, device: torch.device | None) -> Iterator[None]:
+        """Run while no other recording of the program does, on any thread or stream.
+
+        Args:
+            device: where the recordings run; None where there is nothing to wait for.
+        """
+        is_cuda = device is not None and device.type == "cuda"
+        with self._lock:
+            if is_cuda and self._done is not None:
+                torch.cuda.current_stream(device).wait_event(self._done)
+            yield
+            if is_cuda:
+                self._done = torch.cuda.Event()
+                self._done.record(torch.cuda.current_stream(device))
+
+
+class CudaRecording:
+    """A CUDA graph.
+
+    Args:
+        pool: where its memory comes from.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        if not torch.cuda.is_available():
+            raise ServeError("cuda_graphs needs a CUDA device: leave it off here")
+        self._graph = torch.cuda.CUDAGraph()
+        self._pool = pool
+
+    def record(self, call: Callable[[], Any]) -> Any:
+        """Run a function under capture; other threads may use the device meanwhile."""
+        torch.cuda.synchronize()
+        with torch.cuda.graph(
+            self._graph, pool=self._pool.handle(), capture_error_mode="thread_local"
+        ):
+            return call()
+
+    def replay(self) -> None:
+        """Launch the graph."""
+        self._graph.replay()
+
+
+class Recorded:
+    """A compiled graph that is recorded at its first call for each set of sizes.
+
+    Args:
+        call: takes the graph's inputs and returns its outputs.
+        fixed: places of inputs whose memory does not move, such as parameters.
+        written: places of inputs that it writes to.
+        passing: places of inputs that are made anew for each call, whose address says nothing.
+        pool: shared with the program's other recordings; one of its own if left out.
+        make: makes recordings; CUDA graphs if left out.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        fixed: Collection[int],
+        written: Collection[int] = (),
+        passing: Collection[int] = (),
+        pool: Pool | None = None,
+        make: Callable[[Pool], Recording] | None = None,
+    ) -> None:
+        self._call, self._make = call, make or CudaRecording
+        self._written = frozenset(written)
+        self._passing = frozenset(passing)
+        self._in_place = frozenset(fixed) | self._written - self._passing
+        """Places of inputs that are used where they are."""
+        self._pool = pool or Pool()
+        self._pool.add(self)
+        self._recordings: dict[tuple[Any, ...], tuple[Recording, list[Any], Any]] = {}
+        self._num_of: dict[tuple[Any, ...], int] = {}
+        """How many recordings there are for one set of sizes."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Copy the inputs in, launch, copy the outputs out."""
+        device = next((value.device for value in inputs if isinstance(value, Tensor)), None)
+        with self._pool.turn(device):
+            return self._run(inputs)
+
+    def forget(self) -> None:
+        """Drop recordings for arguments at addresses."""
+        if self._written - self._passing:
+            self._recordings.clear()
+            self._num_of.clear()
+
+    def _run(self, inputs: tuple[Any, ...]) -> Any:
+        key = tuple(
+            (value.data_ptr(), *value.shape, *value.stride())
+            if place in self._in_place and isinstance(value, Tensor)
+            else tuple(value.shape)
+            if isinstance(value, Tensor)
+            else value
+            for place, value in enumerate(inputs)
+        )
+        if key not in self._recordings and not self._record(key, inputs):
+            return self._call(*inputs)
+        recording, held, outputs = self._recordings[key]
+        for place, (mine, given) in enumerate(zip(held, inputs, strict=True)):
+            if place not in self._in_place and isinstance(mine, Tensor):
+                mine.copy_(given)
+        recording.replay()
+        for place in self._written - self._in_place:
+            inputs[place].copy_(held[place])
+        stays = {
+            _memory(value)
+            for place, value in enumerate(inputs)
+            if place in self._in_place and isinstance(value, Tensor)
+        }
+        # What lies in memory of the caller's is the caller's; the rest is written anew by the next call.
+        return tuple(
+            out.clone() if isinstance(out, Tensor) and _memory(out) not in stays else out
+            for out in outputs
+        )
+
+    def _record(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> bool:
+        """Make the recording for some inputs; say whether there is room for it."""
+        sizes = tuple(tuple(v.shape) if isinstance(v, Tensor) else v for v in inputs)
+        number = self._num_of.get(sizes, 0)
+        if number >= _MOST_ADDRESSES:
+            if number == _MOST_ADDRESSES:
+                self._num_of[sizes] = number + 1
+                log.warning(
+                    "calls of sizes %s write to tensors at more than %d addresses: further ones run without "
+                    "CUDA graphs; pass the same tensors again, as for a cache that is allocated once",
+                    *(sizes, _MOST_ADDRESSES),
+                )
+            return False
+        self._num_of[sizes] = number + 1
+        self._recordings[key] = self._recorded(inputs)
+        counter.num_recorded += 1
+        return True
+
+    def _recorded(self, inputs: tuple[Any, ...]) -> tuple[Recording, list[Any], Any]:
+        held = [
+            value.clone() if isinstance(value, Tensor) and place not in self._in_place else value
+            for place, value in enumerate(inputs)
+        ]
+        # Runs before the first replay write as well, and a call writes once.
+        before = [
+            (value, value.detach().clone())
+            for place, value in enumerate(held)
+            if place in self._written and isinstance(value, Tensor)
+        ]
+        for _ in range(_NUM_WARM):
+            self._call(*held)
+        recording = self._make(self._pool)
+        outputs = recording.record(lambda: self._call(*held))
+        with torch.no_grad():
+            for value, was in before:
+                value.copy_(was)
+        # The caller's tensors are not kept alive: a recording knows their address, by which it is found.
+        kept = [
+            None if place in self._written & self._in_place else value
+            for place, value in enumerate(held)
+        ]
+        return recording, kept, outputs
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

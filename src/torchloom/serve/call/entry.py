@@ -1,0 +1,182 @@
+"""The function that a call goes through: a few comparisons, then the program for its sizes.
+
+It is generated from the contract. For `Contract({"x": (Dim("batch", 1, 64), 16)})`:
+
+    def entry(x):
+        try:
+            given_passes = (
+                type(x) in PLAIN and len(s_x := x.shape) == 2 and x.dtype is dtype1 and x.is_cpu
+                and 1 <= (n_batch := s_x[0]) <= 64 and s_x[1] == 16 and x.is_contiguous()
+                and not is_grad_enabled() and not STATE.is_stale
+            )
+        except (AttributeError, KeyError, IndexError, TypeError, RuntimeError):
+            given_passes = False
+        if given_passes:
+            try:
+                return table2[n_batch - 1](MODEL, x)
+            except FAILURES as _error:
+                return FAILED(_error, {'x': x})
+        return SLOW({'x': x})
+
+Whatever does not pass goes to `SLOW`, which finds out why, in words. `FAILED` finds out whether a program failed as
+the model is another one now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torchloom._torch.untraced import leave_alone
+from torchloom.serve.call.arguments import Asked
+from torchloom.serve.call.entry_conditions import Conditions
+from torchloom.serve.call.entry_names import put
+from torchloom.serve.call.entry_signature import Signature
+from torchloom.serve.call.tied_names import names_for
+from torchloom.serve.call.weight_checks import OtherTensorsError
+from torchloom.serve.contract.box import Box
+from torchloom.serve.contract.contract import Contract
+from torchloom.serve.model.target import Target
+
+Run = Callable[..., Any]
+Row = tuple[Box, Run, Sequence[str]]
+_UNLIKE = (AttributeError, KeyError, IndexError, TypeError, RuntimeError)
+"""What conditions raise that ask something else than what they expect: no tensor, or a nested one."""
+_FAILURES = (OtherTensorsError, AttributeError, KeyError, IndexError, TypeError)
+"""What programs raise that fetch weights from a model which is another one now."""
+_MOST_TABLE = 1 << 16
+"""Sizes that are looked up in a list; beyond, they are compared."""
+
+
+class Otherwise(NamedTuple):
+    """What calls go to that no program answers."""
+
+    slow: Callable[[dict[str, Any]], Any]
+    """Takes the arguments by name, of a call that does not pass."""
+    failed: Callable[[Exception, dict[str, Any]], Any]
+    """Takes an error that a program raised, and the arguments by name."""
+
+
+def make_entry(
+    target: Target,
+    contract: Contract,
+    variants: Sequence[Row],
+    without: frozenset[str],
+    state: Any,
+    otherwise: Otherwise,
+    *,
+    writes: bool = False,
+    asked: Asked = (),
+) -> Run:
+    """Return the function for calls.
+
+    Args:
+        target: what is served.
+        contract: what calls have to look like.
+        variants: programs, the sizes that they are for, and what is asked of sizes at each call; the first
+            that covers a call runs.
+        without: paths of optional tensors that are None in these programs.
+        state: of the program. `ties` are conditions on names for one object. Calls go to `otherwise.slow` while
+            `is_stale` is set, where `next_hook` is not the number of the process's next hook, and where the number
+            of torch's function modes is not `num_modes`.
+        otherwise: what calls go to that no program answers.
+        writes: whether programs write to tensors: no argument may then be passed twice.
+        asked: what programs rely on of arguments beside their tensors.
+    """
+    scope: dict[str, Any] = {"STATE": state}
+    scope |= {"SLOW": otherwise.slow, "FAILED": otherwise.failed, "FAILURES": _FAILURES}
+    scope |= names_for(target)
+    signature = Signature(target, contract, scope)
+    asking = Conditions(target, contract, signature, scope, without)
+    conditions = [*asking.write(writes, asked), *state.ties]
+    programs = _dispatch(contract, variants, signature.call(), asking.sizes, scope)
+    text = _text(signature, conditions, programs)
+    exec(compile(text, "<torchloom entry>", "exec"), scope)
+    entry = scope["entry"]
+    leave_alone(entry, "programs of torchloom.serve are compiled already")
+    entry.source = text
+    return entry
+
+
+def _text(signature: Signature, conditions: Sequence[str], programs: Sequence[str]) -> str:
+    """Return the text of an entry.
+
+    Args:
+        signature: of the entry.
+        conditions: for its programs to run.
+        programs: the lines that pick and run one.
+    """
+    is_plain = signature.is_plain
+    own = signature.text()
+    given = ", ".join(signature.given.values())
+    by_name = signature.by_name()
+    # What is not there, a weight that was deleted for one, is for `slow` to name.
+    lines = [
+        f"def entry({own}):" if is_plain else f"def _torchloom_entry({given}):",
+        "    try:",
+        f"        given_passes = {' and '.join(conditions) or 'True'}",
+        f"    except ({', '.join(each.__name__ for each in _UNLIKE)}):",
+        "        given_passes = False",
+        "    if given_passes:",
+        "        try:",
+        *(f"            {line}" for line in programs),
+        "        except FAILURES as _error:",
+        f"            return FAILED(_error, {by_name})",
+        f"    return SLOW({by_name})",
+    ]
+    if not is_plain:
+        lines.append(f"def entry({own}):")
+        lines.append(f"    return _torchloom_entry({', '.join(signature.given)})")
+    return "\n".join(lines)
+
+
+def _dispatch(
+    contract: Contract,
+    variants: Sequence[Row],
+    call: str,
+    sizes: Mapping[str, str],
+    scope: dict[str, Any],
+) -> list[str]:
+    """Return the lines that pick and run a program.
+
+    Args:
+        contract: what varies.
+        variants: the programs.
+        call: the arguments of a program, as text.
+        sizes: the variable that holds each varying size.
+        scope: gets the programs.
+    """
+    varying = [dim for dim in contract.dims.values() if dim.min < dim.max]
+    checked = any(checks for *_, checks in variants)
+    if len(varying) == 1 and len(varying[0].sizes) <= _MOST_TABLE and not checked:
+        dim = varying[0]
+        fixed = {each.name: each.min for each in contract.dims.values()}
+        table = [
+            next((run for box, run, _ in variants if {**fixed, dim.name: size} in box), None)
+            for size in dim.sizes
+        ]
+        if None not in table:
+            if len(set(map(id, table))) == 1:
+                return [f"return {put(scope, 'run', table[0])}({call})"]
+            at = f"{sizes[dim.name]} - {dim.min}" if dim.min else sizes[dim.name]
+            at = f"({at}) // {dim.multiple_of}" if dim.multiple_of > 1 else at
+            return [f"return {put(scope, 'table', table)}[{at}]({call})"]
+    scope |= {"math": math, "torch": torch}
+    lines = []
+    for box, run, checks in variants:
+        tests = [
+            f"{sizes[d.name]} == {d.min}"
+            if d.min == d.max
+            else f"{d.min} <= {sizes[d.name]} <= {d.max}"
+            for d in box.dims
+            if d != contract.dims[d.name]
+        ]
+        tests += [f"({check})" for check in checks]
+        target = f"return {put(scope, 'run', run)}({call})"
+        lines += [f"if {' and '.join(tests)}:", f"    {target}"] if tests else [target]
+        if not tests:
+            break
+    return lines

@@ -1,0 +1,92 @@
+"""How the arguments of a call pass through an entry: its signature, and the text of the calls in it.
+
+For `forward(self, x, *, causal=True)` with `causal` fixed these are `x, *, causal=fixed3`, `MODEL, x, causal=causal`
+and `{'x': x, 'causal': causal}`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torchloom.serve.call.entry_names import given_name, put
+from torchloom.serve.contract.contract import Contract
+from torchloom.serve.model.target import Target
+
+
+class Signature:
+    """The parameters of an entry.
+
+    Args:
+        target: what is served.
+        contract: says which arguments have one value, and need not be passed.
+        scope: gets the defaults.
+    """
+
+    def __init__(self, target: Target, contract: Contract, scope: dict[str, Any]) -> None:
+        self._target, self._contract, self._scope = target, contract, scope
+        self.parameters = target.parameters_for(contract)
+        self.given = {p.name: given_name(p.name) for p in self.parameters}
+        """What each parameter is called in conditions, so that it hides nothing that these use."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each parameter has its own name in the conditions."""
+        return all(name == given for name, given in self.given.items())
+
+    def text(self) -> str:
+        """Return the signature, with the parameters' own names."""
+        parts: list[str] = []
+        was_keyword = False
+        kinds = [parameter.kind for parameter in self.parameters]
+        for place, parameter in enumerate(self.parameters):
+            name, kind = parameter.name, parameter.kind
+            if kind is parameter.KEYWORD_ONLY and not was_keyword:
+                if inspect.Parameter.VAR_POSITIONAL not in kinds:
+                    parts.append("*")
+                was_keyword = True
+            star = "*" if kind is parameter.VAR_POSITIONAL else ""
+            star = "**" if kind is parameter.VAR_KEYWORD else star
+            default = self._default(parameter)
+            parts.append(f"{star}{name}{default}")
+            is_last = place + 1 == len(kinds) or kinds[place + 1] is not parameter.POSITIONAL_ONLY
+            if kind is parameter.POSITIONAL_ONLY and is_last:
+                parts.append("/")
+        return ", ".join(parts)
+
+    def call(self) -> str:
+        """Return the arguments of a call of a program, the model first."""
+        parts = [] if self._target.owner is None else ["MODEL"]
+        for parameter in self.parameters:
+            name = parameter.name
+            given = self.given[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                parts.append(f"*{given}")
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                parts.append(f"**{given}")
+            elif parameter.kind is parameter.KEYWORD_ONLY or name in self._target.by_keyword:
+                parts.append(f"{name}={given}")
+            else:
+                parts.append(given)
+        return ", ".join(parts)
+
+    def by_name(self) -> str:
+        """Return a dict of the arguments; further positional ones are behind a name with a star."""
+        parts = []
+        for parameter in self.parameters:
+            name, given = parameter.name, self.given[parameter.name]
+            if parameter.kind is parameter.VAR_KEYWORD:
+                parts.append(f"**{given}")
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                parts.append(f"{'*' + name!r}: {given}")
+            else:
+                parts.append(f"{name!r}: {given}")
+        return f"{{{', '.join(parts)}}}"
+
+    def _default(self, parameter: inspect.Parameter) -> str:
+        if parameter.name in self._contract.fixed and parameter.kind is not parameter.VAR_KEYWORD:
+            # What is fixed need not be passed.
+            return f"={put(self._scope, 'fixed', self._contract.fixed[parameter.name])}"
+        if parameter.default is parameter.empty:
+            return ""
+        return f"={put(self._scope, 'default', parameter.default)}"

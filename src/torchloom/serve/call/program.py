@@ -1,0 +1,320 @@
+"""A program: the model compiled for every call that its contract allows."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from torchloom._torch.modes import num_function_modes
+from torchloom._torch.places import value_at
+from torchloom.errors import ContractError, ServeError
+from torchloom.events import ProgramReady, emit
+from torchloom.serve.call.bypass import bypassed
+from torchloom.serve.call.entry import Otherwise, Run, make_entry
+from torchloom.serve.call.refusals import refuse, refuse_modes
+from torchloom.serve.call.tied_names import ties_among
+from torchloom.serve.call.variant import Variant, shown_variant
+from torchloom.serve.call.warm_up import record_sizes
+from torchloom.serve.call.weight_checks import ChangedError, OtherTensorsError
+from torchloom.serve.contract.contract import Contract
+from torchloom.serve.counter import counter
+from torchloom.serve.model.attribute_watch import unwatch_attributes, watch_attributes
+from torchloom.serve.model.facts import changed_facts
+from torchloom.serve.model.hooks import ModelLooks, next_hook
+from torchloom.serve.model.target import Target
+
+if TYPE_CHECKING:
+    pass
+
+OutOfRange = Literal["raise", "eager"]
+
+
+@dataclass
+class State:
+    """What sends calls off the short way."""
+
+    is_stale: bool = False
+    """An attribute of the model was set since its facts were last checked."""
+    next_hook: int = -1
+    """The number of the next hook in this process when the model's hooks were last looked at."""
+    ties: tuple[str, ...] = ()
+    """That names stand for one object, as conditions in Python."""
+    num_modes: int = 0
+    """Of torch's function modes: default devices, which change nothing as long as the device is the same."""
+
+
+class Program:
+    """What `build` and `load` return: called like the model.
+
+    Args:
+        target: the model.
+        contract: what calls have to look like.
+        variants: the programs for boxes of sizes; the first one that covers a call runs.
+        out_of_range: what a call outside of the contract does.
+        key: its name in a store.
+        origin: "built" or "loaded".
+        seconds: how long that took.
+
+    Example:
+        >>> import torchloom
+        >>> from torchloom.serve import Contract, Dim, build
+        >>> batch = Dim("batch", 1, 8)
+        >>> model = torch.nn.Linear(4, 2).eval()
+        >>> program = build(model, Contract({"input": (batch, 4)}), backend="eager")
+        >>> with torch.no_grad():
+        ...     program(torch.ones(3, 4)).shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        contract: Contract,
+        variants: Sequence[Variant],
+        *,
+        out_of_range: OutOfRange = "raise",
+        key: str = "",
+        origin: str = "built",
+        seconds: float = 0.0,
+    ) -> None:
+        self.target = target
+        self.contract = contract
+        self.variants = list(variants)
+        self.out_of_range = out_of_range
+        self.key = key
+        """Its name in a store."""
+        self.origin = origin
+        """"built" or "loaded"."""
+        self.seconds = seconds
+        """How long that took."""
+        self.state = State(next_hook=next_hook(), num_modes=num_function_modes())
+        self._ties = ties_among((each.facts for each in self.variants), target)
+        self.state.ties = tuple(self._ties)
+        self._default_dtype = torch.get_default_dtype()
+        self._default_device = torch.get_default_device()
+        self._looks = ModelLooks(target.module, target.structure())
+        self.is_frozen = False
+        self._entry = self._make_entry()
+        self._tell()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program for these arguments.
+
+        Raises:
+            ContractError: the call breaks the contract, or the model has changed, and `out_of_range`
+                is "raise".
+        """
+        return self._entry(*args, **kwargs)
+
+    @property
+    def entry(self) -> Run:
+        """The generated function that calls go through; `entry.source` is its text."""
+        return self._entry
+
+    def variant_for(self, **sizes: int) -> Variant:
+        """Return the program that runs for given sizes.
+
+        Raises:
+            ContractError: none does.
+        """
+        for variant in self.variants:
+            if sizes in variant.box:
+                return variant
+        raise ContractError(f"no program is for {sizes}: the contract is {self.contract}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        """Return a program of a copy of the model, with weights of its own.
+
+        Raises:
+            ServeError: it is recorded as CUDA graphs, which read these weights wherever they are.
+        """
+        if any(variant.is_recorded for variant in self.variants):
+            raise ServeError(
+                "a program with CUDA graphs cannot be copied: build one for the copied model"
+            )
+        call, owner = self.target.call, self.target.owner
+        if owner is not None:
+            own: Any = copy.deepcopy(owner, memo)
+            call = own if call is owner else getattr(own, self.target.function.__name__)
+        made = Program(
+            Target(call),
+            self.contract,
+            self.variants,
+            out_of_range=self.out_of_range,
+            key=self.key,
+            origin=self.origin,
+            seconds=self.seconds,
+        )
+        return made.freeze() if self.is_frozen else made
+
+    def warm_up(self, **given: Any) -> None:
+        """Record the CUDA graphs of all exact sizes before the first call; nothing else is changed by it.
+
+        Args:
+            given: arguments that calls pass at the same address each time, such as caches that the model
+                writes to: their graphs are recorded for these. They hold afterwards what they held.
+
+        Raises:
+            ContractError: one is in no contract.
+        """
+        record_sizes(self.target, self.contract, self.variants, given)
+
+    def freeze(self) -> Program:
+        """Notice from now on when an attribute of the model is set, and return the program.
+
+        Nothing is ever compiled by a call, frozen or not.
+        """
+        if self.target.module is not None and not self.is_frozen:
+            watch_attributes(self.target.module, self._note)
+        self.is_frozen = True
+        return self
+
+    def unfreeze(self) -> None:
+        """Undo `freeze`."""
+        if self.target.module is not None:
+            unwatch_attributes(self.target.module)
+        self.is_frozen = False
+
+    def changed(self) -> list[str]:
+        """Say what of the model is no longer what was compiled, one line each."""
+        lines: list[str] = []
+        if Target(self.target.call).function is not self.target.function:
+            lines.append(f"what a call of {self.target.name} runs is another function")
+        for variant in self.variants:
+            scope = self.target.scope(self.contract.blank(variant.box.largest, variant.without))
+            found = variant.codes.changed(partial(value_at, scope=scope))
+            found += changed_facts(variant.facts, scope)
+            lines += [line for line in found if line not in lines]
+        return lines
+
+    def _untied(self) -> list[str]:
+        """Say which names no longer stand for one object."""
+        scope = self.target.scope(
+            self.contract.blank(self.variants[0].box.largest, self.variants[0].without)
+        )
+        return [line for fact in self._ties.values() for line in changed_facts(fact, scope)]
+
+    def _tell(self) -> None:
+        emit(
+            ProgramReady(
+                model=self.target.name,
+                origin=self.origin,
+                key=self.key,
+                contract=str(self.contract),
+                seconds=self.seconds,
+                boxes=tuple(map(shown_variant, self.variants)),
+                num_calls=tuple(variant.num_calls for variant in self.variants),
+                num_graphs=len({digest for each in self.variants for digest in each.pieces}),
+                verdicts=tuple(
+                    dict.fromkeys(
+                        f"{variant.box}: {text}"
+                        for variant in self.variants
+                        for text in variant.assumed
+                    )
+                ),
+            )
+        )
+
+    def _note(self) -> None:
+        self.state.is_stale = True
+
+    def _make_entry(self) -> Run:
+        """Return the entries of all patterns of optional arguments, each passing on what it is not for."""
+        entry: Run | None = None
+        patterns = sorted({variant.without for variant in self.variants}, key=sorted, reverse=True)
+        for without in patterns:
+            rows = [
+                (each.box, each.run, each.checks)
+                for each in self.variants
+                if each.without == without
+            ]
+            slow = self._slow if entry is None else _passed_on(entry)
+            alike = [each for each in self.variants if each.without == without]
+            entry = make_entry(
+                *(self.target, self.contract, rows, without, self.state),
+                Otherwise(slow, self._failed),
+                writes=any(each.writes for each in self.variants),
+                asked=[line for each in alike for line in each.asked],
+            )
+        if entry is None:
+            raise ServeError("a program needs at least one variant")
+        return entry
+
+    def _slow(self, args: dict[str, Any]) -> Any:
+        """Find out why a call did not pass, and do what `out_of_range` says."""
+        try:
+            self._explain(args)
+        except ContractError as refusal:
+            return self._outside(refusal, args)
+        return _passed_on(self._entry)(args)  # an attribute was set to what it was before
+
+    def _failed(self, error: Exception, args: dict[str, Any]) -> Any:
+        """Say that a program failed as the model has changed, or let the error go on."""
+        changed = self._looks.changed(self.target.structure())
+        if isinstance(error, OtherTensorsError):  # nothing has run
+            return self._outside(ChangedError(changed) if changed else error, args)
+        if not changed:
+            raise error
+        raise ChangedError(changed) from error
+
+    def _outside(self, refusal: ContractError, args: dict[str, Any]) -> Any:
+        """Do what `out_of_range` says of a call that no program answers."""
+        if self.out_of_range == "raise":
+            counter.num_refused_calls += 1
+            raise refusal
+        counter.num_eager_calls += 1
+        return self._eager(args)
+
+    def _eager(self, args: dict[str, Any]) -> Any:
+        several = [args.pop(name) for name in list(args) if name.startswith("*")]
+        with bypassed():
+            places, rest = self.target.divided(args)
+            return self.target.call(*places, *itertools.chain(*several), **rest)
+
+    def _explain(self, args: dict[str, Any]) -> None:
+        number = next_hook()
+        untied = self._untied()
+        if number != self.state.next_hook or untied:
+            _refuse(self._looks.changed(self.target.structure()) or untied)
+        if number != self.state.next_hook:
+            self.state.next_hook = number  # somebody else's hooks
+            return
+        if self.state.is_stale:
+            _refuse(self.changed())
+            self.state.is_stale = False
+            return
+        refuse_modes()
+        if num_function_modes() != self.state.num_modes:
+            if torch.get_default_device() != self._default_device:
+                raise ContractError(
+                    f"torch's default device is {torch.get_default_device()}, the program was made under "
+                    f"{self._default_device}: build it again, or set it back"
+                )
+            self.state.num_modes = num_function_modes()
+            return
+        self.contract.sizes_of(args)
+        if torch.get_default_dtype() is not self._default_dtype:
+            raise ContractError(
+                f"torch's default dtype is {torch.get_default_dtype()}, the program was made under "
+                f"{self._default_dtype}: build it again, or set it back"
+            )
+        refuse(self.target, self.contract, self.variants, args)
+
+
+def _refuse(changed: Sequence[str]) -> None:
+    if changed:
+        raise ChangedError(changed)
+
+
+def _passed_on(entry: Run) -> Callable[[dict[str, Any]], Any]:
+    def slow(args: dict[str, Any]) -> Any:
+        several = [args.pop(name) for name in list(args) if name.startswith("*")]
+        return entry(*itertools.chain(*several), **args)
+
+    return slow

@@ -1,0 +1,119 @@
+"""The order in which the pieces of a graph call one another: plain data, and a generated function.
+
+step 0   piece 0 (inputs 0, 4)      -> 7
+step 1   piece 1 (inputs 1, 2, 7)   -> 8, 9
+result   9
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Call = Callable[..., Any]
+
+
+class Ref(NamedTuple):
+    """A value: that of a slot, or a constant."""
+
+    slot: int | None
+    constant: Any = None
+
+
+class Step(NamedTuple):
+    """One call of a piece."""
+
+    piece: int
+    args: tuple[Ref, ...]
+    results: tuple[int, ...]
+    """The slots that its results fill."""
+
+
+@dataclass(frozen=True)
+class Stitching:
+    """The order of calls; inputs fill the first slots."""
+
+    num_inputs: int
+    steps: tuple[Step, ...]
+    results: tuple[Ref, ...]
+
+    def function(self, pieces: Sequence[Call]) -> Call:
+        """Return a function of the inputs; values are dropped after their last use."""
+        if self._is_direct():
+            return pieces[0]
+        last = {}
+        for number, step in enumerate(self.steps):
+            for slot in (*(ref.slot for ref in step.args), *step.results):
+                last[slot] = number
+        for ref in self.results:
+            last.pop(ref.slot, None)
+        lines = [f"def stitched({', '.join(f'v{slot}' for slot in range(self.num_inputs))}):"]
+        for number, step in enumerate(self.steps):
+            targets = "".join(f"v{slot}, " for slot in step.results)
+            args = ", ".join(map(_spell, step.args))
+            done = {slot for slot, at in last.items() if at == number and slot is not None}
+            taken = done & {ref.slot for ref in step.args}
+            call = f"p{step.piece}({args})"
+            if hasattr(pieces[step.piece], "boxed"):
+                # A list that the piece empties: what it takes last is freed while it runs.
+                lines += [f"    a = [{args}]", *_deleted(taken)]
+                call, done = f"p{step.piece}(a)", done - taken
+            lines += [f"    {targets}= {call}" if targets else f"    {call}", *_deleted(done)]
+        lines.append(f"    return ({''.join(f'{_spell(ref)}, ' for ref in self.results)})")
+        scope: dict[str, Any] = {
+            f"p{number}": getattr(piece, "boxed", piece) for number, piece in enumerate(pieces)
+        }
+        exec(compile("\n".join(lines), "<torchloom stitching>", "exec"), scope)
+        return scope["stitched"]
+
+    def only_from(self, slots: Collection[int], num_pieces: int) -> list[frozenset[int]]:
+        """Return for each piece the places of inputs that are some slots in all calls of it."""
+        found: dict[int, frozenset[int]] = {}
+        for step in self.steps:
+            places = frozenset(place for place, ref in enumerate(step.args) if ref.slot in slots)
+            found[step.piece] = found.get(step.piece, places) & places
+        return [found.get(piece, frozenset()) for piece in range(num_pieces)]
+
+    def _is_direct(self) -> bool:
+        """Say whether there is one piece that takes the inputs and returns the results as they are."""
+        if len(self.steps) != 1:
+            return False
+        (step,) = self.steps
+        inputs = tuple(Ref(slot) for slot in range(self.num_inputs))
+        return step.args == inputs and self.results == tuple(Ref(slot) for slot in step.results)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as lists and numbers.
+
+        Raises:
+            TypeError: a constant is no number, text, truth value or None.
+        """
+        for ref in (*self.results, *(ref for step in self.steps for ref in step.args)):
+            if not isinstance(ref.constant, (int, float, str, bool, type(None))):
+                raise TypeError(f"the graph hands on {ref.constant!r}, which cannot be stored")
+        return {
+            "inputs": self.num_inputs,
+            "steps": [
+                [step.piece, list(map(list, step.args)), list(step.results)] for step in self.steps
+            ],
+            "results": list(map(list, self.results)),
+        }
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Stitching:
+        """Return what `to_json` made lists of."""
+        steps = tuple(
+            Step(piece, tuple(Ref(*ref) for ref in args), tuple(results))
+            for piece, args, results in stored["steps"]
+        )
+        return cls(stored["inputs"], steps, tuple(Ref(*ref) for ref in stored["results"]))
+
+
+def _deleted(slots: Iterable[int | None]) -> list[str]:
+    names = ", ".join(f"v{slot}" for slot in sorted(slots, key=str))
+    return [f"    del {names}"] if names else []
+
+
+def _spell(ref: Ref) -> str:
+    return repr(ref.constant) if ref.slot is None else f"v{ref.slot}"

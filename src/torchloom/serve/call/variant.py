@@ -1,0 +1,62 @@
+"""The program for one box of sizes, and what calls and stores need to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torchloom.serve.call.arguments import Asked
+from torchloom.serve.call.entry import Run
+from torchloom.serve.call.weight_checks import Look
+from torchloom.serve.contract.box import Box
+from torchloom.serve.model.code import Codes
+from torchloom.serve.model.facts import Facts
+
+if TYPE_CHECKING:
+    from torchloom.serve.builder.prove import Verdict
+
+
+@dataclass
+class Variant:
+    """The program for a box of sizes."""
+
+    box: Box
+    without: frozenset[str]
+    """Paths of optional tensors that are None."""
+    run: Run
+    """Takes what the model's forward takes, the model first."""
+    facts: Facts
+    codes: Codes
+    verdicts: tuple[Verdict, ...] = ()
+    """What was assumed of sizes, and that it holds; none for a program that was loaded."""
+    pieces: tuple[str, ...] = ()
+    """Digests of the graphs that it calls, equal ones once."""
+    num_calls: int = 1
+    """How many graphs run in a call."""
+    writes: bool = False
+    """Whether it may write to its arguments or to buffers."""
+    is_recorded: bool = False
+    """Whether CUDA graphs run in a call."""
+    checks: tuple[str, ...] = ()
+    """What of that was tried for some sizes only and is asked at each call, as Python: `n_batch < 9`."""
+    asked: Asked = ()
+    """What it relies on of arguments beside their tensors."""
+    looks: Sequence[Look] = ()
+    """What it was compiled to find in the model: dtypes, sizes and strides of weights."""
+    told: tuple[str, ...] = ()
+    """What the verdicts were, for a program that was loaded."""
+    stored: dict[str, Any] = field(default_factory=dict)
+    """What a store needs to make it again."""
+    why_not_stored: str = ""
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was assumed of sizes, in words."""
+        return self.told or tuple(map(str, self.verdicts))
+
+
+def shown_variant(variant: Variant) -> str:
+    """Return the sizes that a program is for, and which tensors are None in it."""
+    without = f", without {', '.join(sorted(variant.without))}" if variant.without else ""
+    return f"{variant.box}{without}"

@@ -1,0 +1,265 @@
+"""What a served model promises about its inputs: which sizes vary, how far, and what is fixed.
+
+    Contract({"ids": tensor(B, S, dtype=torch.int64), "mask": maybe(B, S)}, fixed={"causal": True})
+
+A contract is read twice: when a program is built (examples of any size are made of it) and at each call
+(a few comparisons take the place of a compiler's guards).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from torchloom.errors import ContractError
+from torchloom.serve.contract.checks import (
+    argument_at,
+    check_length,
+    check_number,
+    check_size,
+    check_tensor,
+    is_fixed_value,
+)
+from torchloom.serve.contract.dims import Derived, Dim, Float, Size, dim_to_json
+from torchloom.serve.contract.specs import (
+    AnySpec,
+    NumberSpec,
+    Spec,
+    TensorSpec,
+    leaves,
+    made_of,
+    spec_from_json,
+    spec_of,
+    spec_to_json,
+)
+
+Gradient = Literal["inference", "no_grad", "grad"]
+
+
+class Contract:
+    """The promise.
+
+    Args:
+        args: what each argument looks like that varies, by name: `tensor(B, 16)`, or `(B, 16)` for the
+            default dtype; a `Dim` for a whole number, `number(0.0, 1.0)` for a float; or a dict, list or
+            tuple of these for an argument that holds them so.
+        fixed: other arguments, with the one value that they have at every call.
+        grad: "inference" (under `torch.inference_mode`), "no_grad", or "grad".
+        training: whether modules are in training mode.
+
+    Raises:
+        ContractError: one name stands for two ranges, or an entry is no size, tensor or dict.
+
+    Example:
+        >>> batch = Dim("batch", 1, 64)
+        >>> contract = Contract({"x": (batch, 16)})
+        >>> contract.sizes_of({"x": torch.zeros(5, 16)})
+        {'batch': 5}
+        >>> contract.sizes_of({"x": torch.zeros(65, 16)})
+        Traceback (most recent call last):
+            ...
+        torchloom.errors.ContractError: size 0 of 'x' (batch) is 65, the contract allows 1 to 64
+    """
+
+    def __init__(
+        self,
+        args: Mapping[str, Spec],
+        *,
+        fixed: Mapping[str, Any] | None = None,
+        grad: Gradient = "no_grad",
+        training: bool = False,
+    ) -> None:
+        self.args = {name: spec_of(name, given) for name, given in args.items()}
+        self.fixed = dict(fixed or {})
+        self.grad, self.training = grad, training
+        if grad not in ("inference", "no_grad", "grad"):
+            raise ContractError(f"grad is 'inference', 'no_grad' or 'grad', not {grad!r}")
+        both = self.args.keys() & self.fixed.keys()
+        if both:
+            raise ContractError(f"{min(both)!r} is both an argument that varies and fixed")
+        sizes: list[Size] = [size for _, spec in self.tensors() for size in spec.shape]
+        sizes += [spec.size for _, spec in self.numbers() if spec.size is not None]
+        self.dims: dict[str, Dim] = {}
+        for dim in (size.dim for size in sizes if not isinstance(size, int)):
+            if self.dims.setdefault(dim.name, dim) != dim:
+                raise ContractError(
+                    f"{dim.name!r} stands for two ranges, {self.dims[dim.name]} and {dim}: use two names"
+                )
+        for number in self.floats():
+            if number.variable in map("n_{}".format, self.dims):
+                raise ContractError(
+                    f"{number.path!r} is a number and the name of a size: give the size another name"
+                )
+        self.derived = tuple(dict.fromkeys(size for size in sizes if isinstance(size, Derived)))
+        """Sizes that follow from dims."""
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield each tensor with the path that leads to it."""
+        return ((path, spec) for path, spec in self._leaves() if isinstance(spec, TensorSpec))
+
+    def numbers(self) -> Iterator[tuple[str, NumberSpec]]:
+        """Yield each number that varies with the path that leads to it."""
+        return ((path, spec) for path, spec in self._leaves() if isinstance(spec, NumberSpec))
+
+    def floats(self) -> list[Float]:
+        """Return the floats that vary."""
+        return [
+            Float(path, spec.low, spec.high) for path, spec in self.numbers() if spec.size is None
+        ]
+
+    def _leaves(self) -> Iterator[tuple[str, TensorSpec | NumberSpec]]:
+        for name, spec in self.args.items():
+            yield from leaves(name, spec)
+
+    def sizes_of(self, args: Mapping[str, Any]) -> dict[str, int]:
+        """Return the varying sizes of a call's arguments, and its whole numbers that vary.
+
+        Raises:
+            ContractError: the call breaks the contract; the text names argument, size and range.
+        """
+        sizes: dict[str, int] = {}
+        for name, record in self.args.items():
+            check_length(name, args.get(name), record)
+        given = {path: argument_at(args, path) for path, _ in self.tensors()}
+        for path, spec in self.tensors():
+            value = given[path]
+            if value is None and spec.optional:
+                continue
+            check_tensor(path, value, spec)
+            for number, (size, dim) in enumerate(zip(value.shape, spec.shape, strict=True)):
+                check_size(f"size {number} of {path!r}", size, dim, sizes)
+        for path, spec in self.numbers():
+            check_number(path, argument_at(args, path), spec, sizes)
+        for name, wanted in self.fixed.items():
+            if name in args and not is_fixed_value(args[name], wanted):
+                raise ContractError(
+                    f"{name!r} is {args[name]!r}, the contract fixes it to {wanted!r}"
+                )
+        return sizes
+
+    def example(
+        self,
+        sizes: Mapping[str, int] | None = None,
+        seed: int = 0,
+        without: Collection[str] = (),
+        values: Callable[[TensorSpec, Tensor], Tensor] | None = None,
+    ) -> dict[str, Any]:
+        """Return arguments with random values.
+
+        Args:
+            sizes: by name; the largest by default. Floats that vary may be among them, by path.
+            seed: of the values.
+            without: paths of optional tensors that are None.
+            values: makes others of these, where the contract does not say how they are filled.
+        """
+        known = self._known(sizes)
+
+        def make(path: str, spec: TensorSpec | NumberSpec) -> Any:
+            if isinstance(spec, NumberSpec):
+                return spec.value(path, known)
+            if path in without:
+                return None
+            # Each its own values: equal ones would hide that a program takes one for another.
+            made = spec.example(known, seed + zlib.crc32(path.encode()))
+            return made if values is None or spec.fill is not None else values(spec, made)
+
+        return self.made(make)
+
+    def blank(
+        self, sizes: Mapping[str, int] | None = None, without: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Return arguments whose tensors hold no particular values, to trace with."""
+        known = self._known(sizes)
+
+        def make(path: str, spec: TensorSpec | NumberSpec) -> Any:
+            if isinstance(spec, NumberSpec):
+                return spec.value(path, known)
+            return None if path in without else spec.empty(known)
+
+        return self.made(make)
+
+    def made(self, make: Callable[[str, TensorSpec | NumberSpec], Any]) -> dict[str, Any]:
+        """Return arguments whose tensors and numbers `make` returns for path and spec."""
+        args = {name: made_of(name, spec, make) for name, spec in self.args.items()}
+        return {**args, **self.fixed}
+
+    def _known(self, sizes: Mapping[str, int] | None) -> dict[str, int]:
+        return {name: dim.max for name, dim in self.dims.items()} | dict(sizes or {})
+
+    def alike(self, without: Collection[str] = ()) -> list[tuple[str, ...]]:
+        """Return the names of tensor arguments that one tensor can stand for together.
+
+        The first of each group is the one whose examples suit the others.
+
+        Args:
+            without: paths of optional tensors that are None.
+        """
+        groups: dict[TensorSpec, list[str]] = {}
+        # What is filled by hand first, and then by the number of values: few values suit all.
+        for name, spec in sorted(self.args.items(), key=_few_values_first):
+            if isinstance(spec, TensorSpec) and name not in without:
+                groups.setdefault(replace(spec, optional=False, below=0), []).append(name)
+        return [tuple(names) for names in groups.values() if len(names) > 1]
+
+    def names_at(self, places: Mapping[str, Iterable[int]]) -> tuple[str, ...]:
+        """Return the names of the dims at places like {"ids": [0]}.
+
+        Raises:
+            ContractError: the size there does not vary.
+        """
+        found: dict[str, None] = {}
+        for path, spec in self.tensors():
+            for place in places.get(path.partition(".")[0], ()):
+                dim = spec.shape[place]
+                if isinstance(dim, int):
+                    raise ContractError(f"size {place} of {path!r} does not vary: it is {dim}")
+                found[dim.dim.name] = None
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as texts and numbers; `from_json` reads it again."""
+        return {
+            "args": [[name, spec_to_json(spec)] for name, spec in self.args.items()],
+            "dims": {name: dim_to_json(dim) for name, dim in self.dims.items()},
+            "fixed": {
+                name: value if _is_plain(value) else f"<{type(value).__qualname__}>"
+                for name, value in self.fixed.items()
+            },
+            "is whole": all(map(_is_plain, self.fixed.values())),
+            "grad": self.grad,
+            "training": self.training,
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Contract:
+        """Return what `to_json` wrote.
+
+        Raises:
+            ContractError: it fixed a value that could not be written down.
+        """
+        if not stored["is whole"]:
+            raise ContractError(
+                "the stored contract fixes arguments that are no numbers or texts: give the contract"
+            )
+        dims = {name: Dim(name, *ends) for name, ends in stored["dims"].items()}
+        args = {name: spec_from_json(spec, dims) for name, spec in stored["args"]}
+        return cls(args, fixed=stored["fixed"], grad=stored["grad"], training=stored["training"])
+
+    def __repr__(self) -> str:
+        shown = [f"{path}: {spec}" for path, spec in self._leaves()]
+        shown += [f"{name} = {value!r}" for name, value in self.fixed.items()]
+        ranges = [str(dim) for dim in self.dims.values()]
+        return f"Contract({', '.join(shown)}; {', '.join(ranges) or 'nothing varies'})"
+
+
+def _few_values_first(item: tuple[str, AnySpec]) -> tuple[bool, int]:
+    spec = item[1]
+    return (spec.fill is None, spec.below) if isinstance(spec, TensorSpec) else (True, 0)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str)

@@ -1,0 +1,193 @@
+"""Compiled pieces that run as their generated text alone: which do, and that they do the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from serve.models import BATCH, Kinds, Stack, made
+from torchloom.errors import ArtifactError, ContractError, ServeError
+from torchloom.serve import Contract, Program, Store, build, load, tensor
+from torchloom.serve.call.stitching import Ref, Step, Stitching
+
+ROWS = Contract({"x": (BATCH, 16)})
+
+
+PLAIN = [
+    "computes",
+    "returns an argument",
+    "returns views of one result",
+    "writes to a buffer",
+    "writes to its argument",
+    "holds a table",
+    "convolves",
+    "sorts",
+]
+TORCH = ["returns a view of an argument"]
+
+LOADED = """
+import sys, torch
+from serve.models import Kinds
+from torchloom.serve import load
+torch.manual_seed(3)
+model = Kinds(sys.argv[1]).eval()
+program = load("store", model)
+x = torch.load("x.pt")
+with torch.no_grad():
+    torch.save((program(x), x, model.seen), "found.pt")
+print("compiler" if "torch._dynamo" in sys.modules or "torch._inductor" in sys.modules else "plain")
+"""
+
+
+def stored(program: Program) -> list[str]:
+    """Return in which form each piece is stored."""
+    pieces = [piece for variant in program.variants for piece in variant.stored["pieces"]]
+    return ["plain" if "source" in piece else "torch" for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [(kind, "plain") for kind in PLAIN] + [(kind, "torch") for kind in TORCH]
+)
+def test_a_loaded_piece_does_what_the_model_does(kind, form, tmp_path):
+    torch.manual_seed(3)
+    model = Kinds(kind).eval()
+    program = build(model, ROWS, shapes="split", store=tmp_path / "store")
+    assert set(stored(program)) == {form}
+    x = torch.randn(5, 16)
+    torch.save(x, tmp_path / "x.pt")
+    here, expected = Kinds(kind).eval(), x.clone()
+    here.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        wanted = here(expected), expected, here.seen
+        version = x._version
+        found = program(x), x, model.seen
+    assert x._version == version + (kind == "writes to its argument")
+    torch.testing.assert_close(found, wanted)
+    paths = [str(Path(__file__).parents[2]), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, kind],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ("plain" if form == "plain" else "compiler")
+    again = torch.load(tmp_path / "found.pt")
+    torch.testing.assert_close(again, found, rtol=0, atol=0)
+
+
+def test_loading_and_calling_import_no_compiler(tmp_path):
+    build(
+        made(Stack, 2),
+        Contract({"ids": tensor(BATCH, 5, dtype=torch.int64, below=31)}),
+        store=tmp_path,
+    )
+    code = """
+import sys, torch
+from serve.models import Stack, made
+from torchloom.serve import build, load
+program = load(sys.argv[1], made(Stack, 2))
+with torch.no_grad():
+    program(torch.zeros(3, 5, dtype=torch.int64))
+again = build(made(Stack, 2), program.contract, store=sys.argv[1])
+assert again.origin == "loaded"
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_damaged_text_is_refused_and_names_the_file(tmp_path):
+    build(Kinds("computes").eval(), ROWS, store=tmp_path)
+    (text,) = Path(tmp_path, "objects").rglob("*.py")
+    text.write_text(text.read_text().replace("torch", "torture"))
+    with pytest.raises(ArtifactError, match=rf"{text.name} is damaged"):
+        load(Store(tmp_path), Kinds("computes").eval())
+
+
+def test_random_numbers_are_drawn_anew_by_each_call():
+    program = build(Kinds("draws").eval(), ROWS, check="off")
+    x = torch.zeros(4, 16)
+    with torch.no_grad():
+        one, other = program(x), program(x)
+    assert not torch.equal(one, other)
+    assert 0 <= float(one.min()) < float(one.max()) < 1
+
+
+def test_gradients_flow_where_the_contract_has_them():
+    model = Kinds("computes").eval()
+    program = build(model, Contract({"x": (BATCH, 16)}, grad="grad"))
+    x = torch.randn(3, 16)
+    program(x).sum().backward()
+    found = model.inner.weight.grad.clone()
+    model.zero_grad()
+    model(x).sum().backward()
+    torch.testing.assert_close(found, model.inner.weight.grad)
+
+
+def test_calls_and_builds_under_autocast_are_refused():
+    model = Kinds("computes").eval()
+    program = build(model, ROWS, backend="eager")
+    with torch.no_grad(), torch.autocast("cpu"):
+        with pytest.raises(ContractError, match="without autocast"):
+            program(torch.zeros(3, 16))
+        with pytest.raises(ServeError, match="outside"):
+            build(model, ROWS, backend="eager")
+
+
+def test_another_default_dtype_is_a_miss(tmp_path):
+    model = Kinds("computes").eval()
+    build(model, ROWS, backend="eager", store=tmp_path)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(
+            ArtifactError, match=r"default_dtype.* was torch.float32, is torch.float64"
+        ):
+            load(tmp_path, model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_piece_frees_what_it_takes_last():
+    alive: list[bool] = []
+
+    def first(args: list[Tensor]) -> tuple[Tensor]:
+        (x,) = args
+        return (x + 1,)
+
+    def second(args: list[Tensor]) -> tuple[Tensor]:
+        (x,) = args
+        args.clear()
+        watched = weakref.ref(x)
+        y = x * 2
+        del x
+        alive.append(watched() is not None)
+        return (y,)
+
+    def third(x: Tensor) -> tuple[Tensor]:
+        return (x,)
+
+    for call in (first, second):
+        call.boxed = call
+    steps = (Step(0, (Ref(0),), (1,)), Step(1, (Ref(1),), (2,)), Step(2, (Ref(2),), (3,)))
+    stitched = Stitching(1, steps, (Ref(3),)).function([first, second, third])
+    assert torch.equal(stitched(torch.ones(2))[0], torch.full((2,), 4.0))
+    assert alive == [False]

@@ -1,0 +1,100 @@
+"""Proofs: every size is tried where they are few, and what fails is named and cut."""
+
+from __future__ import annotations
+
+import torch
+
+from torchloom._torch.symbols import SizeGuard, size_guards, where_of
+from torchloom.serve.builder.prove import cuts, prove, show_sizes
+from torchloom.serve.contract.dims import Dim
+
+
+def guard(text, holds, *hints):
+    """Return a guard over the sizes that were `hints` in the trace."""
+    return SizeGuard(
+        text, "model.py:3", frozenset(hints), lambda sizes: holds(*(sizes[h] for h in hints))
+    )
+
+
+def test_paths_that_torch_cut_are_whole_again(tmp_path):
+    model = tmp_path / "model.py"
+    model.write_text("")
+    line = "if rows > 3:  # {}:13 in forward".format
+    # What a file shares with torch's folder is left out, and a letter more where that is the root.
+    assert where_of(line(str(model)[2:])) == line(model)
+    known = "_dynamo/guards.py"
+    assert where_of(line(known)) == line(known)
+    assert where_of(line("nowhere/model.py")) == line("nowhere/model.py")
+
+
+def test_one_size_is_tried_in_full():
+    dim = Dim("n", 1, 1000)
+    (verdict,) = prove([guard("<size 9> % 7 != 3", lambda n: n % 7 != 3, 9)], [dim], {"n": 9})
+    assert verdict.is_exhaustive
+    assert [sizes["n"] for sizes in verdict.failing] == [n for n in range(1, 1001) if n % 7 == 3]
+    assert verdict.guard == "n % 7 != 3"
+    assert verdict.where == "model.py:3"
+
+
+def test_two_sizes_are_tried_together():
+    dims = [Dim("a", 1, 20), Dim("b", 1, 30)]
+    (verdict,) = prove(
+        [guard("a * b < 500", lambda a, b: a * b < 500, 8, 9)], dims, {"a": 8, "b": 9}
+    )
+    assert verdict.is_exhaustive
+    assert len(verdict.failing) == sum(a * b >= 500 for a in range(1, 21) for b in range(1, 31))
+
+
+def test_many_combinations_are_sampled_and_the_verdict_says_so():
+    dims = [Dim("a", 1, 3000), Dim("b", 1, 3000)]
+    found = prove(
+        [
+            guard("a != 777", lambda a, b: a != 777, 8, 9),
+            guard("a + b > 1", lambda a, b: a + b > 1, 8, 9),
+        ],
+        dims,
+        {"a": 8, "b": 9},
+    )
+    assert not any(verdict.is_exhaustive for verdict in found)
+    assert not found[0].holds  # each size alone is tried in full
+    assert found[1].holds
+    assert "wherever it was tried" in str(found[1])
+
+
+def test_a_fixed_size_that_is_equal_hides_nothing():
+    dims = [Dim("fixed", 9, 9), Dim("n", 1, 9), Dim("other", 9, 9)]
+    (verdict,) = prove(
+        [guard("<size 9> >= 3", lambda n: n >= 3, 9)], dims, {"fixed": 9, "n": 9, "other": 9}
+    )
+    assert [sizes["n"] for sizes in verdict.failing] == [1, 2]
+
+
+def test_cuts_are_where_an_answer_changes():
+    dim = Dim("n", 1, 16)
+    verdicts = prove(
+        [
+            guard("n >= 4", lambda n: n >= 4, 9),
+            guard("n != 1", lambda n: n != 1, 9),
+        ],
+        [dim],
+        {"n": 9},
+    )
+    assert cuts(verdicts, dim) == [2, 4]
+
+
+def test_sizes_are_shown_as_ranges():
+    assert show_sizes([{"n": n} for n in (1, 2, 3, 9)]) == "n 1 to 3, 9"
+    assert show_sizes([{"n": n} for n in range(0, 40, 2)]).endswith("and 12 more ranges")
+    assert show_sizes([{"a": 1, "b": 2}]) == "a 1, b 2"
+
+
+def test_guards_of_a_function_on_symbols():
+    def fn(x):
+        if x.shape[0] // 2 > 3:
+            return x * 2
+        return x
+
+    guards = size_guards(fn, [torch.ones(9, 4)], {}, [[True, False]])
+    (verdict,) = [v for v in prove(guards, [Dim("n", 1, 20)], {"n": 9}) if not v.holds]
+    assert [sizes["n"] for sizes in verdict.failing] == list(range(1, 8))
+    assert "test_prove.py" in verdict.where

@@ -1,0 +1,180 @@
+"""Buckets: what decides by size or by values of all rows is refused, whatever values and sizes are tried."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from serve.models import rows
+from torchloom.errors import ProofError
+from torchloom.serve import Contract, Dim, build, tensor
+
+BUCKETS = {"shapes": "bucket", "sizes": [8, 50, 64], "backend": "eager"}
+TABLE = {n: n > 40 for n in range(65)}
+LIST = [float(n % 7 == 3) for n in range(65)]
+
+
+@functools.cache
+def factor(n: int) -> int:
+    return 2 if n == 21 else 1
+
+
+@torch.library.custom_op("serve_rows::by_count", mutates_args=())
+def by_count(x: Tensor, n: int) -> Tensor:
+    """Decide by a number where no trace looks."""
+    return x * 5 if n == 19 else x.clone()
+
+
+@torch.library.custom_op("serve_rows::by_rows", mutates_args=())
+def by_rows(x: Tensor) -> Tensor:
+    """Decide by the number of rows where no trace looks."""
+    return x * 5 if x.shape[0] == 19 else x.clone()
+
+
+by_count.register_fake(lambda x, n: torch.empty_like(x))
+by_rows.register_fake(lambda x: torch.empty_like(x))
+
+
+class Applied(nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, x):
+        return self.fn(x)
+
+
+def matched(x):
+    match x.shape[0]:
+        case 33:
+            return x * 2
+        case _:
+            return x
+
+
+BY_SIZE = {
+    "remainder": lambda x: x * 5 if x.shape[0] % 12 == 0 else x,
+    "range": lambda x: x * 5 if 30 < x.shape[0] <= 37 else x,
+    "key of a dict": lambda x: x * 5 if TABLE[x.shape[0]] else x,
+    "index of a list": lambda x: x + LIST[x.shape[0]],
+    "text": lambda x: x * {"21": 3}.get(f"{x.shape[0]}", 1),
+    "cached function": lambda x: x * factor(x.shape[0]),
+    "match": matched,
+    "numel": lambda x: x * 5 if x.numel() == 16 * 23 else x,
+    "length": lambda x: x * 5 if len(x) == 23 else x,
+    "stride": lambda x: x * 5 if x.t().contiguous().stride(0) == 23 else x,
+    "count in an operator": lambda x: by_count(x, x.shape[0]),
+    "rows in an operator": by_rows,
+    "number without a branch": lambda x: x * (1 + (x.shape[0] % 12) // 11),
+    "number made a tensor": lambda x: x + torch.full((16,), (x.shape[0] % 12) // 11),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_what_decides_by_a_size_that_is_not_tried_is_refused(name):
+    with torch.no_grad(), pytest.raises(ProofError):
+        build(Applied(BY_SIZE[name]).eval(), rows(), **BUCKETS)
+
+
+def test_the_line_and_the_sizes_are_named():
+    with torch.no_grad(), pytest.raises(ProofError) as caught:
+        build(Applied(BY_SIZE["range"]).eval(), rows(), **BUCKETS)
+    assert caught.match("is not the same program for all of batch 9 to 50")
+    assert caught.match("test_row_checks.py")
+
+
+BY_VALUES = {
+    "all": lambda x: torch.where((x > 5).all(), x, -x),
+    "all of sure ones": lambda x: torch.where((x.softmax(1).amax(1) > 0.9).all(), x, -x),
+    "min": lambda x: torch.where(x.nan_to_num(0).min() > 5, x, -x),
+    "per column": lambda x: torch.where((x > 5).all(0), x, -x),
+    "kept size": lambda x: torch.where((x > 5).all(0, keepdim=True), x, -x),
+    "count": lambda x: x * ((x > 5).sum() > 40),
+    "flip": lambda x: torch.where((x > 5).flip(0), x, -x),
+    "roll": lambda x: torch.where((x > 5).roll(1, 0), x, -x),
+    "shift": lambda x: torch.where(torch.cat([(x > 5)[1:], (x > 5)[:1]]), x, -x),
+    "last": lambda x: torch.where((x > 5)[-1], x, -x),
+    "matmul": lambda x: x * ((x > 5).float() @ (x > 5).float().t() > 0).any(1, keepdim=True),
+    "contraction": lambda x: x + ((x > 5).float().t() @ (x > 5).float()).sum(0),
+    "einsum": lambda x: x + torch.einsum("ni,nj->ij", (x > 5).float(), (x > 5).float()).sum(0),
+    "sort": lambda x: torch.where((x > 5).int().sort(0)[0] > 0, x, -x),
+    "vmap": lambda x: torch.vmap(lambda c: c * (c > 5).all(), 1, 1)(x),
+    "vmap that keeps rows": lambda x: torch.vmap(lambda c: c * (c > 5).flip(0), 1, 1)(x),
+    "vmap beside rows": lambda x: torch.vmap(lambda r: r * (x > 5).all())(x),
+    "condition": lambda x: torch.cond((x > 5).all(), lambda x: x * 2, lambda x: x * 3, (x,)),
+    "inside of a condition": lambda x: torch.cond(
+        torch.ones(()) > 0, lambda x: x * (x > 5).all(), lambda x: x * 3, (x,)
+    ),
+    "mask": lambda x: x + x[(x > 5).any(1)].sum(0),
+    "reshaped": lambda x: torch.where((x > 5).reshape(2, -1).any(0)[:1], x, -x),
+}
+
+
+@pytest.mark.parametrize("name", BY_VALUES)
+def test_what_decides_by_values_of_all_rows_is_refused(name):
+    with torch.no_grad(), pytest.raises(Exception, match="cannot be") as caught:
+        build(Applied(BY_VALUES[name]).eval(), rows(Dim("batch", 2, 64)), **BUCKETS)
+    assert caught.type.__name__ in ("ProofError", "ServeError")
+
+
+class Net(nn.Module):
+    """Works on rows in most of the ways that there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(1, 4, 3, padding=1), nn.BatchNorm1d(4)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.group, self.embed = nn.GroupNorm(2, 4), nn.Embedding(10, 8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x, ids):
+        y = self.group(self.norm(self.conv(x[:, None])).relu())
+        z = y.reshape(y.shape[0], -1, 8) + self.embed(ids)[:, None]
+        z = z + self.attend(z, z, z, need_weights=False)[0]
+        weights = (z @ z.transpose(1, 2)).softmax(-1)
+        kept = torch.where(z > 0, z, z.new_zeros(z.shape)).amax(1)
+        best = kept.topk(2, 1).values + weights.sum((1, 2))[:, None]
+        return {"out": self.out(kept), "best": best, "ids": ids, "order": z.argsort(1)}
+
+
+def test_models_that_work_within_rows_are_padded():
+    torch.manual_seed(0)
+    model = Net().eval()
+    batch = Dim("batch", 1, 64)
+    contract = Contract({"x": (batch, 16), "ids": tensor(batch, dtype=torch.int64, below=10)})
+    with torch.no_grad():
+        program = build(model, contract, **BUCKETS)
+        for n in (1, 3, 9, 37, 64):
+            x, ids = torch.randn(n, 16), torch.randint(0, 10, (n,))
+            found, wanted = program(x, ids), model(x, ids)
+            for name, each in wanted.items():
+                torch.testing.assert_close(found[name], each)
+
+
+WITHIN = {
+    "branch between buckets": lambda x: x * 2 if x.shape[0] > 8 else x * 3,
+    "first row": lambda x: x + x[0] + x[:1] + x.select(0, 0) + x.narrow(0, 0, 1),
+    "places": lambda x: x + torch.arange(x.shape[0])[:, None],
+    "made like it": lambda x: x + torch.zeros(16).type_as(x) + x.new_ones(16),
+    "flat": lambda x: (x.flatten() * 2).view(x.shape),
+    "repeated": lambda x: x.repeat_interleave(2, 0),
+    "scanned": lambda x: x.cumsum(0),
+    "convolution": lambda x: nn.functional.conv1d(x[:, None], torch.ones(16, 1, 3)).sum(1),
+    "vmap": lambda x: torch.vmap(lambda row: row.softmax(0))(x),
+    "condition": lambda x: torch.cond(torch.ones(()) > 0, lambda x: x * 2, lambda x: x * 3, (x,)),
+    "unused": lambda x: (x.sum(0), x + 1)[1],
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_what_reads_real_rows_alone_is_padded(name):
+    model = Applied(WITHIN[name]).eval()
+    with torch.no_grad():
+        program = build(model, rows(), **BUCKETS)
+        for n in range(1, 65):
+            x = torch.randn(n, 16)
+            torch.testing.assert_close(program(x), model(x))

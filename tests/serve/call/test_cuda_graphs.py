@@ -1,0 +1,304 @@
+"""Recorded programs: dispatch by size, fixed memory in and out. The recorder is a stand-in without a GPU."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from typing import ClassVar
+
+import pytest
+import torch
+
+from serve.models import BATCH, Attending, Plain, made, rows
+from torchloom.errors import ContractError, ServeError
+from torchloom.serve import Contract, build, counter, load, tensor
+from torchloom.serve.call.cuda_graphs import Pool, Recorded
+
+
+class Tape:
+    """Notes a function as a CUDA graph notes launches: run again, it writes to the same outputs."""
+
+    made = 0
+    replayed = 0
+    pause_s = 0.0
+    forgets = False
+    """Whether it keeps nothing but addresses, as a device does; it can then not be replayed."""
+    pools: ClassVar[list[Pool]] = []
+
+    def __init__(self, pool: Pool) -> None:
+        Tape.made += 1
+        Tape.pools.append(pool)
+
+    def record(self, call):
+        self._outputs = call()
+        self._call = None if Tape.forgets else call
+        return self._outputs
+
+    def replay(self) -> None:
+        Tape.replayed += 1
+        time.sleep(Tape.pause_s)
+        if self._call is None:
+            return
+        for mine, new in zip(self._outputs, self._call(), strict=True):
+            mine.copy_(new)
+
+
+@pytest.fixture(autouse=True)
+def tape(monkeypatch) -> None:
+    monkeypatch.setattr("torchloom.serve.call.cuda_graphs.CudaRecording", Tape)
+    Tape.made, Tape.replayed, Tape.pause_s, Tape.forgets, Tape.pools = 0, 0, 0.0, False, []
+
+
+def test_a_recording_per_size_and_results_of_their_own():
+    weight = torch.randn(4, 4)
+    recorded = Recorded(lambda w, x: (x @ w,), fixed={0})
+    with counter.expect(num_recorded=2):
+        first = recorded(weight, torch.ones(2, 4))[0]
+        second = recorded(weight, torch.full((2, 4), 3.0))[0]
+        recorded(weight, torch.ones(3, 4))
+    torch.testing.assert_close(second, first * 3)
+    assert Tape.made == 2
+    assert Tape.replayed == 3
+
+
+def test_weights_are_read_where_they_are():
+    weight = torch.ones(4, 4)
+    recorded = Recorded(lambda w, x: (x @ w,), fixed={0})
+    x = torch.ones(2, 4)
+    recorded(weight, x)
+    weight.mul_(2)
+    assert torch.equal(recorded(weight, x)[0], torch.full((2, 4), 8.0))
+
+
+@pytest.mark.parametrize("how", ["full", "pieces"])
+def test_exact_sizes_are_recorded_and_ranges_are_not(how):
+    model = made(Plain)
+    program = build(model, rows(), sizes=[2, 4], backend="eager", cuda_graphs=how)
+    Tape.replayed = 0
+    with torch.no_grad():
+        for n in (2, 3, 4, 2):
+            x = torch.randn(n, 16)
+            torch.testing.assert_close(program(x), model(x))
+    assert Tape.replayed == 3
+
+
+def test_buckets_replay_padded_recordings():
+    model = made(Plain)
+    program = build(
+        model, rows(), shapes="bucket", sizes=[8, 64], backend="eager", cuda_graphs="full"
+    )
+    Tape.replayed = 0
+    with torch.no_grad():
+        for n in (1, 5, 8, 9, 64):
+            x = torch.randn(n, 16)
+            torch.testing.assert_close(program(x), model(x))
+    assert Tape.replayed == 5
+
+
+def test_pieces_are_recorded_around_operators_that_stay():
+    model = made(Attending, 2)
+    program = build(
+        model,
+        rows(),
+        sizes=[4],
+        splitting_ops=["serve_tests::attend"],
+        backend="eager",
+        cuda_graphs="pieces",
+    )
+    Tape.replayed = 0
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), model(x))
+    assert Tape.replayed == 3
+
+
+class Counting(torch.nn.Module):
+    """Writes to a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add_(1)
+        return x + self.seen
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("how", ["full", "pieces"])
+def test_a_buffer_is_written_once_for_each_call(how, backend):
+    model, plain = made(Counting), made(Counting)
+    program = build(model, rows(), sizes=[4], backend=backend, cuda_graphs=how)
+    assert model.seen == 0  # building records nothing, and leaves no trace
+    with torch.no_grad():
+        for n in (4, 2, 4, 4):
+            x = torch.randn(n, 16)
+            torch.testing.assert_close(program(x), plain(x))
+            assert torch.equal(model.seen, plain.seen)
+
+
+class Caching(torch.nn.Module):
+    """Writes rows into a cache that is handed in, reads all of it, and returns it."""
+
+    def forward(self, x, place, cache):
+        cache.index_copy_(0, place, x * 2)
+        return cache.sum(0), cache
+
+
+CACHE = Contract(
+    {
+        "x": tensor(BATCH, 16),
+        "place": tensor(BATCH, dtype=torch.int64, fill=lambda shape: torch.arange(shape[0])),
+        "cache": tensor(64, 16),
+    }
+)
+
+
+@pytest.mark.parametrize("how", ["full", "pieces"])
+def test_caches_are_written_where_they_are(how):
+    model = made(Caching)
+    program = build(model, CACHE, sizes=[2], backend="eager", cuda_graphs=how)
+    Tape.made = 0
+    caches = [torch.zeros(64, 16), torch.ones(64, 16)]
+    wanted = [cache.clone() for cache in caches]
+    with torch.no_grad():
+        for step in range(6):
+            cache, mine = caches[step % 2], wanted[step % 2]
+            x, place = torch.randn(2, 16), torch.tensor([step, step + 9])
+            total, found = program(x, place, cache)
+            torch.testing.assert_close(total, model(x, place, mine)[0])
+            assert found.data_ptr() == cache.data_ptr()
+            assert torch.equal(cache, mine)
+    assert Tape.made == 2  # one for each cache
+
+
+def test_too_many_caches_run_without_recordings_and_say_so(caplog):
+    program = build(made(Caching), CACHE, sizes=[2], backend="eager", cuda_graphs="full")
+    model, kept = made(Caching), []
+    Tape.made = 0
+    with torch.no_grad():
+        for _ in range(20):
+            cache, mine = torch.zeros(64, 16), torch.zeros(64, 16)
+            kept.append(cache)  # else the next one is at its address
+            x, place = torch.randn(2, 16), torch.tensor([3, 5])
+            program(x, place, cache)
+            model(x, place, mine)
+            assert torch.equal(cache, mine)
+    assert Tape.made == 16
+    assert caplog.text.count("pass the same tensors again") == 1
+
+
+def test_a_cache_that_is_dropped_is_freed():
+    program = build(made(Caching), CACHE, sizes=[2], backend="eager", cuda_graphs="full")
+    Tape.forgets = True
+    cache = torch.zeros(64, 16)
+    gone = weakref.ref(cache)
+    with torch.no_grad():
+        program(torch.randn(2, 16), torch.tensor([0, 1]), cache)
+    del cache
+    gc.collect()
+    assert gone() is None
+
+
+class Passing(torch.nn.Module):
+    """Writes in one piece to what another piece made."""
+
+    def forward(self, x):
+        y = x * 2
+        out = torch.empty_like(y)
+        torch.ops.serve_tests.attend(y, out)
+        out.add_(y)
+        return out * 3, y
+
+
+def test_what_pieces_hand_on_may_be_written_to():
+    model = made(Passing)
+    program = build(
+        *(model, rows()),
+        sizes=[4],
+        splitting_ops=["serve_tests::attend"],
+        backend="eager",
+        cuda_graphs="pieces",
+    )
+    with torch.no_grad():
+        for _ in range(20):
+            x = torch.randn(4, 16)
+            for one, other in zip(program(x), model(x), strict=True):
+                torch.testing.assert_close(one, other)
+    assert Tape.made == 2  # by the build, which tries the size; none for new addresses
+
+
+def test_threads_take_turns():
+    """Each thread gets the results of its own arguments: recordings have one place for them."""
+    program = build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
+    model = made(Plain)
+    Tape.pause_s = 0.002
+    inputs = [torch.randn(4, 16) for _ in range(4)]
+    found: list[bool] = []
+
+    def serve(number: int) -> None:
+        with torch.no_grad():
+            wanted = model(inputs[number])
+            found.extend(torch.allclose(program(inputs[number]), wanted) for _ in range(20))
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 80
+
+
+def test_recordings_of_one_program_share_a_pool(tmp_path):
+    build(made(Plain), rows(), sizes=[2, 4], backend="eager", cuda_graphs="full", store=tmp_path)
+    program = load(tmp_path, made(Plain), rows())
+    Tape.pools = []
+    with torch.no_grad():
+        program(torch.randn(2, 16)), program(torch.randn(4, 16))
+    assert len(set(map(id, Tape.pools))) == 1
+    assert len(Tape.pools) == 2
+
+
+def test_a_warm_up_records_every_size_before_the_first_call():
+    program = build(made(Plain), rows(), sizes=[2, 4], backend="eager", cuda_graphs="full")
+    program.warm_up()
+    assert Tape.made == 2
+    with torch.no_grad(), counter.expect(num_recorded=0):
+        program(torch.randn(2, 16)), program(torch.randn(4, 16))
+    counting = made(Counting)
+    build(counting, rows(), sizes=[4], backend="eager", cuda_graphs="full").warm_up()
+    assert counting.seen == 0
+    caching = build(made(Caching), CACHE, sizes=[2], backend="eager", cuda_graphs="full")
+    cache = torch.randn(64, 16)
+    before = cache.clone()
+    caching.warm_up(cache=cache)
+    assert torch.equal(cache, before)
+    with torch.no_grad(), counter.expect(num_recorded=0):
+        caching(torch.randn(2, 16), torch.tensor([0, 1]), cache)
+    with pytest.raises(ContractError, match="'cash' is in no contract"):
+        caching.warm_up(cash=cache)
+
+
+def test_without_a_device_it_is_an_error(monkeypatch):
+    monkeypatch.undo()
+    if torch.cuda.is_available():
+        pytest.skip("there is a device")
+    with pytest.raises(ServeError, match="needs a CUDA device"):
+        build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_device(monkeypatch):
+    monkeypatch.undo()
+    from torchloom.serve import Contract, Dim, tensor
+
+    model = made(Plain).cuda()
+    contract = Contract({"x": tensor(Dim("batch", 1, 64), 16, device="cuda")})
+    program = build(model, contract, sizes=[8], cuda_graphs="full")
+    with torch.no_grad():
+        for n in (1, 8, 64, 8):
+            x = torch.randn(n, 16, device="cuda")
+            torch.testing.assert_close(program(x), model(x), atol=1e-3, rtol=1e-3)

@@ -1,0 +1,263 @@
+"""Building leaves no trace: the model and the process are as they were before."""
+
+from __future__ import annotations
+
+import collections
+import random
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from serve.models import BATCH, rows
+from torchloom.errors import ServeError
+from torchloom.serve import Contract, build, tensor
+
+X = torch.randn(3, 16)
+CALLS, TABLE, MEMORY, ARRAY = [], {"n": 0}, torch.zeros(16), np.zeros(3)
+OTHER = nn.BatchNorm1d(16, affine=False)
+BOUND = 0
+DRAW = random.Random(3)
+
+
+class Remembers(nn.Module):
+    """Keeps what it saw in buffers and in plain tensors, wherever they are held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("buffer", torch.zeros(16))
+        self.cache = torch.zeros(16)
+        self.several = [torch.zeros(16)]
+        self.named = {"one": torch.zeros(16)}
+
+    def forward(self, x):
+        for each in (self.buffer, self.cache, self.several[0], self.named["one"]):
+            each.add_(x.sum(0))
+        return x + self.buffer + self.cache + self.several[0] + self.named["one"]
+
+    def held(self):
+        return (self.buffer, self.cache, self.several[0], self.named["one"])
+
+
+class Counts(nn.Module):
+    """Keeps what is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen, self.last = 0, [], collections.deque(maxlen=2)
+
+    def forward(self, x):
+        if not torch.compiler.is_compiling():
+            self.calls += 1
+            self.seen.append(self.calls)
+            self.last.append(self.calls)
+            self.latest = x
+        return x + 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_buffers_and_plain_tensors_are_as_before_and_then_kept_by_calls(backend):
+    model, twin = Remembers().eval(), Remembers().eval()
+    with torch.no_grad():
+        program = build(model, rows(), backend=backend)
+        assert all(not each.any() for each in model.held())
+        for _ in range(3):
+            torch.testing.assert_close(program(X), twin(X))
+        for one, other in zip(model.held(), twin.held(), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_attributes_are_as_before():
+    model = Counts().eval()
+    build(model, rows(), backend="eager", shapes="bucket", sizes=[8, 64])
+    assert (model.calls, model.seen, list(model.last)) == (0, [], [])
+    assert not hasattr(model, "latest")
+
+
+def test_generators_are_as_before():
+    class Drops(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.0, True) + 0 * torch.rand(x.shape[0], 1)
+
+    def drawn():
+        return torch.rand(3), random.random(), np.random.rand(3)  # noqa: NPY002 - the shared generator
+
+    def seed():
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)  # noqa: NPY002
+
+    seed()
+    wanted = drawn()
+    seed()
+    with torch.no_grad():
+        build(Drops().eval(), rows(), backend="eager")
+    for one, other in zip(wanted, drawn(), strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("wants", [False, True])
+def test_an_argument_gets_its_gradient(backend, wants):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
+    program = build(model, Contract({"input": tensor(BATCH, 16)}, grad="grad"), backend=backend)
+    found, wanted = (X.clone().requires_grad_(wants) for _ in "ab")
+    program(found).square().sum().backward()
+    ours = [param.grad.clone() for param in model.parameters()]
+    model.zero_grad()
+    model(wanted).square().sum().backward()
+    for param, grad in zip(model.parameters(), ours, strict=True):
+        torch.testing.assert_close(grad, param.grad)
+    assert (found.grad is None) is not wants
+    if wants:
+        torch.testing.assert_close(found.grad, wanted.grad)
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_tensors_that_forward_computes_from_numbers(store, tmp_path):
+    class Literal(nn.Module):
+        def forward(self, x):
+            return x * torch.tensor([float(i) for i in range(16)]) + torch.tensor(list(range(16)))
+
+    model = Literal().eval()
+    with torch.no_grad():
+        for _ in range(1 + store):
+            program = build(model, rows(), backend="inductor", store=tmp_path if store else None)
+            torch.testing.assert_close(program(X), model(X))
+
+
+class Plain:
+    """Keeps things in its attributes, in a slot, and in its class."""
+
+    __slots__ = ("__dict__", "slot")
+    total = 0
+
+    def __init__(self):
+        self.n, self.slot, self.deep = 0, 0, {"a": [0]}
+
+    def add(self):
+        self.n += 1
+        self.slot += 1
+        self.deep["a"][0] += 1
+        Plain.total += 1
+
+    def state(self):
+        return self.n, self.slot, self.deep, Plain.total
+
+
+class Sorted(collections.OrderedDict):
+    """A dict whose own methods are not to be called."""
+
+    def __setitem__(self, key, value):
+        raise AssertionError
+
+
+def step():
+    """Stand for a helper whose globals are the model's business, too."""
+    global BOUND  # noqa: PLW0603 - what is tested
+    BOUND += 1
+    CALLS.append(1)
+
+
+class Everywhere(nn.Module):
+    """Changes all that it can reach, where it is not compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain = Plain()
+        self.space = types.SimpleNamespace(n=0)
+        self.nested = [{"a": ({"n": 0},)}]
+        self.ordered = collections.OrderedDict(a=1, b=2)
+        self.counted = collections.Counter(a=1)
+        self.default = collections.defaultdict(list)
+        self.own = Sorted()
+        self.plain.owner = self  # a cycle
+        self.ring = []
+        self.ring.append(self.ring)
+
+    def forward(self, x):
+        if not torch.compiler.is_compiling():
+            self.plain.add()
+            self.space.n += 1
+            self.nested[0]["a"][0]["n"] += 1
+            self.ordered.move_to_end("a")
+            self.ordered["c"] = 3
+            self.counted["b"] += 1
+            self.default["a"].append(1)
+            collections.OrderedDict.__setitem__(self.own, "a", 1)
+            self.ring.append(1)
+            step()
+            TABLE["n"] += 1
+            TABLE.pop("gone", None)
+            ARRAY[:] += 1
+            DRAW.random()
+            OTHER.train()
+        return x + 1
+
+
+def everything(model):
+    return repr(
+        [
+            *(model.plain.state(), model.space, model.nested, model.ordered),
+            *(model.counted, model.default, list(model.own.items()), len(model.ring)),
+            *(CALLS, TABLE, ARRAY, BOUND, DRAW.getstate(), OTHER.training),
+        ]
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"shapes": "bucket", "sizes": [8, 64]}])
+def test_all_that_is_reached_from_the_model_or_its_globals_is_as_before(more):
+    model = Everywhere().eval()
+    before, ids = everything(model), [id(model.nested), id(model.ordered), id(TABLE)]
+    with torch.no_grad():
+        build(model, rows(), backend="eager", **more)
+    assert everything(model) == before
+    assert ids == [id(model.nested), id(model.ordered), id(TABLE)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_parameters_and_global_tensors_that_programs_write(backend):
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(16), requires_grad=False)
+
+        def forward(self, x):
+            self.weight.add_(x.sum(0))
+            MEMORY.add_(1)
+            OTHER.running_mean.add_(MEMORY)
+            return x + self.weight + MEMORY + OTHER.running_mean
+
+    model, twin = Writes().eval(), Writes().eval()
+    with torch.no_grad():
+        program = build(model, rows(), backend=backend)
+        assert not model.weight.any()
+        assert not MEMORY.any()
+        assert not OTHER.running_mean.any()
+        wanted = [twin(X), twin(X)]
+        for each in (MEMORY, OTHER.running_mean):
+            each.zero_()
+        for each in wanted:
+            torch.testing.assert_close(program(X), each)
+        for each in (MEMORY, OTHER.running_mean):
+            each.zero_()
+
+
+def test_weights_that_are_not_copied_are_noticed(monkeypatch):
+    monkeypatch.setattr("torchloom.serve.model.snapshot._MOST_BYTES", 8)
+
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(16), requires_grad=False)
+
+        def forward(self, x):
+            self.weight.add_(1)
+            return x + self.weight
+
+    with torch.no_grad(), pytest.raises(ServeError, match="forward writes to parameter weight"):
+        build(Writes().eval(), rows(), backend="eager")

@@ -1,0 +1,305 @@
+"""Programs from a store: warm without a compiler, and refused, with a reason, when they do not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from serve.models import BATCH, Plain, Stack, made, rows
+from torchloom.errors import ArtifactError
+from torchloom.records import load_record
+from torchloom.serve import Contract, build, counter, load, tensor
+
+IDS = Contract({"ids": tensor(BATCH, 5, dtype=torch.int64, below=31)})
+
+
+def child(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process that sees the tests' models."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**env, **environment},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+WARM = """
+    import sys, torch
+    from serve.models import Stack, made
+    from torchloom.serve import counter, load
+    from torch._dynamo.utils import counters
+    model = made(Stack, 2)
+    program = load(sys.argv[1] if len(sys.argv) > 1 else "store", model)
+    with torch.no_grad():
+        torch.save(program(torch.load("ids.pt")), "found.pt")
+    assert counter.num_traces == counter.num_pieces == 0, counter
+    assert not counters["stats"], counters["stats"]
+    print("warm")
+"""
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory) -> tuple[Path, torch.Tensor]:
+    """Return a folder that holds a built program's store and the ids to call it with, and its result."""
+    folder = tmp_path_factory.mktemp("cold")
+    program = build(made(Stack, 2), IDS, store=folder / "store")
+    ids = torch.randint(0, 31, (9, 5))
+    torch.save(ids, folder / "ids.pt")
+    with torch.no_grad():
+        return folder, program(ids)
+
+
+def test_a_new_process_traces_nothing_and_builds_nothing_and_returns_the_same_bits(cold, tmp_path):
+    folder, wanted = cold
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho called >> {tmp_path}/calls\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    done = child(WARM, folder, CXX=str(compiler), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty"))
+    assert done.stdout.strip() == "warm", done.stderr
+    assert torch.equal(torch.load(folder / "found.pt"), wanted)
+    assert not (tmp_path / "calls").exists()
+    assert not list((tmp_path / "empty").rglob("*.so"))
+
+
+def test_a_moved_store_another_home_and_no_compiler_are_a_hit(cold, tmp_path):
+    folder, wanted = cold
+    shutil.copytree(folder / "store", tmp_path / "moved" / "store")
+    shutil.copy(folder / "ids.pt", tmp_path / "moved" / "ids.pt")
+    home = tmp_path / "home"
+    home.mkdir()
+    done = child(
+        WARM,
+        tmp_path / "moved",
+        HOME=str(home),
+        CXX="/nonexistent",
+        UNRELATED="1",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty"),
+    )
+    assert done.stdout.strip() == "warm", done.stderr
+    assert torch.equal(torch.load(tmp_path / "moved" / "found.pt"), wanted)
+
+
+def test_building_again_loads(cold):
+    folder, _ = cold
+    with counter.expect(num_loads=1, num_traces=0, num_compiles=0):
+        assert build(made(Stack, 2), IDS, store=folder / "store").origin == "loaded"
+
+
+def test_new_weights_are_a_hit(cold):
+    folder, _ = cold
+    model = made(Stack, 2)
+    with torch.no_grad():
+        model.head.weight.add_(1.0)
+        program = load(folder / "store", model)
+        ids = torch.randint(0, 31, (4, 5))
+        torch.testing.assert_close(program(ids), model(ids))
+
+
+def test_a_changed_constant_is_a_miss_and_set_back_a_hit(tmp_path):
+    build(made(Plain), rows(), backend="eager", store=tmp_path)
+    changed = made(Plain, eps=1e-6)
+    with pytest.raises(ArtifactError, match=r"norm\.eps was 1e-05, is 1e-06"):
+        load(tmp_path, changed)
+    with counter.expect(num_compiles=1, num_saves=1):
+        build(changed, rows(), backend="eager", store=tmp_path)
+    for eps in (1e-5, 1e-6):
+        load(tmp_path, made(Plain, eps=eps))
+
+
+def test_another_structure_names_the_tensors(tmp_path):
+    build(made(Plain), rows(), backend="eager", store=tmp_path)
+    other = made(Plain)
+    other.inner = torch.nn.Linear(16, 16, bias=False)
+    with pytest.raises(ArtifactError, match=r"tensor inner\.bias: nothing here"):
+        load(tmp_path, other)
+
+
+SOURCE = """
+import torch
+from torch import nn
+from helper import helped
+
+class Edited(nn.Module):
+    def forward(self, x):
+        y = torch.relu(x)
+        return helped(x) + y
+"""
+HELPER = """
+def helped(x):
+    return x * 2
+
+def other(x):
+    return x * 3
+"""
+EDIT = """
+    import sys
+    sys.path.insert(0, ".")
+    import torch
+    from edited import Edited
+    from serve.models import rows
+    from torchloom.errors import ArtifactError
+    from torchloom.serve import build, load
+    model = Edited().eval()
+    if sys.argv[1:] == [] and not __import__("os").path.exists("store"):
+        build(model, rows(), backend="eager", store="store")
+    try:
+        program = load("store", model)
+    except ArtifactError as error:
+        print(error)
+    else:
+        with torch.no_grad():
+            print("hit", program(torch.ones(2, 16))[0, 0].item())
+"""
+
+
+def test_edited_sources_are_a_miss_and_comments_a_hit(tmp_path):
+    (tmp_path / "edited.py").write_text(SOURCE)
+    (tmp_path / "helper.py").write_text(HELPER)
+    assert child(EDIT, tmp_path).stdout.strip() == "hit 3.0"
+    (tmp_path / "helper.py").write_text("# a comment\n" + HELPER.replace("x * 3", "x * 4"))
+    assert child(EDIT, tmp_path).stdout.strip() == "hit 3.0"
+    (tmp_path / "helper.py").write_text(HELPER.replace("x * 2", "x * 5"))
+    assert "source changed: helper.py, helped" in child(EDIT, tmp_path).stdout
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "edited.py").write_text(SOURCE.replace("+ y", "- y"))
+    assert "source changed: edited.py, Edited.forward" in child(EDIT, tmp_path).stdout
+
+
+def test_damaged_objects_are_refused_and_built_again(tmp_path):
+    build(made(Plain), rows(), backend="eager", store=tmp_path)
+    for path in (tmp_path / "objects").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(ArtifactError, match="damaged"):
+        load(tmp_path, made(Plain))
+    with counter.expect(num_compiles=1, num_saves=1):
+        build(made(Plain), rows(), backend="eager", store=tmp_path)
+    load(tmp_path, made(Plain))
+
+
+@pytest.mark.parametrize(
+    ("factor", "value", "text"),
+    [
+        ("torch", "1.0", r"torch: '2\.[0-9.]+.*' here, '1\.0' there"),
+        ("vector instructions", "sve", r"vector instructions: '.*' here, 'sve' there"),
+    ],
+)
+def test_another_torch_or_processor_is_refused(tmp_path, factor, value, text):
+    build(made(Plain), rows(), backend="eager", store=tmp_path)
+    (entry,) = (tmp_path / "entries").glob("*.json")
+    content = json.loads(entry.read_text())
+    content["factors"]["machine"][factor] = value
+    entry.write_text(json.dumps(content))
+    with pytest.raises(ArtifactError, match=text):
+        load(tmp_path, made(Plain))
+
+
+def test_an_empty_store_says_so(tmp_path):
+    with pytest.raises(ArtifactError, match="holds no program"):
+        load(tmp_path, made(Plain))
+
+
+RACE = """
+    import torch
+    from serve.models import Plain, made, rows
+    from torchloom.serve import build, counter
+    program = build(made(Plain), rows(), backend="eager", store="store")
+    with torch.no_grad():
+        program(torch.ones(3, 16))
+    print(counter.num_compiles, counter.num_loads)
+"""
+
+
+def test_processes_that_start_together_build_once_even_if_one_is_killed(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    command = [sys.executable, "-c", textwrap.dedent(RACE)]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            env=env,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    first = start()
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("store/locks/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    others = [start() for _ in range(7)]
+    results = [each.communicate(timeout=300) for each in others]
+    assert all(each.returncode == 0 for each in others), results
+    assert sorted(out.strip() for out, _ in results) == ["0 1"] * 6 + ["1 0"]
+    assert load(tmp_path / "store", made(Plain)).origin == "loaded"
+
+
+LIGHT = """
+    import sys, torch
+    from serve.models import Stack, made
+    from torchloom.serve import load
+    program = load("store", made(Stack, 2))
+    with torch.no_grad():
+        program(torch.load("ids.pt"))
+    heavy = [name for name in ("graph", "lowering", "select_algorithm") if f"torch._inductor.{name}" in sys.modules]
+    assert not heavy, heavy
+    # What was left out is there for whoever compiles next.
+    print(torch.compile(lambda x: x @ x + 1)(torch.eye(2)).sum().item())
+    import torch._inductor.debug
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache, extern_kernels
+    assert extern_kernels.mm is torch.mm and extern_kernels.bmm is torch.bmm
+    assert extern_kernels.addmm is torch.addmm and extern_kernels.baddbmm is torch.baddbmm
+"""
+
+
+def test_loading_leaves_inductors_lowerings_alone_and_compiling_still_works(cold):
+    done = child(LIGHT, cold[0])
+    assert done.stdout.strip() == "6.0", done.stderr
+
+
+def test_a_build_leaves_its_record_and_a_load_leaves_it_alone(tmp_path):
+    program = build(made(Plain), rows(), backend="eager", store=tmp_path)
+    (path,) = (tmp_path / "records").glob("*.json")
+    assert path.stem == program.key
+    record = load_record(path)
+    (ready,) = [row.data for row in record.events if row.kind == "ProgramReady"]
+    assert ready["origin"] == "built"
+    assert ready["model"].endswith("Plain")
+    assert [function.name for function in record.functions] == ["captured graph"]
+    before = path.stat().st_mtime_ns
+    build(made(Plain), rows(), backend="eager", store=tmp_path)
+    assert path.stat().st_mtime_ns == before
+
+
+SHARED_LAYER = torch.nn.Linear(16, 16).eval()
+
+
+def through_a_global(x):
+    return torch.relu(SHARED_LAYER(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_module_that_is_a_global_is_never_stored_with_its_weights(backend, tmp_path):
+    build(through_a_global, rows(), backend=backend, store=tmp_path)
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        SHARED_LAYER.weight.add_(1.0)
+        program = load(tmp_path, through_a_global, rows())
+        torch.testing.assert_close(program(x), through_a_global(x))
