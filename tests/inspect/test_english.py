@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.inspect.english import (
+from torchloom.inspect.wording.english import (
     guard_in_words,
     source_in_words,
     without_values,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchloom
-from torchloom.inspect.words import Hider, Words, keys_in
+from torchloom.inspect.wording.hider import Hider, Words, keys_in
 from torchloom.records import to_json
 from torchloom.report.page import write_page
 

@@ -14,8 +14,8 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from torchloom._torch import compiling
-from torchloom.inspect.compiled import Named
-from torchloom.inspect.target import named
+from torchloom.inspect.heard import Named
+from torchloom.inspect.live.target import named
 
 LOGGER = "torch.__trace"
 

@@ -22,8 +22,8 @@ from torch import nn
 
 from torchloom._torch import dispatch, introspect
 from torchloom.errors import InspectError
-from torchloom.inspect.compiled import Named
-from torchloom.inspect.continuations import continuations
+from torchloom.inspect.heard import Named
+from torchloom.inspect.live.rewritten import continuations
 
 _ROUTINES = (
     FunctionType,

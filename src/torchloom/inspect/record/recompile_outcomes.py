@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from torchloom.inspect.english import source_in_words
-from torchloom.inspect.modules import is_in_module
-from torchloom.inspect.reasons import (
+from torchloom.inspect.record.module_members import is_in_module
+from torchloom.inspect.wording.english import source_in_words
+from torchloom.inspect.wording.reasons import (
     ANOTHER,
     ANOTHER_LENGTH,
     APART,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchloom.inspect.target import target_of, twin_of
-from torchloom.inspect.watch import Watch
+from torchloom.inspect.api.watch import Watch
+from torchloom.inspect.live.target import target_of, twin_of
 from torchloom.records import Break, Session
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from torchloom._torch import introspect
 from torchloom.errors import InspectError
-from torchloom.inspect.call import explain_call
-from torchloom.inspect.guards import guards_of
-from torchloom.inspect.target import frame_locals, target_of
+from torchloom.inspect.api.explain_call import explain_call
+from torchloom.inspect.live.guards import guards_of
+from torchloom.inspect.live.target import frame_locals, target_of
 
 _ROUNDS = 7
 _ROUND_S = 0.02

@@ -13,9 +13,9 @@ import torch
 
 import torchloom
 from torchloom._torch import introspect
-from torchloom.inspect.compiled import Compile
-from torchloom.inspect.english import guard_in_words, without_addresses, without_values
-from torchloom.inspect.words import Hider
+from torchloom.inspect.heard import Compile
+from torchloom.inspect.wording.english import guard_in_words, without_addresses, without_values
+from torchloom.inspect.wording.hider import Hider
 from torchloom.records import Guard
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from torchloom.inspect.compiled import Compile
-from torchloom.inspect.hits import graph_name
+from torchloom.inspect.heard import Compile
+from torchloom.inspect.listen.hit_counter import graph_name
 from torchloom.records import Function
 
 Group = TypeVar("Group", bound=tuple[int, int, str])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torchloom.inspect.english import (
+from torchloom.inspect.wording.english import (
     source_in_words,
     without_addresses,
     without_tensors_of_floats,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torchloom._torch import introspect
-from torchloom.inspect.english import guard_in_words, without_addresses, without_values
-from torchloom.inspect.words import Hider
+from torchloom.inspect.wording.english import guard_in_words, without_addresses, without_values
+from torchloom.inspect.wording.hider import Hider
 from torchloom.records import Guard
 
 _RELATIONAL = frozenset(

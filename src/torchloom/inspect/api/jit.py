@@ -13,12 +13,12 @@ from torch import fx
 from torchloom._torch import dispatch, fallback, introspect
 from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
-from torchloom.inspect.breaks import first_reason
-from torchloom.inspect.call import miss_of
-from torchloom.inspect.continuations import continuations_of
-from torchloom.inspect.hits import graph_name
+from torchloom.inspect.api.explain_call import miss_of
+from torchloom.inspect.listen.hit_counter import graph_name
+from torchloom.inspect.live.rewritten import continuations_of
+from torchloom.inspect.live.target import Target, frame_locals, twin_of
 from torchloom.inspect.pseudo import pseudo_source
-from torchloom.inspect.target import Target, frame_locals, twin_of
+from torchloom.inspect.wording.breaks import first_reason
 from torchloom.log import get_logger
 from torchloom.records import Continuation
 
@@ -72,13 +72,13 @@ class EntryGuard:
         return None if failure is None else miss_of(str(self._raw.compile_id), failure).english
 
     def __str__(self) -> str:
-        from torchloom.inspect.guards import guards_of
+        from torchloom.inspect.live.guards import guards_of
 
         return "\n".join(guard.english for guard in guards_of(self._raw.guard_manager))
 
     def brief(self) -> str:
         """Return the guards about arguments, on one line."""
-        from torchloom.inspect.guards import guards_of
+        from torchloom.inspect.live.guards import guards_of
 
         about = [
             guard.english
@@ -128,7 +128,7 @@ class CompiledCode:
     @property
     def expression(self) -> str:
         """The graph's result as one expression of its inputs, e.g. `2 * x`."""
-        from torchloom.inspect.expression import expression
+        from torchloom.inspect.wording.expression import expression
 
         if not self.graphs:
             return "no graph before its graph break"

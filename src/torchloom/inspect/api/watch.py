@@ -20,14 +20,14 @@ import torchloom
 from torchloom import envs, events
 from torchloom._torch import compiling, introspect
 from torchloom.errors import InspectError
-from torchloom.inspect.build import build_session
-from torchloom.inspect.compiled import Compiled
-from torchloom.inspect.continuations import continuations
-from torchloom.inspect.eager import EagerCalls
-from torchloom.inspect.hits import HitCounter
-from torchloom.inspect.quiet import caller_of_lookup, quietly
-from torchloom.inspect.tap import TraceTap
-from torchloom.inspect.target import named
+from torchloom.inspect.heard import Compiled
+from torchloom.inspect.listen.eager_calls import EagerCalls
+from torchloom.inspect.listen.hit_counter import HitCounter
+from torchloom.inspect.listen.hooks import caller_of_lookup, quietly
+from torchloom.inspect.listen.trace import TraceTap
+from torchloom.inspect.live.rewritten import continuations
+from torchloom.inspect.live.target import named
+from torchloom.inspect.record.session import build_session
 from torchloom.log import get_logger
 from torchloom.records import Function, Session, save_record
 

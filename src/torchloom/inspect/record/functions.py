@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from types import CodeType
 
 from torchloom._torch import introspect
-from torchloom.inspect.compiled import Compile, Key, Named
-from torchloom.inspect.continuations import RESUME
-from torchloom.inspect.eager import EagerCalls
-from torchloom.inspect.parents import parents_of
-from torchloom.inspect.places import Places
-from torchloom.inspect.target import short_name
-from torchloom.inspect.uncounted import count_through_continuations
+from torchloom.inspect.heard import Compile, Key, Named
+from torchloom.inspect.listen.eager_calls import EagerCalls
+from torchloom.inspect.live.places import Places
+from torchloom.inspect.live.rewritten import RESUME
+from torchloom.inspect.live.target import short_name
+from torchloom.inspect.record.indirect_hits import count_through_continuations
+from torchloom.inspect.record.parents import parents_of
 from torchloom.records import Function
 
 _Group = tuple[int, int, str]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchloom.inspect.english import source_in_words
+from torchloom.inspect.wording.english import source_in_words
 from torchloom.records import Guard
 
 _SHAPE = re.compile(r"of shape \[[^\]]*\]")

@@ -10,25 +10,25 @@ from typing import Any
 
 from torchloom import events
 from torchloom._torch import introspect
-from torchloom.inspect.breaks import first_reason, parse_break, without_debug_context
-from torchloom.inspect.compiled import Compile, Compiled, Key
-from torchloom.inspect.continuations import continuation
-from torchloom.inspect.eager import EagerCalls, is_limit
-from torchloom.inspect.english import without_addresses
-from torchloom.inspect.functions import functions_of
-from torchloom.inspect.guards import guards_of
-from torchloom.inspect.hits import graph_name
-from torchloom.inspect.kernels import parse_kernels
-from torchloom.inspect.memory import MEMORY_EVENTS, note_memory
-from torchloom.inspect.now_dynamic import explain_recompiles
-from torchloom.inspect.places import Places, user_stack
+from torchloom.inspect.heard import Compile, Compiled, Key
+from torchloom.inspect.listen.eager_calls import EagerCalls, is_limit
+from torchloom.inspect.listen.hit_counter import graph_name
+from torchloom.inspect.listen.trace import Row
+from torchloom.inspect.live.guards import guards_of
+from torchloom.inspect.live.places import Places, user_stack
+from torchloom.inspect.live.rewritten import continuation
 from torchloom.inspect.pseudo import bytecode_listing, pseudo_source
-from torchloom.inspect.recompiles import parse_reason, parse_reasons
-from torchloom.inspect.source_names import name_sources
-from torchloom.inspect.spans import SpanReader
-from torchloom.inspect.tap import Row
-from torchloom.inspect.trigger import trigger_of
-from torchloom.inspect.words import Hider, Words, told
+from torchloom.inspect.record.arguments import trigger_of
+from torchloom.inspect.record.functions import functions_of
+from torchloom.inspect.record.kernels import parse_kernels
+from torchloom.inspect.record.memory import MEMORY_EVENTS, note_memory
+from torchloom.inspect.record.recompile_outcomes import explain_recompiles
+from torchloom.inspect.record.recompile_reasons import parse_reason, parse_reasons
+from torchloom.inspect.record.source_names import name_sources
+from torchloom.inspect.record.spans import SpanReader
+from torchloom.inspect.wording.breaks import first_reason, parse_break, without_debug_context
+from torchloom.inspect.wording.english import without_addresses
+from torchloom.inspect.wording.hider import Hider, Words, told
 from torchloom.records import (
     Artifact,
     CacheUse,

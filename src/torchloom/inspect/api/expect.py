@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torchloom.errors import ExpectationError
-from torchloom.inspect.watch import Watch
+from torchloom.inspect.api.watch import Watch
 from torchloom.records import Session
 from torchloom.records.eager import eager_calls, given_up
 

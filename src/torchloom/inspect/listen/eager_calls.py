@@ -15,8 +15,8 @@ from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from torchloom._torch import compiling, introspect
-from torchloom.inspect.continuations import RESUME
-from torchloom.inspect.tap import Row
+from torchloom.inspect.listen.trace import Row
+from torchloom.inspect.live.rewritten import RESUME
 
 _Lookup = tuple[int, CodeType | None]
 """How often Dynamo had been reset, and the function that was called, where it could be told."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from torchloom.inspect.compiled import Compile
-from torchloom.inspect.reasons import ATTRIBUTE_FIX, DYNAMIC_FIX, constant_fix
+from torchloom.inspect.heard import Compile
+from torchloom.inspect.wording.reasons import ATTRIBUTE_FIX, DYNAMIC_FIX, constant_fix
 
 _CLOSURE_FIX = "a closure variable is a constant of the graph: pass it as an argument"
 

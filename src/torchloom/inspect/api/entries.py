@@ -10,11 +10,11 @@ from types import CodeType
 from typing import Any
 
 from torchloom._torch import introspect
-from torchloom.inspect.continuations import continuations_of
-from torchloom.inspect.guards import guards_of
-from torchloom.inspect.places import Places
+from torchloom.inspect.live.guards import guards_of
+from torchloom.inspect.live.places import Places
+from torchloom.inspect.live.rewritten import continuations_of
+from torchloom.inspect.live.target import entries_of, resumed, target_of
 from torchloom.inspect.pseudo import bytecode_listing, pseudo_source
-from torchloom.inspect.target import entries_of, resumed, target_of
 from torchloom.records import Continuation, Guard
 
 
