@@ -1,4 +1,4 @@
-"""What is kept of each rewriting of a function by Dynamo."""
+"""What a watch hears: the data that `listen` collects and `record` reads. Neither knows the other."""
 
 from __future__ import annotations
 
@@ -7,23 +7,48 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
-from torchloom._torch import compiling
-from torchloom.records import Entry
+from torchloom import events
+from torchloom.inspect.live.naming import Named
 
-Key = tuple[int, int, int]
-"""(epoch, frame id, version)."""
-
-
-class Named(NamedTuple):
-    """What a function of torch's own calls: a partial, a callable object, a module of torch.nn."""
-
-    name: str
-    file: str
-    line: int
+_LIMIT_ERRORS = ("Unsupported", "FailOnRecompileLimitHit")
 
 
-class Compiled(NamedTuple):
-    """One rewriting of a code object by Dynamo."""
+class Row(NamedTuple):
+    """One record of torch's structured trace."""
+
+    kind: str
+    """The record's kind, or the name of an artifact."""
+    body: Any
+    payload: str | None
+    frame_id: int | None
+    frame_compile_id: int | None
+    attempt: int
+    stack: Any
+    at_s: float
+    epoch: int = 0
+    """How often `torch._dynamo.reset()` was called before, where that is known."""
+    code: CodeType | None = None
+    """What is being compiled, with the kinds that begin a compile."""
+    calls: Sequence[tuple[str, int, str]] = ()
+    """File, line and function of the frames that led to a compile, with the kind that begins it."""
+    warm_guards_us: float | None = None
+    """What the guards cost that were just built, with the kind that tells of them."""
+    wrapped: Named | None = None
+    """What is compiled in a function of torch's own, with the kinds that begin a compile."""
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it tells that a frame has hit the recompile limit."""
+        return (
+            self.kind == "compilation_metrics"
+            and isinstance(self.body, dict)
+            and self.body.get("fail_type") in _LIMIT_ERRORS
+            and self.body.get("co_name") is None  # refused before tracing began
+        )
+
+
+class Rewriting(NamedTuple):
+    """One code object as Dynamo rewrote it."""
 
     compile_id: str
     original: CodeType
@@ -39,51 +64,36 @@ class Compiled(NamedTuple):
     """The functions that were inlined, where torch tells them."""
 
 
-@dataclass
-class Compile:
-    """One compile, or the attempt at one."""
+@dataclass(frozen=True)
+class EagerCalls:
+    """Calls that ran eagerly because no entry fitted, by epoch and code object."""
 
-    key: Key
-    entry: Entry
-    """What becomes of it, if it becomes an entry."""
-    code: CodeType | None = None
-    """What was to be compiled."""
-    rewritten: Compiled | None = None
-    wrapped: Named | None = None
-    """What is compiled, where that is no function but one of torch's own calls it."""
-    hit_limit: bool = False
-    """Whether the recompile limit ended it."""
-    stack: list[Mapping[str, Any]] = field(default_factory=list)
-    """The frames that led to it, as torch logs them."""
-    calls: Sequence[tuple[str, int, str]] = ()
-    """File, line and function of all that led to it."""
-    guard_rows: list[Mapping[str, Any]] = field(default_factory=list)
-    sizes: dict[str, Any] = field(default_factory=dict)
-    """The sizes that came, by source."""
+    counts: Mapping[tuple[int, CodeType], int] = field(default_factory=dict)
+    limited: Mapping[tuple[int, CodeType], int] = field(default_factory=dict)
+    """What hit the recompile limit while watched, and the limit."""
+    num_unknown: int = 0
+    """Calls whose function could not be told from what called it."""
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether no entry was made because of an error."""
-        return self.entry.status.startswith("failed") or bool(self._metrics.get("fail_type"))
 
-    @property
-    def is_entry(self) -> bool:
-        """Whether torch keeps, or kept, an entry.
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """Everything that one watch has heard."""
 
-        Functions without operators are compiled to nothing: Dynamo marks them to be left alone. The
-        capture of a whole graph, as for serving, writes no code.
-        """
-        if self.has_failed:
-            return False
-        return self.rewritten is not None or bool(self.entry.artifacts)
-
-    @property
-    def continues(self) -> CodeType | None:
-        """The function that the code goes on with behind a graph break."""
-        if self.rewritten is not None:
-            return self.rewritten.continues
-        return None if self.code is None else compiling.continued_code(self.code)
-
-    @property
-    def _metrics(self) -> Mapping[str, Any]:
-        return self.entry.metrics.get("forward", {})
+    rows: Sequence[Row] = ()
+    """The trace, in order."""
+    rewritings: Sequence[Rewriting] = ()
+    num_hits: Mapping[str, int] = field(default_factory=dict)
+    """Calls by the global name of an entry's graph."""
+    events: Sequence[events.Event] = ()
+    """Those of torchloom."""
+    eager: EagerCalls = field(default_factory=EagerCalls)
+    num_lookups: int = 0
+    """How often Dynamo looked for an entry: calls of what was compiled before as well."""
+    num_resets: int = 0
+    started_at_s: float = 0.0
+    """Wall clock, in seconds since the epoch."""
+    duration_s: float = 0.0
+    listening_ms: float = 0.0
+    """Time that keeping the trace took."""
+    num_dropped: Mapping[str, int] = field(default_factory=dict)
+    """Events and texts that were too many to keep, by what they are."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchloom._torch import introspect
 from torchloom.inspect.live.guards import guards_of
-from torchloom.inspect.live.places import Places
+from torchloom.inspect.live.lines import resolve_lines
 from torchloom.inspect.live.rewritten import continuations_of
 from torchloom.inspect.live.target import entries_of, resumed, target_of
 from torchloom.inspect.pseudo import bytecode_listing, pseudo_source
@@ -100,7 +100,7 @@ class LiveGuard:
     def records(self) -> list[Guard]:
         """Return every guard as data."""
         found = guards_of(self._manager)
-        Places(introspect.interned_files()).resolve_lines(found, self._code)
+        resolve_lines(found, self._code, introspect.interned_files().values())
         return found
 
     def __len__(self) -> int:

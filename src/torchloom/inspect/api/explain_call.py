@@ -12,8 +12,7 @@ from torch import nn
 
 from torchloom._torch import dispatch, introspect, marks, notes
 from torchloom.inspect.api.entries import sort_key
-from torchloom.inspect.listen.hit_counter import graph_name
-from torchloom.inspect.live.rewritten import continuations, line_of
+from torchloom.inspect.live.rewritten import continuations, graph_name, line_of
 from torchloom.inspect.live.target import Target, entries_of, frame_locals, target_of
 from torchloom.inspect.wording.english import source_in_words, without_addresses, without_values
 from torchloom.inspect.wording.reasons import reason_of

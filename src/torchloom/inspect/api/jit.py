@@ -14,8 +14,7 @@ from torchloom._torch import dispatch, fallback, introspect
 from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
 from torchloom.inspect.api.explain_call import miss_of
-from torchloom.inspect.listen.hit_counter import graph_name
-from torchloom.inspect.live.rewritten import continuations_of
+from torchloom.inspect.live.rewritten import continuations_of, graph_name
 from torchloom.inspect.live.target import Target, frame_locals, twin_of
 from torchloom.inspect.pseudo import pseudo_source
 from torchloom.inspect.wording.breaks import first_reason

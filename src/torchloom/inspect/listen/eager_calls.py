@@ -15,15 +15,14 @@ from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from torchloom._torch import compiling, introspect
-from torchloom.inspect.listen.trace import Row
+from torchloom.inspect.heard import EagerCalls, Row
 from torchloom.inspect.live.rewritten import RESUME
 
 _Lookup = tuple[int, CodeType | None]
 """How often Dynamo had been reset, and the function that was called, where it could be told."""
-LIMIT_ERRORS = ("Unsupported", "FailOnRecompileLimitHit")
 
 
-class EagerCalls:
+class EagerCounter:
     """Counts, by epoch and code object, calls that ran eagerly because nothing fitted.
 
     Args:
@@ -32,13 +31,11 @@ class EagerCalls:
 
     def __init__(self, epoch: Callable[[], int] = lambda: 0) -> None:
         self._epoch = epoch
-        self.counts: Counter[tuple[int, CodeType]] = Counter()
-        self.limited: dict[tuple[int, CodeType], int] = {}
-        """What hit the limit while watched, and the limit."""
         self.num_lookups = 0
         """How often Dynamo looked for an entry; of some functions it never does."""
-        self.num_unknown = 0
-        """Calls whose function could not be told from what called it."""
+        self._counts: Counter[tuple[int, CodeType]] = Counter()
+        self._limited: dict[tuple[int, CodeType], int] = {}
+        self._num_unknown = 0
         self._waiting: dict[int, _Lookup] = {}
         """By thread, the last lookup that found nothing, until it is clear what followed."""
         self._guard = threading.Lock()
@@ -65,17 +62,18 @@ class EagerCalls:
         # that of another one, maybe in a thread that had this one's number and has ended.
         if waiting is not None and not introspect.cache_entries(row.code):
             self._count(waiting)
-        if is_limit(row):
-            self.limited[row.epoch, row.code] = compiling.limit_of_compile()
+        if row.is_limit:
+            self._limited[row.epoch, row.code] = compiling.limit_of_compile()
             self._count((row.epoch, row.code))  # the call that found the limit
 
-    def close(self) -> None:
-        """Settle the last lookups of all threads, also of those that have ended."""
+    def close(self) -> EagerCalls:
+        """Settle the last lookups of all threads, also of those that have ended, and return the counts."""
         for thread, frame in sys._current_frames().items():
             if thread in self._waiting and compiling.is_in_compile(frame):
                 self._waiting.pop(thread, None)  # a compile follows that has told nothing as yet
         for thread in list(self._waiting):
             self._settle(thread)
+        return EagerCalls(self._counts, self._limited, self._num_unknown)
 
     def _settle(self, thread: int | None = None) -> None:
         waiting = self._waiting.pop(threading.get_ident() if thread is None else thread, None)
@@ -86,14 +84,14 @@ class EagerCalls:
         epoch, code = call
         with self._guard:
             if code is None:
-                self.num_unknown += 1
+                self._num_unknown += 1
             else:
-                self.counts[epoch, code] += 1
+                self._counts[epoch, code] += 1
 
     def _called(self, caller: FrameType) -> CodeType | None:
         """Return which function a frame that is about to run belongs to, by what its caller names."""
         epoch = self._epoch()
-        limited = [code for at, code in list(self.limited) if at == epoch]
+        limited = [code for at, code in list(self._limited) if at == epoch]
         is_wrapper = caller.f_code.co_name == "compile_wrapper"
         if not limited and not is_wrapper:
             return None  # before Python 3.13 reading a frame's variables keeps them alive in it
@@ -111,16 +109,6 @@ class EagerCalls:
         if len(same) == 1 and same[0].co_name in others:  # another function of that name
             return others[same[0].co_name]
         return same[0] if len(same) == 1 else None
-
-
-def is_limit(row: Row) -> bool:
-    """Return whether a row tells that a frame has hit the recompile limit."""
-    return (
-        row.kind == "compilation_metrics"
-        and isinstance(row.body, dict)
-        and row.body.get("fail_type") in LIMIT_ERRORS
-        and row.body.get("co_name") is None  # refused before tracing began
-    )
 
 
 def _continued_by(frame: FrameType) -> CodeType | None:

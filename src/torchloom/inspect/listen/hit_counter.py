@@ -12,8 +12,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from torchloom._torch.untraced import never_compile
-
-_PREFIX = "__compiled_fn_"
+from torchloom.inspect.live.rewritten import graph_name
 
 
 class _Counted(NamedTuple):
@@ -33,7 +32,7 @@ class HitCounter:
         self._guard = threading.Lock()
         self._is_open = True
 
-    def expect(self, compile_id: str, code: CodeType, namespace: dict[str, Any] | None) -> None:
+    def expect(self, code: CodeType, namespace: dict[str, Any] | None) -> None:
         """Note that an entry's code has been written; its global is not in place yet."""
         if namespace is not None:
             with self._guard:
@@ -70,11 +69,6 @@ class HitCounter:
                 if each.namespace.get(each.name) is each.wrapper:
                     each.namespace[each.name] = each.original
             self._counted, self._expected = {}, []
-
-
-def graph_name(code: CodeType) -> str | None:
-    """Return the global name under which an entry's code calls its graph."""
-    return next((name for name in code.co_names if name.startswith(_PREFIX)), None)
 
 
 def _count(namespace: dict[str, Any], name: str, original: Callable[..., Any]) -> _Counted:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from types import CodeType
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from torchloom._torch import compiling
-from torchloom.inspect.heard import Named
-from torchloom.inspect.live.target import named
+from torchloom.inspect.heard import Row
+from torchloom.inspect.live.naming import Named, named
 
 LOGGER = "torch.__trace"
 
@@ -34,30 +33,6 @@ _CONTEXT = (
 _BULK = ("fx_graph_cache_", "describe_", "aotautograd_cache_")
 """Kinds whose payload is nine tenths of all bytes and says little: a head of it is kept."""
 _BULK_CHARS = 2000
-
-
-class Row(NamedTuple):
-    """One record of the trace."""
-
-    kind: str
-    """The record's kind, or the name of an artifact."""
-    body: Any
-    payload: str | None
-    frame_id: int | None
-    frame_compile_id: int | None
-    attempt: int
-    stack: Any
-    at_s: float
-    epoch: int = 0
-    """How often `torch._dynamo.reset()` was called before, where that is known."""
-    code: CodeType | None = None
-    """What is being compiled, with the kinds that begin a compile."""
-    calls: Sequence[tuple[str, int, str]] = ()
-    """File, line and function of the frames that led to a compile, with the kind that begins it."""
-    warm_guards_us: float | None = None
-    """What the guards cost that were just built, with the kind that tells of them."""
-    wrapped: Named | None = None
-    """What is compiled in a function of torch's own, with the kinds that begin a compile."""
 
 
 _BEGINS = frozenset({"dynamo_start", "recompile_reasons", "compilation_metrics"})

@@ -1,4 +1,4 @@
-"""What rewritten code goes on with behind a graph break: one continuation for each branch."""
+"""What code that Dynamo rewrote calls: its graph, and a continuation for each branch behind a graph break."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torchloom.records import Continuation
 RESUME = re.compile(r"(?:torch_dynamo_resume_in_)+(.*?)_at_(\d+)")
 """How Dynamo calls the code of a continuation: function and line."""
 _RESUME = "__resume_at"
+_GRAPH = "__compiled_fn_"
 
 
 def continuations_of(code: CodeType, namespace: Mapping[str, Any]) -> list[Continuation]:
@@ -77,6 +78,11 @@ def _held(code: CodeType) -> dict[int, CodeType]:
 def _name_in(namespace: Mapping[str, Any], code: CodeType) -> str:
     found = (name for name, value in list(namespace.items()) if value is code)
     return next(found, code.co_name)
+
+
+def graph_name(code: CodeType) -> str | None:
+    """Return the global name under which an entry's code calls its graph."""
+    return next((name for name in code.co_names if name.startswith(_GRAPH)), None)
 
 
 def line_of(code: CodeType) -> int:

@@ -12,7 +12,7 @@ from torchloom.records import Guard
 _SHAPE = re.compile(r"of shape \[[^\]]*\]")
 
 
-def trigger_of(guards: Sequence[Guard], sizes: Mapping[str, Any]) -> dict[str, str]:
+def arguments_of(guards: Sequence[Guard], sizes: Mapping[str, Any]) -> dict[str, str]:
     """Return each tensor argument as dtype, shape, device and gradient, others as type or constant.
 
     Args:
@@ -26,7 +26,7 @@ def trigger_of(guards: Sequence[Guard], sizes: Mapping[str, Any]) -> dict[str, s
         ...     text="",
         ...     english="argument x is a float32 tensor of shape [any, 4] without grad",
         ... )
-        >>> trigger_of([guard], {"L['x']": [8, 4]})
+        >>> arguments_of([guard], {"L['x']": [8, 4]})
         {'x': 'a float32 tensor of shape [8, 4] without grad'}
     """
     found: dict[str, str] = {}

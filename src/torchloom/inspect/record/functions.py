@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from types import CodeType
 
 from torchloom._torch import introspect
-from torchloom.inspect.heard import Compile, Key, Named
-from torchloom.inspect.listen.eager_calls import EagerCalls
-from torchloom.inspect.live.places import Places
+from torchloom.inspect.heard import EagerCalls
+from torchloom.inspect.live.naming import Named, short_name
 from torchloom.inspect.live.rewritten import RESUME
-from torchloom.inspect.live.target import short_name
+from torchloom.inspect.record.compiles import Compile, CompileKey
 from torchloom.inspect.record.indirect_hits import count_through_continuations
 from torchloom.inspect.record.parents import parents_of
+from torchloom.inspect.record.places import Places
 from torchloom.records import Function
 
 _Group = tuple[int, int, str]
@@ -27,7 +27,7 @@ NOTHING_LATER = (
 
 
 def functions_of(
-    compiles: Mapping[Key, Compile], places: Places, eager: EagerCalls
+    compiles: Mapping[CompileKey, Compile], places: Places, eager: EagerCalls
 ) -> list[Function]:
     """Return the functions that were compiled or tried, those behind graph breaks as children.
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from torchloom.inspect.heard import Compile
-from torchloom.inspect.listen.hit_counter import graph_name
+from torchloom.inspect.live.rewritten import graph_name
+from torchloom.inspect.record.compiles import Compile
 from torchloom.records import Function
 
 Group = TypeVar("Group", bound=tuple[int, int, str])

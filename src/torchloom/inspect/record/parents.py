@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from torchloom.inspect.heard import Compile
+from torchloom.inspect.record.compiles import Compile
 
 Group = TypeVar("Group", bound=tuple[int, int, str])
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from torchloom.inspect.listen.trace import Row
+from torchloom.inspect.heard import Row
 from torchloom.records import Span
 
 
