@@ -17,7 +17,8 @@ from torchloom.inspect.api.entries import LiveEntry, entries
 from torchloom.inspect.api.expect import expect
 from torchloom.inspect.api.explain import Explanation, explain
 from torchloom.inspect.api.explain_call import CallReport, explain_call
-from torchloom.inspect.api.jit import CompiledEntry, JitFunction, jit
+from torchloom.inspect.api.jit import JitFunction, jit
+from torchloom.inspect.api.jit_entry import CompiledEntry
 from torchloom.inspect.api.overhead import Overhead, overhead
 from torchloom.inspect.api.watch import Watch, watch
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torchloom._torch import introspect
-from torchloom.inspect.wording.english import guard_in_words, without_addresses, without_values
+from torchloom.inspect.wording.english import guard_in_words
 from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.scrub import without_addresses, without_values
 from torchloom.records import Guard
 
 _RELATIONAL = frozenset(

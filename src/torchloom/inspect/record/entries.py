@@ -14,8 +14,8 @@ from torchloom.inspect.record.arguments import arguments_of
 from torchloom.inspect.record.compiles import Compile
 from torchloom.inspect.record.places import user_stack
 from torchloom.inspect.record.rows import RowReader
-from torchloom.inspect.wording.english import without_addresses
 from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.scrub import without_addresses
 
 
 def complete_entry(

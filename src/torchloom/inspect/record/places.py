@@ -11,8 +11,9 @@ import torchloom
 from torchloom._torch import introspect
 from torchloom.inspect.live.lines import is_torch, resolve_lines
 from torchloom.inspect.record.compiles import Compile
-from torchloom.inspect.wording.english import guard_in_words, without_addresses, without_values
+from torchloom.inspect.wording.english import guard_in_words
 from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.scrub import without_addresses, without_values
 from torchloom.records import Guard
 
 _TORCHLOOM = str(Path(torchloom.__file__).parent) + os.sep

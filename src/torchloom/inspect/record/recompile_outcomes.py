@@ -6,9 +6,8 @@ import re
 
 from torchloom.inspect.record.module_members import is_in_module
 from torchloom.inspect.wording.english import source_in_words
-from torchloom.inspect.wording.reasons import (
-    ANOTHER,
-    ANOTHER_LENGTH,
+from torchloom.inspect.wording.reasons.base import ANOTHER, ANOTHER_LENGTH
+from torchloom.inspect.wording.reasons.fixes import (
     APART,
     ATTRIBUTE_FIX,
     DYNAMIC_FIX,

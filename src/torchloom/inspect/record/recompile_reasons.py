@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from torchloom.inspect.wording.english import without_addresses, without_values
 from torchloom.inspect.wording.hider import Hider
 from torchloom.inspect.wording.reasons import reason_of
+from torchloom.inspect.wording.scrub import without_addresses, without_values
 from torchloom.records import Recompile
 
 

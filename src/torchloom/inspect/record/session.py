@@ -14,7 +14,8 @@ from torchloom.inspect.record.passes import add_passes
 from torchloom.inspect.record.recompile_outcomes import explain_recompiles
 from torchloom.inspect.record.rows import RowReader
 from torchloom.inspect.record.source_names import name_sources
-from torchloom.inspect.wording.hider import Hider, Words
+from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.vocabulary import Words
 from torchloom.records import EventRow, Session
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from torchloom.inspect.record.compiles import Compile
-from torchloom.inspect.wording.reasons import ATTRIBUTE_FIX, DYNAMIC_FIX, constant_fix
+from torchloom.inspect.wording.reasons.fixes import ATTRIBUTE_FIX, DYNAMIC_FIX, constant_fix
 
 _CLOSURE_FIX = "a closure variable is a constant of the graph: pass it as an argument"
 
