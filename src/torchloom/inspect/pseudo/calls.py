@@ -7,20 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from torchloom.inspect.pseudo.displays import arguments_of, keywords_of
+from torchloom.inspect.pseudo.expressions import BUILD_CLASS, HOOK, NULL, compound, name, primary
 from torchloom.inspect.pseudo.fstrings import Strings
 from torchloom.inspect.pseudo.stack import UNKNOWN
-from torchloom.inspect.pseudo.values import (
-    BUILD_CLASS,
-    HOOK,
-    NULL,
-    ClassBody,
-    Constant,
-    Part,
-    Value,
-    compound,
-    name,
-    primary,
-)
+from torchloom.inspect.pseudo.values import ClassBody, Constant, Part, Value
 
 
 class Calls(Strings):

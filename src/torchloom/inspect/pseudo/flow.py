@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
 
+from torchloom.inspect.pseudo.expressions import HOOK, compound, name
 from torchloom.inspect.pseudo.functions import Signature, parameters
 from torchloom.inspect.pseudo.literals import constant_text
 from torchloom.inspect.pseudo.machine import Machine, bookkeeping
 from torchloom.inspect.pseudo.names import Scope
-from torchloom.inspect.pseudo.values import HOOK, Iterating, Part, Value, compound, name
+from torchloom.inspect.pseudo.values import Iterating, Part, Value
 
 MAX_LINES = 2000
 _MAX_DEPTH = 60

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from types import CodeType
 
 from torchloom.inspect.pseudo.calls import Calls
+from torchloom.inspect.pseudo.expressions import BUILD_CLASS, name, primary
 from torchloom.inspect.pseudo.stack import code_of
 from torchloom.inspect.pseudo.values import (
-    BUILD_CLASS,
     Cell,
     ClassBody,
     Constant,
@@ -20,8 +20,6 @@ from torchloom.inspect.pseudo.values import (
     Pair,
     Part,
     Value,
-    name,
-    primary,
     reads_of,
 )
 

@@ -5,21 +5,9 @@ from __future__ import annotations
 import dis
 import sys
 
+from torchloom.inspect.pseudo.expressions import BUILD_CLASS, HOOK, NULL, name, primary, shared_name
 from torchloom.inspect.pseudo.stack import UNKNOWN, Stack, pair_of_names
-from torchloom.inspect.pseudo.values import (
-    BUILD_CLASS,
-    HOOK,
-    NULL,
-    Cell,
-    Display,
-    Name,
-    Part,
-    Saved,
-    constant,
-    name,
-    primary,
-    shared_name,
-)
+from torchloom.inspect.pseudo.values import Cell, Display, Name, Part, Saved, constant
 
 HOOKS = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
 _SPECIAL = ("__enter__", "__exit__", "__aenter__", "__aexit__")

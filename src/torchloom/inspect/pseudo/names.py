@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 
-from torchloom.inspect.pseudo.values import Name, name, shared_name
+from torchloom.inspect.pseudo.expressions import name, shared_name
+from torchloom.inspect.pseudo.values import Name
 
 _ADDRESS = re.compile(r"(?<![^\W_])\d{12,}(?![^\W_])")
 _GRAPH_ID = re.compile(r"(__compiled_fn_\d+)_[0-9a-f]{8}_[0-9a-f_]{27}")

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import dis
 
+from torchloom.inspect.pseudo.expressions import HOOK, compound, is_plain, primary, slice_of
 from torchloom.inspect.pseudo.loads import Loads
 from torchloom.inspect.pseudo.subscripts import place_of
-from torchloom.inspect.pseudo.values import (
-    HOOK,
-    Display,
-    Iterating,
-    Name,
-    Part,
-    Value,
-    compound,
-    is_plain,
-    primary,
-    reads_of,
-    slice_of,
-)
+from torchloom.inspect.pseudo.values import Display, Iterating, Name, Part, Value, reads_of
 
 _IN_PLACE = ("+", "-", "*", "/", "//", "%", "@", "&", "|", "^", ">>", "<<", "**")
 OLD_BINARY = {

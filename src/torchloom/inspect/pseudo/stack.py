@@ -12,18 +12,9 @@ from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
+from torchloom.inspect.pseudo.expressions import HOOK, clone_stack, is_plain, name
 from torchloom.inspect.pseudo.names import Scope
-from torchloom.inspect.pseudo.values import (
-    HOOK,
-    Constant,
-    Display,
-    Name,
-    Part,
-    Value,
-    clone_stack,
-    is_plain,
-    name,
-)
+from torchloom.inspect.pseudo.values import Constant, Display, Name, Part, Value
 
 _MAX_TEXT = 4000
 UNKNOWN = Value("<?>")
