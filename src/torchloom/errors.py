@@ -165,12 +165,15 @@ def unwrapped() -> Iterator[None]:
 
     Compilers wrap what their backends raise, in several layers and with advice of their own; what
     a user has to do stands in the innermost message.
+
+    Raises:
+        TorchloomError: the innermost error of this module, where the one that was raised wraps it.
     """
     try:
         yield
     except TorchloomError:
         raise
-    except Exception as error:
+    except Exception as error:  # raised on, or as the error inside it
         own = own_error(error)
         if own is None:
             raise

@@ -36,7 +36,7 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
             file.write(content.encode() if isinstance(content, str) else content)
         Path(partial).chmod(0o644)  # temporary files are private
         Path(partial).replace(path)
-    except BaseException:
+    except BaseException:  # raised on: no half file is left behind, also after Ctrl-C
         Path(partial).unlink(missing_ok=True)
         raise
     return path

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 
-class Event(Protocol):
+class SyncPoint(Protocol):
     """Something that other ranks have to come to as well."""
 
     @property
@@ -39,7 +39,7 @@ class Event(Protocol):
 class Wait(NamedTuple):
     """What a rank waits for, and since when."""
 
-    event: Event
+    event: SyncPoint
     since_s: float
 
 
@@ -81,7 +81,7 @@ class Position:
     """What takes long just now, e.g. "compiling graph0"; empty in the course of a step."""
     phase_since_s: float = 0.0
     waiting: Wait | None = None
-    last: Event | None = None
+    last: SyncPoint | None = None
     """What has been begun last."""
     verdict: Verdict | None = None
     """Once there is one, nothing may communicate any more."""

@@ -16,7 +16,7 @@ class Tolerance(NamedTuple):
     atol: float | None
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """The first result that is too far off."""
 
     index: int
@@ -25,14 +25,20 @@ class Difference(NamedTuple):
 
 def first_difference(
     actual: Sequence[Any], expected: Sequence[Any], tolerance: Tolerance
-) -> Difference | None:
-    """Return the first pair of tensors that differ, or None."""
+) -> Mismatch | None:
+    """Return the first pair of results that differ, or None.
+
+    Args:
+        actual: results of the backend.
+        expected: results of eager.
+        tolerance: how far tensors may be apart; other results have to be equal.
+    """
     if len(actual) != len(expected):
-        return Difference(0, f"{len(actual)} results instead of {len(expected)}")
+        return Mismatch(0, f"{len(actual)} results instead of {len(expected)}")
     for index, (left, right) in enumerate(zip(actual, expected, strict=True)):
         text = _compare(left, right, tolerance)
         if text is not None:
-            return Difference(index, text)
+            return Mismatch(index, text)
     return None
 
 

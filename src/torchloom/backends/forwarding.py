@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torchloom import _torch
@@ -12,16 +13,16 @@ from torchloom.backends.registry import lookup_backend
 from torchloom.errors import BackendError
 
 
-class Forwarding:
+class Forwarding(ABC):
     """Passes on what torch.compile asks of a backend besides compiling.
 
     Combinators are frozen dataclasses: two made of equal parts are equal, so that Dynamo, which
     recompiles when the backend changes, sees one backend.
     """
 
+    @abstractmethod
     def inner(self) -> tuple[str | CompilerFn, ...]:
         """Return the backends that this one is made of."""
-        raise NotImplementedError
 
     def reset(self) -> None:
         """Let every inner backend forget its state; `torch._dynamo.reset` calls this."""

@@ -19,10 +19,20 @@ from torchloom.errors import BackendError
 
 
 def make_published(name: str, fn: CompilerFn) -> CompilerFn:
-    """Return the plain function through which torch calls `fn`."""
+    """Return the plain function through which torch calls `fn`.
+
+    Raises:
+        BackendError: when the returned function is called: with options that `fn` does not take, or where
+            `fn` returns nothing that can be called.
+    """
     takes_options = _takes_options(fn)
 
     def published(gm: Any, example_inputs: Sequence[Any], **options: Any) -> Any:
+        """Compile a graph with the backend.
+
+        Raises:
+            BackendError: the backend takes no options, or returns nothing that can be called.
+        """
         if options and not takes_options:
             raise BackendError(
                 f"backend {name!r} takes no options, but torch.compile was given "
@@ -49,7 +59,13 @@ def make_published(name: str, fn: CompilerFn) -> CompilerFn:
 
 
 def add_to_torch(name: str, published: CompilerFn, tags: Sequence[str]) -> None:
-    """Put a published function into torch's registry; its name must be free there."""
+    """Put a published function into torch's registry.
+
+    Args:
+        name: must be free there.
+        published: from `make_published`.
+        tags: as for `register_backend`.
+    """
     _torch.register_backend(published, name=name, tags=tuple(tags))
 
 
@@ -64,7 +80,7 @@ def _takes_options(fn: CompilerFn) -> bool:
     """Say whether `fn` accepts keywords besides its two arguments; yes where nobody knows."""
     try:
         params = inspect.signature(fn).parameters.values()
-    except Exception:  # builtins may have no signature, objects raise anything  # noqa: BLE001
+    except Exception:  # noqa: BLE001  ValueError for builtins; an object's `__signature__` raises anything
         return True
     if any(param.kind is param.VAR_KEYWORD for param in params):
         return True

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torchloom.errors import ExpectationError
 from torchloom.inspect.api.watch import Watch
-from torchloom.records import Session
+from torchloom.records import Entry, Function, Session
 from torchloom.records.eager import eager_calls, given_up
 
 
@@ -41,56 +41,72 @@ def expect(
     watch = Watch()
     with watch:
         yield watch
-    problems = _problems(watch.record, recompiles, graph_breaks, entries, compiles)
+    record = watch.record
+    problems: list[str] = []
+    if recompiles is not None:
+        problems += _recompiles(record, recompiles)
+    if recompiles is not None or graph_breaks is not None:
+        lost = given_up(record)
+        problems += _listed("functions that run eagerly, as torch gave them up:", lost)
+    if graph_breaks is not None:
+        problems += _breaks(record, graph_breaks)
+    if entries is not None:
+        problems += _entries(record, entries)
+    if compiles is not None:
+        problems += _compiles(record, compiles)
     if problems:
         raise ExpectationError("\n".join(problems))
 
 
-def _problems(
-    record: Session,
-    recompiles: int | None,
-    graph_breaks: int | None,
-    entries: int | None,
-    compiles: int | None,
-) -> list[str]:
-    problems: list[str] = []
+def _recompiles(record: Session, limit: int) -> list[str]:
     again = [
         (function, entry)
         for function in record.all_functions()
         for index, entry in enumerate(function.entries)
         if index or entry.recompiles
     ]
-    if recompiles is not None and len(again) > recompiles:
-        problems.append(f"{len(again)} recompiles, expected at most {recompiles}:")
-        for function, entry in again:
-            reasons = [
-                f"{r.source or 'the call'}: expected {r.expected}, got {r.actual}"
-                for r in entry.recompiles
-            ]
-            problems.append(
-                f"  {function.name} ({function.file}:{function.line}), entry {entry.compile_id}: "
-                + ("; ".join(reasons) or "another call was compiled")
-            )
     refused = eager_calls(record)
-    if recompiles is not None and refused:
-        problems.append("calls that no entry fits, and that nothing is compiled for any more:")
-        problems += [f"  {each}" for each in refused]
-    lost = given_up(record)
-    if lost and (recompiles is not None or graph_breaks is not None):
-        problems.append("functions that run eagerly, as torch gave them up:")
-        problems += [f"  {each}" for each in lost]
-    breaks = record.breaks()
-    if graph_breaks is not None and len(breaks) > graph_breaks:
-        problems.append(f"{len(breaks)} graph breaks, expected at most {graph_breaks}:")
-        problems += [f"  {each.place}: {each.reason}" for each in breaks]
-    if entries is not None:
-        for function in record.all_functions():
-            if len(function.entries) > entries:
-                problems.append(
-                    f"{function.name} has {len(function.entries)} entries, expected at most {entries}"
-                )
-    num_compiles = sum(1 for _ in record.entries())
-    if compiles is not None and num_compiles > compiles:
-        names = sorted({f.name for f in record.all_functions() if f.entries})
-        problems.append(f"{num_compiles} compiles, expected at most {compiles}: {', '.join(names)}")
+    title = "calls that no entry fits, and that nothing is compiled for any more:"
+    problems = _listed(title, refused)
+    if len(again) > limit:
+        title = f"{len(again)} recompiles, expected at most {limit}:"
+        problems = _listed(title, [_why(*each) for each in again]) + problems
     return problems
+
+
+def _why(function: Function, entry: Entry) -> str:
+    reasons = [
+        f"{r.source or 'the call'}: expected {r.expected}, got {r.actual}" for r in entry.recompiles
+    ]
+    return f"{function.name} ({function.file}:{function.line}), entry {entry.compile_id}: " + (
+        "; ".join(reasons) or "another call was compiled"
+    )
+
+
+def _breaks(record: Session, limit: int) -> list[str]:
+    breaks = record.breaks()
+    if len(breaks) <= limit:
+        return []
+    title = f"{len(breaks)} graph breaks, expected at most {limit}:"
+    return _listed(title, [f"{each.place}: {each.reason}" for each in breaks])
+
+
+def _entries(record: Session, limit: int) -> list[str]:
+    return [
+        f"{function.name} has {len(function.entries)} entries, expected at most {limit}"
+        for function in record.all_functions()
+        if len(function.entries) > limit
+    ]
+
+
+def _compiles(record: Session, limit: int) -> list[str]:
+    num_compiles = sum(1 for _ in record.entries())
+    if num_compiles <= limit:
+        return []
+    names = sorted({f.name for f in record.all_functions() if f.entries})
+    return [f"{num_compiles} compiles, expected at most {limit}: {', '.join(names)}"]
+
+
+def _listed(title: str, lines: list[str]) -> list[str]:
+    """Return a title and its lines, nothing where there are none."""
+    return [title, *(f"  {line}" for line in lines)] if lines else []

@@ -15,7 +15,7 @@ from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
 from torchloom.inspect.api.jit_entry import CompiledCode, CompiledEntry, EntryGuard
 from torchloom.inspect.live.rewritten import graph_name
-from torchloom.inspect.live.target import Target, twin_of
+from torchloom.inspect.live.target import TargetFunction, twin_of
 from torchloom.inspect.wording.breaks import first_reason
 from torchloom.log import get_logger
 
@@ -48,7 +48,7 @@ class JitFunction:
         self._fn = fn
         # Entries, and marks of what cannot be compiled, hang at a code object: take one of our own.
         twin = twin_of(inner)
-        self._target = Target(inner.__qualname__, twin, ())
+        self._target = TargetFunction(inner.__qualname__, twin, ())
         self._graphs: dict[str, list[fx.GraphModule]] = {}
         self._passes, self._lower = tuple(passes), backend
         self.failures: list[str] = []
@@ -71,7 +71,9 @@ class JitFunction:
         # Dynamo falls back frame by frame: what ran before a failing part does not run again.
         try:
             return self.__torchloom_compiled__(*args, **kwargs)
-        except Exception as error:
+        except (
+            Exception
+        ) as error:  # the function may raise anything: raised on, unless compiling failed
             # Only whole graphs raise when they cannot be compiled, and before anything has run.
             if self._falls_back is None or not self._falls_back.is_own(error):
                 raise

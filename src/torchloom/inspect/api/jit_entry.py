@@ -12,7 +12,7 @@ from torchloom._torch import dispatch, introspect
 from torchloom.errors import InspectError
 from torchloom.inspect.live.guards import guards_of
 from torchloom.inspect.live.rewritten import continuations_of
-from torchloom.inspect.live.target import Target, frame_locals
+from torchloom.inspect.live.target import TargetFunction, frame_locals
 from torchloom.inspect.pseudo import pseudo_source
 from torchloom.inspect.wording.expression import expression
 from torchloom.inspect.wording.miss import miss_of
@@ -48,7 +48,7 @@ class CompiledEntry:
 class EntryGuard:
     """When an entry may be used; call it with the function's arguments to ask."""
 
-    def __init__(self, raw: Any, target: Target) -> None:
+    def __init__(self, raw: Any, target: TargetFunction) -> None:
         self._raw, self._target = raw, target
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> bool:

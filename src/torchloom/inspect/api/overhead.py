@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torchloom._torch import introspect
@@ -76,18 +76,23 @@ def overhead(fn: Any, /, *args: Any, **kwargs: Any) -> Overhead:
         "compiled": lambda: fn(*args, **kwargs),
         "guard": lambda: check(values),
     }
-    samples: dict[str, list[float]] = {name: [] for name in runs}
+    medians_us = _medians_us(runs)
+    return Overhead(
+        eager_us=medians_us["eager"],
+        compiled_us=medians_us["compiled"],
+        guard_us=medians_us["guard"],
+        num_guards=len(guards_of(raw.guard_manager)),
+    )
+
+
+def _medians_us(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Return the median microseconds of each; rounds of all take turns, so a slow spell hits all."""
+    samples_s: dict[str, list[float]] = {name: [] for name in runs}
     numbers = {name: _number(run) for name, run in runs.items()}
     for _ in range(_ROUNDS):
         for name, run in runs.items():
-            samples[name].append(timeit.timeit(run, number=numbers[name]) / numbers[name])
-    medians = {name: statistics.median(found) * 1e6 for name, found in samples.items()}
-    return Overhead(
-        eager_us=medians["eager"],
-        compiled_us=medians["compiled"],
-        guard_us=medians["guard"],
-        num_guards=len(guards_of(raw.guard_manager)),
-    )
+            samples_s[name].append(timeit.timeit(run, number=numbers[name]) / numbers[name])
+    return {name: statistics.median(found) * 1e6 for name, found in samples_s.items()}
 
 
 def _number(run: Callable[[], Any]) -> int:

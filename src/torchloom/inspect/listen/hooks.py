@@ -20,7 +20,7 @@ def quietly(hook: Callable[..., None]) -> Callable[..., None]:
     def guarded(*args: Any) -> None:
         try:
             hook(*args)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  any bug of ours: the program that is watched goes on
             logger.debug("a hook of a watch failed: %s", type(error).__name__)
 
     return guarded

@@ -13,11 +13,11 @@ from torch import nn
 
 from torchloom._torch import dispatch, introspect, marks, notes
 from torchloom.inspect.live.rewritten import continuations, graph_name, line_of
-from torchloom.inspect.live.target import Target, frame_locals, target_of
+from torchloom.inspect.live.target import TargetFunction, frame_locals, target_of
 from torchloom.inspect.wording.miss import OTHER_BACKEND
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """What happens to a call."""
 
     action: str
@@ -31,7 +31,7 @@ class NextCall(NamedTuple):
 
     fn: Any
     """What would be called."""
-    target: Target
+    target: TargetFunction
     """The function behind it."""
     values: dict[str, Any]
     """The local variables with which the function would begin."""
@@ -88,7 +88,7 @@ def failure_of(call: NextCall, entry: introspect.CacheEntry) -> str | None:
     return failure
 
 
-def outcome_of(call: NextCall, hits: Sequence[introspect.CacheEntry]) -> Outcome:
+def outcome_of(call: NextCall, hits: Sequence[introspect.CacheEntry]) -> CallOutcome:
     """Return what happens to a call.
 
     Args:
@@ -107,9 +107,9 @@ def outcome_of(call: NextCall, hits: Sequence[introspect.CacheEntry]) -> Outcome
     return found._replace(is_certain=is_certain)
 
 
-def _by_rules(call: NextCall, hits: Sequence[introspect.CacheEntry]) -> Outcome:
+def _by_rules(call: NextCall, hits: Sequence[introspect.CacheEntry]) -> CallOutcome:
     if dispatch.is_disabled(call.fn):
-        return Outcome("eager", "torch.compiler.disable stands in front of it", True)
+        return CallOutcome("eager", "torch.compiler.disable stands in front of it", True)
     mark = marks.mark_of(call.target.code, call.region)
     found = _without_guards(call, mark)
     if found is None and hits:
@@ -123,66 +123,66 @@ def _by_rules(call: NextCall, hits: Sequence[introspect.CacheEntry]) -> Outcome:
         action = "error"
     falls_back = call.how is not None and call.how.falls_back
     if action == "error" and falls_back and not dispatch.is_forbidden():
-        return Outcome("eager", f"{why}; then the original runs", is_certain)
-    return Outcome(action, why, is_certain)
+        return CallOutcome("eager", f"{why}; then the original runs", is_certain)
+    return CallOutcome(action, why, is_certain)
 
 
 def _without_guards(  # noqa: PLR0911  one return for each rule, in Dynamo's order
     call: NextCall, mark: marks.Mark | None
-) -> Outcome | None:
+) -> CallOutcome | None:
     """Return what happens to every call, whatever the guards say; None if they decide."""
     code, every, stance = call.target.code, call.every, dispatch.stance()
     if stance == "force_eager":
-        return Outcome("eager", 'torch.compiler.set_stance("force_eager") is in force', True)
+        return CallOutcome("eager", 'torch.compiler.set_stance("force_eager") is in force', True)
     if dispatch.is_never_compiled(code):
-        return Outcome("eager", "generators are not compiled", True)
+        return CallOutcome("eager", "generators are not compiled", True)
     if call.how is not None and not every and dispatch.is_left_alone(code):
         why = "Dynamo leaves functions of this file alone, as those of torch.nn"
-        return Outcome("eager", why, True)
+        return CallOutcome("eager", why, True)
     if stance == "eager_then_compile" and not dispatch.has_examples(code):
-        return Outcome("eager", "the first call of the stance eager_then_compile", True)
+        return CallOutcome("eager", "the first call of the stance eager_then_compile", True)
     if dispatch.skips_guards() and every:
-        return Outcome("unknown", "guards are skipped in this stance", False)
+        return CallOutcome("unknown", "guards are skipped in this stance", False)
     left_alone = notes.left_alone(code, every, mark)
     if left_alone is not None:
         # What is in one of torch's own functions is a frame by itself.
-        return Outcome("eager", left_alone, mark is not None and call.target.wrapped is None)
+        return CallOutcome("eager", left_alone, mark is not None and call.target.wrapped is None)
     if not every and notes.is_forgotten(code, mark):
         why = "Dynamo has met the function before, and no longer notes whether it gave it up"
-        return Outcome("unknown", why, False)
+        return CallOutcome("unknown", why, False)
     return None
 
 
 def _unfitted(  # noqa: PLR0911  one return for each rule, in Dynamo's order
     call: NextCall, mark: marks.Mark | None
-) -> Outcome:
+) -> CallOutcome:
     """Return what happens to a call that no entry fits."""
     if dispatch.stance() == "eager_on_recompile":
-        return Outcome("eager", "no entry fits, and nothing is compiled in this stance", True)
+        return CallOutcome("eager", "no entry fits, and nothing is compiled in this stance", True)
     exceeded = dispatch.exceeded_limit(call.every, call.how, call.values, mark)
     if mark is not None and mark.is_run_only:
-        return Outcome("eager", f"{exceeded or dispatch.LIMIT_BEFORE}, none fits", True)
+        return CallOutcome("eager", f"{exceeded or dispatch.LIMIT_BEFORE}, none fits", True)
     if dispatch.is_forbidden():
         why = "no entry fits, and torch.compiler.set_stance forbids compiling"
-        return Outcome("error", why, True)
+        return CallOutcome("error", why, True)
     if dispatch.is_in_dispatch_mode():
         why = "no entry fits, and inside of a dispatch mode Dynamo compiles nothing"
-        return Outcome("eager", why, True)
+        return CallOutcome("eager", why, True)
     if call.how is not None and call.how.is_run_only:
-        return Outcome("eager", "no entry fits, and torch._dynamo.run compiles nothing", True)
+        return CallOutcome("eager", "no entry fits, and torch._dynamo.run compiles nothing", True)
     ours = [each for each in call.every if each.region == call.region]
     if ours and dispatch.is_recompile_an_error():
         why = "no entry fits, and torch._dynamo.config.error_on_recompile is set"
-        return Outcome("error", why, True)
+        return CallOutcome("error", why, True)
     if exceeded is not None:
         is_error = dispatch.is_limit_an_error(call.how)
-        return Outcome("error" if is_error else "eager", f"{exceeded}, none fits", True)
+        return CallOutcome("error" if is_error else "eager", f"{exceeded}, none fits", True)
     failed = notes.last_failure(call.target.code, call.every, mark)
     why = "" if failed is None else f"the last attempt ended with {failed}"
-    return Outcome("recompile" if ours else "compile", why, True)
+    return CallOutcome("recompile" if ours else "compile", why, True)
 
 
-def _behind_breaks(call: NextCall, entry: introspect.CacheEntry) -> Outcome:
+def _behind_breaks(call: NextCall, entry: introspect.CacheEntry) -> CallOutcome:
     """Return what a call does that an entry serves, by what is compiled behind its graph breaks."""
     open_lines: set[int] = set()
     seen: set[int] = set()
@@ -199,9 +199,9 @@ def _behind_breaks(call: NextCall, entry: introspect.CacheEntry) -> Outcome:
     if open_lines:
         lines = ", ".join(str(line) for line in sorted(open_lines))
         why = f"what follows at line {lines} is not compiled yet, and which way it goes depends on values"
-        return Outcome("unknown", why, False)
+        return CallOutcome("unknown", why, False)
     # Code without a graph calls a function that breaks and is compiled by itself.
-    return Outcome("hit", "", not seen and graph_name(entry.code) is not None)
+    return CallOutcome("hit", "", not seen and graph_name(entry.code) is not None)
 
 
 def _compiled_at(call: NextCall, code: Any) -> tuple[list[introspect.CacheEntry], bool]:

@@ -16,7 +16,7 @@ from torchloom.inspect.live.naming import name_of
 from torchloom.inspect.live.rewritten import continuations
 
 
-class Target(NamedTuple):
+class TargetFunction(NamedTuple):
     """A function that Dynamo may have compiled."""
 
     name: str
@@ -36,7 +36,7 @@ class Target(NamedTuple):
         return self.fn.__code__
 
 
-def target_of(fn: Any) -> Target:
+def target_of(fn: Any) -> TargetFunction:
     """Return the function behind a compiled callable, a module, a method or a partial.
 
     Raises:
@@ -76,7 +76,7 @@ def target_of(fn: Any) -> Target:
         )
     wrapped = _wrapped_in(fn)
     name = getattr(fn, "__qualname__", fn.__name__) if wrapped is None else name_of(wrapped)
-    return Target(name, fn, leading, wrapped=wrapped)
+    return TargetFunction(name, fn, leading, wrapped=wrapped)
 
 
 def _called_of(module: nn.Module) -> tuple[Any, tuple[Any, ...]]:
@@ -98,7 +98,7 @@ def _forward_of(module: nn.Module) -> tuple[Any, tuple[Any, ...]]:
     return (own.__func__, (own.__self__,)) if inspect.ismethod(own) else (own, ())
 
 
-def entries_of(target: Target, code: CodeType) -> list[introspect.CacheEntry]:
+def entries_of(target: TargetFunction, code: CodeType) -> list[introspect.CacheEntry]:
     """Return Dynamo's entries for a function or for a continuation of it, the one used last in front."""
     found = introspect.cache_entries(code)
     if target.wrapped is None or code is not target.code:
@@ -135,8 +135,15 @@ def twin_of(fn: Any) -> FunctionType:
     return twin
 
 
-def frame_locals(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def frame_locals(
+    target: TargetFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """Return the local variables with which a call would begin.
+
+    Args:
+        target: the function.
+        args: positional arguments of the call, without those that every call gets.
+        kwargs: keyword arguments of the call.
 
     Raises:
         InspectError: the arguments do not fit the function.
@@ -162,7 +169,7 @@ def frame_locals(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return found
 
 
-def resumed(target: Target) -> Iterator[tuple[int, CodeType]]:
+def resumed(target: TargetFunction) -> Iterator[tuple[int, CodeType]]:
     """Yield the code of the function and of its resume functions, with their depth."""
     seen: set[int] = set()
 

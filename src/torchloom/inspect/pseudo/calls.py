@@ -10,7 +10,7 @@ from torchloom.inspect.pseudo.displays import arguments_of, keywords_of
 from torchloom.inspect.pseudo.expressions import BUILD_CLASS, HOOK, NULL, compound, name, primary
 from torchloom.inspect.pseudo.fstrings import Strings
 from torchloom.inspect.pseudo.stack import UNKNOWN
-from torchloom.inspect.pseudo.values import ClassBody, Constant, Part, Value
+from torchloom.inspect.pseudo.values import ClassBody, Constant, Expression, Part
 
 
 class Calls(Strings):
@@ -136,7 +136,7 @@ class Calls(Strings):
         """Enter and leave by calls: what runs when something is raised is not shown."""
         manager = self.once(1)
         self.pop()
-        self.push(Value(f"{manager.owner}.__exit__", reads=manager.reads))
+        self.push(Expression(f"{manager.owner}.__exit__", reads=manager.reads))
         self.push(primary(f"{manager.owner}.__enter__()", manager))
 
 

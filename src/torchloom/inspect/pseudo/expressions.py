@@ -8,22 +8,22 @@ from torchloom.inspect.pseudo.values import (
     Cell,
     Constant,
     Display,
+    Expression,
     Name,
     Pair,
     Part,
-    Saved,
+    SavedVariable,
     Slice,
     Spread,
     Tuple,
-    Value,
     reads_of,
 )
 
-NULL = Value("NULL")
+NULL = Expression("NULL")
 """What calls push where a bound method has no `self`."""
-HOOK = Value("<profiler hook>")
+HOOK = Expression("<profiler hook>")
 """What Dynamo's own bookkeeping around a graph works with: not shown."""
-BUILD_CLASS = Value("__build_class__")
+BUILD_CLASS = Expression("__build_class__")
 """What makes a class."""
 _MARKS = (NULL, HOOK, BUILD_CLASS)
 
@@ -38,14 +38,14 @@ def shared_name(text: str) -> Name:
     return Name(text, is_fragile=True, reads=frozenset({text}))
 
 
-def compound(text: str, *parts: Part) -> Value:
+def compound(text: str, *parts: Part) -> Expression:
     """Return an expression with operators, made of parts."""
-    return Value(text, is_atom=False, is_fragile=True, reads=reads_of(parts))
+    return Expression(text, is_atom=False, is_fragile=True, reads=reads_of(parts))
 
 
-def primary(text: str, *parts: Part) -> Value:
+def primary(text: str, *parts: Part) -> Expression:
     """Return a load or a call, which needs no parentheses."""
-    return Value(text, is_fragile=True, reads=reads_of(parts))
+    return Expression(text, is_fragile=True, reads=reads_of(parts))
 
 
 def tuple_of(parts: Iterable[Part]) -> Tuple:
@@ -82,7 +82,7 @@ def is_plain(part: Part) -> bool:
         return not part.is_fragile
     if isinstance(part, Tuple) and not part.parts:
         return True
-    return isinstance(part, (Constant, Cell, Saved)) or any(part is each for each in _MARKS)
+    return isinstance(part, (Constant, Cell, SavedVariable)) or any(part is each for each in _MARKS)
 
 
 def clone_stack(stack: list[Part]) -> list[Part]:

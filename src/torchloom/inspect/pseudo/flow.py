@@ -19,7 +19,7 @@ from torchloom.inspect.pseudo.jumps import ALWAYS, Jumps
 from torchloom.inspect.pseudo.literals import constant_text
 from torchloom.inspect.pseudo.machine import Machine, bookkeeping
 from torchloom.inspect.pseudo.names import Scope
-from torchloom.inspect.pseudo.values import Iterating, Part, Value
+from torchloom.inspect.pseudo.values import Expression, Iterating, Part
 
 MAX_LINES = 2000
 _MAX_DEPTH = 60
@@ -200,7 +200,7 @@ class Flow:
         iterable = iterator.iterable if isinstance(iterator, Iterating) else iterator.text
         machine.emit(f"for {each} in {iterable}:")
         inner = machine.fork(self._emitter(block.depth + 1), in_loop=True)
-        inner.stack += [Value("<iterator>"), name(each)]
+        inner.stack += [Expression("<iterator>"), name(each)]
         before = len(self.lines)
         # The head is in the loop, but the path begins behind it.
         after = self._body(_Block(index + 1, inner, block.depth + 1, (*block.loops, index)))
@@ -277,7 +277,7 @@ class Flow:
         """Return when a jump is not taken, and what it leaves on the stack if it is."""
         kind = ins.opname
         if kind.endswith("_OR_POP"):  # keeps the value where it jumps
-            value = machine.once(1) if machine.stack else Value("<?>")
+            value = machine.once(1) if machine.stack else Expression("<?>")
             machine.pop_raw()
             return (_not(value) if "TRUE" in kind else value), value
         for ending, negated in (
@@ -292,9 +292,9 @@ class Flow:
                     return compound(f"{value.operand}{negated}", value), None
                 return (_not(value) if ending == "IF_TRUE" else value), None
         if kind.endswith("IF_NOT_EXC_MATCH"):
-            return Value(f"<matches {machine.pop().text}>"), None
+            return Expression(f"<matches {machine.pop().text}>"), None
         return None
 
 
-def _not(value: Part) -> Value:
+def _not(value: Part) -> Expression:
     return compound(f"not {value.operand}", value)

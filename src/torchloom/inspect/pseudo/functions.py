@@ -16,10 +16,10 @@ from torchloom.inspect.pseudo.values import (
     ClassBody,
     Constant,
     Display,
+    Expression,
     Made,
     Pair,
     Part,
-    Value,
     reads_of,
 )
 
@@ -96,7 +96,7 @@ class Functions(Calls):
         if inside is not None and not unread and not signature.annotations:
             colon = f" {parameters}:" if parameters else ":"
             text = f"(lambda{colon} {inside})"
-            self.push(Value(text, is_fragile=is_fragile, reads=reads_of(read)))
+            self.push(Expression(text, is_fragile=is_fragile, reads=reads_of(read)))
             return
         title = self._title(code)
         result = (signature.annotations or {}).get("return")

@@ -7,7 +7,7 @@ import sys
 
 from torchloom.inspect.pseudo.expressions import BUILD_CLASS, HOOK, NULL, name, primary, shared_name
 from torchloom.inspect.pseudo.stack import UNKNOWN, Stack, pair_of_names
-from torchloom.inspect.pseudo.values import Cell, Display, Name, Part, Saved, constant
+from torchloom.inspect.pseudo.values import Cell, Display, Name, Part, SavedVariable, constant
 
 HOOKS = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
 _SPECIAL = ("__enter__", "__exit__", "__aenter__", "__aexit__")
@@ -69,7 +69,7 @@ class Loads(Stack):
         """Begin a comprehension: until the variable is put back, its name means another one."""
         title = str(ins.argval)
         self.renamed = {**self.renamed, title: self.scope.fresh(f"{title}_")}
-        self.push(Saved(title, was_cell=title in self.celled))
+        self.push(SavedVariable(title, was_cell=title in self.celled))
         self.celled -= {title}
 
     def op_MAKE_CELL(self, ins: dis.Instruction) -> None:
@@ -95,7 +95,7 @@ class Loads(Stack):
 
     def _store(self, target: str) -> None:
         value = self.pop()
-        if isinstance(value, Saved):
+        if isinstance(value, SavedVariable):
             self.renamed = {key: new for key, new in self.renamed.items() if key != target}
             self.celled = self.celled - {target} | ({target} if value.was_cell else set())
             return

@@ -15,7 +15,7 @@ from itertools import pairwise
 from torchloom.inspect.pseudo.functions import Functions
 from torchloom.inspect.pseudo.loads import HOOKS
 from torchloom.inspect.pseudo.operators import OLD_BINARY, UNARY
-from torchloom.inspect.pseudo.values import Value
+from torchloom.inspect.pseudo.values import Expression
 
 _IGNORED = frozenset(
     [
@@ -68,7 +68,7 @@ class Machine(Functions):
         for _ in range(-effect):
             self.pop()
         for _ in range(effect):
-            self.push(Value(f"<{ins.opname}>"))
+            self.push(Expression(f"<{ins.opname}>"))
 
 
 def bookkeeping(instructions: Sequence[dis.Instruction]) -> frozenset[str]:

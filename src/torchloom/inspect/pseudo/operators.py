@@ -7,7 +7,7 @@ import dis
 from torchloom.inspect.pseudo.expressions import HOOK, compound, is_plain, primary, slice_of
 from torchloom.inspect.pseudo.loads import Loads
 from torchloom.inspect.pseudo.subscripts import place_of
-from torchloom.inspect.pseudo.values import Display, Iterating, Name, Part, Value, reads_of
+from torchloom.inspect.pseudo.values import Display, Expression, Iterating, Name, Part, reads_of
 
 _IN_PLACE = ("+", "-", "*", "/", "//", "%", "@", "&", "|", "^", ">>", "<<", "**")
 OLD_BINARY = {
@@ -87,7 +87,7 @@ class Operators(Loads):
             return
         text = f"{left.operand} is{' not' if ins.arg else ''} {right.operand}"
         is_fragile = left.is_fragile or right.is_fragile
-        self.push(Value(text, False, is_fragile, reads_of((left, right))))
+        self.push(Expression(text, False, is_fragile, reads_of((left, right))))
 
     def op_CONTAINS_OP(self, ins: dis.Instruction) -> None:
         left, right = self.pop_many(2)

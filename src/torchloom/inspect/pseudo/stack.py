@@ -14,10 +14,10 @@ from typing import Any
 
 from torchloom.inspect.pseudo.expressions import HOOK, clone_stack, is_plain, name
 from torchloom.inspect.pseudo.names import Scope
-from torchloom.inspect.pseudo.values import Constant, Display, Name, Part, Value
+from torchloom.inspect.pseudo.values import Constant, Display, Expression, Name, Part
 
 _MAX_TEXT = 4000
-UNKNOWN = Value("<?>")
+UNKNOWN = Expression("<?>")
 """Stands for what a stack that ran empty would give."""
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_GLOBAL", "STORE_NAME")
 _STORES_FIRST = ("STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
@@ -68,7 +68,7 @@ class Stack:
 
     def push(self, value: Part) -> None:
         """Put a value on top; one whose text has grown past reading gets a name."""
-        if isinstance(value, Value) and len(value.text) > _MAX_TEXT:
+        if isinstance(value, Expression) and len(value.text) > _MAX_TEXT:
             value = self.named(value)
         self.stack.append(value)
 

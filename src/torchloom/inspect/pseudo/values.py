@@ -11,7 +11,7 @@ from torchloom.inspect.pseudo.literals import constant_text
 
 
 @dataclass(frozen=True)
-class Value:
+class Expression:
     """An expression that has been evaluated but not yet used."""
 
     text: str
@@ -47,7 +47,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Constant(Value):
+class Constant(Expression):
     """A constant of the code."""
 
     value: Any = None
@@ -81,12 +81,12 @@ def constant(value: Any) -> Constant:
 
 
 @dataclass(frozen=True)
-class Name(Value):
+class Name(Expression):
     """A variable: it may be written twice."""
 
 
 @dataclass(frozen=True)
-class Tuple(Value):
+class Tuple(Expression):
     """A tuple whose elements are known."""
 
     parts: tuple[Part, ...] = ()
@@ -103,7 +103,7 @@ class Tuple(Value):
 
 
 @dataclass(frozen=True)
-class Slice(Value):
+class Slice(Expression):
     """A slice: `1:2` is written in a subscript alone, `slice(1, 2)` elsewhere."""
 
     bounds: tuple[Part, ...] = ()
@@ -115,14 +115,14 @@ class Slice(Value):
 
 
 @dataclass(frozen=True)
-class Iterating(Value):
+class Iterating(Expression):
     """An iterator that was just made: a loop writes what it was made of."""
 
     iterable: str = ""
 
 
 @dataclass(frozen=True)
-class Formatted(Value):
+class Formatted(Expression):
     """An f-string."""
 
     inside: str = ""
@@ -132,7 +132,7 @@ class Formatted(Value):
 
 
 @dataclass(frozen=True)
-class Converted(Value):
+class Converted(Expression):
     """What `!r` makes of a value (3.13 and later), before it is formatted."""
 
     of: str = ""
@@ -140,21 +140,21 @@ class Converted(Value):
 
 
 @dataclass(frozen=True)
-class Cell(Value):
+class Cell(Expression):
     """The cell of a variable, not what it holds: closures are made of such."""
 
     variable: str = ""
 
 
 @dataclass(frozen=True)
-class Saved(Value):
+class SavedVariable(Expression):
     """A variable of the function while a comprehension uses its name (3.12 and later)."""
 
     was_cell: bool = False
 
 
 @dataclass(frozen=True)
-class Made(Value):
+class Made(Expression):
     """A function to which parts are still added (3.13 and later)."""
 
     code: CodeType | None = None
@@ -163,19 +163,19 @@ class Made(Value):
 
 
 @dataclass(frozen=True)
-class ClassBody(Value):
+class ClassBody(Expression):
     """The body of a class that is about to be made."""
 
     lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Spread(Value):
+class Spread(Expression):
     """A part of a display or of a call that adds several elements: `*x`, `**x`."""
 
 
 @dataclass(frozen=True)
-class Pair(Value):
+class Pair(Expression):
     """An element of a dict."""
 
     of: tuple[Part, ...] = ()
@@ -249,7 +249,7 @@ class Display:
         return self.text
 
 
-Part = Value | Display
+Part = Expression | Display
 """Anything on the stack."""
 
 

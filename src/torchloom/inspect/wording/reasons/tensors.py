@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import partial
 
 from torchloom.inspect.wording.reasons.base import Reason, in_words, rules
 from torchloom.inspect.wording.reasons.fixes import APART
@@ -22,11 +22,8 @@ def _size(source: str, what: str, index: str, expected: str, actual: str) -> Rea
     return Reason(in_words(source), f"{what}({index}) == {expected}", actual, fix)
 
 
-def _mismatch(name: str, fix: str) -> Callable[..., Reason]:
-    def build(source: str, expected: str, actual: str) -> Reason:
-        return Reason(in_words(source), f"{name} {expected}", actual.strip().rstrip("."), fix)
-
-    return build
+def _mismatch(source: str, expected: str, actual: str, *, name: str, fix: str) -> Reason:
+    return Reason(in_words(source), f"{name} {expected}", actual.strip().rstrip("."), fix)
 
 
 def _grad(source: str, expected: str) -> Reason:
@@ -129,11 +126,15 @@ RULES = rules(
     ),
     (
         r"tensor '(.+?)' rank mismatch\. expected (\S+), actual (\S+)",
-        _mismatch("rank", "pass tensors with one number of dims, or compile one function for each"),
+        partial(
+            _mismatch,
+            name="rank",
+            fix="pass tensors with one number of dims, or compile one function for each",
+        ),
     ),
     (
         r"tensor '(.+?)' dtype mismatch\. expected (\S+), actual (\S+)",
-        _mismatch("dtype", "cast to one dtype before the call"),
+        partial(_mismatch, name="dtype", fix="cast to one dtype before the call"),
     ),
     (
         r"tensor '(.+?)' requires_grad mismatch\. expected requires_grad=(\S+?)\.?(?: .*)?",
@@ -141,7 +142,11 @@ RULES = rules(
     ),
     (
         r"tensor '(.+?)' (?:dispatch key|device).*?mismatch\. expected (.+?), actual (.+)",
-        _mismatch("device or dispatch keys", "move tensors to one device before the call"),
+        partial(
+            _mismatch,
+            name="device or dispatch keys",
+            fix="move tensors to one device before the call",
+        ),
     ),
     (
         r"expected type of '(.+?)' to be a tensor type, ' but found <class '(.+?)'>",
