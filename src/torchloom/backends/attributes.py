@@ -1,4 +1,4 @@
-"""Asking an object of a program for an attribute: it may raise anything instead."""
+"""Reads attributes of user objects, whose `__getattr__` may raise anything."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def attribute_of(value: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute, or the default where the object does not give it, whatever it raises.
+    """Return an attribute, or the default if reading it raises anything.
 
     Args:
         value: any object, also one whose `__getattr__` fails.

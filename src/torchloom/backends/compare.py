@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class Tolerance(NamedTuple):
-    """How far results may be apart; None means torch's default for the dtype."""
+    """How far results may differ; None means torch's default for the dtype."""
 
     rtol: float | None
     atol: float | None
 
 
 class Mismatch(NamedTuple):
-    """The first result that is too far off."""
+    """The first result that differs by more than the tolerance."""
 
     index: int
     text: str
@@ -61,7 +61,7 @@ def _describe(left: Tensor, right: Tensor) -> str:
     """Say how far two tensors of one shape are apart."""
     wide = torch.complex128 if left.is_complex() else torch.float64
     distance = (left.to(wide) - right.to(wide)).abs()
-    # NaN on one side alone is as far off as can be.
+    # NaN on one side only counts as the largest difference.
     distance = distance.nan_to_num(nan=torch.inf)
     flat = int(distance.argmax())
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), distance.shape))

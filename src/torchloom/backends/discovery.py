@@ -22,18 +22,18 @@ GROUP = "torch_dynamo_backends"
 _VALUE = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?\s*")
 
 _LOOK_AGAIN_S = 0.25
-"""Seconds for which an unchanged import path is taken to hold what it held: looking costs 60 us."""
+"""Seconds for which an unchanged `sys.path` is not searched again: checking its folders costs 60 us."""
 
 
 @dataclass
 class _Found:
-    """What was found last on the import path."""
+    """The result of the last search of the import path."""
 
     by_name: dict[str, tuple[EntryPoint, ...]] = field(default_factory=dict)
     path: object = None
-    """The import path, and the function that reads it, which tests replace."""
+    """`sys.path`, and the function that reads entry points, which tests replace."""
     state: object = None
-    """The path with the times at which its folders were changed."""
+    """`path`, with the times at which its folders were modified."""
     looked_at_s: float = 0.0
 
 
@@ -65,17 +65,17 @@ def discover() -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def _announced() -> list[EntryPoint]:
-    """Return the entry points of the group, also of a stand-in that only answers by name."""
+    """Return the entry points of the group; works with test doubles that only offer `names` and `[name]`."""
     group: Any = importlib.metadata.entry_points(group=GROUP)
     found = [(point.name, point) for point in group]
     listed = {name for name, _ in found}
-    # torch asks for `.names` and `[name]`, so that is what stand-ins for metadata in tests have.
+    # torch uses `.names` and `[name]`, so test doubles of the metadata offer those.
     found += [(name, group[name]) for name in getattr(group, "names", ()) if name not in listed]
     return [_as_point(name, each) for name, each in found]
 
 
 def _as_point(name: str, given: Any) -> EntryPoint:
-    """Return an entry point; of what stands in its place all that is sure is that it loads."""
+    """Return an entry point; of a test double only `load` is used."""
     if isinstance(given, EntryPoint):
         return given
     value = given.value if isinstance(getattr(given, "value", None), str) else ""
@@ -113,7 +113,7 @@ def load(point: EntryPoint) -> CompilerFn:
 
 
 def why_not(point: EntryPoint) -> str | None:
-    """Say what would keep an entry point from loading, as far as that shows without loading it."""
+    """Return why an entry point cannot be loaded, as far as that is known without loading it, or None."""
     if not point.value:
         return None
     if not _VALUE.fullmatch(point.value):

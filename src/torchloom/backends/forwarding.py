@@ -1,4 +1,4 @@
-"""What backends made of other backends have in common."""
+"""The common base of backends that are built from other backends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchloom.errors import BackendError
 
 
 class Forwarding(ABC):
-    """Passes on what torch.compile asks of a backend besides compiling.
+    """Forwards `reset` and `get_compiler_config` to the inner backends.
 
     Combinators are frozen dataclasses: two made of equal parts are equal, so that Dynamo, which
     recompiles when the backend changes, sees one backend.
@@ -22,10 +22,10 @@ class Forwarding(ABC):
 
     @abstractmethod
     def inner(self) -> tuple[str | CompilerFn, ...]:
-        """Return the backends that this one is made of."""
+        """Return the backends that this one is built from."""
 
     def reset(self) -> None:
-        """Let every inner backend forget its state; `torch._dynamo.reset` calls this."""
+        """Reset every inner backend; `torch._dynamo.reset` calls this."""
         for _, fn in self._found():
             reset = attribute_of(fn, "reset")
             if reset is not None:
@@ -42,7 +42,7 @@ class Forwarding(ABC):
         return {}
 
     def _found(self) -> list[tuple[str | CompilerFn, CompilerFn]]:
-        """Return those inner backends that are there: a fallback may name one that is not."""
+        """Return the inner backends that can be found: a fallback may name one that is not installed."""
         found = []
         for backend in self.inner():
             with contextlib.suppress(BackendError):

@@ -44,7 +44,7 @@ def register_backend(
 def register_backend(
     compiler_fn: Any = None, name: str | None = None, tags: Sequence[str] = ()
 ) -> Any:
-    """Make a backend known by name, here and to `torch.compile`.
+    """Register a backend by name, here and with `torch.compile`.
 
     Works as a plain decorator, as a decorator with arguments, and as a call.
 
@@ -86,7 +86,7 @@ def register_experimental_backend(compiler_fn: Any = None, name: str | None = No
 
 
 def unregister_backend(name: str) -> CompilerFn:
-    """Take back a registration of this process and return its function.
+    """Remove a registration of this process and return its function.
 
     Functions compiled before keep working. An entry point that the name had hidden is found again.
 
@@ -281,7 +281,7 @@ def _loaded(name: str) -> CompilerFn | None:
 
 
 def _adopt(name: str, fn: CompilerFn) -> CompilerFn:
-    """Let torch know a backend that was found outside of it."""
+    """Register with torch a backend that was found outside of it."""
     with _LOCK:
         # Importing its module may have registered the name already, here or in torch.
         found = _loaded(name)
@@ -341,7 +341,7 @@ def _built_in_origin(name: str, found: CompilerFn) -> Origin | None:
 
 
 def _is_ours(point: EntryPoint) -> bool:
-    """Say whether an entry point is torchloom's own announcement of a built-in."""
+    """Return whether an entry point is torchloom's own declaration of a built-in."""
     return OURS.get(point.name) == point.value
 
 

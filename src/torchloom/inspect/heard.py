@@ -1,4 +1,4 @@
-"""What a watch hears: the data that `listen` collects and `record` reads. Neither knows the other."""
+"""The data that the hooks in `listen` collect and `record` reads; the two packages do not import each other."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Row(NamedTuple):
     calls: Sequence[tuple[str, int, str]] = ()
     """File, line and function of the frames that led to a compile, with the kind that begins it."""
     warm_guards_us: float | None = None
-    """What the guards cost that were just built, with the kind that tells of them."""
+    """Microseconds of one check of the guards that were just built, with the kind that prints them."""
     wrapped: Named | None = None
-    """What is compiled in a function of torch's own, with the kinds that begin a compile."""
+    """The callable inside torch's wrapper function, with the kinds that begin a compile."""
 
     @property
     def is_limit(self) -> bool:
-        """Whether it tells that a frame has hit the recompile limit."""
+        """Whether it says that a frame has hit the recompile limit."""
         return (
             self.kind == "compilation_metrics"
             and isinstance(self.body, dict)
@@ -56,12 +56,12 @@ class Rewriting(NamedTuple):
     epoch: int
     """How often Dynamo had been reset."""
     continues: CodeType | None
-    """The function that `original` goes on with behind a graph break."""
+    """The function that `original` continues behind a graph break; None if it is no continuation."""
     continuations: tuple[tuple[str, CodeType], ...]
-    """What the code calls behind its graph break, in the order of the calls: global name and code."""
+    """Global name and code of each continuation behind a graph break, in the order of the calls."""
     wrapped: Named | None = None
     traced: tuple[CodeType, ...] = ()
-    """The functions that were inlined, where torch tells them."""
+    """The functions that were inlined, where torch lists them."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class EagerCalls:
     limited: Mapping[tuple[int, CodeType], int] = field(default_factory=dict)
     """What hit the recompile limit while watched, and the limit."""
     num_unknown: int = 0
-    """Calls whose function could not be told from what called it."""
+    """Calls whose function could not be found from the frame that called it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """Everything that one watch has heard."""
+    """Everything that the hooks of one watch have collected."""
 
     rows: Sequence[Row] = ()
     """The trace, in order."""
@@ -85,15 +85,15 @@ class Heard:
     num_hits: Mapping[str, int] = field(default_factory=dict)
     """Calls by the global name of an entry's graph."""
     events: Sequence[events.Event] = ()
-    """Those of torchloom."""
+    """Events of torchloom, in order."""
     eager: EagerCalls = field(default_factory=EagerCalls)
     num_lookups: int = 0
-    """How often Dynamo looked for an entry: calls of what was compiled before as well."""
+    """How often Dynamo looked for an entry, including calls of functions that were compiled before."""
     num_resets: int = 0
     started_at_s: float = 0.0
     """Wall clock, in seconds since the epoch."""
     duration_s: float = 0.0
     listening_ms: float = 0.0
-    """Time that keeping the trace took."""
+    """Milliseconds spent in keeping the trace."""
     num_dropped: Mapping[str, int] = field(default_factory=dict)
-    """Events and texts that were too many to keep, by what they are."""
+    """How many events and texts were dropped because a limit was reached, by kind."""

@@ -1,4 +1,4 @@
-"""What was seen of torch.compile, as plain data: versioned JSON that opens anywhere, without torch.
+"""Records of what torch.compile did: plain data in versioned JSON, which opens without torch.
 
 Session -> Function (resume functions as children) -> Entry -> guards, graphs, kernels, ...
 """

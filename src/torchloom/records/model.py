@@ -1,4 +1,4 @@
-"""The records. Every field is a number, a text, or a list or dict of such: no tensor, no address."""
+"""The records. Every field is a number, a text, or a list or dict of these: no tensor, no address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Guard:
     """One condition under which an entry may be used."""
 
     source: str
-    """The value that is looked at, as Dynamo writes it: `L['x']`."""
+    """The value that is checked, as Dynamo writes it: `L['x']`."""
     kind: str
     """Dynamo's name of the check, e.g. TENSOR_MATCH."""
     text: str
@@ -23,12 +23,12 @@ class Guard:
     user_line: str | None = None
     """`file:line` of the user's code that made the guard, where known."""
     num_fails: int = 0
-    """How often it was the one that kept a call from this entry."""
+    """How often it was the guard that rejected a call."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Artifact:
-    """A text that some stage of the compiler produced: a graph, generated code."""
+    """A text from one stage of the compiler: a graph, generated code."""
 
     kind: str
     """dynamo, joint, forward, backward, inference, post_grad, output_code, runnable."""
@@ -48,7 +48,7 @@ class Kernel:
     language: str
     source: str
     nodes: list[str] = field(default_factory=list)
-    """What it computes: nodes of the graph, or, of C++ kernels, the operators that it is named for."""
+    """What it computes: nodes of the graph; for C++ kernels, the operators in the kernel's name."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Break:
     """Upstream's id of this sort of break, e.g. GB0170, or its title."""
     doc_url: str | None = None
     count: int = 1
-    """How often it was met (it is met again at each recompile)."""
+    """How often Dynamo met it; each recompile meets it again."""
 
     @property
     def place(self) -> str:
@@ -74,7 +74,7 @@ class Break:
 
 @dataclass(kw_only=True, slots=True)
 class Recompile:
-    """Why an older entry could not serve the call that made a new one."""
+    """Why an older entry did not fit the call that made a new one."""
 
     entry: str
     """Compile id of the older entry."""
@@ -119,12 +119,12 @@ class PassRun:
     """Text of the graph before the pass; None where it changed nothing."""
     after: str | None = None
     curve: list[int] | None = None
-    """Bytes alive after each node of the graph as the pass left it: inputs, results, none reused."""
+    """Bytes alive after each node of the graph after the pass: inputs and results, no memory reused."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Continuation:
-    """What an entry goes on with behind its graph break: one for each branch, taken or not."""
+    """The code behind a graph break of an entry: one for each branch, taken or not."""
 
     name: str
     """Global name by which the entry calls it."""
@@ -133,7 +133,7 @@ class Continuation:
     source: str
     """What it does, as readable pseudo-source."""
     num_entries: int = 0
-    """How many compiled versions it had when the watch ended; 0: never taken, or not compiled."""
+    """Compiled versions when the watch ended; 0 if the branch was never taken or not compiled."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -142,13 +142,13 @@ class Entry:
 
     compile_id: str
     epoch: int = 0
-    """Number of `torch._dynamo.reset()` calls before it: ids begin anew at each."""
+    """Number of `torch._dynamo.reset()` calls before it; each resets the ids to 0/0."""
     backend: str = ""
     attempts: int = 1
     status: str = "live"
     """live, or why it is not: "invalidated: ...", "evicted", "failed: ..."."""
     trigger: dict[str, str] = field(default_factory=dict)
-    """The arguments that made it: tensors as dtype, shape, gradient, constants as they are guarded."""
+    """The arguments of the call that made it: tensors as dtype, shape, gradient; constants as guarded."""
     guards: list[Guard] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
@@ -163,18 +163,18 @@ class Entry:
     original_bytecode: str = ""
     """What Python compiled from the source."""
     continuations: list[Continuation] = field(default_factory=list)
-    """What it calls behind its graph break, in the order of the calls."""
+    """The code behind its graph breaks, in the order of the calls."""
     stack: list[str] = field(default_factory=list)
     """The calls of the user's code that led to this compile: `file:line in function`, innermost last."""
     spans: list[Span] = field(default_factory=list)
     caches: list[CacheUse] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
     num_hits: int = 0
-    """Calls that this entry served while watched."""
+    """Calls that used this entry during the watch."""
     is_counted: bool = True
-    """Whether `num_hits` is known: calls are counted at graphs, which an entry may be without."""
+    """Whether `num_hits` is known: calls are counted at graphs, and an entry may have none."""
     guard_check_us: float | None = None
-    """Checking all guards once, with caches warm, when they had just been built."""
+    """Microseconds of one check of all guards with warm caches, measured right after they were built."""
 
     def artifact(self, kind: str) -> str | None:
         """Return the text of the last artifact of a kind, or None."""
@@ -182,7 +182,7 @@ class Entry:
 
     @property
     def is_recompile(self) -> bool:
-        """Whether torch made it because it found that older entries did not fit."""
+        """Whether torch made it because older entries did not fit."""
         forward = self.metrics.get("forward") or {}
         return bool(self.recompiles or forward.get("recompile_reason"))
 
@@ -194,7 +194,7 @@ class Entry:
 
 @dataclass(kw_only=True, slots=True)
 class Function:
-    """A Python function that Dynamo saw, or the rest of one after a graph break."""
+    """A Python function that Dynamo met, or the continuation of one behind a graph break."""
 
     name: str
     """Qualified from the innermost function on: `Block.forward`; see `qualname`."""
@@ -210,14 +210,14 @@ class Function:
     children: list[Function] = field(default_factory=list)
     """Resume functions, in the order of their lines."""
     breaks: list[Break] = field(default_factory=list)
-    """Breaks that left no entry: a frame that was skipped."""
+    """Graph breaks that left no entry, because Dynamo skipped the frame."""
     num_hits: int = 0
     num_misses: int = 0
-    """Calls that no entry could serve, and for which Dynamo compiled or tried to."""
+    """Calls that fitted no entry and for which Dynamo compiled, or tried to."""
     num_eager_calls: int = 0
-    """Calls that no entry fitted and that ran eagerly because Dynamo compiles it no more."""
+    """Calls that fitted no entry and ran eagerly because Dynamo no longer compiles the function."""
     recompile_limit: int | None = None
-    """The limit that was reached while watched."""
+    """The recompile limit, if it was reached during the watch."""
     skipped: str | None = None
     """Why Dynamo runs it eagerly, always or for calls that no entry fits; or None."""
 
@@ -239,7 +239,7 @@ class EventRow:
 
 @dataclass(kw_only=True, slots=True)
 class Session:
-    """Everything that one watch saw on one rank."""
+    """Everything that one watch recorded on one rank."""
 
     torchloom: str = ""
     torch: str = ""
@@ -255,21 +255,21 @@ class Session:
     """Settings of Dynamo and Inductor that are not at their defaults."""
     functions: list[Function] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
-    """What was logged about no function in particular."""
+    """Messages that belong to no particular function."""
     events: list[EventRow] = field(default_factory=list)
     plans: list[GraphPlan] = field(default_factory=list)
-    """Of the graphs that were compiled under a budget, in order; a later one replaces those of the
+    """Plans of the graphs that were compiled under a budget, in order; a later plan replaces earlier ones of the
     same graph."""
     peaks: list[Peak] = field(default_factory=list)
-    """Of the woven graphs, in order."""
+    """Peaks of the woven graphs, in order."""
     standing: list[Standing] = field(default_factory=list)
-    """One for each engine that was compiled while watched."""
+    """One for each engine that was compiled during the watch."""
     num_unknown_eager_calls: int = 0
-    """Calls over a recompile limit, or in run-only mode, of functions that could not be told."""
+    """Calls over a recompile limit, or in run-only mode, whose function is not known."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Kinds of trace records that this version does not read, with their counts."""
+    """Kinds of trace records that this version does not know, with their counts."""
     overhead: dict[str, float] = field(default_factory=dict)
-    """Milliseconds that watching itself took."""
+    """Milliseconds that the watch itself took, and counts of what it dropped."""
 
     def all_functions(self) -> Iterator[Function]:
         """Yield every function, resume functions included."""
@@ -291,7 +291,7 @@ class Session:
 
     @property
     def num_recompiles(self) -> int:
-        """Entries that torch made because older ones did not fit, also ones from before the watch."""
+        """Entries that torch made because older ones, also from before the watch, did not fit."""
         return sum(
             # What torch said of an entry is known by its metrics; without them, by its place.
             entry.is_recompile or (index > 0 and not entry.metrics.get("forward"))
@@ -301,7 +301,7 @@ class Session:
 
     @property
     def num_eager_calls(self) -> int:
-        """Calls that no entry fitted and that ran eagerly, as over the recompile limit."""
+        """Calls that fitted no entry and ran eagerly, for example over the recompile limit."""
         return self.num_unknown_eager_calls + sum(f.num_eager_calls for f in self.all_functions())
 
     def __getitem__(self, name: str) -> Function:

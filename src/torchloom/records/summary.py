@@ -15,7 +15,7 @@ _MAX_RECOMPILES = 5
 
 
 def summary(session: Session) -> str:
-    """Return what a watch saw: functions, entries, breaks, recompiles, times, and what to do."""
+    """Return a record as text: functions, entries, breaks, recompiles, times, and what to do."""
     functions = [f for f in session.all_functions() if f.entries or f.skipped or f.breaks]
     entries = list(session.entries())
     breaks = session.breaks()

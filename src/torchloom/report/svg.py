@@ -1,8 +1,8 @@
-"""The frame that all charts share: a page, a title, two axes, a legend, as SVG text.
+"""The parts that all charts share, as SVG text: page, title, two axes, legend.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines also differ
-by dash, so that a chart survives a grey print. Where the reader's system is dark, so is the chart: a
-style inside it replaces each colour by its dark counterpart.
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines also differ by dash, so that
+a chart can be read in grey. A style in the chart replaces each colour by a dark counterpart where the reader's
+system is dark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DARK = {
     GRID: "#363C42",
     PAPER: "#14171A",
 }
-"""What takes the place of each colour where the reader's system is dark."""
+"""The dark counterpart of each colour."""
 _FONT = "font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif\""
 # Mean advance of a letter of the fonts above, as a part of the font size; measured on DejaVu Sans.
 _LETTER = 0.58

@@ -48,7 +48,7 @@ class LiveEntry:
 
     @property
     def code(self) -> CodeType:
-        """The bytecode that runs instead of the function's."""
+        """The bytecode that runs in place of the function's own."""
         return self._raw.code
 
     @property
@@ -63,7 +63,7 @@ class LiveEntry:
 
     @property
     def continuations(self) -> list[Continuation]:
-        """What it goes on with behind its graph break, in the order of the calls, taken or not."""
+        """The code behind its graph breaks, one for each branch, in the order of the calls."""
         return continuations_of(self.code, self._namespace)
 
     @property
@@ -73,7 +73,7 @@ class LiveEntry:
 
     @property
     def bytecode(self) -> str:
-        """The instructions that run instead."""
+        """The instructions that Dynamo wrote and that run in their place."""
         return bytecode_listing(self.code, self._original)
 
     @property
@@ -84,7 +84,7 @@ class LiveEntry:
 
     @property
     def backend(self) -> str:
-        """What compiled it."""
+        """Name of the backend that compiled it."""
         return introspect.backend_name(self._raw)
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ def entries(fn: Any, *, resume: bool = False) -> list[LiveEntry]:
 
     Args:
         fn: what torch.compile returned, the function it was given, a module, or a method.
-        resume: also those of the pieces behind graph breaks.
+        resume: include the entries of the code behind graph breaks.
 
     Raises:
         InspectError: there is no Python function behind `fn`.
@@ -139,5 +139,5 @@ def entries(fn: Any, *, resume: bool = False) -> list[LiveEntry]:
 
 
 def sort_key(compile_id: str) -> tuple[int, ...]:
-    """Order compile ids as they were made: 0/2 before 0/10."""
+    """Return a key that sorts compile ids by age: 0/2 before 0/10."""
     return tuple(int(part) for part in compile_id.split("/") if part.isdigit())

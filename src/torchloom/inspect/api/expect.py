@@ -1,4 +1,4 @@
-"""Promises about compiling, for tests: no recompile, no graph break."""
+"""Limits on compiling, for tests: no recompile, no graph break."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ def _compiles(record: Session, limit: int) -> list[str]:
 
 
 def _listed(title: str, lines: list[str]) -> list[str]:
-    """Return a title and its lines, nothing where there are none."""
+    """Return a title and its indented lines; an empty list if there are no lines."""
     return [title, *(f"  {line}" for line in lines)] if lines else []

@@ -1,4 +1,4 @@
-"""What torch.compile makes of a function: one call, watched."""
+"""`torchloom.explain`: run a function once under a watch and report its graphs, breaks and guards."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Explanation(NamedTuple):
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Run a function once, compiled with a backend that keeps the graphs, and say what was captured.
+    """Compile and run a function once, and report what was captured.
 
-    A copy of the function is compiled: entries that torch.compile holds for `fn` stay as they are,
-    nothing is reset. Counts are those of graphs that were handed to the backend, and of distinct
-    places where a graph had to end.
+    Compiles a copy of the function with a backend that keeps the graphs: the entries that torch.compile
+    holds for `fn` stay, and nothing is reset. Counts the graphs that the backend received, and the
+    distinct places where a graph ended.
 
     Args:
         fn: a function, a module, or what torch.compile returned.

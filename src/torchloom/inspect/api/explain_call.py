@@ -1,4 +1,4 @@
-"""What a call of a compiled function would do, as far as that can be known without running it.
+"""`torchloom.explain_call`: predict what a call of a compiled function does, without making the call.
 
 Nothing here compiles, runs or resets anything.
 """
@@ -20,7 +20,7 @@ class CallReport(NamedTuple):
     hit: str | None
     """Compile id of the entry that would serve it, up to its first graph break."""
     hits: tuple[str, ...]
-    """All entries whose guards hold; the first one serves."""
+    """All entries whose guards hold; torch uses the first."""
     misses: tuple[Miss, ...]
     num_entries: int
     limit: int
@@ -28,18 +28,18 @@ class CallReport(NamedTuple):
     action: str
     """What happens:
 
-    - "hit": an entry serves;
-    - "compile", "recompile": a new entry is made;
-    - "eager": it runs as it is, `why` says why;
+    - "hit": torch uses an entry;
+    - "compile", "recompile": torch makes a new entry;
+    - "eager": the function runs uncompiled; `why` says why;
     - "error": torch raises, as after `set_stance("fail_on_recompile")`;
-    - "unknown": an entry serves up to a graph break, and whether something is compiled behind it depends
-      on values that only running it gives; `why` says which branches have no entry.
+    - "unknown": torch uses an entry up to a graph break. Which branch follows depends on values that only
+      running it gives; `why` names the branches that have no entry.
     """
     why: str = ""
     is_certain: bool = True
-    """Whether nothing else decides: guards behind a graph break, on values that are not known yet, hooks of
-    a module, or a decorator in front of the compiled function. Of a function that is not compiled itself
-    (`torch.compile(fn, disable=True)` is one) it is not certain that it is called compiled."""
+    """Whether `action` cannot turn out otherwise. False where guards behind a graph break test values that
+    are not known yet, where a module runs hooks, where a decorator wraps the compiled function, and for a
+    function that is not compiled itself (such as `torch.compile(fn, disable=True)`)."""
 
     def __str__(self) -> str:
         lines = {
@@ -60,9 +60,9 @@ class CallReport(NamedTuple):
 def explain_call(fn: Any, /, *args: Any, **kwargs: Any) -> CallReport:
     """Say what a call with these arguments would do, without compiling or running anything.
 
-    Guards on global state (grad mode, autocast) and `torch.compiler.set_stance` are taken as they are
-    now: call this where the function would be called. Hand over what torch.compile returned: of the
-    plain function it is not known with which backend it would be called.
+    Reads the current global state (grad mode, autocast, `torch.compiler.set_stance`): call this where you
+    would call the function. Pass what torch.compile returned; the plain function does not tell which
+    backend it would be called with.
 
     Raises:
         InspectError: there is no Python function behind `fn`, or the arguments do not fit it.

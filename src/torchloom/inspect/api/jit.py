@@ -1,4 +1,4 @@
-"""A just-in-time compiler whose entries can be looked at: pairs of (guard, compiled code)."""
+"""`torchloom.jit`: compile a function at its calls and keep its entries readable as (guard, code) pairs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ GraphRewrite = Callable[[fx.GraphModule], Any]
 
 
 class JitFunction:
-    """A function compiled at its calls, with its entries at hand.
+    """A function that is compiled when it is called.
 
-    Where compiling fails the original runs, and `failures` keeps the reason.
+    When compiling fails, the original function runs and `failures` keeps the reason.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class JitFunction:
         self._graphs: dict[str, list[fx.GraphModule]] = {}
         self._passes, self._lower = tuple(passes), backend
         self.failures: list[str] = []
-        """Why calls ran the original function, the first line of each reason."""
+        """Why calls ran the original function: the first line of each error."""
         lookup_backend(backend)
         self.__torchloom_compiled__ = torch.compile(twin, backend=self._backend, **options)
         self._falls_back: fallback.FallsBack | None = None
@@ -65,7 +65,7 @@ class JitFunction:
             )
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, compiled where an entry fits or can be made."""
+        """Call the function: use an entry that fits, or compile one, or run the original."""
         if torch.compiler.is_compiling():
             return self._fn(*args, **kwargs)
         # Dynamo falls back frame by frame: what ran before a failing part does not run again.
@@ -132,7 +132,7 @@ def jit(
 ) -> Any:
     """Compile a function when it is called, and keep its entries readable.
 
-    A call is served by the entry whose guard holds; when none does, a new entry is compiled.
+    A call uses the entry whose guard holds. If none holds, a new entry is compiled.
 
     Args:
         fn: a Python function; without it, returns a decorator.

@@ -1,4 +1,4 @@
-"""The entries of a function under `torchloom.jit`: a guard that can be asked, and code that can be run."""
+"""Entries of a function under `torchloom.jit`: a guard that you can call, and code that you can run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchloom.records import Continuation
 
 
 class CompiledEntry:
-    """One compiled version of a function: its guard, and the code that runs while it holds."""
+    """One compiled version of a function: a guard, and the code that runs when the guard holds."""
 
     def __init__(self, guard: EntryGuard, code: CompiledCode) -> None:
         self.guard, self.code = guard, code
@@ -29,8 +29,8 @@ class CompiledEntry:
         """Run this entry's code with the function's arguments.
 
         Raises:
-            InspectError: the guard does not hold: the code would compute something else than the
-                function. `entry.code(...)` runs it all the same.
+            InspectError: the guard does not hold, so the code would compute something else than the
+                function. `entry.code(...)` runs it regardless.
         """
         failure = self.guard.failure(*args, **kwargs)
         if failure is not None:
@@ -46,17 +46,17 @@ class CompiledEntry:
 
 
 class EntryGuard:
-    """When an entry may be used; call it with the function's arguments to ask."""
+    """The condition for using an entry. Call it with the function's arguments: it returns a bool."""
 
     def __init__(self, raw: Any, target: TargetFunction) -> None:
         self._raw, self._target = raw, target
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> bool:
-        """Say whether a call with these arguments would be served by this entry."""
+        """Return whether a call with these arguments fits this entry."""
         return self.failure(*args, **kwargs) is None
 
     def failure(self, /, *args: Any, **kwargs: Any) -> str | None:
-        """Return what a call with these arguments would fail, in words; None if the guard holds."""
+        """Return the check that a call with these arguments fails, in words; None if the guard holds."""
         values = frame_locals(self._target, args, kwargs)
         if introspect.is_invalid(self._raw.guard_manager):
             return "what it was compiled for is gone"
@@ -85,7 +85,7 @@ class CompiledCode:
         self.graphs, self._fn = tuple(graphs), fn
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the code, whether or not its guard holds; what lies behind a graph break is found by guards."""
+        """Run the code without checking its guard. Code behind a graph break is still chosen by guards."""
         fn = self._fn
         own = FunctionType(
             self.bytecode, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
@@ -100,12 +100,12 @@ class CompiledCode:
 
     @property
     def continuations(self) -> list[Continuation]:
-        """What it goes on with behind its graph break, in the order of the calls, taken or not."""
+        """The code behind its graph breaks, one for each branch, in the order of the calls."""
         return continuations_of(self.bytecode, self._fn.__globals__)
 
     @property
     def source(self) -> str:
-        """The bytecode as readable pseudo-source, and that of each continuation behind its graph break."""
+        """Readable pseudo-source of the bytecode and of each continuation behind its graph breaks."""
         own = pseudo_source(self.bytecode, self._fn.__name__, original=self.original)
         behind = (
             each.source.replace(f"def {each.function}(", f"def {each.name}(", 1)

@@ -1,4 +1,4 @@
-"""What a call of a compiled function costs beside its work."""
+"""`torchloom.overhead`: time a call eagerly, compiled, and its guards alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ROUND_S = 0.02
 
 
 class Overhead(NamedTuple):
-    """Microseconds per call: medians of several rounds, taken in turns."""
+    """Microseconds per call: medians over 7 rounds in which the three take turns."""
 
     eager_us: float
     compiled_us: float
     guard_us: float
-    """Checking the guards of the entry that serves the call."""
+    """Time of checking the guards of the entry that the call uses."""
     num_guards: int
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Overhead(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What the figures suggest."""
+        """What to do, by these figures."""
         if self.compiled_us <= self.eager_us:
             return "compiling pays for this call"
         if self.guard_us > 0.5 * (self.compiled_us - self.eager_us):
@@ -47,8 +47,13 @@ class Overhead(NamedTuple):
 def overhead(fn: Any, /, *args: Any, **kwargs: Any) -> Overhead:
     """Measure a call of a compiled function: eager, compiled, and its guards alone.
 
-    The function runs a few hundred times, effects included. Nothing is compiled: call it once
-    before.
+    Runs the function a few hundred times, side effects included. Compiles nothing: call the function
+    once before.
+
+    Args:
+        fn: what torch.compile returned.
+        args: positional arguments of the call to measure.
+        kwargs: keyword arguments of the call to measure.
 
     Raises:
         InspectError: the function is not compiled, or no entry fits these arguments.
@@ -86,7 +91,7 @@ def overhead(fn: Any, /, *args: Any, **kwargs: Any) -> Overhead:
 
 
 def _medians_us(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the median microseconds of each; rounds of all take turns, so a slow spell hits all."""
+    """Return the median microseconds of each run. The runs take turns, so load on the machine hits all alike."""
     samples_s: dict[str, list[float]] = {name: [] for name in runs}
     numbers = {name: _number(run) for name, run in runs.items()}
     for _ in range(_ROUNDS):

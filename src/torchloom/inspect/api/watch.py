@@ -1,7 +1,7 @@
 """`torchloom.watch()`: collect everything that torch.compile does in a block.
 
-Nothing is reset, recompiled or replaced; when the block ends every handler and hook is gone, also
-after an exception. What is kept is text: no tensor, no module.
+A watch resets, recompiles and replaces nothing. When the block ends, also by an exception, all handlers and
+hooks are removed. The record keeps text and numbers, no tensor and no module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Watch:
         self._record: Session | None = None
         self._collector: Collector | None = None
         self.num_lookups = 0
-        """How often Dynamo looked for an entry in the block: calls of what was compiled before as well."""
+        """How often Dynamo looked for an entry, including calls of functions that were compiled before the block."""
 
     def __enter__(self) -> Watch:  # noqa: PYI034  Self needs Python 3.11
         if self._collector is not None:
@@ -60,7 +60,7 @@ class Watch:
 
     @property
     def record(self) -> Session:
-        """What was seen.
+        """The record of the block.
 
         Raises:
             InspectError: the block has not ended.
@@ -79,7 +79,7 @@ class Watch:
         return self.record[name]
 
     def summary(self) -> str:
-        """Return one screen about what was seen.
+        """Return the record on one screen of text.
 
         Raises:
             InspectError: the block has not ended.
@@ -101,7 +101,7 @@ class Watch:
 def watch(path: str | Path | None = None) -> Watch:
     """Collect everything that torch.compile does in a `with` block.
 
-    Entries, guards, graphs at every stage, kernels, graph breaks, reasons of recompiles, phase
+    Records entries, guards, graphs at every stage, kernels, graph breaks, reasons of recompiles, phase
     times, cache hits and misses, hits per entry, and torchloom's own events. Blocks may nest.
 
     Args:

@@ -1,7 +1,7 @@
-"""Hooks that are in place while a watched program runs: the trace, lookups, calls of entries.
+"""Hooks that run inside the watched program: on the trace, on Dynamo's lookups, on calls of entries.
 
-They copy and count. None raises into the program, and all are removed when the block ends. What they
-collected is handed on as the data in `torchloom.inspect.heard`.
+They copy and count, never raise into the program, and are removed when the block ends. `collector` opens all of
+them and returns what they collected as a `torchloom.inspect.heard.Heard`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All hooks of one watch, opened and removed together; what they heard comes out as data."""
+"""Opens and removes all hooks of one watch, and returns what they collected."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torchloom.inspect.live.naming import named
 from torchloom.inspect.live.rewritten import continuations
 
 _MAX_EVENTS = 100_000
-"""Each step of training tells some tens: a watch left open for days must not grow for days."""
+"""A training step emits some tens of events: this bounds the memory of a watch that stays open for days."""
 
 
 class Collector:
-    """Listens to torch.compile and to torchloom from `open` to `close`; used once."""
+    """Collects what torch.compile and torchloom do from `open` to `close`. Use each object once."""
 
     def __init__(self) -> None:
         self._num_resets = 0
@@ -33,7 +33,7 @@ class Collector:
         self._stack: ExitStack | None = None
 
     def open(self) -> None:
-        """Put all hooks in place; when one cannot be, those before it are removed."""
+        """Install all hooks; if one fails, remove those installed before it."""
         looked_up = compiling.AfterLookup(quietly(self._looked_up))
         self._started_at_s, self._started = time.time(), time.perf_counter()
         with ExitStack() as stack:
@@ -48,7 +48,7 @@ class Collector:
             self._stack = stack.pop_all()
 
     def close(self) -> Heard:
-        """Remove all hooks and return what was heard."""
+        """Remove all hooks and return what they collected."""
         duration_s = time.perf_counter() - self._started if self._stack else 0.0
         self._epoch()  # also of a reset that no compile has followed
         stack, self._stack = self._stack, None

@@ -1,7 +1,7 @@
-"""Counting calls that no entry served and that Dynamo does not compile any more.
+"""Counts calls that fit no entry and that Dynamo no longer compiles.
 
-Over the recompile limit Dynamo goes on looking for an entry, finds none, and runs the function as it is,
-without a word. A lookup that finds nothing and that no compile follows is such a call.
+Over the recompile limit Dynamo still looks for an entry at each call, finds none, and runs the function eagerly
+without logging anything. Such a call shows as a lookup without a hit that no compile follows.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from torchloom.inspect.heard import EagerCalls, Row
 from torchloom.inspect.live.rewritten import RESUME
 
 _Lookup = tuple[int, CodeType | None]
-"""How often Dynamo had been reset, and the function that was called, where it could be told."""
+"""The number of resets of Dynamo before the lookup, and the function that was called, None if unknown."""
 
 
 class EagerCounter:
-    """Counts, by epoch and code object, calls that ran eagerly because nothing fitted.
+    """Counts, by epoch and code object, calls that ran eagerly because no entry fitted.
 
     Args:
-        epoch: asked how often Dynamo has been reset.
+        epoch: returns how often Dynamo has been reset.
     """
 
     def __init__(self, epoch: Callable[[], int] = lambda: 0) -> None:
         self._epoch = epoch
         self.num_lookups = 0
-        """How often Dynamo looked for an entry; of some functions it never does."""
+        """How often Dynamo looked for an entry; for some functions it never looks."""
         self._counts: Counter[tuple[int, CodeType]] = Counter()
         self._limited: dict[tuple[int, CodeType], int] = {}
         self._num_unknown = 0
         self._waiting: dict[int, _Lookup] = {}
-        """By thread, the last lookup that found nothing, until it is clear what followed."""
+        """By thread, the last lookup without a hit, until it is known whether a compile follows."""
         self._guard = threading.Lock()
 
     def looked_up(self, is_hit: bool, caller: FrameType | None) -> None:
@@ -89,7 +89,7 @@ class EagerCounter:
                 self._counts[epoch, code] += 1
 
     def _called(self, caller: FrameType) -> CodeType | None:
-        """Return which function a frame that is about to run belongs to, by what its caller names."""
+        """Return the code of the function that a frame is about to call, found by the names in that frame."""
         epoch = self._epoch()
         limited = [code for at, code in list(self._limited) if at == epoch]
         is_wrapper = caller.f_code.co_name == "compile_wrapper"
@@ -112,9 +112,9 @@ class EagerCounter:
 
 
 def _continued_by(frame: FrameType) -> CodeType | None:
-    """Return the continuation that a frame of Dynamo's calls at its end, where it is about to.
+    """Return the continuation that a frame of rewritten code is about to call as its last step, or None.
 
-    Below a function over its limit torch 2.11 and 2.12 look continuations up, and compile none that is missing.
+    Below a function over its limit torch 2.11 and 2.12 look for entries of continuations, and compile none.
     """
     found = None
     for each in dis.get_instructions(frame.f_code):
@@ -127,7 +127,7 @@ def _continued_by(frame: FrameType) -> CodeType | None:
 
 
 def _named_by(frame: FrameType) -> Iterator[CodeType]:
-    """Yield the code of functions that a frame can call by a name: the wrapper's own first."""
+    """Yield the code of the functions that a frame can call by name, those of a wrapper first."""
     values = frame.f_locals
     own = [name for name in ("fn", "self") if name in values]
     names = [*own, *frame.f_code.co_names, *values]

@@ -1,7 +1,7 @@
-"""Counting how often each entry served a call.
+"""Counts how often each entry is used.
 
-The code of an entry calls its compiled graph by a global name of its own. While a watch is open that
-global is a counting function in front of the graph; afterwards it is the graph again.
+The code of an entry calls its compiled graph by a global name of its own. While a watch is open, that global
+holds a function that counts and then calls the graph; afterwards it holds the graph again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Counted(NamedTuple):
 
 
 class HitCounter:
-    """Counts the calls of entries that are compiled while it is open."""
+    """Counts the calls of entries that are compiled between its creation and `close`."""
 
     def __init__(self) -> None:
         self._expected: list[tuple[CodeType, dict[str, Any]]] = []
@@ -33,13 +33,18 @@ class HitCounter:
         self._is_open = True
 
     def expect(self, code: CodeType, namespace: dict[str, Any] | None) -> None:
-        """Note that an entry's code has been written; its global is not in place yet."""
+        """Note the code of a new entry; Dynamo sets the global of its graph later.
+
+        Args:
+            code: as Dynamo wrote it.
+            namespace: the globals in which it runs.
+        """
         if namespace is not None:
             with self._guard:
                 self._expected.append((code, namespace))
 
     def install(self) -> None:
-        """Put counters in front of the graphs that have arrived since."""
+        """Wrap the graphs whose globals Dynamo has set since the last call."""
         with self._guard:
             if not self._is_open:
                 return
@@ -61,7 +66,7 @@ class HitCounter:
         return {name: each.count[0] for name, each in self._counted.items()}
 
     def close(self) -> None:
-        """Put the graphs back where they were."""
+        """Put the graphs back into their globals."""
         with self._guard:
             self._is_open = False
             for each in self._counted.values():

@@ -1,4 +1,4 @@
-"""Hooks that run inside of the program that is watched: nothing that they do may reach it."""
+"""What hooks inside the watched program have in common: they raise nothing, and know their own frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HERE = ("torchloom/inspect/", "torchloom/_torch/")
 
 
 def quietly(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook whose errors are logged and go no further."""
+    """Return a hook that logs its errors and raises none."""
 
     def guarded(*args: Any) -> None:
         try:
@@ -27,7 +27,7 @@ def quietly(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def caller_of_lookup() -> FrameType | None:
-    """Return the frame from which the function is called whose entries Dynamo has looked through."""
+    """Return the frame that calls the function whose entries Dynamo has just searched."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and any(part in frame.f_code.co_filename for part in _HERE):
         frame = frame.f_back

@@ -1,7 +1,7 @@
-"""Listening to what torch.compile logs about itself: no file, no environment variable.
+"""Collects the structured trace of torch.compile, without a file or an environment variable.
 
-torch writes a structured record of every stage to the logger `torch.__trace` as soon as that logger
-has any handler. These are the records that `TORCH_TRACE` and tlparse use.
+torch writes a record of every stage to the logger `torch.__trace` as soon as that logger has a handler. These are
+the records that `TORCH_TRACE` writes and tlparse reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONTEXT = (
 )
 
 _BULK = ("fx_graph_cache_", "describe_", "aotautograd_cache_")
-"""Kinds whose payload is nine tenths of all bytes and says little: a head of it is kept."""
+"""Kinds whose payloads are nine tenths of all bytes and say little: only the first characters are kept."""
 _BULK_CHARS = 2000
 
 
@@ -49,13 +49,13 @@ def _wrapped() -> Named | None:
 class TraceTap(logging.Handler):
     """Collects the trace of this process while attached.
 
-    Called on the compiling thread: it copies and returns.
+    It is called on the compiling thread, copies, and returns.
 
     Args:
-        max_payload_chars: longer texts are cut; the row's body then says how long they were.
+        max_payload_chars: longer payloads are cut to this length.
         max_total_chars: when this much has been kept, further payloads are dropped and counted.
-        epoch: asked at each row how often Dynamo has been reset.
-        told: gets each row of a compile.
+        epoch: returns how often Dynamo has been reset; called at each row.
+        told: called with each row of a compile.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TraceTap(logging.Handler):
         self._guard = threading.Lock()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one record; errors of ours never reach the compiler."""
+        """Keep one record; raises nothing into the compiler."""
         started = time.perf_counter()
         try:
             metadata = getattr(record, "metadata", None)

@@ -1,4 +1,4 @@
-"""The guards of an entry as data: leaf checks of the guard tree, once each."""
+"""The guards of an entry as data: the leaf checks of Dynamo's guard tree, each once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _RELATIONAL = frozenset(
 def guards_of(manager: Any, hider: Hider | None = None) -> list[Guard]:
     """Return the guards below a guard manager.
 
-    A check that relates several values hangs in the tree at each of them; it is listed once.
+    A check on several values appears in the tree at each of them; it is listed once.
 
     Args:
-        manager: Dynamo's.
-        hider: notes the keys that the guards name, for a record in which they are to be hidden.
+        manager: Dynamo's guard manager of an entry.
+        hider: notes the keys that the guards name, so that the record can hide them; None shows keys.
     """
     found: dict[tuple[str, str, str], Guard] = {}
     for source, leaf_type, parts, num_fails in introspect.guard_leaves(manager):

@@ -1,4 +1,4 @@
-"""The lines of user code that guards name: Dynamo writes the end of a path alone."""
+"""Completes the lines of user code that guards name: Dynamo writes only the end of the path."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def resolve_lines(
 
     Args:
         guards: of one entry.
-        code: the function; its own file counts first.
-        files: paths that Dynamo has met; files that Python has read are tried as well.
-        lines: whole places by the text of a guard, where they are known.
+        code: the function; its own file is tried first.
+        files: paths that Dynamo has met; files in `linecache` are tried as well.
+        lines: full `file:line` by the text of a guard, for guards whose line is known from the trace.
     """
     own = [] if code is None else [code.co_filename]
     every = dict.fromkeys([*own, *files, *linecache.cache])
@@ -42,7 +42,7 @@ def is_torch(path: str) -> bool:
 
 
 def _resolved(place: str | None, known: Iterable[str]) -> str | None:
-    """Return the whole path of a place of which Dynamo wrote the end; None inside of torch."""
+    """Return the full path of a place of which Dynamo wrote the end; None for a line of torch."""
     if not place:
         return None
     path, _, line = place.rpartition(":")

@@ -1,7 +1,6 @@
-"""What to call a callable, and where it is defined, without asking it anything.
+"""The name of a callable and where it is defined, without running code of its class.
 
-An object of the program may answer to any attribute with code of its own, so names are read from types and
-from Python's own routines alone.
+A class may run code of its own in `__getattr__`, so names are read from types and from Python's own routines.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _ROUTINES = (
 
 
 class Named(NamedTuple):
-    """A callable without code of its own that torch calls through a function of torch's: a partial, a
-    callable object, a module of torch.nn."""
+    """A callable that torch compiles through a wrapper function of its own: a partial, a callable object, a
+    module of torch.nn."""
 
     name: str
     file: str
@@ -44,7 +43,7 @@ class Named(NamedTuple):
 
 
 def name_of(fn: Any) -> str:
-    """Return what to call a callable that is no plain function; asks nothing of an object of the program.
+    """Return a name for a callable that is no plain function, without running code of its class.
 
     Example:
         >>> name_of(functools.partial(name_of, 3))
@@ -74,7 +73,7 @@ def short_name(name: str) -> str:
 
 
 def named(fn: Any) -> Named:
-    """Return name, file and line of a callable that is no plain function; asks nothing of it."""
+    """Return name, file and line of a callable that is no plain function, without running code of its class."""
     inner = fn
     while _is_a(inner, functools.partial):
         inner = inner.func

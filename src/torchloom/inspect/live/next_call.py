@@ -1,7 +1,7 @@
-"""What a call would do, as far as that can be known without running it.
+"""Predicts what a call does, without making it.
 
-`outcome_of` asks in the order in which Dynamo decides: what holds for every call, then the entry that fits,
-then what happens to a call that none fits.
+`outcome_of` follows the order in which Dynamo decides: rules that hold for every call, then the entry that fits,
+then the rules for a call that no entry fits.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class NextCall(NamedTuple):
     values: dict[str, Any]
     """The local variables with which the function would begin."""
     how: dispatch.Compilation | None
-    """How torch.compile was called; None of a function that is not compiled itself."""
+    """How torch.compile was called; None for a function that is not compiled itself."""
     every: list[introspect.CacheEntry]
-    """All entries at the function's code, those of other compilations of it included."""
+    """All entries at the function's code, including those of other compilations of it."""
 
     @property
     def asked(self) -> Sequence[introspect.CacheEntry]:
@@ -47,7 +47,7 @@ class NextCall(NamedTuple):
 
     @property
     def region(self) -> int:
-        """Which of several isolated compilations this is, -1 for none."""
+        """Number of the isolated compilation (`isolate_recompiles`), -1 for none."""
         return -1 if self.how is None else self.how.region
 
     @property
@@ -79,7 +79,7 @@ def next_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NextCal
 
 
 def failure_of(call: NextCall, entry: introspect.CacheEntry) -> str | None:
-    """Return the check of an entry that a call fails, as torch tells it; None if the entry fits."""
+    """Return the check of an entry that a call fails, in torch's words; None if the entry fits."""
     if introspect.is_invalid(entry.guard_manager):
         return str(entry.guard_manager.invalidation_reason)
     failure = introspect.guard_failure(entry, call.values)
@@ -130,7 +130,7 @@ def _by_rules(call: NextCall, hits: Sequence[introspect.CacheEntry]) -> CallOutc
 def _without_guards(  # noqa: PLR0911  one return for each rule, in Dynamo's order
     call: NextCall, mark: marks.Mark | None
 ) -> CallOutcome | None:
-    """Return what happens to every call, whatever the guards say; None if they decide."""
+    """Return what happens to every call, whatever the guards say; None if the guards decide."""
     code, every, stance = call.target.code, call.every, dispatch.stance()
     if stance == "force_eager":
         return CallOutcome("eager", 'torch.compiler.set_stance("force_eager") is in force', True)
@@ -183,7 +183,7 @@ def _unfitted(  # noqa: PLR0911  one return for each rule, in Dynamo's order
 
 
 def _behind_breaks(call: NextCall, entry: introspect.CacheEntry) -> CallOutcome:
-    """Return what a call does that an entry serves, by what is compiled behind its graph breaks."""
+    """Return what happens to a call that an entry fits, by what is compiled behind its graph breaks."""
     open_lines: set[int] = set()
     seen: set[int] = set()
     waiting = [entry.code]

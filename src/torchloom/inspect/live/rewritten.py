@@ -13,7 +13,7 @@ from torchloom.inspect.pseudo import pseudo_source
 from torchloom.records import Continuation
 
 RESUME = re.compile(r"(?:torch_dynamo_resume_in_)+(.*?)_at_(\d+)")
-"""How Dynamo calls the code of a continuation: function and line."""
+"""How Dynamo names the code of a continuation: function and line."""
 _RESUME = "__resume_at"
 _GRAPH = "__compiled_fn_"
 
@@ -28,7 +28,7 @@ def continuation(name: str, code: CodeType) -> Continuation:
 
     Args:
         name: its global name.
-        code: what Dynamo made of the rest of the function.
+        code: what Dynamo made of the code behind the graph break.
     """
     return Continuation(
         name=name,
@@ -40,7 +40,7 @@ def continuation(name: str, code: CodeType) -> Continuation:
 
 
 def continuations(code: CodeType, namespace: Mapping[str, Any]) -> tuple[tuple[str, CodeType], ...]:
-    """Return what rewritten code goes on with behind a graph break, taken or not.
+    """Return the continuations of rewritten code behind its graph breaks, taken or not.
 
     Args:
         code: as Dynamo wrote it.
@@ -55,7 +55,7 @@ def continuations(code: CodeType, namespace: Mapping[str, Any]) -> tuple[tuple[s
 
 
 def _named(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the global name of each continuation and what it stands for, as the bytecode reaches them."""
+    """Yield the global name and the value of each continuation, in the order of the bytecode."""
     held = _held(code)
     if not held and not any(name.startswith(_RESUME) for name in code.co_names):
         return
@@ -68,7 +68,7 @@ def _named(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _held(code: CodeType) -> dict[int, CodeType]:
-    """Return the continuations that code holds itself: of functions with free variables, in torch 2.11."""
+    """Return continuations among the constants, by index: torch 2.11 keeps those with free variables there."""
     consts = enumerate(code.co_consts)
     return {
         i: each for i, each in consts if type(each) is CodeType and RESUME.fullmatch(each.co_name)
@@ -86,11 +86,11 @@ def graph_name(code: CodeType) -> str | None:
 
 
 def line_of(code: CodeType) -> int:
-    """Return the line on which a function begins, or goes on behind a graph break."""
+    """Return the line on which a function begins, or on which a continuation resumes."""
     match = RESUME.fullmatch(code.co_name)
     if match is None:
         return introspect.place_of(code)[1]
-    # What runs first is Dynamo's: it puts values back and jumps to where the function goes on.
+    # The first instructions are Dynamo's: they restore values and jump to where the function resumes.
     bare = without_constants(code)
     at = {ins.offset: ins for ins in dis.get_instructions(bare)}
     lines = dict(dis.findlinestarts(bare))
@@ -102,5 +102,5 @@ def line_of(code: CodeType) -> int:
 
 
 def without_constants(code: CodeType) -> CodeType:
-    """Return code that `dis` can read without printing the objects of the program in it."""
+    """Return code without constants, so that `dis` does not print objects of the program."""
     return code.replace(co_consts=(None,) * len(code.co_consts))

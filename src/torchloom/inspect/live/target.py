@@ -1,4 +1,4 @@
-"""From whatever a user calls to the code object under which Dynamo keeps its entries."""
+"""Finds the function behind a callable: the code object under which Dynamo keeps its entries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TargetFunction(NamedTuple):
     keywords: Mapping[str, Any] = MappingProxyType({})
     """Keyword arguments that every call gets: those of a partial."""
     wrapped: Any = None
-    """What has no code of its own: `fn` is then torch's function that calls it, shared by all such."""
+    """The callable, where it has no code of its own: `fn` is then torch's wrapper function, which all such share."""
 
     @property
     def code(self) -> CodeType:
@@ -80,7 +80,7 @@ def target_of(fn: Any) -> TargetFunction:
 
 
 def _called_of(module: nn.Module) -> tuple[Any, tuple[Any, ...]]:
-    """Return what holds the entries of a module, and the arguments that it always gets."""
+    """Return the function that holds the entries of a module, and its leading arguments."""
     in_place, original = introspect.compiled_call_of(module), introspect.original_module(module)
     if in_place is not None:
         return in_place, ()
@@ -90,7 +90,7 @@ def _called_of(module: nn.Module) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _forward_of(module: nn.Module) -> tuple[Any, tuple[Any, ...]]:
-    """Return a module's forward, its own if one is set on it, and the arguments that it always gets."""
+    """Return a module's forward (one set on the instance first), and its leading arguments."""
     own = vars(module).get("forward")
     if own is None:
         return type(module).forward, (module,)
@@ -99,7 +99,7 @@ def _forward_of(module: nn.Module) -> tuple[Any, tuple[Any, ...]]:
 
 
 def entries_of(target: TargetFunction, code: CodeType) -> list[introspect.CacheEntry]:
-    """Return Dynamo's entries for a function or for a continuation of it, the one used last in front."""
+    """Return Dynamo's entries for a function or a continuation of it, the most recently used first."""
     found = introspect.cache_entries(code)
     if target.wrapped is None or code is not target.code:
         return found
@@ -107,7 +107,7 @@ def entries_of(target: TargetFunction, code: CodeType) -> list[introspect.CacheE
 
 
 def _is_wrapped_by_torch(fn: Any) -> bool:
-    """Return whether torch.compile puts a function of its own in front: partials, callable objects."""
+    """Return whether torch.compile wraps a callable in a function of its own: partials, callable objects."""
     if isinstance(fn, functools.partial):
         return True
     if inspect.isroutine(fn) or inspect.isclass(fn) or not callable(fn):
@@ -117,7 +117,7 @@ def _is_wrapped_by_torch(fn: Any) -> bool:
 
 
 def _wrapped_in(fn: FunctionType) -> Any:
-    """Return what torch's own function in front of a callable calls, None for any other function."""
+    """Return the callable inside torch's own wrapper function, None for any other function."""
     if fn.__code__.co_name != "inner" or fn.__code__.co_freevars != ("fn",):
         return None
     if not fn.__code__.co_filename.endswith("external_utils.py"):
@@ -126,7 +126,7 @@ def _wrapped_in(fn: FunctionType) -> Any:
 
 
 def twin_of(fn: Any) -> FunctionType:
-    """Return a copy of a function with a code object, and so with compiled entries, of its own."""
+    """Return a copy of a function with its own code object, and so with its own compiled entries."""
     twin = FunctionType(
         fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
     )
@@ -148,7 +148,7 @@ def frame_locals(
     Raises:
         InspectError: the arguments do not fit the function.
     """
-    # A function without what decorators hang on it: __signature__ may say anything.
+    # A function without the attributes that decorators set: __signature__ may say anything.
     bare = FunctionType(
         target.code, {}, target.fn.__name__, target.fn.__defaults__, target.fn.__closure__
     )

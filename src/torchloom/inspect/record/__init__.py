@@ -1,4 +1,4 @@
-"""Makes the record of a watch from what was heard, after the watched block has ended.
+"""Makes the record of a watch from what its hooks collected, after the watched block has ended.
 
 `session` reads the rows of the trace, in order, into one `Compile` for each attempt of Dynamo, completes their
 entries from the live ones, and hangs them under functions. The other modules each fill one part of an entry or

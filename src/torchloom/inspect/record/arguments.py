@@ -1,4 +1,4 @@
-"""The arguments that made an entry: what its guards pinned, with the sizes that the call had."""
+"""Describes the arguments of the call that made an entry, from its guards and the sizes of the call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def arguments_of(guards: Sequence[Guard], sizes: Mapping[str, Any]) -> dict[str,
 
     Args:
         guards: those of the entry.
-        sizes: the shapes that came, by source.
+        sizes: the shapes of the call, by source.
 
     Example:
         >>> guard = Guard(

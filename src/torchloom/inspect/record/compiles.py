@@ -22,12 +22,12 @@ class Compile:
 
     key: CompileKey
     entry: Entry
-    """What becomes of it, if it becomes an entry."""
+    """The record of the entry that it makes."""
     code: CodeType | None = None
-    """What was to be compiled."""
+    """The code object that was to be compiled."""
     rewritten: Rewriting | None = None
     wrapped: Named | None = None
-    """What is compiled, where that is no function but one of torch's own calls it."""
+    """The callable, where torch compiles it through a wrapper function of its own."""
     hit_limit: bool = False
     """Whether the recompile limit ended it."""
     stack: list[Mapping[str, Any]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Compile:
     """File, line and function of all that led to it."""
     guard_rows: list[Mapping[str, Any]] = field(default_factory=list)
     sizes: dict[str, Any] = field(default_factory=dict)
-    """The sizes that came, by source."""
+    """The sizes of the tensors in the call, by source."""
 
     @property
     def has_failed(self) -> bool:
@@ -47,8 +47,8 @@ class Compile:
     def is_entry(self) -> bool:
         """Whether torch keeps, or kept, an entry.
 
-        Functions without operators are compiled to nothing: Dynamo marks them to be left alone. The
-        capture of a whole graph, as for serving, writes no code.
+        Of a function without operators Dynamo makes no entry: it marks the function to be skipped. The
+        capture of a whole graph, as for serving, writes no bytecode.
         """
         if self.has_failed:
             return False
@@ -56,7 +56,7 @@ class Compile:
 
     @property
     def continues(self) -> CodeType | None:
-        """The function that the code goes on with behind a graph break."""
+        """The function that the code continues behind a graph break."""
         if self.rewritten is not None:
             return self.rewritten.continues
         return None if self.code is None else compiling.continued_code(self.code)

@@ -1,4 +1,4 @@
-"""From compiles to functions: names, what runs eagerly and why, continuations under their function."""
+"""Groups compiles by function: names, why calls run eagerly, continuations below their function."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def functions_of(
     """Return the functions that were compiled or tried, those behind graph breaks as children.
 
     Args:
-        compiles: by key; entries and all.
-        places: where stacks lie.
-        eager: calls that ran eagerly because nothing fitted.
+        compiles: by key, with completed entries.
+        places: resolves file names.
+        eager: calls that ran eagerly because no entry fitted.
     """
     groups: dict[_Group, list[Compile]] = {}
     for key in sorted(compiles):
@@ -84,7 +84,7 @@ def _function(group: Sequence[Compile], places: Places) -> Function:
 
 
 def _named_by(code: CodeType, epoch: int, frame_id: int | None = None) -> Function:
-    """Return the function of a code object, as yet without anything that was compiled."""
+    """Return the record of a code object's function, without entries."""
     file, line = introspect.place_of(code)
     match = RESUME.fullmatch(code.co_name)
     qualname = introspect.qualname_of(code)
@@ -159,7 +159,7 @@ def _hung(
     functions: Mapping[_Group, Function],
     groups: Mapping[_Group, Sequence[Compile]],
 ) -> list[Function]:
-    """Put continuations below the function that they go on with; return the others."""
+    """Put continuations below the function that they continue; return the other functions."""
     parents = parents_of(groups)
     roots: list[Function] = []
     before: dict[tuple[int, CodeType], Function] = {}

@@ -1,6 +1,6 @@
-"""Calls of entries that call no graph, where the counters stand: what hands over at once.
+"""Counts calls of entries without a graph: hits are counted at graphs, so those entries have no counter.
 
-Each call of such an entry goes on with its one continuation, whose calls are counted.
+Each call of such an entry calls its one continuation, so it has as many calls as the continuation.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Group = TypeVar("Group", bound=tuple[int, int, str])
 def count_through_continuations(
     functions: Mapping[Group, Function], groups: Mapping[Group, Sequence[Compile]]
 ) -> None:
-    """Fill in the calls of entries without a graph, or note that they are not known.
+    """Set the hits of entries without a graph, or mark them as not counted.
 
     Args:
         functions: by group, with the calls of their other entries.
-        groups: the compiles of each.
+        groups: the compiles of each function.
     """
     named = Counter(
         (each.key[0], id(code))
@@ -33,7 +33,7 @@ def count_through_continuations(
         for _, code in each.rewritten.continuations
     )
     by_code = {(key[0], id(each.code)): key for key, group in groups.items() for each in group}
-    # What is called behind a break is met after what calls it: the innermost come first.
+    # Dynamo meets a continuation after the code that calls it: go from the innermost outwards.
     for key in sorted(groups, key=lambda key: key[:2], reverse=True):
         for each in groups[key]:
             rewritten = each.rewritten

@@ -1,4 +1,4 @@
-"""What events tell of memory and plans, as records: what stands, what peaks, what was decided."""
+"""Turns events about memory and plans into records: standing memory, peaks, plans."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torchloom import events
 from torchloom.records import Alive, Decision, GraphPlan, Peak, Session, Standing
 
 MEMORY_EVENTS = (events.GraphPlanned, events.PeakFound, events.StandingFound)
-"""Kinds that have records of their own, and so are no rows."""
+"""Kinds that have records of their own, and are left out of the list of events."""
 
 
 def note_memory(session: Session, heard: Sequence[events.Event]) -> None:
-    """Put plans, peaks and what stands into a record."""
+    """Add plans, peaks and standing memory to a record."""
     for event in heard:
         if isinstance(event, events.GraphPlanned):
             session.plans.append(_plan(event))
@@ -22,7 +22,7 @@ def note_memory(session: Session, heard: Sequence[events.Event]) -> None:
             session.peaks.append(_peak(event.graph, event.contents))
         elif isinstance(event, events.StandingFound):
             found = _standing(event)
-            if found not in session.standing:  # told with each graph
+            if found not in session.standing:  # emitted again with each graph
                 session.standing.append(found)
 
 

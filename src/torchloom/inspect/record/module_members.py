@@ -1,4 +1,4 @@
-"""Whether a guarded value belongs to a module: torch keeps integers of modules constant, whatever they are called."""
+"""Tells whether a guarded value belongs to a module: Dynamo treats integer attributes of modules as constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which function a continuation behind a graph break belongs to."""
+"""Finds the function that each continuation belongs to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Group = TypeVar("Group", bound=tuple[int, int, str])
 
 
 def parents_of(groups: Mapping[Group, Sequence[Compile]]) -> dict[Group, Group]:
-    """Return the group of the function that each continuation goes on with.
+    """Return the group of the function that each continuation continues.
 
     Args:
         groups: compiles by (epoch, frame id, name).

@@ -39,7 +39,7 @@ class Places:
     def add_user_lines(self, compile_: Compile) -> None:
         """Add to each guard of an entry the line of user code that made it.
 
-        An entry whose live guards are gone gets those that the trace told of.
+        An entry whose live guards are gone gets the guards from the trace.
         """
         entry = compile_.entry
         lines: dict[str, str] = {}
@@ -64,7 +64,7 @@ class Places:
 
 
 def user_stack(compile_: Compile) -> list[str]:
-    """Return what called a function that was compiled, and the function, outside of torch and torchloom."""
+    """Return the user's frames that led to a compile, as `file:line in function`, the compiled function last."""
     calls = [
         call
         for call in compile_.calls

@@ -1,4 +1,4 @@
-"""What a recompile has led to: the value that came, and whether the new entry serves others as well."""
+"""Completes the reasons of a recompile from the guards of the entry that it made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIZES = re.compile(r"size=\[([^\]]*)\]")
 
 
 def explain_recompiles(entry: Entry) -> None:
-    """Complete the reasons of a recompile by what the new entry, which it made, demands."""
+    """Add to each reason the value of the call, and whether the new entry fits other values as well."""
     if not entry.guards:
         return
     for each in entry.recompiles:
@@ -49,7 +49,7 @@ def _explain_size(entry: Entry, reason: Recompile, index: int) -> None:
 
 
 def _explain_value(entry: Entry, reason: Recompile) -> None:
-    """Add the value that came, if the new entry demands one; else it serves others too."""
+    """Add the value of the call if the new entry requires it; otherwise the entry fits other values too."""
     about = [g for g in entry.guards if source_in_words(g.source) == reason.source]
     if reason.actual == ANOTHER_LENGTH:
         lengths = (re.fullmatch(r"len\(.*\) == (.+)", guard.text) for guard in about)
@@ -66,7 +66,7 @@ def _explain_value(entry: Entry, reason: Recompile) -> None:
 
 
 def _explain_constant(entry: Entry, reason: Recompile, source: str) -> None:
-    """Tell what ends recompiles for an integer that the new entry demands as well."""
+    """Choose the advice for an integer that the new entry requires as well."""
     if not re.fullmatch(r"== -?\d+", reason.expected):
         return
     in_module = is_in_module(source, entry.guards)
@@ -77,7 +77,7 @@ def _explain_constant(entry: Entry, reason: Recompile, source: str) -> None:
 
 
 def _explain_type(entry: Entry, reason: Recompile, guard: Guard) -> None:
-    """Tell of what type the value is that came, or that the new entry serves other values of it."""
+    """Add the type of the value in the call, or say that the new entry fits other values of that type."""
     named = _CLASS.search(guard.text)
     if named is None:
         return
@@ -92,7 +92,7 @@ def _explain_type(entry: Entry, reason: Recompile, guard: Guard) -> None:
 
 
 def _lowest(entry: Entry, source: str, index: int) -> int | None:
-    """Return the least size that an entry takes for a dim; None if it takes one size alone."""
+    """Return the smallest size that an entry accepts for a dim; None if it accepts one size only."""
     for guard in entry.guards:
         if guard.kind != "TENSOR_MATCH" or source_in_words(guard.source) != source:
             continue

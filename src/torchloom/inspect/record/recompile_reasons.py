@@ -1,4 +1,4 @@
-"""Reasons of recompiles: which older entry was rejected, what it expected, what came."""
+"""Reads why Dynamo recompiled: the older entry, what it expected, what it got."""
 
 from __future__ import annotations
 

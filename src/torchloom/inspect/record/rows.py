@@ -27,7 +27,7 @@ _QUIET = re.compile(
     r"|graph_break_dup.*|.*_compute_nodes.*|dynamo_timed.*|.*_prologue|.*_epilogue"
     r"|compiled_autograd_.*|compiled_function_.*|compiled_fn_.*|runtime_.*"
 )
-"""Kinds that are read elsewhere or say nothing that the record does not say otherwise."""
+"""Kinds that are read elsewhere or repeat what the record has from other rows."""
 _METRICS = (
     "co_name",
     "co_filename",
@@ -127,7 +127,7 @@ class RowReader:
             self._skip(kind)
 
     def _described(self, compile_: Compile, body: Mapping[str, Any]) -> None:
-        """Note the size that came from a source: Dynamo tells of the tensor, then of its source."""
+        """Note the size of a tensor of the call: Dynamo logs the tensor first, then its source."""
         tensor = (body.get("describer_id"), body.get("id"))
         if "size" in body:
             self._tensors[tensor] = body["size"]
@@ -176,7 +176,7 @@ def _start(compile_: Compile, row: Row) -> None:
     compile_.stack = compile_.stack or stack or []
     compile_.calls = compile_.calls or row.calls
     entry.attempts = max(entry.attempts, row.attempt + 1)
-    if row.attempt:  # Dynamo starts over: its last graph is the one that counts
+    if row.attempt:  # Dynamo has restarted its analysis: only its last graph counts
         entry.artifacts = [a for a in entry.artifacts if a.kind != "dynamo"]
 
 

@@ -1,4 +1,4 @@
-"""From what a watch heard to the record of one session."""
+"""Builds the record of one watch from what its hooks collected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build_session(heard: Heard) -> Session:
 
 
 def _words_of(heard: Heard) -> Words:
-    """Return the words of all code that was traced."""
+    """Return the words in the source of all code that was traced."""
     codes = [code for each in heard.rewritings for code in (each.original, *each.traced)]
     codes += [row.code for row in heard.rows if row.code is not None]
     return Words(codes)

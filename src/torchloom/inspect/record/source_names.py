@@ -1,4 +1,4 @@
-"""Names of guarded values as the user wrote them: torch calls closure variables arguments as well."""
+"""Names guarded values as the user wrote them: torch calls closure variables arguments, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CLOSURE_FIX = "a closure variable is a constant of the graph: pass it as an arg
 
 
 def name_sources(compile_: Compile) -> None:
-    """Write closure variables, and what torch's own function calls, for what they are.
+    """Name closure variables, and the callable inside torch's wrapper function, in guards and reasons.
 
     Guards and reasons of the entry are changed in place.
     """

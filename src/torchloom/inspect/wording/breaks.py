@@ -1,4 +1,4 @@
-"""Graph breaks: from the text that Dynamo logs to reason, place and upstream's advice."""
+"""Reads graph breaks: reason, place and upstream's advice from the text that Dynamo logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_break(text: str, words: Words | None = None) -> Break:
 
     Args:
         text: headline, reason, explanation, hints and stacks as Dynamo formats them.
-        words: those of the source; strings that are not among them are hidden.
+        words: the words of the traced source; other strings are hidden.
     """
     words = Words() if words is None else words
     explanation = told(_section(text, "Explanation:"), words)

@@ -30,7 +30,7 @@ _SIMPLE = {
 
 
 def source_in_words(source: str) -> str:
-    """Return where a guarded value is found, in words.
+    """Return the source of a guarded value in words.
 
     Example:
         >>> source_in_words("L['inputs']['x']")
@@ -61,7 +61,7 @@ def source_in_words(source: str) -> str:
 
 
 def guard_in_words(kind: str, source: str, text: str) -> str:
-    """Return what a guard demands.
+    """Return what a guard requires.
 
     Args:
         kind: Dynamo's name of the check.

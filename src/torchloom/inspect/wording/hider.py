@@ -18,14 +18,14 @@ _MESSAGE = re.compile(r"((?:Message: |with message |\(reason: ))(.*?)(\.?\)?)$",
 
 
 class Hider:
-    """Collects keys that no source says, and takes them out of texts."""
+    """Collects keys that the source does not contain, and removes them from texts."""
 
     def __init__(self, words: Words) -> None:
         self.words = words
         self._labels: dict[str, str] = {}
-        """What stands for each key."""
+        """The label that replaces each key."""
         self._forms: dict[str, str] = {}
-        """What stands for each text, in small letters, in which a key appears."""
+        """What replaces each text, in lower case, in which a key appears."""
         self._pattern: re.Pattern[str] | None = None
 
     def note(self, text: str) -> None:
@@ -35,7 +35,7 @@ class Hider:
                 self._note(found)
 
     def in_record(self, value: Any) -> None:
-        """Take the keys out of all texts of a record but for the program's own source, in place."""
+        """Remove the keys from all texts of a record, in place; the program's own source stays."""
         if self._labels:
             self._clean(value)
 
@@ -92,7 +92,7 @@ _SOURCES = frozenset(
     | {("Entry", "stack"), ("Entry", "compile_id"), ("Guard", "user_line"), ("Guard", "kind")}
     | {("Break", "user_stack"), ("Kernel", "language"), ("Artifact", "kind")}
 )
-"""Places and text of the program's own source, and words of torchloom's."""
+"""Fields that hold places or text of the program's own source, or words of torchloom."""
 
 
 def told(text: str, words: Words) -> str:

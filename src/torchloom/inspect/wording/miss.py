@@ -28,7 +28,7 @@ def miss_of(compile_id: str, failure: str) -> Miss:
 
     Args:
         compile_id: of the entry.
-        failure: the first check that failed, as torch tells it.
+        failure: the first check that failed, in torch's words.
     """
     text = without_values(failure.partition("\nUser stack trace")[0].partition("  #")[0].strip())
     if text.startswith(OTHER_BACKEND):

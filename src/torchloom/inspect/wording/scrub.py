@@ -6,7 +6,7 @@ import re
 
 
 def without_tensors_of_floats(text: str) -> str:
-    """Return code with floats that vary as they are written since torch 2.12.
+    """Return code in which dynamic floats are written as before torch 2.12, without a tensor around them.
 
     Example:
         >>> without_tensors_of_floats("___as_tensor(L['n']).item() <= 3.0")
@@ -44,8 +44,7 @@ _OF_GLOBAL = re.compile(r"(?<![\w'\"])G\[")
 def without_values(text: str, *, keys_too: bool = True) -> str:
     """Return a check without strings that may be secrets: only short words, such as modes, are left.
 
-    Strings of globals are hidden whatever they look like, those within calls as well. What is guarded
-    stays clear by its source.
+    Strings of globals are always hidden, also within calls. The source of the value stays readable.
 
     Args:
         text: the check as code.

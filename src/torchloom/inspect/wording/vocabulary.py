@@ -31,7 +31,7 @@ class Words:
         self._files: list[str] | None = None
 
     def knows(self, word: str) -> bool:
-        """Return whether a word stands in the source; one character tells nothing, and is known."""
+        """Return whether a word occurs in the source; words of one character always count as known."""
         if len(word) <= 1 or word in self._words or re.fullmatch(r"__\w+__|_dynamo_\w+", word):
             return True
         if self._files is None:  # names of the files, only when they are asked for
@@ -86,7 +86,7 @@ def _given_words() -> frozenset[str]:
 
 @functools.lru_cache(maxsize=256)
 def _names_in(file: str) -> frozenset[str]:
-    """Return the names in the source of a file; its strings are none: they may be secrets."""
+    """Return the names in the source of a file, without its strings, which may be secrets."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""What a failed guard comes down to: which value, what the entry expected, what came, what to do."""
+"""The reason why a guard failed: which value, what the entry expected, what it got, what to do."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ class Reason(NamedTuple):
     """Why an entry was rejected."""
 
     source: str
-    """The value that was looked at, in words; empty where it is none in particular."""
+    """The value that was checked, in words; empty if the check is about no particular value."""
     expected: str
-    """What the entry demands of it."""
+    """What the entry requires."""
     actual: str
-    """What came, where torch says it."""
+    """What the call had, where torch says so."""
     fix: str
+    """What the user can do about it; empty if nothing is known."""
 
 
 Rule = tuple[re.Pattern[str], Callable[..., Reason]]

@@ -1,4 +1,4 @@
-"""What a user can do against a recompile: the advice that several reasons share."""
+"""Advice against recompiles that several reasons share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APART = "sizes 0 and 1 are compiled apart, also with dynamic=True"
 
 
 def constant_fix(source: str, value: str) -> str:
-    """Return what ends recompiles for a constant that changes.
+    """Return the advice that ends recompiles for a constant that changes.
 
     Args:
         source: in words. Only numbers among the arguments themselves can become dynamic.
