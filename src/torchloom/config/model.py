@@ -177,8 +177,6 @@ class CompileOptions:
     """A file with a plan to follow; None: a plan is made where there is a memory budget."""
     replan_step: int = 5
     """Optimizer step after which the plan is made again by measured times; 0: never."""
-    choose_kernels: bool = False
-    """Whether products run on the implementation that measured fastest."""
     strict: bool = False
     """Whether a failed weave is an error instead of an eager fallback."""
     dump_graphs: bool | str = False

@@ -19,6 +19,7 @@ from torchloom.config.schema_types import (
 )
 
 BARRIER = "remove it; ordering comes from data dependencies in the graph"
+NO_KERNELS = "remove it; torch chooses the library of each matrix product"
 NO_REPLAY = "graphs are not replayed, so no inputs are kept"
 
 
@@ -37,11 +38,6 @@ class CompileSection(Section):
     disable_passes: Names = used((), "passes left out of the preset")
     schedule: MaybeList = used(
         None, "`[[step, [name, [name, memory budget], ...]], ...]`: what runs from a step on"
-    )
-    choose_kernels: Flag = used(
-        False,
-        "matrix products run on the implementation that measured fastest here; results differ in "
-        "the last bits",
     )
     strict: Flag = used(False, "a failed weave is an error instead of an eager fallback")
     dump_graphs: FlagOrText = used(False, "write graphs around each pass; a string is the folder")
@@ -92,4 +88,7 @@ class CompileSection(Section):
     sync_before_allgather: MaybeFlag = no_effect(False, "wait before an all-gather", BARRIER)
     sync_after_allgather: MaybeFlag = no_effect(False, "wait after an all-gather", BARRIER)
     keep_int_input_tensors: MaybeFlag = no_effect(True, "keep integer inputs", NO_REPLAY)
+    choose_kernels: MaybeFlag = no_effect(
+        False, "measure which library multiplies matrices faster", NO_KERNELS
+    )
     keep_all_input_tensors: MaybeFlag = no_effect(False, "keep all inputs", NO_REPLAY)
