@@ -11,8 +11,8 @@ import torch
 
 from torchloom import envs
 from torchloom.backends import discovery
+from torchloom.backends.claims import all_names, claims_of, tags_of
 from torchloom.backends.records import Origin
-from torchloom.backends.registry import all_names, claims_of, tags_of
 
 
 @dataclass(frozen=True, slots=True)

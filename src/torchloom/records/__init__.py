@@ -5,23 +5,21 @@ Session -> Function (resume functions as children) -> Entry -> guards, graphs, k
 
 from __future__ import annotations
 
-from torchloom.records.io import SCHEMA_VERSION, from_json, load_record, save_record, to_json
-from torchloom.records.memory import Alive, Decision, GraphPlan, Peak, Standing
-from torchloom.records.model import (
+from torchloom.records.entry import (
     Artifact,
     Break,
     CacheUse,
     Continuation,
     Entry,
-    EventRow,
-    Function,
     Guard,
     Kernel,
     PassRun,
     Recompile,
-    Session,
     Span,
 )
+from torchloom.records.io import SCHEMA_VERSION, from_json, load_record, save_record, to_json
+from torchloom.records.memory import Alive, Decision, GraphPlan, Peak, Standing
+from torchloom.records.model import EventRow, Function, Session
 
 __all__ = [
     "SCHEMA_VERSION",

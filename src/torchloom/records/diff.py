@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchloom.records.eager import eager_reason
-from torchloom.records.model import Entry, Function, Session
+from torchloom.records.entry import Entry
+from torchloom.records.model import Function, Session
 from torchloom.records.same import same_check, same_graph, same_kernel, same_names
 
 _MIN_SECONDS = 0.5

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchloom.records.model import Break, Entry, Function, Session
+from torchloom.records.entry import Break, Entry
+from torchloom.records.model import Function, Session
 
 _MAX_FUNCTIONS = 12
 _MAX_BREAKS = 5
