@@ -46,25 +46,38 @@ class CompileSection(Section):
         False,
         "saved activations are freed right after their last use also by backends that keep their "
         "arguments; Inductor and torchloom's own runner do so in any case",
+        adds="free_activation",
     )
     free_activation_threshold: Count = used(
-        10 << 20, "bytes from which `free_activation` frees, this size included"
+        10 << 20,
+        "bytes from which `free_activation` frees, this size included",
+        option="free_saved.min_bytes",
     )
     double_buffer: Flag = used(
         True, "two transfers between device and host per direction are under way, instead of one"
     )
-    offload_activation: Flag = used(False, "saved activations wait on the host for backward")
+    offload_activation: Flag = used(
+        False, "saved activations wait on the host for backward", adds="offload_activation"
+    )
     offload_activation_threshold: Count = used(
-        1 << 20, "torchloom's own: bytes from which activations are offloaded, this size included"
+        1 << 20,
+        "torchloom's own: bytes from which activations are offloaded, this size included",
+        option="offload_activation.min_bytes",
     )
     offload_activation_pin_memory: Flag = used(
-        True, "host copies of activations are page-locked; nothing to do on a CPU"
+        True,
+        "host copies of activations are page-locked; nothing to do on a CPU",
+        option="offload_activation.pin_memory",
     )
     offload_opt_states: Flag = used(
-        False, "optimizer states wait on the host and stream through the step"
+        False,
+        "optimizer states wait on the host and stream through the step",
+        adds="offload_opt_states",
     )
     offload_parameters: Flag = used(
-        False, "this rank's pieces of parameters wait on the host until they are gathered"
+        False,
+        "this rank's shards of parameters wait on the host until they are gathered",
+        adds="offload_parameters",
     )
     symmetric_memory: Flag = used(
         False,
