@@ -1,4 +1,4 @@
-"""Calls, and what gives values back to a caller."""
+"""Calls, yields and awaits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Calls(Strings):
         self.push(primary(f"{fn.operand}({', '.join(texts)})", fn, *args))
 
     def _define_class(self, body: ClassBody, title: Part, around: Sequence[str]) -> None:
-        """Emit a class statement; the class is called as it says."""
+        """Emit a class statement under the class's own name."""
         word = title.value if isinstance(title, Constant) else ""
         word = word if isinstance(word, str) and word.isidentifier() else self.scope.fresh("class_")
         target = self.stored_next()
@@ -133,7 +133,7 @@ class Calls(Strings):
         self.push(primary(f"<{ins.argrepr.lower()}>({left.text}, {right.text})", left, right))
 
     def op_BEFORE_WITH(self, ins: dis.Instruction) -> None:
-        """Enter and leave by calls: what runs when something is raised is not shown."""
+        """Print `with` as calls of `__enter__` and `__exit__`; the path of an exception is not shown."""
         manager = self.once(1)
         self.pop()
         self.push(Expression(f"{manager.owner}.__exit__", reads=manager.reads))

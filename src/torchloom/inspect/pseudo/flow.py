@@ -30,7 +30,7 @@ _GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
 
 @dataclass
 class _Block:
-    """Where printing stands on one path."""
+    """The position of the printer on one path."""
 
     index: int
     machine: Machine
@@ -46,12 +46,12 @@ class Flow:
     code: CodeType
     scope: Scope
     clean: Callable[[CodeType], CodeType]
-    """Takes the values of the program out of a nested function."""
+    """Removes the values of the program from a nested function."""
     renamed: dict[str, str] = field(default_factory=dict)
     signature: Signature = field(default_factory=Signature)
     lines: list[str] = field(default_factory=list)
     leaves: list[list[tuple[int, int]]] = field(default_factory=list)
-    """For each loop around: on which lines it is left, and for which loop outside of it to go on."""
+    """For each enclosing loop: the lines that leave it, and the outer loop that each continues with."""
 
     def __post_init__(self) -> None:
         self.jumps = Jumps(self.code)
@@ -161,7 +161,7 @@ class Flow:
             index = following
 
     def _control(self, ins: dis.Instruction, index: int, block: _Block) -> int | None:
-        """Print what ends or splits a path and return where it goes on; `index` for anything else."""
+        """Print an instruction that ends or splits a path; return the next index, `index` for any other instruction."""
         machine, kind = block.machine, ins.opname
         if kind in ("RETURN_VALUE", "RETURN_CONST"):
             value = constant_text(ins.argval) if kind == "RETURN_CONST" else machine.pop().text
@@ -192,7 +192,7 @@ class Flow:
             target(block)
 
     def _for(self, ins: dis.Instruction, index: int, block: _Block) -> int | None:
-        """Print a loop over an iterator and return where its exit goes on."""
+        """Print a loop over an iterator; return the index that follows it, or None."""
         machine = block.machine
         iterator = machine.pop()
         machine.enter_loop(self.jumps.stored_in(index))
@@ -217,7 +217,7 @@ class Flow:
         return None
 
     def _body(self, block: _Block) -> list[Callable[[_Block], None]]:
-        """Print the body of a loop; return what has to follow it where it is left for a loop outside."""
+        """Print the body of a loop; return printers of what follows where it is left for an outer loop."""
         self.leaves.append([])
         self._path(block)
         left = self.leaves.pop()
@@ -238,7 +238,7 @@ class Flow:
         return [choose]
 
     def _again(self, head: int, block: _Block) -> None:
-        """Go on with the next turn of a loop: the innermost one, or one around it."""
+        """Continue with the next iteration of the innermost loop, or of one around it."""
         block.machine.settle()
         if head == block.loops[-1]:
             block.machine.emit("continue")
@@ -249,7 +249,7 @@ class Flow:
     # -- branches
 
     def _jump(self, ins: dis.Instruction, index: int, block: _Block) -> int | None:
-        """Follow a jump; None when the path has ended in it."""
+        """Follow a jump; return the next index, or None if the path has ended."""
         machine, kind = block.machine, ins.opname
         if kind in ALWAYS or kind.startswith("JUMP_BACKWARD"):
             return self.jumps.target(ins)
@@ -274,7 +274,7 @@ class Flow:
         return self.jumps.target(ins)
 
     def _condition(self, ins: dis.Instruction, machine: Machine) -> tuple[Part, Part | None] | None:
-        """Return when a jump is not taken, and what it leaves on the stack if it is."""
+        """Return the condition under which a jump is not taken, and the value that it keeps on the stack if taken."""
         kind = ins.opname
         if kind.endswith("_OR_POP"):  # keeps the value where it jumps
             value = machine.once(1) if machine.stack else Expression("<?>")

@@ -1,4 +1,4 @@
-"""Loads and stores of variables, attributes and modules, and what moves values on the stack."""
+"""Loads and stores of variables, attributes and modules, and instructions that reorder the stack."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Loads(Stack):
         self.push(primary("locals()"))
 
     def op_LOAD_FAST_AND_CLEAR(self, ins: dis.Instruction) -> None:
-        """Begin a comprehension: until the variable is put back, its name means another one."""
+        """Begin a comprehension: its variable hides one of the same name until that is restored."""
         title = str(ins.argval)
         self.renamed = {**self.renamed, title: self.scope.fresh(f"{title}_")}
         self.push(SavedVariable(title, was_cell=title in self.celled))
@@ -150,7 +150,7 @@ class Loads(Stack):
         self._push_method(value, is_method)
 
     def _push_method(self, value: Part, is_method: bool) -> None:
-        """Push an attribute; a method that is about to be called comes with an empty `self`."""
+        """Push an attribute; for a method that is about to be called, push an empty `self` as well."""
         if is_method and sys.version_info < (3, 13):
             self.push(NULL)
         self.push(value)
@@ -235,7 +235,7 @@ class Loads(Stack):
         self.stack.insert(len(self.stack) - depth, self.stack.pop())
 
     def _reorder(self, depth: int) -> None:
-        """Get values ready to change places: they must have been evaluated in the old order."""
+        """Prepare values for reordering: name those that must be evaluated in the old order."""
         while len(self.stack) < depth:
             self.stack.insert(0, UNKNOWN)
         if sum(part.is_fragile for part in self.stack[-depth:]) > 1:
@@ -243,7 +243,7 @@ class Loads(Stack):
 
 
 def _is_whole(text: str) -> bool:
-    """Say whether the first parenthesis closes at the end; text with strings in it may say no."""
+    """Return whether the first parenthesis closes at the end; False for text with strings in it."""
     depth = 0
     for position, char in enumerate(text):
         depth += (char == "(") - (char == ")")

@@ -1,4 +1,4 @@
-"""Names: which ones a function uses, new ones, and those that hold addresses."""
+"""Names: those that a function uses, fresh ones, and those that contain addresses."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Scope:
 
     code: CodeType
     used: set[str]
-    """Names that stand for something already, here or in a function around or within."""
+    """Names in use here or in an enclosing or nested function."""
     around: frozenset[str] = frozenset()
-    """Variables of the functions around it."""
+    """Variables of the enclosing functions."""
     is_class: bool = False
     """Whether it is the body of a class."""
     has_yield: bool = False
     cells: frozenset[str] = field(init=False)
-    """Variables that it shares with nested functions or with those around it."""
+    """Variables that it shares with nested or enclosing functions."""
     variables: frozenset[str] = field(init=False)
     written_globals: tuple[str, ...] = field(init=False)
     """Globals that it stores or deletes."""

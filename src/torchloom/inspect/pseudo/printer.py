@@ -1,4 +1,4 @@
-"""The entry points: pseudo-source and a listing of bytecode, whatever the bytecode is."""
+"""The entry points: pseudo-source and a listing of any bytecode."""
 
 from __future__ import annotations
 

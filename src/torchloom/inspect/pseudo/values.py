@@ -1,4 +1,4 @@
-"""What the symbolic stack holds: the text of an expression, and how careful one must be with it."""
+"""The values on the symbolic stack: the text of an expression, and when it has to be evaluated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Expression:
     is_atom: bool = True
     """Whether it can stand beside an operator without parentheses."""
     is_fragile: bool = False
-    """Whether a later statement could change what it means, or it has effects: loads, calls."""
+    """Whether a later statement could change its value, or it has effects, as loads and calls have."""
     reads: frozenset[str] = frozenset()
     """Variables in it."""
 
@@ -116,7 +116,7 @@ class Slice(Expression):
 
 @dataclass(frozen=True)
 class Iterating(Expression):
-    """An iterator that was just made: a loop writes what it was made of."""
+    """A new iterator: a loop prints the iterable instead."""
 
     iterable: str = ""
 
@@ -126,9 +126,9 @@ class Formatted(Expression):
     """An f-string."""
 
     inside: str = ""
-    """What stands between its quotes."""
+    """The text between its quotes."""
     depth: int = 0
-    """How deep formats lie in formats."""
+    """Nesting depth of formats in formats."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Converted(Expression):
 
 @dataclass(frozen=True)
 class Cell(Expression):
-    """The cell of a variable, not what it holds: closures are made of such."""
+    """The cell of a variable, as closures hold it, not the value in it."""
 
     variable: str = ""
 
@@ -159,7 +159,7 @@ class Made(Expression):
 
     code: CodeType | None = None
     parts: tuple[tuple[int, Part], ...] = ()
-    """What belongs to it, by the flag that says how."""
+    """Defaults, annotations and closure, each with the flag of its kind."""
 
 
 @dataclass(frozen=True)
@@ -188,10 +188,10 @@ def reads_of(parts: Iterable[Part]) -> frozenset[str]:
 
 
 class Display:
-    """A list, set or dict that is still on the stack: what is done to it there can be followed.
+    """A list, set or dict on the stack whose changes can be tracked.
 
-    Several places of the stack may hold the same one. When one of them is used in a way that cannot
-    be followed, it gets a name, which from then on is its text everywhere.
+    Several places of the stack may hold the same one. When one of them is used in a way that cannot be tracked,
+    the display gets a name, which is its text everywhere from then on.
     """
 
     def __init__(self, kind: str, elements: list[Part]) -> None:
@@ -215,7 +215,7 @@ class Display:
 
     @property
     def is_fragile(self) -> bool:
-        """Whether something in it has to be settled before a statement with effects."""
+        """Whether part of it has to be named before a statement with effects."""
         return self.name is None and any(part.is_fragile for part in self.elements)
 
     @property
