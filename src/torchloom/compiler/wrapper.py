@@ -242,8 +242,8 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
         state.compiled = _compile(state)
     if state.compiler_fn is not None or not _runs_hooks_around(state.module):
         return state.compiled(*args, **kwargs)
-    # Dynamo does not look for hooks that were added or removed since it compiled: they run around
-    # what is compiled, as those of torch.compile(module) do.
+    # Dynamo does not guard on hooks: ones that are added after a compile would be ignored
+    # (pytorch/pytorch#117758). They run outside of what is compiled, as those of torch.compile(module) do.
     state.calls.is_about_to_run = True
     try:
         return nn.Module._call_impl(self, *args, **kwargs)

@@ -117,6 +117,7 @@ def _by_rules(call: NextCall, hits: Sequence[introspect.CacheEntry]) -> CallOutc
     action, why, is_certain = found or _unfitted(call, mark)
     # Where the mark is not known, Dynamo may have left the function alone since.
     is_certain = is_certain and (mark is not None or not notes.is_met(call.target.code))
+    # With fullgraph=True, torch raises from 2.12 on when a call runs nothing compiled (pytorch/pytorch#181817).
     if action == "eager" and dispatch.is_eager_an_error(call.how):
         why = f"{why}, and of a whole graph something compiled has to run"
         is_certain = is_certain and not dispatch.calls_functions(call.target.code)

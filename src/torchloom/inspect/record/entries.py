@@ -57,6 +57,7 @@ def _add_live_state(compile_: Compile, rewritten: Rewriting, hider: Hider) -> No
         if introspect.is_invalid(live.guard_manager):
             entry.status = "invalidated: what it guards on is gone"
     elif not entry.status.startswith("failed"):
+        # torch drops the entries of modules that are freed (pytorch/pytorch#117045).
         entry.status = "invalidated: its module or closure is gone, or it was reset"
 
 
