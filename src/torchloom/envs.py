@@ -74,19 +74,19 @@ class Meeting(NamedTuple):
     host: str
     port: int
     is_hosted: bool
-    """Whether the launcher keeps the store there; else rank 0 does."""
+    """Whether the launcher hosts the store; otherwise rank 0 does."""
     attempt: int
-    """How often the launcher has started these ranks anew."""
+    """How often the launcher has restarted these ranks."""
 
 
 def meeting(default_port: int) -> Meeting | None:
     """Read where the ranks meet: MASTER_ADDR and MASTER_PORT; None without an address.
 
     Args:
-        default_port: where MASTER_PORT is not set.
+        default_port: used if MASTER_PORT is not set.
 
     Raises:
-        ConfigError: the port is no port.
+        ConfigError: MASTER_PORT is not a port number.
     """
     host = get_str("MASTER_ADDR", "").strip()
     if not host:
@@ -103,7 +103,7 @@ def meeting(default_port: int) -> Meeting | None:
 
 
 def launcher_pid() -> int | None:
-    """Return the process without which this one has nothing to do, as far as it is known.
+    """Return the id of the process that launched this one, None if unknown: a worker ends with its launcher.
 
     It is set for workers of `torchloom train`. Workers of torchrun are its children.
     """
@@ -114,12 +114,12 @@ def launcher_pid() -> int | None:
 
 
 def is_launched() -> bool:
-    """Say whether a launcher told this process its rank."""
+    """Return whether a launcher set the ranks of this process."""
     return _first_set(_names("world_size")) is not None
 
 
 def is_one_host() -> bool:
-    """Say whether the launcher started all ranks on this host, as far as it tells."""
+    """Return whether the launcher says that it started all ranks on this host."""
     local = _first_int(("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
     return local is not None and local == launch().world_size
 
@@ -130,10 +130,10 @@ def get_str(name: str, default: str) -> str:
 
 
 def key_file() -> Path:
-    """Return where the key is that this user signs with: `TORCHLOOM_KEY_FILE`, or a file of the user's home.
+    """Return the path of the user's signing key: `TORCHLOOM_KEY_FILE`, or a file in the home folder.
 
-    The home is that of the account where there is one: a variable that somebody set for one process does
-    not part it from what the user signed before.
+    The home is that of the account, where there is one, not HOME: a process with another HOME still finds the
+    key that signed earlier files.
     """
     chosen = get_str("TORCHLOOM_KEY_FILE", "")
     if chosen:
@@ -159,7 +159,7 @@ def set_default(name: str, value: str) -> None:
 
 @contextmanager
 def default_within(name: str, value: str) -> Iterator[None]:
-    """Set `name` inside a `with` block, unless the user has chosen a value; afterwards it is as before."""
+    """Set `name` for a `with` block, unless the user has set it."""
     is_ours = name not in os.environ
     os.environ.setdefault(name, value)
     try:
@@ -175,9 +175,9 @@ def set_value(name: str, value: str) -> None:
 
 
 def _names(key: str) -> tuple[str, ...]:
-    """Return the variables that may hold this, those of Slurm only inside of a task.
+    """Return the variables that may hold this value; SLURM_NTASKS counts only inside a Slurm task.
 
-    `salloc` sets SLURM_NTASKS in a shell that is none.
+    `salloc` sets SLURM_NTASKS also in its own shell, which is no task.
     """
     names = _RANK_NAMES[key]
     if _first_set(_RANK_NAMES["rank"]) is None:
@@ -203,7 +203,7 @@ def _first_int(names: tuple[str, ...]) -> int | None:
 
 
 def is_on(name: str) -> bool:
-    """Say whether a switch is on.
+    """Return whether a switch is on.
 
     Raises:
         ConfigError: it is set to something else than 0, 1, true or false.

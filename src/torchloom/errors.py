@@ -161,16 +161,19 @@ class DataError(TorchloomError, ValueError):
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """Let errors of this module leave the block as themselves.
+    """Raise torchloom's own error from inside the errors that a compiler wrapped around it.
 
-    Compilers wrap what their backends raise, in several layers and with advice of their own; what
-    a user has to do stands in the innermost message.
+    Compilers wrap what their backends raise in several layers with advice of their own; the innermost
+    message says what the user has to do.
+
+    Raises:
+        TorchloomError: the innermost error of this module, where the one that was raised wraps it.
     """
     try:
         yield
     except TorchloomError:
         raise
-    except Exception as error:
+    except Exception as error:  # raised on, or as the error inside it
         own = own_error(error)
         if own is None:
             raise
@@ -178,7 +181,7 @@ def unwrapped() -> Iterator[None]:
 
 
 def own_error(error: BaseException | None) -> TorchloomError | None:
-    """Return the error of this module that another one wraps, if there is one."""
+    """Return the torchloom error that another error wraps, or None."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, TorchloomError):

@@ -1,6 +1,6 @@
-"""Typed events: what happened, for whoever listens.
+"""Typed events, for recorders.
 
-Any room may emit; nobody below knows who listens. An event is a frozen record with a `kind`; a
+Any room may emit events; rooms below do not know who listens. An event is a frozen record with a `kind`; a
 `Recorder` collects those emitted while it is open. With no recorder open, `emit` costs one check.
 Events carry plain data only (numbers, strings, tuples), so a recording never keeps a tensor alive
 and can be written as JSON.
@@ -51,24 +51,24 @@ class ProgramReady(Event):
     origin: str
     """"built" or "loaded"."""
     key: str
-    """Its name in a store."""
+    """The key of its entry in a store."""
     contract: str
-    """What its calls look like."""
+    """The contract of its calls, as text."""
     seconds: float
-    """How long building or loading took."""
+    """Duration of building or loading."""
     boxes: tuple[str, ...]
     """The sizes that each of its variants is for."""
     num_calls: tuple[int, ...]
-    """How many graphs run in a call of each variant."""
+    """Number of graphs that run in a call of each variant."""
     num_graphs: int
-    """Different graphs in it."""
+    """Number of different graphs in all variants."""
     verdicts: tuple[str, ...]
-    """What was assumed of sizes, and that it holds."""
+    """The assumptions about sizes, each of which holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassesSkipped(Event):
-    """A weave failed and the model runs as it was, eagerly sharded."""
+    """Weaving a graph failed; the model runs eagerly sharded."""
 
     reason: str
 
@@ -102,20 +102,20 @@ class LoweredCompiled(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPlanned(Event):
-    """A plan for a captured graph was settled."""
+    """A plan for a captured graph was chosen."""
 
     graph: str
     plan: Mapping[str, object]
     """The fields of `torchloom.plan.GraphPlan`, decisions included."""
     planning_s: float
-    """Time of all tries in the planner; 0 where the plan came with cached code."""
+    """Time of all planning rounds; 0 if the plan came with cached code."""
     num_tries: int
-    """How often the graph was compiled until code kept the budget well."""
+    """How often the graph was compiled until its code kept the budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReviewed(Event):
-    """Ranks measured the operators of their graphs, and asked whether that changes the plan."""
+    """Ranks measured the operators of their graphs and decided whether that changes the plan."""
 
     step: int
     """Optimizer steps done before."""
@@ -125,7 +125,7 @@ class PlanReviewed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PeakFound(Event):
-    """The peak of a captured graph's forward and backward was predicted, and what is alive at it."""
+    """The peak memory of a captured graph's forward and backward was predicted, with what is alive at the peak."""
 
     graph: str
     contents: Mapping[str, object]
@@ -134,14 +134,14 @@ class PeakFound(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StandingFound(Event):
-    """What lives on the device between forwards and backwards was added up."""
+    """Standing memory, which stays on the device between forward and backward passes, was added up."""
 
     budget_bytes: int | None
-    """What the user gave for everything."""
+    """The memory budget of the user; None without one."""
     base_bytes: int
-    """All of it, on the rank that has most."""
+    """All standing memory, on the rank that has most."""
     step_bytes: int
-    """What the optimizer's step adds."""
+    """What the optimizer step adds."""
     parts: tuple[tuple[str, str, int], ...]
     """(kind, layer, bytes) of this rank."""
 
@@ -165,10 +165,10 @@ class CollectiveRan(Event):
     """Bytes of the full tensors."""
     start_s: float
     wait_s: float
-    """When the wait for it began: what lies between start and wait ran beside it."""
+    """When the wait for it began. Work between `start_s` and `wait_s` overlapped with it."""
     end_s: float
     params: tuple[str, ...] = ()
-    """Names of the parameters that it carries."""
+    """Names of the parameters whose tensors it moves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class PhaseRan(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSkipped(Event):
-    """An optimizer step was left out because gradients were not finite."""
+    """An optimizer step was skipped because gradients were not finite."""
 
     step: int
     loss_scale: float
@@ -204,12 +204,12 @@ _listeners: list[Callable[[Event], None]] = []
 
 
 def is_heard() -> bool:
-    """Say whether a recorder is open: events that cost something to make need not be made else."""
+    """Return whether a recorder is open. Check it before building events that are expensive to make."""
     return bool(_listeners)
 
 
 def emit(event: Event) -> None:
-    """Hand an event to every open recorder."""
+    """Pass an event to every open recorder."""
     for listen in tuple(_listeners):
         listen(event)
 

@@ -1,7 +1,7 @@
-"""Files that are whole or not there, and files that nobody else can have written.
+"""Atomic writes, and reads of files that only this user or root can have written.
 
-What is written beside a file takes its place at once. What is read with `read_own` was put there by this user
-or by root: others may neither own it nor write to it.
+`write_whole` writes a temporary file and renames it: readers see the old or the new file, never a part.
+`read_own` refuses files that other users own or can write to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
-    """Write a text or bytes so that no reader ever sees half of it, and return its path; folders are made.
+    """Write a text or bytes atomically and return the path; missing folders are made.
 
     Several processes may write one path at a time: the last one wins.
 
@@ -36,17 +36,17 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
             file.write(content.encode() if isinstance(content, str) else content)
         Path(partial).chmod(0o644)  # temporary files are private
         Path(partial).replace(path)
-    except BaseException:
+    except BaseException:  # raised on: no half file is left behind, also after Ctrl-C
         Path(partial).unlink(missing_ok=True)
         raise
     return path
 
 
 def make_own(folder: Path) -> None:
-    """Make a folder, and those above it, that no one else can write to, whatever the umask says.
+    """Make a folder, and missing folders above it, with mode 755, so that no other user can write to it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     if not folder.is_dir():
         make_own(folder.parent)
@@ -56,17 +56,17 @@ def make_own(folder: Path) -> None:
 def read_own(path: Path, others: int = 0o022) -> bytes:
     """Return the bytes of a file that nobody but this user and root can have written.
 
-    Owner and mode are those of the file that is then read, whatever happens to its name meanwhile.
+    Owner and mode are checked on the opened file, so renaming it meanwhile changes nothing.
 
     Args:
-        path: the file; the last part of it must be no link.
-        others: what group and others may not do.
+        path: the file; it must not be a symbolic link.
+        others: the mode bits that group and others must not have.
 
     Raises:
         PermissionError: another user owns it or can write to it; the text says so.
         OSError: it cannot be read.
     """
-    # A pipe must not keep us waiting.
+    # O_NONBLOCK: opening a named pipe would wait for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(handle)
@@ -81,7 +81,7 @@ def read_own(path: Path, others: int = 0o022) -> bytes:
 
 
 def why_not_own(path: Path) -> str:
-    """Return why others could have written a file or a folder, or nothing.
+    """Return why other users could have written a file or folder, or an empty text.
 
     Raises:
         OSError: it is not there.
@@ -90,10 +90,10 @@ def why_not_own(path: Path) -> str:
 
 
 def why_replaceable(path: Path) -> str:
-    """Return why others could put something else in the place of a file or folder, or nothing.
+    """Return why other users could replace a file or folder, or an empty text.
 
-    They can if a folder above it is theirs, or if they can write to one that is not sticky. The user's own
-    private group (the only member of a group of the same name) is no other.
+    They can if they own a folder above it, or can write to one without the sticky bit. The private group of
+    the user (of the same name, with no other member) does not count as others.
     """
     path = path.resolve()
     for folder in path.parents:
@@ -122,7 +122,7 @@ def _why_not_own(path: Path, found: os.stat_result, others: int) -> str:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Say whether a group is one of the user's own, as many systems make for each user."""
+    """Return whether a group is the private group of the user, which many systems make for each user."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:
@@ -136,7 +136,7 @@ def _is_private_group(gid: int) -> bool:
 
 
 def _is_hidden(uid: int) -> bool:
-    """Say whether an owner cannot be told because this process runs in a user namespace, as in containers."""
+    """Return whether an owner is hidden because this process runs in a user namespace, as in containers."""
     try:
         shown = int(Path("/proc/sys/kernel/overflowuid").read_text())
         mapped = Path("/proc/self/uid_map").read_text().split()
@@ -146,7 +146,7 @@ def _is_hidden(uid: int) -> bool:
 
 
 def swap(left: Path, right: Path) -> bool:
-    """Let two paths change places at once; return False where the system cannot.
+    """Exchange two paths atomically; return False where the system cannot.
 
     Linux does this with renameat2(RENAME_EXCHANGE), on local file systems; network file systems
     mostly refuse it.
@@ -167,7 +167,7 @@ def swap(left: Path, right: Path) -> bool:
 
 
 def sync_folder(path: Path) -> None:
-    """Make what was created, renamed or removed in a folder survive a loss of power.
+    """Sync a folder to disk, so that created, renamed and removed files survive a loss of power.
 
     Raises:
         OSError: the file system refuses.

@@ -1,6 +1,6 @@
-"""Where this process is in its run: its optimizer step, what it is busy with, what it waits for.
+"""The position of this process in its run: its optimizer step, what it does, what it waits for.
 
-Everything that communicates writes here, and whoever has to say why a run stands still reads it.
+Code that communicates writes it; code that explains why a run stands still reads it.
 One process has one position; all writes are assignments, so that a thread may read at any time.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 
-class Event(Protocol):
-    """Something that other ranks have to come to as well."""
+class SyncPoint(Protocol):
+    """A point that other ranks have to reach as well, such as a collective."""
 
     @property
     def key(self) -> int:
-        """A number that is equal on ranks that have come to the same."""
+        """A number that is equal on all ranks at the same point."""
         ...
 
     @property
@@ -28,18 +28,18 @@ class Event(Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The global ranks that have to come."""
+        """The global ranks that have to reach it."""
         ...
 
     def text(self) -> str:
-        """Say in words what it is."""
+        """Return a description of it."""
         ...
 
 
 class Wait(NamedTuple):
     """What a rank waits for, and since when."""
 
-    event: Event
+    event: SyncPoint
     since_s: float
 
 
@@ -48,22 +48,22 @@ class Verdict(NamedTuple):
 
     kind: str
     """"differ": ranks run different programs; "lost": a rank has ended or cannot be reached;
-    "late": a rank did not come within its limit."""
+    "late": a rank did not reach the point within its time limit."""
     text: str
 
 
 class Rates(NamedTuple):
-    """What the optimizer steps with."""
+    """The rates that the optimizer uses, such as learning rates."""
 
     key: int = 0
     """A checksum of all its numbers."""
     text: Callable[[], str] = str
-    """Says them in words."""
+    """Returns them as text."""
 
 
 @dataclass
 class Position:
-    """What is known of this process."""
+    """The position of one process."""
 
     step: int = 0
     """Optimizer steps that have been taken: part of what ranks compare."""
@@ -76,23 +76,27 @@ class Position:
     actor: int = 0
     """The engine that acts, where a process has several: part of what ranks compare."""
     rates: Rates = field(default_factory=Rates)
-    """What the optimizer steps with: part of what ranks compare."""
+    """The rates of the optimizer: part of what ranks compare."""
     phase: str = ""
-    """What takes long just now, e.g. "compiling graph0"; empty in the course of a step."""
+    """The long operation in progress, e.g. "compiling graph0"; empty during a step."""
     phase_since_s: float = 0.0
     waiting: Wait | None = None
-    last: Event | None = None
-    """What has been begun last."""
+    last: SyncPoint | None = None
+    """The last sync point that was begun."""
     verdict: Verdict | None = None
-    """Once there is one, nothing may communicate any more."""
+    """Once it is set, nothing may communicate any more."""
     notes: dict[str, str] = field(default_factory=dict)
     """Facts that explain why ranks may differ, e.g. a graph that runs eagerly."""
     on_verdict: list[Callable[[], None]] = field(default_factory=list)
-    """What ends a wait that does not look at the verdict by itself."""
+    """Called to end waits that do not check the verdict themselves."""
 
     @contextmanager
     def doing(self, phase: str) -> Iterator[None]:
-        """Say what takes long for the length of a `with` block; blocks may nest."""
+        """Set the long operation in progress for a `with` block; blocks may nest.
+
+        Args:
+            phase: for example "compiling graph0".
+        """
         before = self.phase, self.phase_since_s
         self.phase, self.phase_since_s = phase, time.monotonic()
         try:
@@ -102,4 +106,4 @@ class Position:
 
 
 POSITION = Position()
-"""This process's."""
+"""The position of this process."""

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchloom.backends import registry
+from torchloom.backends import claims, registry
 
 
 @pytest.fixture(autouse=True)
 def clean_registry() -> Iterator[None]:
     """Leave the registry as it was found, whatever a test registered."""
-    before = set(registry._REGISTERED)
+    before = set(claims.REGISTERED)
     yield
-    for name in set(registry._REGISTERED) - before:
+    for name in set(claims.REGISTERED) - before:
         registry.unregister_backend(name)
     torch._dynamo.reset()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torchloom.inspect.tap import TraceTap
+from torchloom.inspect.listen.trace import TraceTap
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 import torchloom
-from torchloom.inspect.english import guard_in_words, without_addresses
-from torchloom.inspect.reasons import constant_fix, reason_of
+from torchloom.inspect.wording.english import guard_in_words
+from torchloom.inspect.wording.reasons import reason_of
+from torchloom.inspect.wording.reasons.fixes import constant_fix
+from torchloom.inspect.wording.scrub import without_addresses
 from torchloom.records import Session
 
 X = torch.ones(2)

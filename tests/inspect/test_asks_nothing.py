@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torchloom
-from torchloom.inspect.target import name_of, named
+from torchloom.inspect.live.naming import name_of, named
 
 X = torch.ones(2)
 ASKED: list[str] = []

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchloom
 from support.foretold import agree, needs_option, what_happens
-from torchloom.inspect.target import twin_of
+from torchloom.inspect.live.target import twin_of
 
 X, Y = torch.ones(2), torch.ones(3)
 

@@ -75,7 +75,7 @@ def test_entries_of_partials_are_told_apart() -> None:
     second = torch.compile(functools.partial(Callee(2), shift=3), backend="eager")
     first(X), second(X)
     assert [len(torchloom.entries(each)) for each in (first, second)] == [1, 1]
-    assert "partial" in torchloom.inspect.target.target_of(first).name
+    assert "partial" in torchloom.inspect.live.target.target_of(first).name
 
 
 def test_methods_that_are_compiled_in_their_class() -> None:

@@ -9,7 +9,7 @@ import torch
 
 import torchloom
 from support.foretold import agree, needs_option, what_happens
-from torchloom.inspect.target import target_of
+from torchloom.inspect.live.target import target_of
 
 X, Y = torch.ones(2), torch.ones(3)
 CAN_COUNT = hasattr(torch._C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count")

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import torchloom
-from torchloom.inspect.words import Hider, Words, keys_in
+from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.keys import keys_in
+from torchloom.inspect.wording.vocabulary import Words
 from torchloom.records import to_json
 from torchloom.report.page import write_page
 

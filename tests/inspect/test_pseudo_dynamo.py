@@ -13,9 +13,9 @@ import torch
 from torch._dynamo.convert_frame import register_bytecode_hook
 
 import torchloom
-from torchloom.inspect.english import without_addresses
 from torchloom.inspect.pseudo import bytecode_listing, pseudo_source
 from torchloom.inspect.pseudo.names import without_ids
+from torchloom.inspect.wording.scrub import without_addresses
 from torchloom.records import to_json
 
 ADDRESS = re.compile(r"\d{12,}|0x[0-9a-f]{6,}")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import torchloom
-from torchloom.inspect.reasons import reason_of
+from torchloom.inspect.wording.reasons import reason_of
 
 X, Y = torch.ones(2), torch.ones(3)
 

@@ -172,9 +172,13 @@ def test_a_watch_that_fails_leaves_the_program_alone(monkeypatch, tmp_path) -> N
     def broken(*args, **kwargs):
         raise ValueError("a bug of ours")
 
-    for name in ("build_session", "continuations", "save_record"):
+    for place in (
+        "api.watch.build_session",
+        "listen.collector.continuations",
+        "api.watch.save_record",
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["torchloom.inspect.watch"], name, broken)
+            patch.setattr(f"torchloom.inspect.{place}", broken)
             torch._dynamo.reset()
             with torchloom.watch(tmp_path / "r.json") as w:
                 out = torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
@@ -183,7 +187,7 @@ def test_a_watch_that_fails_leaves_the_program_alone(monkeypatch, tmp_path) -> N
 
 
 def test_one_entry_that_cannot_be_read_does_not_hide_the_others(monkeypatch) -> None:
-    real = sys.modules["torchloom.inspect.build"].guards_of
+    real = sys.modules["torchloom.inspect.record.entries"].guards_of
 
     def sometimes(*args):
         if not broken:
@@ -192,7 +196,7 @@ def test_one_entry_that_cannot_be_read_does_not_hide_the_others(monkeypatch) -> 
         return real(*args)
 
     broken: list[bool] = []
-    monkeypatch.setattr("torchloom.inspect.build.guards_of", sometimes)
+    monkeypatch.setattr("torchloom.inspect.record.entries.guards_of", sometimes)
     with torchloom.watch() as w:
         for size in (2, 3):
             torch.compile(lambda x: x + 1, backend="eager")(torch.ones(size))
@@ -212,7 +216,7 @@ def test_the_record_says_when_it_could_not_be_made(monkeypatch, caplog) -> None:
     def broken(*args, **kwargs):
         raise ValueError("a bug of ours")
 
-    monkeypatch.setattr("torchloom.inspect.build.functions_of", broken)
+    monkeypatch.setattr("torchloom.inspect.record.session.functions_of", broken)
     with caplog.at_level(logging.WARNING), torchloom.watch() as w:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     assert "could not be made" in w.record.orphans[0]

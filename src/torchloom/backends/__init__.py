@@ -1,8 +1,8 @@
-"""The registry of compiler backends: one list with torch's own, and right where torch's is wrong.
+"""The registry of compiler backends: one list that includes torch's own.
 
 A backend is a callable `(gm, example_inputs, **options) -> callable`. What is registered here works
 in `torch.compile(backend="name")`, and what torch, other libraries or their entry points registered
-is found here. Combinators make new backends of old ones.
+is found here. Combinators build new backends from others.
 
 Example:
     >>> @register_backend

@@ -1,4 +1,4 @@
-"""Asking an object of a program for an attribute: it may raise anything instead."""
+"""Reads attributes of user objects, whose `__getattr__` may raise anything."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from typing import Any
 
 
 def attribute_of(value: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute, or the default where the object does not give it, whatever it raises."""
+    """Return an attribute, or the default if reading it raises anything.
+
+    Args:
+        value: any object, also one whose `__getattr__` fails.
+        name: of the attribute.
+        default: returned in its place.
+    """
     try:
         return getattr(value, name, default)
-    except Exception:  # noqa: BLE001 - an object's own `__getattr__`
+    except Exception:  # noqa: BLE001  an object's own `__getattr__` raises anything
         return default

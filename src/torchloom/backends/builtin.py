@@ -1,4 +1,4 @@
-"""torchloom's own backends. They stand on rooms above this one, so they load when looked up."""
+"""torchloom's own backends. They need rooms above this one, so they are imported when looked up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 from torchloom.backends.records import CompilerFn
 
 OURS = {"torchloom": "torchloom.pipeline.backend:weave"}
-"""Name -> "module:function". The package announces the same to torch as entry points."""
+"""Name -> "module:function". The package declares the same entry points to torch."""
 
 
 def load_own(name: str) -> CompilerFn:

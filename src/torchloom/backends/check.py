@@ -1,4 +1,4 @@
-"""A backend that runs another one beside eager, and says where they part."""
+"""A backend that runs another one and eager, and names the first node that differs."""
 
 from __future__ import annotations
 

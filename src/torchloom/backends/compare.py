@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class Tolerance(NamedTuple):
-    """How far results may be apart; None means torch's default for the dtype."""
+    """How far results may differ; None means torch's default for the dtype."""
 
     rtol: float | None
     atol: float | None
 
 
-class Difference(NamedTuple):
-    """The first result that is too far off."""
+class Mismatch(NamedTuple):
+    """The first result that differs by more than the tolerance."""
 
     index: int
     text: str
@@ -25,14 +25,20 @@ class Difference(NamedTuple):
 
 def first_difference(
     actual: Sequence[Any], expected: Sequence[Any], tolerance: Tolerance
-) -> Difference | None:
-    """Return the first pair of tensors that differ, or None."""
+) -> Mismatch | None:
+    """Return the first pair of results that differ, or None.
+
+    Args:
+        actual: results of the backend.
+        expected: results of eager.
+        tolerance: how far tensors may be apart; other results have to be equal.
+    """
     if len(actual) != len(expected):
-        return Difference(0, f"{len(actual)} results instead of {len(expected)}")
+        return Mismatch(0, f"{len(actual)} results instead of {len(expected)}")
     for index, (left, right) in enumerate(zip(actual, expected, strict=True)):
         text = _compare(left, right, tolerance)
         if text is not None:
-            return Difference(index, text)
+            return Mismatch(index, text)
     return None
 
 
@@ -55,7 +61,7 @@ def _describe(left: Tensor, right: Tensor) -> str:
     """Say how far two tensors of one shape are apart."""
     wide = torch.complex128 if left.is_complex() else torch.float64
     distance = (left.to(wide) - right.to(wide)).abs()
-    # NaN on one side alone is as far off as can be.
+    # NaN on one side only counts as the largest difference.
     distance = distance.nan_to_num(nan=torch.inf)
     flat = int(distance.argmax())
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), distance.shape))

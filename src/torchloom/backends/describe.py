@@ -1,4 +1,4 @@
-"""Which backends there are, where each comes from, and whether it would work here."""
+"""Lists backends: where each comes from, and whether it would work on this machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from torchloom import envs
 from torchloom.backends import discovery
+from torchloom.backends.claims import all_names, claims_of, tags_of
 from torchloom.backends.records import Origin
-from torchloom.backends.registry import all_names, claims_of, tags_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class BackendInfo:
     hidden: tuple[Origin, ...]
     """Others that claim the name and lost: see `torchloom.backends.records` for the rule."""
     why_not: str | None
-    """What keeps it from working here, or None."""
+    """The reason why it would not work here, or None."""
 
     @property
     def is_available(self) -> bool:
-        """Whether nothing is known that would keep it from working here."""
+        """Whether no reason is known why it would not work here."""
         return self.why_not is None
 
 
 def describe_backends() -> list[BackendInfo]:
     """Return one row for each name that `torch.compile(backend=...)` takes, sorted by name.
 
-    Nothing is loaded or run: availability is what shows from outside (modules, devices, tools).
+    Loads and runs nothing: availability is judged by installed modules, devices and tools.
 
     Example:
         >>> [row.name for row in describe_backends() if not row.is_available]  # doctest: +SKIP

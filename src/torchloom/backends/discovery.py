@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 import time
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +21,24 @@ GROUP = "torch_dynamo_backends"
 
 _VALUE = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?\s*")
 
-_found: dict[str, tuple[EntryPoint, ...]] = {}
-_found_for: object = None
-_path: object = None
-_looked_at = 0.0
 _LOOK_AGAIN_S = 0.25
-"""How long an unchanged import path is taken to hold what it held: looking costs 60 us."""
+"""Seconds for which an unchanged `sys.path` is not searched again: checking its folders costs 60 us."""
+
+
+@dataclass
+class _Found:
+    """The result of the last search of the import path."""
+
+    by_name: dict[str, tuple[EntryPoint, ...]] = field(default_factory=dict)
+    path: object = None
+    """`sys.path`, and the function that reads entry points, which tests replace."""
+    state: object = None
+    """`path`, with the times at which its folders were modified."""
+    looked_at_s: float = 0.0
+
+
+_FOUND = _Found()
+"""One per process, as the import path itself."""
 
 
 def discover() -> dict[str, tuple[EntryPoint, ...]]:
@@ -34,36 +47,35 @@ def discover() -> dict[str, tuple[EntryPoint, ...]]:
     The answer is kept until a folder of the import path changes, so that a distribution
     installed later is seen.
     """
-    global _found, _found_for, _path, _looked_at  # noqa: PLW0603  one per process, as the path itself
     path, now = (importlib.metadata.entry_points, *sys.path), time.monotonic()
-    if path == _path and now - _looked_at < _LOOK_AGAIN_S:
-        return _found
-    _path, _looked_at = path, now
+    if path == _FOUND.path and now - _FOUND.looked_at_s < _LOOK_AGAIN_S:
+        return _FOUND.by_name
+    _FOUND.path, _FOUND.looked_at_s = path, now
     state = (path, *map(_modified, sys.path))
-    if state != _found_for:
+    if state != _FOUND.state:
         by_name: dict[str, dict[tuple[str, str], EntryPoint]] = {}
         for point in _announced():
             # The same distribution may be seen twice, once through each of two import paths.
             by_name.setdefault(point.name, {}).setdefault((_dist(point), point.value), point)
-        _found = {
+        _FOUND.by_name = {
             name: tuple(sorted(points.values(), key=_dist)) for name, points in by_name.items()
         }
-        _found_for = state
-    return _found
+        _FOUND.state = state
+    return _FOUND.by_name
 
 
 def _announced() -> list[EntryPoint]:
-    """Return the entry points of the group, also of a stand-in that only answers by name."""
+    """Return the entry points of the group; works with test doubles that only offer `names` and `[name]`."""
     group: Any = importlib.metadata.entry_points(group=GROUP)
     found = [(point.name, point) for point in group]
     listed = {name for name, _ in found}
-    # torch asks for `.names` and `[name]`, so that is what stand-ins for metadata in tests have.
+    # torch uses `.names` and `[name]`, so test doubles of the metadata offer those.
     found += [(name, group[name]) for name in getattr(group, "names", ()) if name not in listed]
     return [_as_point(name, each) for name, each in found]
 
 
 def _as_point(name: str, given: Any) -> EntryPoint:
-    """Return an entry point; of what stands in its place all that is sure is that it loads."""
+    """Return an entry point; of a test double only `load` is used."""
     if isinstance(given, EntryPoint):
         return given
     value = given.value if isinstance(getattr(given, "value", None), str) else ""
@@ -86,7 +98,7 @@ def load(point: EntryPoint) -> CompilerFn:
         if point.value and not _VALUE.fullmatch(point.value):
             raise ImportError(f"{point.value!r} is not of the form 'package.module:function'")
         fn = point.load()
-    except Exception as error:
+    except Exception as error:  # importing a package of others runs any code
         raise BackendLoadError(
             f"backend {point.name!r} of {_dist(point)} cannot be loaded: its entry point "
             f"{point.value!r} raised {type(error).__name__}: {error}. Repair or uninstall "
@@ -101,7 +113,7 @@ def load(point: EntryPoint) -> CompilerFn:
 
 
 def why_not(point: EntryPoint) -> str | None:
-    """Say what would keep an entry point from loading, as far as that shows without loading it."""
+    """Return why an entry point cannot be loaded, as far as that is known without loading it, or None."""
     if not point.value:
         return None
     if not _VALUE.fullmatch(point.value):

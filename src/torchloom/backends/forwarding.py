@@ -1,8 +1,9 @@
-"""What backends made of other backends have in common."""
+"""The common base of backends that are built from other backends."""
 
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torchloom import _torch
@@ -12,19 +13,19 @@ from torchloom.backends.registry import lookup_backend
 from torchloom.errors import BackendError
 
 
-class Forwarding:
-    """Passes on what torch.compile asks of a backend besides compiling.
+class Forwarding(ABC):
+    """Forwards `reset` and `get_compiler_config` to the inner backends.
 
     Combinators are frozen dataclasses: two made of equal parts are equal, so that Dynamo, which
     recompiles when the backend changes, sees one backend.
     """
 
+    @abstractmethod
     def inner(self) -> tuple[str | CompilerFn, ...]:
-        """Return the backends that this one is made of."""
-        raise NotImplementedError
+        """Return the backends that this one is built from."""
 
     def reset(self) -> None:
-        """Let every inner backend forget its state; `torch._dynamo.reset` calls this."""
+        """Reset every inner backend; `torch._dynamo.reset` calls this."""
         for _, fn in self._found():
             reset = attribute_of(fn, "reset")
             if reset is not None:
@@ -41,7 +42,7 @@ class Forwarding:
         return {}
 
     def _found(self) -> list[tuple[str | CompilerFn, CompilerFn]]:
-        """Return those inner backends that are there: a fallback may name one that is not."""
+        """Return the inner backends that can be found: a fallback may name one that is not installed."""
         found = []
         for backend in self.inner():
             with contextlib.suppress(BackendError):

@@ -12,14 +12,16 @@ from torchloom import _torch
 from torchloom.backends.attributes import attribute_of
 
 _DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_id")
-"""What Dynamo hangs on a graph module for its compilers (2.11-2.15)."""
+"""Attributes that Dynamo sets on a graph module for its compilers (2.11-2.15)."""
 _SOURCE = "_dynamo_source"
 
 
 def copy_graph_module(gm: fx.GraphModule, *, is_sketch: bool = False) -> fx.GraphModule:
-    """Return a module with a graph of its own over the same parameters, buffers and metadata.
+    """Return a copy of a module with its own graph, over the same parameters, buffers and metadata.
 
-    No code is made for a sketch until it is called.
+    Args:
+        gm: the captured graph.
+        is_sketch: generate its Python code only when it is first called.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
@@ -47,7 +49,7 @@ def devices_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> set[str]:
 
 
 def name_of(backend: Any) -> str:
-    """Return what to call a backend in messages."""
+    """Return the name of a backend for messages."""
     if isinstance(backend, str):
         return backend
     named = attribute_of(backend, "compiler_name") or attribute_of(backend, "__name__")
@@ -57,7 +59,7 @@ def name_of(backend: Any) -> str:
 def clone_inputs(values: Sequence[Any]) -> list[Any]:
     """Return inputs that a graph may change in place, with gradients of their own.
 
-    Inputs that share memory do so no longer.
+    Inputs that share memory get separate copies.
     """
     found: list[Any] = []
     for value in values:

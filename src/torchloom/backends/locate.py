@@ -1,4 +1,4 @@
-"""Finding the first node whose compiled value differs from eager.
+"""Finds the first node whose compiled value differs from eager.
 
 1. Compile the graph once with every tensor as an output and compare them in order.
 2. Outputs that must be kept change what is fused, and may make the error vanish: then compile
@@ -38,7 +38,7 @@ class Place:
 def locate(
     gm: fx.GraphModule, inputs: Sequence[Any], compile_fn: Compile, tolerance: Tolerance
 ) -> Place | None:
-    """Return the first node of `gm` that differs from eager, or None where no cut shows it.
+    """Return the first node of `gm` that differs from eager, or None if no part of the graph reproduces the difference.
 
     Args:
         gm: the captured graph, untouched.

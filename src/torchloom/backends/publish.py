@@ -1,7 +1,7 @@
-"""Making a backend known to torch, so that `torch.compile(backend="name")` finds it.
+"""Registers a backend with torch, so that `torch.compile(backend="name")` finds it.
 
 torch's registry writes attributes on the functions that it is given and compares them by identity
-on every compiled call. It is therefore handed a plain function of our own: one per name, made
+on every compiled call. It therefore gets a plain function of torchloom's own: one per name, made
 once, whatever the backend itself is (a bound method, a builtin, an object with slots).
 """
 
@@ -19,10 +19,20 @@ from torchloom.errors import BackendError
 
 
 def make_published(name: str, fn: CompilerFn) -> CompilerFn:
-    """Return the plain function through which torch calls `fn`."""
+    """Return the plain function through which torch calls `fn`.
+
+    Raises:
+        BackendError: when the returned function is called: with options that `fn` does not take, or where
+            `fn` returns nothing that can be called.
+    """
     takes_options = _takes_options(fn)
 
     def published(gm: Any, example_inputs: Sequence[Any], **options: Any) -> Any:
+        """Compile a graph with the backend.
+
+        Raises:
+            BackendError: the backend takes no options, or returns nothing that can be called.
+        """
         if options and not takes_options:
             raise BackendError(
                 f"backend {name!r} takes no options, but torch.compile was given "
@@ -49,22 +59,28 @@ def make_published(name: str, fn: CompilerFn) -> CompilerFn:
 
 
 def add_to_torch(name: str, published: CompilerFn, tags: Sequence[str]) -> None:
-    """Put a published function into torch's registry; its name must be free there."""
+    """Add a published function to torch's registry.
+
+    Args:
+        name: must be free there.
+        published: from `make_published`.
+        tags: as for `register_backend`.
+    """
     _torch.register_backend(published, name=name, tags=tuple(tags))
 
 
 def remove_from_torch(name: str, published: CompilerFn) -> None:
-    """Take a published function out of torch's registry, unless another one stands there now."""
+    """Remove a published function from torch's registry, unless the name belongs to another one by now."""
     if _torch.registered_backends().get(name) is published:
         points = discover().get(name)
         _torch.forget_backend(name, points[0] if points else None)
 
 
 def _takes_options(fn: CompilerFn) -> bool:
-    """Say whether `fn` accepts keywords besides its two arguments; yes where nobody knows."""
+    """Return whether `fn` accepts keywords besides its two arguments; True if that is not known."""
     try:
         params = inspect.signature(fn).parameters.values()
-    except Exception:  # builtins may have no signature, objects raise anything  # noqa: BLE001
+    except Exception:  # noqa: BLE001  ValueError for builtins; an object's `__signature__` raises anything
         return True
     if any(param.kind is param.VAR_KEYWORD for param in params):
         return True

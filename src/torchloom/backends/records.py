@@ -1,4 +1,4 @@
-"""What the registry holds: names, where they come from, and who wins when two claim one name.
+"""The entries of the registry: names, origins, and the rule for names that are claimed twice.
 
 The rule: a registration in this process, then a built-in of torch or torchloom, then an entry
 point; of several entry points, the distribution whose name sorts first.
@@ -17,7 +17,7 @@ CompilerFn = Callable[..., Any]
 """`(gm, example_inputs, **options) -> callable`: what is registered."""
 
 CompiledFn = Callable[..., tuple[Any, ...]]
-"""What a backend returns: takes the inputs of the graph, gives its outputs."""
+"""What a backend returns: a function of the graph's inputs that returns its outputs."""
 
 Kind = Literal["built-in", "this process", "entry point"]
 
@@ -43,7 +43,7 @@ class Registration:
     tags: tuple[str, ...]
     origin: Origin
     published: CompilerFn
-    """The function that torch's registry holds under this name: one identity for its lifetime."""
+    """The function in torch's registry under this name; the same object while the registration lasts."""
 
 
 def origin_of(fn: CompilerFn) -> Origin:

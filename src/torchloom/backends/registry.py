@@ -7,8 +7,6 @@ another thread looks it up would otherwise wait for a thread that waits for it.
 
 from __future__ import annotations
 
-import difflib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
@@ -18,6 +16,15 @@ from torchloom import _torch
 from torchloom.backends import discovery
 from torchloom.backends.attributes import attribute_of
 from torchloom.backends.builtin import OURS, load_own
+from torchloom.backends.claims import (
+    LOCK,
+    REGISTERED,
+    all_names,
+    built_in_origin,
+    nearest,
+    origin_by_name,
+    tags_of,
+)
 from torchloom.backends.publish import add_to_torch, make_published, remove_from_torch
 from torchloom.backends.records import CompilerFn, Origin, Registration, origin_of
 from torchloom.errors import BackendConflictError, BackendError, UnnamedBackendError
@@ -26,9 +33,6 @@ from torchloom.log import get_logger
 logger = get_logger(__name__)
 
 F = TypeVar("F", bound=CompilerFn)
-
-_LOCK = threading.RLock()
-_REGISTERED: dict[str, Registration] = {}
 
 
 @overload
@@ -44,7 +48,7 @@ def register_backend(
 def register_backend(
     compiler_fn: Any = None, name: str | None = None, tags: Sequence[str] = ()
 ) -> Any:
-    """Make a backend known by name, here and to `torch.compile`.
+    """Register a backend by name, here and with `torch.compile`.
 
     Works as a plain decorator, as a decorator with arguments, and as a call.
 
@@ -86,21 +90,21 @@ def register_experimental_backend(compiler_fn: Any = None, name: str | None = No
 
 
 def unregister_backend(name: str) -> CompilerFn:
-    """Take back a registration of this process and return its function.
+    """Remove a registration of this process and return its function.
 
     Functions compiled before keep working. An entry point that the name had hidden is found again.
 
     Raises:
         BackendError: no backend was registered under this name through torchloom.
     """
-    with _LOCK:
-        entry = _REGISTERED.pop(name, None)
+    with LOCK:
+        entry = REGISTERED.pop(name, None)
         if entry is None:
             known = origin_by_name(name)
             what = f"is {known}" if known else "is not known at all"
             raise BackendError(
                 f"backend {name!r} {what}: only what torchloom.backends.register_backend registered in this "
-                f"process can be taken back{_nearest(name, _REGISTERED)}"
+                f"process can be taken back{nearest(name, REGISTERED)}"
             )
         remove_from_torch(name, entry.published)
         return entry.fn
@@ -128,8 +132,8 @@ def temporary_backend(
         BackendConflictError: as for `register_backend`.
     """
     chosen = _checked_name(compiler_fn, name)
-    with _LOCK:
-        hidden = _REGISTERED.get(chosen) if override else None
+    with LOCK:
+        hidden = REGISTERED.get(chosen) if override else None
         if hidden is not None:
             unregister_backend(chosen)
         try:
@@ -140,11 +144,11 @@ def temporary_backend(
     try:
         yield chosen
     finally:
-        with _LOCK:
+        with LOCK:
             # The block may have taken the name back itself, or given it to another function.
-            if _REGISTERED.get(chosen) is entry:
+            if REGISTERED.get(chosen) is entry:
                 unregister_backend(chosen)
-            if chosen not in _REGISTERED:
+            if chosen not in REGISTERED:
                 _restore(hidden)
 
 
@@ -177,7 +181,7 @@ def lookup_backend(compiler_fn: str | CompilerFn) -> CompilerFn:
         _say_who_wins(points)
         return _adopt(name, discovery.load(points[0]))
     raise _torch.unknown_backend_error(BackendError)(
-        f"no backend is named {name!r}{_nearest(name, all_names())}. `torchloom backends` lists all"
+        f"no backend is named {name!r}{nearest(name, all_names())}. `torchloom backends` lists all"
     )
 
 
@@ -192,48 +196,8 @@ def list_backends(exclude_tags: Iterable[str] | None = ("debug", "experimental")
     """
     excluded = set(exclude_tags or ())
     _torch.registered_backends()
-    with _LOCK:
+    with LOCK:
         return sorted(name for name in all_names() if not excluded & set(tags_of(name) or ()))
-
-
-def all_names() -> set[str]:
-    """Return every name, of whatever origin."""
-    with _LOCK:
-        return {*_REGISTERED, *_torch.registered_backends(), *OURS, *discovery.discover()}
-
-
-def tags_of(name: str) -> tuple[str, ...] | None:
-    """Return a backend's tags; None for an entry point that has not been loaded."""
-    with _LOCK:
-        if name in _REGISTERED:
-            return _REGISTERED[name].tags
-        found = _torch.backend_tags(name)
-        return () if found is None and name in OURS else found
-
-
-def origin_by_name(name: str) -> Origin | None:
-    """Return where the backend that a name stands for comes from."""
-    claims = claims_of(name)
-    return claims[0] if claims else None
-
-
-def claims_of(name: str) -> list[Origin]:
-    """Return everything that claims a name, the winner first."""
-    with _LOCK:
-        claims: list[Origin] = []
-        if name in _REGISTERED:
-            claims.append(_REGISTERED[name].origin)
-        found = _torch.registered_backends().get(name)
-        points = discovery.discover().get(name, ())
-        if found is not None and name not in _REGISTERED:
-            own = _built_in_origin(name, found)
-            if own is not None:
-                claims.append(own)
-            elif not points:
-                claims.append(origin_of(found))
-        elif name in OURS and name not in _REGISTERED:
-            claims.append(Origin("built-in", "torchloom"))
-        return [*claims, *(discovery.origin_of_point(p) for p in points if not _is_ours(p))]
 
 
 def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
@@ -241,23 +205,23 @@ def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
     _torch.registered_backends()  # a clash with one of torch's must show now, not later
     if isinstance(tags, str):
         raise BackendError(f"tags of backend {chosen!r}: write ({tags!r},), not a single string")
-    with _LOCK:
-        known = _REGISTERED.get(chosen)
+    with LOCK:
+        known = REGISTERED.get(chosen)
         if known is not None:
             if known.fn is fn and known.tags == tuple(tags):
                 return known
             raise _conflict(chosen, known.origin, fn)
         found = _torch.registered_backends().get(chosen)
         points = discovery.discover().get(chosen, ())
-        if found is not None and not (points and _built_in_origin(chosen, found) is None):
-            raise _conflict(chosen, _built_in_origin(chosen, found) or origin_of(found), fn)
+        if found is not None and not (points and built_in_origin(chosen, found) is None):
+            raise _conflict(chosen, built_in_origin(chosen, found) or origin_of(found), fn)
         if chosen in OURS:
             raise _conflict(chosen, Origin("built-in", "torchloom"), fn)
         entry = Registration(chosen, fn, tuple(tags), origin_of(fn), make_published(chosen, fn))
         if found is not None:
             remove_from_torch(chosen, found)  # an entry point that was loaded before
         add_to_torch(chosen, entry.published, entry.tags)
-        _REGISTERED[chosen] = entry
+        REGISTERED[chosen] = entry
         if points:
             logger.warning(
                 "backend %r now is %s; it hides the %s",
@@ -271,18 +235,18 @@ def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
 def _restore(hidden: Registration | None) -> None:
     if hidden is not None:
         add_to_torch(hidden.name, hidden.published, hidden.tags)
-        _REGISTERED[hidden.name] = hidden
+        REGISTERED[hidden.name] = hidden
 
 
 def _loaded(name: str) -> CompilerFn | None:
     torchs = _torch.registered_backends()
-    with _LOCK:
-        return _REGISTERED[name].fn if name in _REGISTERED else torchs.get(name)
+    with LOCK:
+        return REGISTERED[name].fn if name in REGISTERED else torchs.get(name)
 
 
 def _adopt(name: str, fn: CompilerFn) -> CompilerFn:
-    """Let torch know a backend that was found outside of it."""
-    with _LOCK:
+    """Register with torch a backend that was found outside of it."""
+    with LOCK:
         # Importing its module may have registered the name already, here or in torch.
         found = _loaded(name)
         if found is not None:
@@ -330,21 +294,3 @@ def _conflict(name: str, taken_by: Origin, fn: CompilerFn) -> BackendConflictErr
     return BackendConflictError(
         f"backend {name!r} is taken by {taken_by}; {origin_of(fn).where} cannot have it: {cure}"
     )
-
-
-def _built_in_origin(name: str, found: CompilerFn) -> Origin | None:
-    if name in OURS:
-        return Origin("built-in", "torchloom")
-    if str(attribute_of(found, "__module__", "")).split(".")[0] in ("torch", "functorch"):
-        return Origin("built-in", "torch")
-    return None
-
-
-def _is_ours(point: EntryPoint) -> bool:
-    """Say whether an entry point is torchloom's own announcement of a built-in."""
-    return OURS.get(point.name) == point.value
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""

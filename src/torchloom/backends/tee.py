@@ -1,4 +1,4 @@
-"""A backend that shows each graph to someone before another backend compiles it."""
+"""A backend that passes each graph to a function before another backend compiles it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuring and starting torch.compile: what a JSON config asks for, done in place.
+"""Configures torch.compile from the `compile` section of a JSON config, and compiles modules in place.
 
     config = get_compile_config({"compile": {"enabled": True, "backend": "inductor"}})
     model = CompiledModuleWrapper(model, config)     # still isinstance(model, YourModel)

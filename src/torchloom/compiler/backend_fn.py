@@ -1,4 +1,4 @@
-"""From what a config names as backend to something that torch.compile takes."""
+"""Resolves the backend of a config: a registered name, a path or a callable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchloom.errors import ConfigError
 
 
 def get_backend_fn(backend: str | Callable[..., Any]) -> str | Callable[..., Any]:
-    """Return the backend that a name, a path or a callable stands for.
+    """Return the backend for a name, a path or a callable.
 
     Args:
         backend: a callable; a registered name; or "package.module.function" (also

@@ -1,4 +1,4 @@
-"""The `compile` section of a config, as the compiler pieces take it."""
+"""The `compile` section of a config as a frozen value."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torchloom.config import CompileOptions, load_config
 from torchloom.errors import ConfigError
 
 COMPILE_CONFIG = "compile"
-"""The key of the section."""
+"""Key of the section in a config."""
 
 COMPILE_CONFIG_KEY = COMPILE_CONFIG
-"""The same key, under a name that says that it is one."""
+"""The same as `COMPILE_CONFIG`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig(CompileOptions):
-    """What to compile with; also everything that `engine.compile()` is told.
+    """How to compile: the backend, its arguments and the options of `engine.compile()`.
 
     Raises:
         ConfigError: compiling is asked for where it does not work, or a value cannot be used.
@@ -54,7 +54,7 @@ def get_compile_config(param_dict: Mapping[str, Any]) -> CompileConfig:
         param_dict: a whole config; without the section nothing is compiled.
 
     Raises:
-        ConfigError: the section has errors (all are told), or compiling does not work here.
+        ConfigError: the section has errors (the message lists all), or compiling does not work here.
 
     Example:
         >>> get_compile_config({}).enabled

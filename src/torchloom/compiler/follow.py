@@ -1,8 +1,8 @@
-"""Classes that are put in place of a wrapper's after it was made, for the module behind it.
+"""Copies a changed class of a wrapper to the module behind it.
 
-`torch.nn.utils.parametrize` gives a module a subclass of its class, in which properties compute what
-parameters were. A wrapper and its module share attributes but no class: what is put on the one has to
-be put on the other, which is what runs.
+`torch.nn.utils.parametrize` replaces a module's class by a subclass whose properties compute the parameters. A
+wrapper and its module share attributes but not their class, and the module is what runs: a class that is set on
+the wrapper has to be set on the module as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OWN = frozenset(
 
 
 def follow_class(wrapper: Any, module: nn.Module) -> None:
-    """Give a module the class that its wrapper has by now, over the module's own.
+    """Give a module the properties of its wrapper's present class, in a subclass of the module's own.
 
     Args:
         wrapper: an instance of a generated class, which has `_loom_base` among its attributes, or of
@@ -52,7 +52,7 @@ def follow_class(wrapper: Any, module: nn.Module) -> None:
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """Copy a module whose class refuses to be pickled."""
+    """Deep-copy a module whose class cannot be pickled."""
     twin = memo[id(self)] = self.__class__.__new__(self.__class__)
     twin.__dict__ = copy.deepcopy(self.__dict__, memo)
     return twin

@@ -1,4 +1,4 @@
-"""Whether torch.compile works here, and keeping functions out of it."""
+"""Tells whether torch.compile works here, and excludes functions from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_compile_supported() -> bool:
 
 
 def why_unsupported() -> str | None:
-    """Return what keeps torch.compile from working here, or None."""
+    """Return why torch.compile does not work here, or None."""
     return _torch.why_no_dynamo()
 
 
@@ -32,7 +32,7 @@ def check_supported() -> None:
     """Raise unless torch.compile works here.
 
     Raises:
-        CompileError: with what keeps it from working.
+        CompileError: it does not work; the message says why.
     """
     reason = why_unsupported()
     if reason is not None:
@@ -45,9 +45,9 @@ def is_compiling() -> bool:
 
 
 def disable(fn: F) -> F:
-    """Keep a function, and all that it calls, out of compiled graphs.
+    """Exclude a function, and all that it calls, from compiled graphs.
 
-    Where torch.compile does not work the function is returned as it is.
+    Returns the function unchanged where torch.compile does not work.
 
     Example:
         >>> @disable

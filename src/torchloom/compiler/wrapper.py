@@ -1,4 +1,4 @@
-"""A module that compiles itself at its first call, and is otherwise the module that it was.
+"""A module that compiles itself at its first call and otherwise behaves as before.
 
 The wrapper is a second object over the same attributes: an instance of a generated subclass of the
 module's own class whose `__dict__` *is* the module's. Parameters, buffers, submodules, hooks and
@@ -35,7 +35,7 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 @dataclass
 class _State:
-    """What a wrapper knows besides the module's own attributes."""
+    """The state of a wrapper, apart from the module's own attributes."""
 
     module: nn.Module
     config: CompileConfig
@@ -44,13 +44,13 @@ class _State:
     compiler_fn: Callable[..., Any] | None = None
     compiled: Callable[..., Any] | None = field(default=None, repr=False)
     calls: threading.local = field(default_factory=threading.local, repr=False)
-    """Of each thread, whether a call is about to ask for the forward that it runs."""
+    """Per thread, whether the next read of `forward` is that of a call, which gets the compiled one."""
     is_new: bool = True
-    """Python calls `__init__` once after the wrapper is made; the module has been through its own."""
+    """Python calls `__init__` once after the wrapper is made; that call is ignored, as the module is initialized."""
 
 
 class _Own:
-    """An attribute of the wrapper that gives way to one of the module with the same name."""
+    """An attribute of the wrapper that is hidden by a parameter, buffer or submodule of the same name."""
 
     def __init__(self, read: Callable[..., Any], *, is_property: bool = False) -> None:
         self._read, self._is_property = read, is_property
@@ -96,7 +96,7 @@ class CompiledModuleWrapper:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return the wrapper; called on a generated class, build a plain module instead."""
+        """Return the wrapper; a call of a generated class returns a plain module instead."""
         base = cls.__dict__.get("_loom_base")
         if base is not None:  # user code that makes another module by type(self)(...)
             return base(*args, **kwargs)
@@ -146,7 +146,7 @@ class CompiledModuleWrapper:
 
     @property
     def __torchloom_compiled__(self) -> Any:
-        """What runs instead of the module: for `torchloom.entries` and its like."""
+        """The compiled function, for `torchloom.entries` and similar functions."""
         return _state_of(self).compiled
 
     @_own_property
@@ -156,12 +156,12 @@ class CompiledModuleWrapper:
 
     @_own_property
     def backend(self) -> str | Callable[..., Any]:
-        """What compiles."""
+        """The backend."""
         return _state_of(self).backend
 
     @_own_property
     def compiler_fn(self) -> Callable[[nn.Module], Callable[..., Any]] | None:
-        """What `set_compiler_fn` was given, which compiles in place of torch.compile; or None."""
+        """The function that compiles instead of torch.compile, from `set_compiler_fn`; or None."""
         return _state_of(self).compiler_fn
 
     @_own_property
@@ -242,8 +242,8 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
         state.compiled = _compile(state)
     if state.compiler_fn is not None or not _runs_hooks_around(state.module):
         return state.compiled(*args, **kwargs)
-    # Dynamo does not look for hooks that were added or removed since it compiled: they run around
-    # what is compiled, as those of torch.compile(module) do.
+    # Dynamo does not guard on hooks: ones that are added after a compile would be ignored
+    # (pytorch/pytorch#117758). They run outside of what is compiled, as those of torch.compile(module) do.
     state.calls.is_about_to_run = True
     try:
         return nn.Module._call_impl(self, *args, **kwargs)
@@ -252,7 +252,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Forward:
-    """The module's own forward; inside of a call, which asks for it first, the compiled one."""
+    """The module's own forward; the first read inside of a call gets the compiled one."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         if instance is None:
@@ -281,7 +281,7 @@ class _Forward:
 
 
 def _runs_hooks_around(module: nn.Module) -> bool:
-    """Return whether hooks stay outside of what is compiled: not where a class has a call of its own."""
+    """Return whether hooks run outside of the compiled part: not where a class defines its own `__call__`."""
     return type(module).__call__ is nn.Module.__call__
 
 
@@ -305,9 +305,9 @@ def _state_of(wrapped: Any) -> _State:
 
 
 def _following(wrapped: Any) -> _State:
-    """Return a wrapper's state, its module of the class that the wrapper has by now."""
+    """Return a wrapper's state, after copying a changed class of the wrapper to its module."""
     state = _state_of(wrapped)
-    # By its own attributes, as a call does this each time.
+    # Reads attributes directly, since every call does this.
     if "_loom_base" not in vars(type(wrapped)) or type(state.module) is not wrapped._loom_base:
         follow_class(wrapped, state.module)
     return state

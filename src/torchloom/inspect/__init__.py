@@ -1,14 +1,26 @@
-"""The door "see": what torch.compile did with a function, and what it would do with a call."""
+"""The door "see": what torch.compile did with a function, and what it would do with a call.
+
+The parts, from the top down; `listen` and `record` do not know each other:
+
+    api       what users call: watch, explain, explain_call, entries, expect, overhead, jit
+    record    turns what a watch heard into a record
+    listen    hooks that collect while the watched program runs
+    heard     the data that `listen` hands to `record`
+    live      what torch.compile holds now: functions, entries, guards, continuations
+    wording   guards, reasons and graphs in words; hides strings that may be secrets
+    pseudo    bytecode as readable source
+"""
 
 from __future__ import annotations
 
-from torchloom.inspect.call import CallReport, explain_call
-from torchloom.inspect.expect import expect
-from torchloom.inspect.explain import Explanation, explain
-from torchloom.inspect.jit import CompiledEntry, JitFunction, jit
-from torchloom.inspect.live import LiveEntry, entries
-from torchloom.inspect.overhead import Overhead, overhead
-from torchloom.inspect.watch import Watch, watch
+from torchloom.inspect.api.entries import LiveEntry, entries
+from torchloom.inspect.api.expect import expect
+from torchloom.inspect.api.explain import Explanation, explain
+from torchloom.inspect.api.explain_call import CallReport, explain_call
+from torchloom.inspect.api.jit import JitFunction, jit
+from torchloom.inspect.api.jit_entry import CompiledEntry
+from torchloom.inspect.api.overhead import Overhead, overhead
+from torchloom.inspect.api.watch import Watch, watch
 
 __all__ = [
     "CallReport",

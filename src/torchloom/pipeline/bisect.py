@@ -19,7 +19,7 @@ from torchloom.backends import check_against_eager
 from torchloom.backends.compare import Tolerance, first_difference
 from torchloom.errors import BackendError, BackendMismatchError
 from torchloom.graph import GraphPass
-from torchloom.inspect.target import target_of, twin_of
+from torchloom.inspect.live.target import target_of, twin_of
 from torchloom.pipeline.backend import weave
 from torchloom.pipeline.presets import PRESETS
 from torchloom.shard import is_sharded, layout_of

@@ -1,27 +1,25 @@
-"""What was seen of torch.compile, as plain data: versioned JSON that opens anywhere, without torch.
+"""Records of what torch.compile did: plain data in versioned JSON, which opens without torch.
 
 Session -> Function (resume functions as children) -> Entry -> guards, graphs, kernels, ...
 """
 
 from __future__ import annotations
 
-from torchloom.records.io import SCHEMA_VERSION, from_json, load_record, save_record, to_json
-from torchloom.records.memory import Alive, Decision, GraphPlan, Peak, Standing
-from torchloom.records.model import (
+from torchloom.records.entry import (
     Artifact,
     Break,
     CacheUse,
     Continuation,
     Entry,
-    EventRow,
-    Function,
     Guard,
     Kernel,
     PassRun,
     Recompile,
-    Session,
     Span,
 )
+from torchloom.records.io import SCHEMA_VERSION, from_json, load_record, save_record, to_json
+from torchloom.records.memory import Alive, Decision, GraphPlan, Peak, Standing
+from torchloom.records.model import EventRow, Function, Session
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -1,7 +1,7 @@
-"""What changed from one record to another: for reviews and for CI.
+"""Compares two records, for reviews and for CI.
 
-Compared is what torch made, and what it gave up. Not compared is what depends on the process, the machine's
-load or the length of the run: ids of compiles, calls served, phases, stacks, the arguments that happened to
+Compares what torch compiled and what it gave up. Leaves out what depends on the process, the machine's load or
+the length of the run: ids of compiles, calls served, phases, stacks, the arguments that happened to
 come first; and what follows from what is compared: rewritten bytecode from pseudo-source, hits of the
 trace's caches from graphs. Times, settings and cache outcomes are told, and are no difference by themselves.
 """
@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchloom.records.eager import eager_reason
-from torchloom.records.model import Entry, Function, Session
+from torchloom.records.entry import Entry
+from torchloom.records.model import Function, Session
 from torchloom.records.same import same_check, same_graph, same_kernel, same_names
 
 _MIN_SECONDS = 0.5
@@ -22,7 +23,7 @@ _FACTOR = 1.5
 _GRAPHS = ("dynamo", "pre_grad", "joint", "forward", "backward", "inference", "post_grad")
 _CODE = "output_code"
 _CACHED = frozenset({"pre_grad", "post_grad", _CODE})
-"""What is not made, or not told of, where a cache had the result."""
+"""Kinds that are missing where a cache had the result."""
 _LINE = re.compile(r":\d+ in ")
 _CONTINUATION = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 

@@ -1,4 +1,4 @@
-"""What ran eagerly although it was to be compiled: neither recompiles nor breaks tell of it."""
+"""Calls and functions that ran eagerly instead of compiled, which recompiles and breaks do not show."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torchloom.records.model import Function, Session
 
 
 def eager_reason(function: Function | None) -> str:
-    """Return why a function, or calls of it, ran eagerly; empty where nothing was lost.
+    """Return why a function, or calls of it, ran eagerly; empty if nothing was lost.
 
-    A function in which there is nothing to compile loses nothing.
+    A function without anything to compile loses nothing.
     """
     if function is None:
         return ""
@@ -18,7 +18,7 @@ def eager_reason(function: Function | None) -> str:
 
 
 def eager_calls(session: Session) -> list[str]:
-    """Return a line for each function that calls were made of that no entry fitted, and that ran eagerly."""
+    """Return a line for each function with calls that fitted no entry and ran eagerly."""
     lines = [
         f"{function.name} ({function.file}:{function.line}): {function.skipped}"
         for function in session.all_functions()
@@ -30,7 +30,7 @@ def eager_calls(session: Session) -> list[str]:
 
 
 def given_up(session: Session) -> list[str]:
-    """Return a line for each function that torch compiles no more, or never did, and that no break tells of."""
+    """Return a line for each function that torch does not compile, where no graph break says so."""
     return [
         f"{function.name} ({function.file}:{function.line}): {function.skipped}"
         for function in session.all_functions()

@@ -1,4 +1,4 @@
-"""Records as JSON files, with a version that says who can read them."""
+"""Reads and writes records as JSON files with a version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchloom.records.model import Session
 
 SCHEMA = "torchloom.record"
 SCHEMA_VERSION = 1
-"""Raised when a reader of the old version would misread the new one; new fields do not raise it."""
+"""Increased when readers of the old version would misread the new one. New fields do not increase it."""
 
 
 def to_json(session: Session) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def to_json(session: Session) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any], name: str = "the record") -> Session:
-    """Return the record that plain data stands for. Fields that this version lacks are left out.
+    """Return the record in plain data, without the fields that this version does not know.
 
     Raises:
         RecordError: this is no record, or one of a newer version.
@@ -45,7 +45,18 @@ def from_json(data: Mapping[str, Any], name: str = "the record") -> Session:
 
 
 def save_record(session: Session, path: str | Path) -> Path:
-    """Write a record; a reader never sees half of it."""
+    """Write a record as JSON; readers see the whole file or none.
+
+    Args:
+        session: the record.
+        path: of the file; folders above it are made.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     text = json.dumps(to_json(session), ensure_ascii=False)
     # Python's strings may hold halves of characters, which no file can.
     return write_whole(path, text.encode("utf-8", "backslashreplace"))

@@ -1,4 +1,4 @@
-"""Records of a run's memory: what stands between steps, what is alive at a peak, what was planned."""
+"""Records of a run's memory: standing memory between steps, what is alive at a peak, plans."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Alive:
     """The module's path, "" where none is known."""
     num_bytes: int
     num_values: int = 0
-    """Of how many tensors; 0 where they were not counted."""
+    """Number of tensors; 0 where they were not counted."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Peak:
-    """The highest sum of what forward and backward of a graph allocate, as it was predicted."""
+    """The predicted peak of what forward and backward of a graph allocate."""
 
     graph: str
     phase: str
@@ -30,23 +30,23 @@ class Peak:
     """The operator that runs at the peak."""
     layer: str
     peak_bytes: int
-    """Of the graphs as the passes left them; what a compiler makes of them: `GraphPlan.peak_bytes`."""
+    """Predicted for the graphs after the passes; `GraphPlan.peak_bytes` is that of the compiler's code."""
     alive: list[Alive] = field(default_factory=list)
-    """What is alive then; adds up to the peak."""
+    """What is alive at the peak; the parts add up to it."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Standing:
-    """Device memory that lives on between forwards and backwards."""
+    """Device memory that stays allocated between forward and backward passes."""
 
     budget_bytes: int | None
-    """What the user gave for everything."""
+    """The memory budget of the user; None without one."""
     base_bytes: int
-    """All of it, on the rank that has most, with a reserve for what is not planned."""
+    """All standing memory of the rank that has most, plus a reserve for what is not planned."""
     step_bytes: int
-    """What the optimizer's step adds."""
+    """What the optimizer step adds."""
     parts: list[Alive] = field(default_factory=list)
-    """Of this rank."""
+    """The parts on this rank."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -59,20 +59,20 @@ class Decision:
     action: str
     """keep, recompute, offload or unused."""
     cost_us: float
-    """Time of computing this one again."""
+    """Microseconds of recomputing this value."""
     where: str = ""
 
 
 @dataclass(kw_only=True, slots=True)
 class GraphPlan:
-    """What was planned for one captured graph, and the figures that it rests on; times per run."""
+    """The plan of one captured graph, and the figures it is based on; times are per run of the graph."""
 
     graph: str
     planning_s: float
     num_tries: int
-    """How often the graph was compiled until code kept the budget well; 0: it came from a cache."""
+    """How often the graph was compiled until its code kept the budget; 0 if it came from a cache."""
     budget_bytes: int | None
-    """What forward and backward may add; None: no bound."""
+    """What forward and backward may allocate; None for no bound."""
     peak_bytes: int
     """Predicted for the code that the compiler wrote."""
     graph_peak_bytes: int
@@ -80,14 +80,14 @@ class GraphPlan:
     saved_bytes: int
     batch_bytes: int
     min_peak_bytes: int
-    """The least that any plan found needs."""
+    """The lowest peak of any plan that was found."""
     compute_us: float
     measured_us: float
-    """Of compute, the time of operators that were measured on this machine."""
+    """The part of `compute_us` that was measured on this machine."""
     extra_us: float
-    """Of what backward computes again."""
+    """Time of what backward recomputes."""
     overhead_us: float
-    """What collectives and copies add."""
+    """Time that collectives and copies add to compute."""
     copy_us: float
     states_us: float
     bound_us: float
@@ -95,8 +95,8 @@ class GraphPlan:
     resident: dict[str, int] = field(default_factory=dict)
     """Bytes of the weights that stay gathered from step to step, by parameter."""
     pieces: dict[str, int] = field(default_factory=dict)
-    """Bytes of shards that stay on the device though they could wait on the host."""
+    """Bytes of shards that stay on the device although they could be kept on the host."""
     prefetch_bytes: int | None = None
     bucket_bytes: int | None = None
     decisions: list[Decision] = field(default_factory=list)
-    """The biggest first."""
+    """The largest value first."""

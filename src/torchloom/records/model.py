@@ -1,4 +1,7 @@
-"""The records. Every field is a number, a text, or a list or dict of such: no tensor, no address."""
+"""The records of functions and of a session.
+
+As in `entry` and `memory`, every field is a number, a text, or a list or dict of these: no tensor, no address.
+"""
 
 from __future__ import annotations
 
@@ -6,195 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchloom.records.entry import Break, Entry
 from torchloom.records.memory import GraphPlan, Peak, Standing
 
 
 @dataclass(kw_only=True, slots=True)
-class Guard:
-    """One condition under which an entry may be used."""
-
-    source: str
-    """The value that is looked at, as Dynamo writes it: `L['x']`."""
-    kind: str
-    """Dynamo's name of the check, e.g. TENSOR_MATCH."""
-    text: str
-    """The check as code."""
-    english: str
-    user_line: str | None = None
-    """`file:line` of the user's code that made the guard, where known."""
-    num_fails: int = 0
-    """How often it was the one that kept a call from this entry."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Artifact:
-    """A text that some stage of the compiler produced: a graph, generated code."""
-
-    kind: str
-    """dynamo, joint, forward, backward, inference, post_grad, output_code, runnable."""
-    title: str
-    text: str
-    is_cut: bool = False
-    """Whether the text was shortened to its cap."""
-    num_bytes: int = 0
-    """Size of the whole text."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Kernel:
-    """One generated kernel."""
-
-    name: str
-    language: str
-    source: str
-    nodes: list[str] = field(default_factory=list)
-    """What it computes: nodes of the graph, or, of C++ kernels, the operators that it is named for."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Break:
-    """A place where a graph had to end."""
-
-    reason: str
-    explanation: str
-    hints: list[str]
-    user_stack: list[str]
-    """`file:line in function`, innermost last."""
-    gb_type: str = ""
-    """Upstream's id of this sort of break, e.g. GB0170, or its title."""
-    doc_url: str | None = None
-    count: int = 1
-    """How often it was met (it is met again at each recompile)."""
-
-    @property
-    def place(self) -> str:
-        """The innermost line of the user's code."""
-        return self.user_stack[-1] if self.user_stack else "unknown"
-
-
-@dataclass(kw_only=True, slots=True)
-class Recompile:
-    """Why an older entry could not serve the call that made a new one."""
-
-    entry: str
-    """Compile id of the older entry."""
-    source: str
-    expected: str
-    actual: str
-    text: str
-    fix: str
-
-
-@dataclass(kw_only=True, slots=True)
-class Span:
-    """A phase of a compile, in microseconds on the session's clock."""
-
-    name: str
-    start_us: float
-    duration_us: float
-    depth: int = 0
-
-
-@dataclass(kw_only=True, slots=True)
-class CacheUse:
-    """What a cache of the compiler did."""
-
-    cache: str
-    """"fx_graph" or "aotautograd"."""
-    outcome: str
-    """hit, miss or bypass."""
-    reason: str = ""
-
-
-@dataclass(kw_only=True, slots=True)
-class PassRun:
-    """A torchloom pass over one graph of this entry."""
-
-    name: str
-    stage: str
-    graph: str
-    num_edits: int
-    duration_s: float
-    before: str | None = None
-    """Text of the graph before the pass; None where it changed nothing."""
-    after: str | None = None
-    curve: list[int] | None = None
-    """Bytes alive after each node of the graph as the pass left it: inputs, results, none reused."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Continuation:
-    """What an entry goes on with behind its graph break: one for each branch, taken or not."""
-
-    name: str
-    """Global name by which the entry calls it."""
-    function: str
-    line: int
-    source: str
-    """What it does, as readable pseudo-source."""
-    num_entries: int = 0
-    """How many compiled versions it had when the watch ended; 0: never taken, or not compiled."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Entry:
-    """One compiled version of a function."""
-
-    compile_id: str
-    epoch: int = 0
-    """Number of `torch._dynamo.reset()` calls before it: ids begin anew at each."""
-    backend: str = ""
-    attempts: int = 1
-    status: str = "live"
-    """live, or why it is not: "invalidated: ...", "evicted", "failed: ..."."""
-    trigger: dict[str, str] = field(default_factory=dict)
-    """The arguments that made it: tensors as dtype, shape, gradient, constants as they are guarded."""
-    guards: list[Guard] = field(default_factory=list)
-    artifacts: list[Artifact] = field(default_factory=list)
-    kernels: list[Kernel] = field(default_factory=list)
-    passes: list[PassRun] = field(default_factory=list)
-    breaks: list[Break] = field(default_factory=list)
-    recompiles: list[Recompile] = field(default_factory=list)
-    """Why each older entry was rejected; empty for the first entry."""
-    pseudo_source: str = ""
-    """What the transformed bytecode does."""
-    bytecode: str = ""
-    """What runs, as Dynamo wrote it."""
-    original_bytecode: str = ""
-    """What Python compiled from the source."""
-    continuations: list[Continuation] = field(default_factory=list)
-    """What it calls behind its graph break, in the order of the calls."""
-    stack: list[str] = field(default_factory=list)
-    """The calls of the user's code that led to this compile: `file:line in function`, innermost last."""
-    spans: list[Span] = field(default_factory=list)
-    caches: list[CacheUse] = field(default_factory=list)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    num_hits: int = 0
-    """Calls that this entry served while watched."""
-    is_counted: bool = True
-    """Whether `num_hits` is known: calls are counted at graphs, which an entry may be without."""
-    guard_check_us: float | None = None
-    """Checking all guards once, with caches warm, when they had just been built."""
-
-    def artifact(self, kind: str) -> str | None:
-        """Return the text of the last artifact of a kind, or None."""
-        return next((a.text for a in reversed(self.artifacts) if a.kind == kind), None)
-
-    @property
-    def is_recompile(self) -> bool:
-        """Whether torch made it because it found that older entries did not fit."""
-        forward = self.metrics.get("forward") or {}
-        return bool(self.recompiles or forward.get("recompile_reason"))
-
-    @property
-    def compile_s(self) -> float:
-        """Seconds that compiling took, backward graphs included where they were compiled."""
-        return float(self.metrics.get("compile_s", 0.0))
-
-
-@dataclass(kw_only=True, slots=True)
 class Function:
-    """A Python function that Dynamo saw, or the rest of one after a graph break."""
+    """A Python function that Dynamo met, or the continuation of one behind a graph break."""
 
     name: str
     """Qualified from the innermost function on: `Block.forward`; see `qualname`."""
@@ -210,14 +31,14 @@ class Function:
     children: list[Function] = field(default_factory=list)
     """Resume functions, in the order of their lines."""
     breaks: list[Break] = field(default_factory=list)
-    """Breaks that left no entry: a frame that was skipped."""
+    """Graph breaks that left no entry, because Dynamo skipped the frame."""
     num_hits: int = 0
     num_misses: int = 0
-    """Calls that no entry could serve, and for which Dynamo compiled or tried to."""
+    """Calls that fitted no entry and for which Dynamo compiled, or tried to."""
     num_eager_calls: int = 0
-    """Calls that no entry fitted and that ran eagerly because Dynamo compiles it no more."""
+    """Calls that fitted no entry and ran eagerly because Dynamo no longer compiles the function."""
     recompile_limit: int | None = None
-    """The limit that was reached while watched."""
+    """The recompile limit, if it was reached during the watch."""
     skipped: str | None = None
     """Why Dynamo runs it eagerly, always or for calls that no entry fits; or None."""
 
@@ -239,7 +60,7 @@ class EventRow:
 
 @dataclass(kw_only=True, slots=True)
 class Session:
-    """Everything that one watch saw on one rank."""
+    """Everything that one watch recorded on one rank."""
 
     torchloom: str = ""
     torch: str = ""
@@ -255,21 +76,21 @@ class Session:
     """Settings of Dynamo and Inductor that are not at their defaults."""
     functions: list[Function] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
-    """What was logged about no function in particular."""
+    """Messages that belong to no particular function."""
     events: list[EventRow] = field(default_factory=list)
     plans: list[GraphPlan] = field(default_factory=list)
-    """Of the graphs that were compiled under a budget, in order; a later one replaces those of the
+    """Plans of the graphs that were compiled under a budget, in order; a later plan replaces earlier ones of the
     same graph."""
     peaks: list[Peak] = field(default_factory=list)
-    """Of the woven graphs, in order."""
+    """Peaks of the woven graphs, in order."""
     standing: list[Standing] = field(default_factory=list)
-    """One for each engine that was compiled while watched."""
+    """One for each engine that was compiled during the watch."""
     num_unknown_eager_calls: int = 0
-    """Calls over a recompile limit, or in run-only mode, of functions that could not be told."""
+    """Calls over a recompile limit, or in run-only mode, whose function is not known."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Kinds of trace records that this version does not read, with their counts."""
+    """Kinds of trace records that this version does not know, with their counts."""
     overhead: dict[str, float] = field(default_factory=dict)
-    """Milliseconds that watching itself took."""
+    """Milliseconds that the watch itself took, and counts of what it dropped."""
 
     def all_functions(self) -> Iterator[Function]:
         """Yield every function, resume functions included."""
@@ -291,7 +112,7 @@ class Session:
 
     @property
     def num_recompiles(self) -> int:
-        """Entries that torch made because older ones did not fit, also ones from before the watch."""
+        """Entries that torch made because older ones, also from before the watch, did not fit."""
         return sum(
             # What torch said of an entry is known by its metrics; without them, by its place.
             entry.is_recompile or (index > 0 and not entry.metrics.get("forward"))
@@ -301,7 +122,7 @@ class Session:
 
     @property
     def num_eager_calls(self) -> int:
-        """Calls that no entry fitted and that ran eagerly, as over the recompile limit."""
+        """Calls that fitted no entry and ran eagerly, for example over the recompile limit."""
         return self.num_unknown_eager_calls + sum(f.num_eager_calls for f in self.all_functions())
 
     def __getitem__(self, name: str) -> Function:

@@ -1,7 +1,7 @@
-"""Texts of two records in a form in which what means the same reads the same.
+"""Normalizes texts of records, so that equal code has equal text in two records.
 
-Left out is what differs from one process to the next though nothing was compiled otherwise: numbers that
-Dynamo counts up, the order in which Python prints sets, lines and paths in comments.
+Removes what differs between processes that compiled the same: counters of Dynamo, the order in which Python prints
+sets, lines and paths in comments.
 """
 
 from __future__ import annotations

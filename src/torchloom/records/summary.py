@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchloom.records.model import Break, Entry, Function, Session
+from torchloom.records.entry import Break, Entry
+from torchloom.records.model import Function, Session
 
 _MAX_FUNCTIONS = 12
 _MAX_BREAKS = 5
@@ -15,7 +16,7 @@ _MAX_RECOMPILES = 5
 
 
 def summary(session: Session) -> str:
-    """Return what a watch saw: functions, entries, breaks, recompiles, times, and what to do."""
+    """Return a record as text: functions, entries, breaks, recompiles, times, and what to do."""
     functions = [f for f in session.all_functions() if f.entries or f.skipped or f.breaks]
     entries = list(session.entries())
     breaks = session.breaks()

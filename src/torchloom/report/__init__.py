@@ -1,1 +1,1 @@
-"""What a run looked like, drawn from plain records; opens without torch."""
+"""Draws records and measurements: SVG charts, an offline HTML page, a Perfetto trace. Opens without torch."""

@@ -30,7 +30,15 @@ class Axis:
 def linear_axis(
     low: float, high: float, start_px: float, end_px: float, *, num_ticks: int = 6
 ) -> Axis:
-    """Return an axis whose ends are round values that enclose `low` and `high`."""
+    """Return an axis whose ends are round values that enclose `low` and `high`.
+
+    Args:
+        low: smallest value to show.
+        high: largest value to show; an axis of one value is widened around it.
+        start_px: pixel of the low end.
+        end_px: pixel of the high end.
+        num_ticks: about how many ticks.
+    """
     if high <= low:
         low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
     step = _round_step((high - low) / num_ticks)
@@ -40,7 +48,14 @@ def linear_axis(
 
 
 def tight_axis(low: float, high: float, start_px: float, end_px: float) -> Axis:
-    """Return an axis that ends at `low` and `high`, with round ticks between them."""
+    """Return an axis that ends at `low` and `high`, with round ticks between them.
+
+    Args:
+        low: value at the low end.
+        high: value at the high end; if it is no larger than `low`, the axis spans 1.
+        start_px: pixel of the low end.
+        end_px: pixel of the high end.
+    """
     if high <= low:
         high = low + 1
     loose = linear_axis(low, high, start_px, end_px, num_ticks=8)
@@ -50,7 +65,14 @@ def tight_axis(low: float, high: float, start_px: float, end_px: float) -> Axis:
 
 
 def log_axis(low: float, high: float, start_px: float, end_px: float) -> Axis:
-    """Return a logarithmic axis with ticks at 1, 2 and 5 times powers of ten."""
+    """Return a logarithmic axis with ticks at 1, 2 and 5 times powers of ten.
+
+    Args:
+        low: smallest value to show, above 0.
+        high: largest value to show.
+        start_px: pixel of the low end.
+        end_px: pixel of the high end.
+    """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     marks = [m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5)]
     bottom = max(m for m in marks if m <= low)

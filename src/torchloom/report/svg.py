@@ -1,8 +1,8 @@
-"""The frame that all charts share: a page, a title, two axes, a legend, as SVG text.
+"""The parts that all charts share, as SVG text: page, title, two axes, legend.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines also differ
-by dash, so that a chart survives a grey print. Where the reader's system is dark, so is the chart: a
-style inside it replaces each colour by its dark counterpart.
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines also differ by dash, so that
+a chart can be read in grey. A style in the chart replaces each colour by a dark counterpart where the reader's
+system is dark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DARK = {
     GRID: "#363C42",
     PAPER: "#14171A",
 }
-"""What takes the place of each colour where the reader's system is dark."""
+"""The dark counterpart of each colour."""
 _FONT = "font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif\""
 # Mean advance of a letter of the fonts above, as a part of the font size; measured on DejaVu Sans.
 _LETTER = 0.58
@@ -59,7 +59,14 @@ class Frame:
 
 
 def document(frame: Frame, title: str, note: str, body: Sequence[str]) -> str:
-    """Return a whole SVG document."""
+    """Return a whole SVG document.
+
+    Args:
+        frame: page and plotting area.
+        title: heading of the chart, and the document's title for screen readers.
+        note: a second line under the title; empty for none.
+        body: SVG elements of the plot.
+    """
     size = f'width="{frame.width}" height="{frame.height}"'
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
@@ -94,7 +101,17 @@ def text(
     fill: str = INK,
     weight: str = "normal",
 ) -> str:
-    """Return one line of text."""
+    """Return one line of text as an SVG element.
+
+    Args:
+        x: pixel of the anchor.
+        y: pixel of the baseline.
+        content: the text; it is escaped.
+        size: font size in pixels.
+        anchor: which part of the text lies at `x`: "start", "middle" or "end".
+        fill: colour.
+        weight: "normal" or "bold".
+    """
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
         f'font-weight="{weight}" fill="{fill}">{escape(content)}</text>'
@@ -102,7 +119,13 @@ def text(
 
 
 def y_axis(frame: Frame, axis: Axis, label: str) -> list[str]:
-    """Return grid lines, their values and the axis label."""
+    """Return grid lines, their values and the axis label.
+
+    Args:
+        frame: page and plotting area.
+        axis: vertical, in pixels of the frame.
+        label: name and unit of the values.
+    """
     left, right = frame.x_range
     parts = []
     for tick in axis.ticks:
@@ -118,7 +141,13 @@ def y_axis(frame: Frame, axis: Axis, label: str) -> list[str]:
 
 
 def x_axis(frame: Frame, axis: Axis, label: str) -> list[str]:
-    """Return the base line, ticks, their values and the axis label."""
+    """Return the base line, ticks, their values and the axis label.
+
+    Args:
+        frame: page and plotting area.
+        axis: horizontal, in pixels of the frame.
+        label: name and unit of the values.
+    """
     left, right = frame.x_range
     base = frame.y_range[0]
     parts = [line(left, base, right, base, INK)]
@@ -133,7 +162,13 @@ def x_axis(frame: Frame, axis: Axis, label: str) -> list[str]:
 
 
 def legend(frame: Frame, labels: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Return the legend above the plot; each key is drawn in a box of 26 by 10 pixels."""
+    """Return the legend above the plot.
+
+    Args:
+        frame: page and plotting area.
+        labels: one for each series.
+        keys: SVG elements, one for each label, drawn in a box of 26 by 10 pixels.
+    """
     parts, x = [], float(frame.left)
     for label, key in zip(labels, keys, strict=True):
         parts += [f'<g transform="translate({x:.1f} {frame.top - 22})">{key}</g>']
@@ -143,7 +178,16 @@ def legend(frame: Frame, labels: Sequence[str], keys: Sequence[str]) -> list[str
 
 
 def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float = 1) -> str:
-    """Return a straight line."""
+    """Return a straight line as an SVG element.
+
+    Args:
+        x1: pixel of the first end.
+        y1: pixel of the first end.
+        x2: pixel of the second end.
+        y2: pixel of the second end.
+        stroke: colour.
+        width: in pixels.
+    """
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
         f'stroke="{stroke}" stroke-width="{width:g}"/>'

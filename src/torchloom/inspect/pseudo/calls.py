@@ -1,4 +1,4 @@
-"""Calls, and what gives values back to a caller."""
+"""Calls, yields and awaits."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from torchloom.inspect.pseudo.displays import arguments_of, keywords_of
+from torchloom.inspect.pseudo.expressions import BUILD_CLASS, HOOK, NULL, compound, name, primary
 from torchloom.inspect.pseudo.fstrings import Strings
 from torchloom.inspect.pseudo.stack import UNKNOWN
-from torchloom.inspect.pseudo.values import (
-    BUILD_CLASS,
-    HOOK,
-    NULL,
-    ClassBody,
-    Constant,
-    Part,
-    Value,
-    compound,
-    name,
-    primary,
-)
+from torchloom.inspect.pseudo.values import ClassBody, Constant, Expression, Part
 
 
 class Calls(Strings):
@@ -89,7 +79,7 @@ class Calls(Strings):
         self.push(primary(f"{fn.operand}({', '.join(texts)})", fn, *args))
 
     def _define_class(self, body: ClassBody, title: Part, around: Sequence[str]) -> None:
-        """Emit a class statement; the class is called as it says."""
+        """Emit a class statement under the class's own name."""
         word = title.value if isinstance(title, Constant) else ""
         word = word if isinstance(word, str) and word.isidentifier() else self.scope.fresh("class_")
         target = self.stored_next()
@@ -143,10 +133,10 @@ class Calls(Strings):
         self.push(primary(f"<{ins.argrepr.lower()}>({left.text}, {right.text})", left, right))
 
     def op_BEFORE_WITH(self, ins: dis.Instruction) -> None:
-        """Enter and leave by calls: what runs when something is raised is not shown."""
+        """Print `with` as calls of `__enter__` and `__exit__`; the path of an exception is not shown."""
         manager = self.once(1)
         self.pop()
-        self.push(Value(f"{manager.owner}.__exit__", reads=manager.reads))
+        self.push(Expression(f"{manager.owner}.__exit__", reads=manager.reads))
         self.push(primary(f"{manager.owner}.__enter__()", manager))
 
 

@@ -1,4 +1,4 @@
-"""Constants of bytecode as they may be shown: literals of the source, never objects of the program.
+"""Hides values in the constants of bytecode: shows literals of the source, never objects of the program.
 
 Dynamo puts values into the code that it writes: the globals of a nested function, objects and strings
 that were read while tracing. Printing them would copy secrets and tensors into a record, and run the
@@ -17,7 +17,7 @@ from torchloom.inspect.pseudo.names import without_ids
 
 _NUMBERS = (bool, type(None), type(...), float, complex)
 _MAX_BITS = 256
-"""Python refuses to print integers of some thousand digits."""
+"""Longer integers are hidden: Python refuses to print integers of some thousand digits."""
 _MAX_CHARS = 200
 _PLAIN_TORCH = ("dtype", "device", "layout", "memory_format")
 _TAKES_NAMES = ("CALL_KW", "CALL_FUNCTION_KW")

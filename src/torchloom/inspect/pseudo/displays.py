@@ -5,19 +5,9 @@ from __future__ import annotations
 import dis
 import keyword
 
+from torchloom.inspect.pseudo.expressions import name, pair_of, primary, spread, tuple_of
 from torchloom.inspect.pseudo.operators import Operators
-from torchloom.inspect.pseudo.values import (
-    Constant,
-    Display,
-    Pair,
-    Part,
-    Tuple,
-    name,
-    pair_of,
-    primary,
-    spread,
-    tuple_of,
-)
+from torchloom.inspect.pseudo.values import Constant, Display, Pair, Part, Tuple
 
 
 class Displays(Operators):

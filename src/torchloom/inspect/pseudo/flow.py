@@ -9,31 +9,28 @@ and said to be.
 from __future__ import annotations
 
 import dis
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
 
+from torchloom.inspect.pseudo.expressions import HOOK, compound, name
 from torchloom.inspect.pseudo.functions import Signature, parameters
+from torchloom.inspect.pseudo.jumps import ALWAYS, Jumps
 from torchloom.inspect.pseudo.literals import constant_text
 from torchloom.inspect.pseudo.machine import Machine, bookkeeping
 from torchloom.inspect.pseudo.names import Scope
-from torchloom.inspect.pseudo.values import HOOK, Iterating, Part, Value, compound, name
+from torchloom.inspect.pseudo.values import Expression, Iterating, Part
 
 MAX_LINES = 2000
 _MAX_DEPTH = 60
 _INDENT = "    "
 _HANDLERS = ("PUSH_EXC_INFO", "SETUP_FINALLY", "SETUP_WITH", "SETUP_ASYNC_WITH")
-_WRITES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL", "DELETE_FAST", "DELETE_DEREF")
-_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
-_ALWAYS = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP")
-_SPLITS = ("FOR_ITER", "SEND")
 _GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
 
 
 @dataclass
 class _Block:
-    """Where printing stands on one path."""
+    """The position of the printer on one path."""
 
     index: int
     machine: Machine
@@ -49,18 +46,16 @@ class Flow:
     code: CodeType
     scope: Scope
     clean: Callable[[CodeType], CodeType]
-    """Takes the values of the program out of a nested function."""
+    """Removes the values of the program from a nested function."""
     renamed: dict[str, str] = field(default_factory=dict)
     signature: Signature = field(default_factory=Signature)
     lines: list[str] = field(default_factory=list)
     leaves: list[list[tuple[int, int]]] = field(default_factory=list)
-    """For each loop around: on which lines it is left, and for which loop outside of it to go on."""
+    """For each enclosing loop: the lines that leave it, and the outer loop that each continues with."""
 
     def __post_init__(self) -> None:
-        shown = [ins for ins in dis.get_instructions(self.code) if ins.opname != "CACHE"]
-        self.instructions = shown
-        self.at = {ins.offset: index for index, ins in enumerate(shown)}
-        self.heads = self._loop_heads()
+        self.jumps = Jumps(self.code)
+        self.instructions = self.jumps.instructions
 
     def text(self) -> tuple[list[str], list[str]]:
         """Return the parameters and the lines of the body."""
@@ -149,7 +144,7 @@ class Flow:
                 return
             ins = self.instructions[index]
             machine.at = index
-            if index in self.heads and index != beginning:
+            if index in self.jumps.heads and index != beginning:
                 if index in block.loops:
                     self._again(index, block)
                     return
@@ -166,7 +161,7 @@ class Flow:
             index = following
 
     def _control(self, ins: dis.Instruction, index: int, block: _Block) -> int | None:
-        """Print what ends or splits a path and return where it goes on; `index` for anything else."""
+        """Print an instruction that ends or splits a path; return the next index, `index` for any other instruction."""
         machine, kind = block.machine, ins.opname
         if kind in ("RETURN_VALUE", "RETURN_CONST"):
             value = constant_text(ins.argval) if kind == "RETURN_CONST" else machine.pop().text
@@ -181,51 +176,48 @@ class Flow:
             return self._for(ins, index, block)
         if kind == "SEND":  # the loop that delegates to another generator
             machine.op_YIELD_FROM(ins)
-            return self._target(ins)
+            return self.jumps.target(ins)
         if "JUMP" in kind:
             return self._jump(ins, index, block)
         return index
-
-    def _target(self, ins: dis.Instruction) -> int:
-        return self.at.get(ins.argval, len(self.instructions))
 
     # -- loops
 
     def _while(self, index: int, block: _Block) -> None:
         machine = block.machine
-        machine.enter_loop(self._stored_in(index))
+        machine.enter_loop(self.jumps.stored_in(index))
         machine.emit("while True:")
         inner = machine.fork(self._emitter(block.depth + 1), in_loop=True)
         for target in self._body(_Block(index, inner, block.depth + 1, (*block.loops, index))):
             target(block)
 
     def _for(self, ins: dis.Instruction, index: int, block: _Block) -> int | None:
-        """Print a loop over an iterator and return where its exit goes on."""
+        """Print a loop over an iterator; return the index that follows it, or None."""
         machine = block.machine
         iterator = machine.pop()
-        machine.enter_loop(self._stored_in(index))
+        machine.enter_loop(self.jumps.stored_in(index))
         each = self.scope.fresh()
         iterable = iterator.iterable if isinstance(iterator, Iterating) else iterator.text
         machine.emit(f"for {each} in {iterable}:")
         inner = machine.fork(self._emitter(block.depth + 1), in_loop=True)
-        inner.stack += [Value("<iterator>"), name(each)]
+        inner.stack += [Expression("<iterator>"), name(each)]
         before = len(self.lines)
         # The head is in the loop, but the path begins behind it.
         after = self._body(_Block(index + 1, inner, block.depth + 1, (*block.loops, index)))
         if len(self.lines) == before:
             self._emitter(block.depth + 1)("pass")
         if not after:
-            return self._exit_of(ins)
+            return self.jumps.exit_of(ins)
         # Left early for a loop outside: what follows a loop that ran out is not for that path.
         machine.emit("else:")
         rest = machine.fork(self._emitter(block.depth + 1))
-        self._path(_Block(self._exit_of(ins), rest, block.depth + 1, block.loops))
+        self._path(_Block(self.jumps.exit_of(ins), rest, block.depth + 1, block.loops))
         for target in after:
             target(block)
         return None
 
     def _body(self, block: _Block) -> list[Callable[[_Block], None]]:
-        """Print the body of a loop; return what has to follow it where it is left for a loop outside."""
+        """Print the body of a loop; return printers of what follows where it is left for an outer loop."""
         self.leaves.append([])
         self._path(block)
         left = self.leaves.pop()
@@ -246,7 +238,7 @@ class Flow:
         return [choose]
 
     def _again(self, head: int, block: _Block) -> None:
-        """Go on with the next turn of a loop: the innermost one, or one around it."""
+        """Continue with the next iteration of the innermost loop, or of one around it."""
         block.machine.settle()
         if head == block.loops[-1]:
             block.machine.emit("continue")
@@ -254,79 +246,13 @@ class Flow:
         block.machine.emit("break")
         self.leaves[-1].append((len(self.lines) - 1, head))
 
-    def _stored_in(self, head: int) -> frozenset[str]:
-        """Return the variables that a loop stores."""
-        last = max(
-            (index for index, ins in enumerate(self.instructions) if self._jumps_to(ins, head)),
-            default=head,
-        )
-        found: set[str] = set()
-        for ins in self.instructions[head : last + 1]:
-            if ins.opname.startswith(_WRITES):
-                found |= {str(each) for each in _names(ins)}
-        return frozenset(found)
-
-    def _jumps_to(self, ins: dis.Instruction, index: int) -> bool:
-        return "JUMP" in ins.opname and self.at.get(ins.argval) == index
-
-    def _exit_of(self, ins: dis.Instruction) -> int:
-        """Return where a loop that has run out goes on."""
-        index = self._target(ins)
-        # 3.12 and later pop the iterator in instructions of their own.
-        while index < len(self.instructions) and self.instructions[index].opname in (
-            "END_FOR",
-            "POP_ITER",
-        ):
-            index += 1
-        previous = self.instructions[index - 1].opname if index else ""
-        return index + 1 if previous == "END_FOR" and self._pops_iterator(index) else index
-
-    def _pops_iterator(self, index: int) -> bool:
-        """Say whether 3.13's `POP_TOP` after `END_FOR` stands at `index`."""
-        return (
-            sys.version_info[:2] == (3, 13)
-            and index < len(self.instructions)
-            and self.instructions[index].opname == "POP_TOP"
-        )
-
-    def _loop_heads(self) -> frozenset[int]:
-        heads = set()
-        for index in self._reached():
-            ins = self.instructions[index]
-            if "JUMP" in ins.opname and isinstance(ins.argval, int):
-                target = self.at.get(ins.argval)
-                if target is None or target > index:
-                    continue
-                if self.instructions[target].opname != "SEND":
-                    heads.add(target)
-        return frozenset(heads)
-
-    def _reached(self) -> set[int]:
-        """Return the instructions that run without an exception: handlers jump back, too."""
-        found: set[int] = set()
-        todo = [0]
-        while todo:
-            index = todo.pop()
-            if index in found or index >= len(self.instructions):
-                continue
-            found.add(index)
-            ins = self.instructions[index]
-            if ins.opname in (*_ENDS, *_ALWAYS) or ins.opname.startswith("JUMP_BACKWARD"):
-                following = []
-            else:
-                following = [index + 1]
-            if ("JUMP" in ins.opname or ins.opname in _SPLITS) and isinstance(ins.argval, int):
-                following.append(self._target(ins))
-            todo += following
-        return found
-
     # -- branches
 
     def _jump(self, ins: dis.Instruction, index: int, block: _Block) -> int | None:
-        """Follow a jump; None when the path has ended in it."""
+        """Follow a jump; return the next index, or None if the path has ended."""
         machine, kind = block.machine, ins.opname
-        if kind in _ALWAYS or kind.startswith("JUMP_BACKWARD"):
-            return self._target(ins)
+        if kind in ALWAYS or kind.startswith("JUMP_BACKWARD"):
+            return self.jumps.target(ins)
         if machine.stack and machine.stack[-1] is HOOK:
             machine.pop_raw()  # both ways are the same but for bookkeeping
             return index + 1
@@ -345,13 +271,13 @@ class Flow:
             inner.emit("pass")
         if keeps is not None:
             machine.push(keeps)
-        return self._target(ins)
+        return self.jumps.target(ins)
 
     def _condition(self, ins: dis.Instruction, machine: Machine) -> tuple[Part, Part | None] | None:
-        """Return when a jump is not taken, and what it leaves on the stack if it is."""
+        """Return the condition under which a jump is not taken, and the value that it keeps on the stack if taken."""
         kind = ins.opname
         if kind.endswith("_OR_POP"):  # keeps the value where it jumps
-            value = machine.once(1) if machine.stack else Value("<?>")
+            value = machine.once(1) if machine.stack else Expression("<?>")
             machine.pop_raw()
             return (_not(value) if "TRUE" in kind else value), value
         for ending, negated in (
@@ -366,16 +292,9 @@ class Flow:
                     return compound(f"{value.operand}{negated}", value), None
                 return (_not(value) if ending == "IF_TRUE" else value), None
         if kind.endswith("IF_NOT_EXC_MATCH"):
-            return Value(f"<matches {machine.pop().text}>"), None
+            return Expression(f"<matches {machine.pop().text}>"), None
         return None
 
 
-def _not(value: Part) -> Value:
+def _not(value: Part) -> Expression:
     return compound(f"not {value.operand}", value)
-
-
-def _names(ins: dis.Instruction) -> tuple[object, ...]:
-    """Return the variables of an instruction that may stand for two."""
-    if isinstance(ins.argval, tuple):
-        return ins.argval
-    return tuple(each.strip() for each in str(ins.argval).split(","))

@@ -1,4 +1,4 @@
-"""Formatted strings: the parts of one are joined again where Python can read them in quotes."""
+"""Formatted strings: joins their parts again where Python can parse the result."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Strings(Displays):
 
 
 def _fits(text: str) -> bool:
-    """Say whether an expression can stand between double quotes before Python 3.12 as well."""
+    """Return whether an expression can stand between double quotes before Python 3.12 as well."""
     return not set(text) & set('"\\#\n') and ("{" not in text or "'" not in text)
 
 

@@ -1,4 +1,4 @@
-"""Nested functions: written out where they are made."""
+"""Nested functions, printed where they are made."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from dataclasses import dataclass, replace
 from types import CodeType
 
 from torchloom.inspect.pseudo.calls import Calls
+from torchloom.inspect.pseudo.expressions import BUILD_CLASS, name, primary
 from torchloom.inspect.pseudo.stack import code_of
 from torchloom.inspect.pseudo.values import (
-    BUILD_CLASS,
     Cell,
     ClassBody,
     Constant,
     Display,
+    Expression,
     Made,
     Pair,
     Part,
-    Value,
-    name,
-    primary,
     reads_of,
 )
 
@@ -31,7 +29,7 @@ _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL")
 
 @dataclass
 class Signature:
-    """What the head of a function says beyond its code."""
+    """Defaults and annotations, which a function's code does not have."""
 
     defaults: tuple[str, ...] = ()
     """Of the last positional parameters."""
@@ -98,7 +96,7 @@ class Functions(Calls):
         if inside is not None and not unread and not signature.annotations:
             colon = f" {parameters}:" if parameters else ":"
             text = f"(lambda{colon} {inside})"
-            self.push(Value(text, is_fragile=is_fragile, reads=reads_of(read)))
+            self.push(Expression(text, is_fragile=is_fragile, reads=reads_of(read)))
             return
         title = self._title(code)
         result = (signature.annotations or {}).get("return")
@@ -113,7 +111,7 @@ class Functions(Calls):
         self.push(name(title))
 
     def _free_names(self, code: CodeType, closure: Part | None) -> dict[str, str]:
-        """Return how a function's free variables are written: those that are called otherwise here."""
+        """Return the new names of a function's free variables that have another name here."""
         found: dict[str, str] = {}
         cells = (closure.items if closure is not None else None) or ()
         for title, cell in zip(code.co_freevars, cells, strict=False):
@@ -124,7 +122,7 @@ class Functions(Calls):
         return found
 
     def _signature(self, parts: dict[int, Part]) -> tuple[Signature, list[tuple[str, Part]]]:
-        """Return what can be written in the head of a function, and what is set afterwards."""
+        """Return what can be written in the head of a function, and the attributes to set after it."""
         signature, unread = Signature(), []
         defaults, keywords = parts.get(_DEFAULTS), parts.get(_KW_DEFAULTS)
         annotations = parts.get(_ANNOTATIONS)
@@ -144,7 +142,7 @@ class Functions(Calls):
         return signature, unread
 
     def _title(self, code: CodeType) -> str:
-        """Return what to call a function: as its source does, if that is where it goes next."""
+        """Return the name for a function: its own, if it is stored under that name next."""
         title = code.co_name
         for ins in self.instructions[self.at + 1 :]:
             if ins.argval == title and ins.opname in _STORES:

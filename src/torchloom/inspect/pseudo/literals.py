@@ -42,7 +42,7 @@ def _complex_text(value: complex) -> str:
 def _printed(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001  `__repr__` of a class of the program
         return f"<{type(value).__name__}>"
     if " at 0x" in text:
         return f"<{type(value).__name__}>"

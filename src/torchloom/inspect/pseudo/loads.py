@@ -1,25 +1,13 @@
-"""Loads and stores of variables, attributes and modules, and what moves values on the stack."""
+"""Loads and stores of variables, attributes and modules, and instructions that reorder the stack."""
 
 from __future__ import annotations
 
 import dis
 import sys
 
+from torchloom.inspect.pseudo.expressions import BUILD_CLASS, HOOK, NULL, name, primary, shared_name
 from torchloom.inspect.pseudo.stack import UNKNOWN, Stack, pair_of_names
-from torchloom.inspect.pseudo.values import (
-    BUILD_CLASS,
-    HOOK,
-    NULL,
-    Cell,
-    Display,
-    Name,
-    Part,
-    Saved,
-    constant,
-    name,
-    primary,
-    shared_name,
-)
+from torchloom.inspect.pseudo.values import Cell, Display, Name, Part, SavedVariable, constant
 
 HOOKS = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
 _SPECIAL = ("__enter__", "__exit__", "__aenter__", "__aexit__")
@@ -78,10 +66,10 @@ class Loads(Stack):
         self.push(primary("locals()"))
 
     def op_LOAD_FAST_AND_CLEAR(self, ins: dis.Instruction) -> None:
-        """Begin a comprehension: until the variable is put back, its name means another one."""
+        """Begin a comprehension: its variable hides one of the same name until that is restored."""
         title = str(ins.argval)
         self.renamed = {**self.renamed, title: self.scope.fresh(f"{title}_")}
-        self.push(Saved(title, was_cell=title in self.celled))
+        self.push(SavedVariable(title, was_cell=title in self.celled))
         self.celled -= {title}
 
     def op_MAKE_CELL(self, ins: dis.Instruction) -> None:
@@ -107,7 +95,7 @@ class Loads(Stack):
 
     def _store(self, target: str) -> None:
         value = self.pop()
-        if isinstance(value, Saved):
+        if isinstance(value, SavedVariable):
             self.renamed = {key: new for key, new in self.renamed.items() if key != target}
             self.celled = self.celled - {target} | ({target} if value.was_cell else set())
             return
@@ -162,7 +150,7 @@ class Loads(Stack):
         self._push_method(value, is_method)
 
     def _push_method(self, value: Part, is_method: bool) -> None:
-        """Push an attribute; a method that is about to be called comes with an empty `self`."""
+        """Push an attribute; for a method that is about to be called, push an empty `self` as well."""
         if is_method and sys.version_info < (3, 13):
             self.push(NULL)
         self.push(value)
@@ -247,7 +235,7 @@ class Loads(Stack):
         self.stack.insert(len(self.stack) - depth, self.stack.pop())
 
     def _reorder(self, depth: int) -> None:
-        """Get values ready to change places: they must have been evaluated in the old order."""
+        """Prepare values for reordering: name those that must be evaluated in the old order."""
         while len(self.stack) < depth:
             self.stack.insert(0, UNKNOWN)
         if sum(part.is_fragile for part in self.stack[-depth:]) > 1:
@@ -255,7 +243,7 @@ class Loads(Stack):
 
 
 def _is_whole(text: str) -> bool:
-    """Say whether the first parenthesis closes at the end; text with strings in it may say no."""
+    """Return whether the first parenthesis closes at the end; False for text with strings in it."""
     depth = 0
     for position, char in enumerate(text):
         depth += (char == "(") - (char == ")")

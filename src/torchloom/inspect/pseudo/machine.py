@@ -1,8 +1,7 @@
-"""One instruction at a time on a symbolic stack; statements go out as lines.
+"""Runs one instruction at a time on a symbolic stack and emits statements as lines.
 
-Every method named like an opcode handles it; they stand in the modules of the classes that `Machine`
-comes from, by what they do. What several Python versions call differently is translated by `_ALIASES`.
-Jumps belong to the printer.
+A method `op_NAME` handles the opcode NAME; the base classes of `Machine` define them by topic. `_ALIASES` maps
+opcodes that have other names in some Python versions. `flow` handles jumps.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from itertools import pairwise
 from torchloom.inspect.pseudo.functions import Functions
 from torchloom.inspect.pseudo.loads import HOOKS
 from torchloom.inspect.pseudo.operators import OLD_BINARY, UNARY
-from torchloom.inspect.pseudo.values import Value
+from torchloom.inspect.pseudo.values import Expression
 
 _IGNORED = frozenset(
     [
@@ -39,7 +38,7 @@ _IGNORED = frozenset(
     ]
 )
 _ASKS = "_is_profiler_enabled"
-"""From 2.15 Dynamo calls the hooks under a condition, by locals that hold it, their module and a result."""
+"""From torch 2.15 on, Dynamo calls the hooks under a condition, with locals for it, the module and the result."""
 
 
 @dataclass
@@ -68,7 +67,7 @@ class Machine(Functions):
         for _ in range(-effect):
             self.pop()
         for _ in range(effect):
-            self.push(Value(f"<{ins.opname}>"))
+            self.push(Expression(f"<{ins.opname}>"))
 
 
 def bookkeeping(instructions: Sequence[dis.Instruction]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Names: which ones a function uses, new ones, and those that hold addresses."""
+"""Names: those that a function uses, fresh ones, and those that contain addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 
-from torchloom.inspect.pseudo.values import Name, name, shared_name
+from torchloom.inspect.pseudo.expressions import name, shared_name
+from torchloom.inspect.pseudo.values import Name
 
 _ADDRESS = re.compile(r"(?<![^\W_])\d{12,}(?![^\W_])")
 _GRAPH_ID = re.compile(r"(__compiled_fn_\d+)_[0-9a-f]{8}_[0-9a-f_]{27}")
@@ -22,14 +23,14 @@ class Scope:
 
     code: CodeType
     used: set[str]
-    """Names that stand for something already, here or in a function around or within."""
+    """Names in use here or in an enclosing or nested function."""
     around: frozenset[str] = frozenset()
-    """Variables of the functions around it."""
+    """Variables of the enclosing functions."""
     is_class: bool = False
     """Whether it is the body of a class."""
     has_yield: bool = False
     cells: frozenset[str] = field(init=False)
-    """Variables that it shares with nested functions or with those around it."""
+    """Variables that it shares with nested or enclosing functions."""
     variables: frozenset[str] = field(init=False)
     written_globals: tuple[str, ...] = field(init=False)
     """Globals that it stores or deletes."""

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import dis
 
+from torchloom.inspect.pseudo.expressions import HOOK, compound, is_plain, primary, slice_of
 from torchloom.inspect.pseudo.loads import Loads
 from torchloom.inspect.pseudo.subscripts import place_of
-from torchloom.inspect.pseudo.values import (
-    HOOK,
-    Display,
-    Iterating,
-    Name,
-    Part,
-    Value,
-    compound,
-    is_plain,
-    primary,
-    reads_of,
-    slice_of,
-)
+from torchloom.inspect.pseudo.values import Display, Expression, Iterating, Name, Part, reads_of
 
 _IN_PLACE = ("+", "-", "*", "/", "//", "%", "@", "&", "|", "^", ">>", "<<", "**")
 OLD_BINARY = {
@@ -65,8 +54,8 @@ class Operators(Loads):
             self.push(compound(f"{left.operand} {operator} {right.operand}", left, right))
 
     def _in_place(self, left: Part, operator: str, right: Part) -> None:
-        """Emit a statement: an object may be changed in place. A variable stays what it was, unless it
-        is what the result goes to."""
+        """Emit an augmented assignment, which may change an object in place. A variable keeps its value unless the
+        result is stored in it."""
         self.settle()
         is_target = isinstance(left, Name) and self.stored_next() == left.text
         target = left if is_target else self.renewed(left)
@@ -75,7 +64,7 @@ class Operators(Loads):
         self.push(target)
 
     def renewed(self, value: Part) -> Part:
-        """Emit an assignment to a fresh name, of a list that has one already as well."""
+        """Emit an assignment to a fresh name, also for a list that has a name."""
         if isinstance(value, Display) and value.name is not None:
             value = Name(value.name, reads=value.reads)
         return self._named(value)
@@ -98,7 +87,7 @@ class Operators(Loads):
             return
         text = f"{left.operand} is{' not' if ins.arg else ''} {right.operand}"
         is_fragile = left.is_fragile or right.is_fragile
-        self.push(Value(text, False, is_fragile, reads_of((left, right))))
+        self.push(Expression(text, False, is_fragile, reads_of((left, right))))
 
     def op_CONTAINS_OP(self, ins: dis.Instruction) -> None:
         left, right = self.pop_many(2)
@@ -121,7 +110,7 @@ class Operators(Loads):
         self.push(primary(f"{owner.operand}[{key.key}]", owner, key))
 
     def _push_part(self, owner: Display, place: int | slice | None) -> bool:
-        """Push an element or a part of a list that is known; say whether that could be done."""
+        """Push an element or a slice of a list whose elements are known; return whether that was possible."""
         if place is None or not owner.is_open:
             return False
         size = len(owner.elements)
@@ -138,7 +127,7 @@ class Operators(Loads):
         return True
 
     def _evaluate(self, owner: Display) -> None:
-        """Name what waits in a list: elements that are dropped or moved were evaluated all the same."""
+        """Name unevaluated elements of a list: dropped and moved elements are evaluated, too."""
         if owner.is_fragile:
             self.settle()
             self._settle(owner.elements, None)

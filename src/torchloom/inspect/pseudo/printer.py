@@ -1,4 +1,4 @@
-"""The entry points: pseudo-source and a listing of bytecode, whatever the bytecode is."""
+"""The entry points: pseudo-source and a listing of any bytecode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pseudo_source(
         if len(lines) > MAX_LINES:
             lines[MAX_LINES:] = [f"{_INDENT}# ... (more than {MAX_LINES} lines: cut)"]
         return "\n".join(lines)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001  bytecode of any later Python: a listing is better than nothing
         return _listed(code, original, error)
 
 
@@ -55,6 +55,6 @@ def _listed(code: CodeType, original: CodeType | None, error: Exception) -> str:
     reason = f"{type(error).__name__}: {error}"
     try:
         listing = bytecode_listing(code, original)
-    except Exception:  # noqa: BLE001  nothing is left to show
+    except Exception:  # noqa: BLE001  `dis` on code that it does not know: nothing is left to show
         return f"# not readable ({reason})"
     return f"# not readable as source ({reason}); bytecode:\n{listing}"

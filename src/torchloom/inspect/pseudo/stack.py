@@ -1,7 +1,7 @@
-"""The symbolic stack: expressions wait on it, and get names before a statement could change them.
+"""The symbolic stack: holds expressions, and names them before a statement could change their value.
 
-What is written as one expression is evaluated in the order in which it was pushed. So nothing needs a
-name until a statement goes out: then all that waits below, and is not plain, is assigned first.
+Python evaluates the parts of one expression in the order in which they were pushed, so a part needs no name until
+a statement is emitted. Before that, every expression on the stack that is not plain is assigned to a name.
 """
 
 from __future__ import annotations
@@ -12,22 +12,13 @@ from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
+from torchloom.inspect.pseudo.expressions import HOOK, clone_stack, is_plain, name
 from torchloom.inspect.pseudo.names import Scope
-from torchloom.inspect.pseudo.values import (
-    HOOK,
-    Constant,
-    Display,
-    Name,
-    Part,
-    Value,
-    clone_stack,
-    is_plain,
-    name,
-)
+from torchloom.inspect.pseudo.values import Constant, Display, Expression, Name, Part
 
 _MAX_TEXT = 4000
-UNKNOWN = Value("<?>")
-"""Stands for what a stack that ran empty would give."""
+UNKNOWN = Expression("<?>")
+"""What a pop from an empty stack returns."""
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_GLOBAL", "STORE_NAME")
 _STORES_FIRST = ("STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
 
@@ -44,12 +35,12 @@ class Stack:
     consts: tuple[Any, ...] = ()
     instructions: Sequence[dis.Instruction] = ()
     at: int = 0
-    """Which instruction runs."""
+    """Index of the instruction that runs."""
     kw_names: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
-    """How variables are written that have another name here."""
+    """New names of variables that have another name here."""
     celled: frozenset[str] = frozenset()
-    """Variables whose places hold cells now: from 3.13 one instruction loads either."""
+    """Variables that are cells at this point: from Python 3.13 on, one instruction loads cells and values."""
     in_loop: bool = False
     hooks: frozenset[str] = frozenset()
     """Locals that hold Dynamo's own bookkeeping."""
@@ -64,27 +55,27 @@ class Stack:
     # -- taking and putting
 
     def pop_raw(self) -> Part:
-        """Take the top; a stack that ran empty gives a placeholder."""
+        """Pop the top; an empty stack returns a placeholder."""
         return self.stack.pop() if self.stack else UNKNOWN
 
     def pop(self) -> Part:
-        """Take the top for a use that is not followed: a list held elsewhere as well gets a name."""
+        """Pop the top for a use that is not tracked: a list that the stack also holds elsewhere gets a name."""
         return self.pinned(self.pop_raw())
 
     def pop_many(self, count: int) -> list[Part]:
-        """Take the topmost values, the deepest first."""
+        """Pop several values, the deepest first."""
         return [self.pop() for _ in range(count)][::-1]
 
     def push(self, value: Part) -> None:
-        """Put a value on top; one whose text has grown past reading gets a name."""
-        if isinstance(value, Value) and len(value.text) > _MAX_TEXT:
+        """Push a value; one with a text of more than 4000 characters gets a name."""
+        if isinstance(value, Expression) and len(value.text) > _MAX_TEXT:
             value = self.named(value)
         self.stack.append(value)
 
     # -- names for what waits
 
     def pinned(self, value: Part) -> Part:
-        """Name every display in `value` that something else holds too: it must stay one object."""
+        """Name every display in `value` that is held elsewhere as well, so that it stays one object."""
         if not isinstance(value, Display) or value.name is not None:
             return value
         for inner in [each for each in value.within() if each is not value]:
@@ -147,7 +138,7 @@ class Stack:
                 parts[index] = self._named(value)
 
     def once(self, depth: int) -> Part:
-        """Return the value at `depth`, 1 for the top, as something that may be written twice."""
+        """Return the value at `depth`, 1 for the top, in a form that may be written twice."""
         index = len(self.stack) - depth
         value = self.stack[index]
         if isinstance(value, Display) or is_plain(value):
@@ -159,19 +150,23 @@ class Stack:
         return value
 
     def enter_loop(self, stored: frozenset[str]) -> None:
-        """Name all that a loop may change: what it stores, and displays, which it may add to."""
+        """Name all values that a loop may change: those that it stores, and displays, which it may extend.
+
+        Args:
+            stored: the variables that the loop stores.
+        """
         self.settle()
         for index, value in enumerate(self.stack):
             if isinstance(value, Display) or (stored & value.reads and value is not HOOK):
                 self.stack[index] = self._named(self.pinned(value))
 
     def statement(self, text: str) -> None:
-        """Emit a statement with effects, after what waits for its old state."""
+        """Emit a statement with effects, after naming the values that it could change."""
         self.settle()
         self.emit(text)
 
     def rebinding(self, target: str, *, has_effects: bool) -> None:
-        """Name what waits and reads a variable that is about to be rebound; with effects, all else too."""
+        """Name values that read a variable that is about to be rebound; with effects, all other values too."""
         if has_effects:
             self.settle()
         self.settle(only=target)
@@ -182,7 +177,7 @@ class Stack:
         Args:
             target: a variable.
             value: what it gets.
-            is_shared: whether others than this function read it.
+            is_shared: whether other functions read the variable.
         """
         self.rebinding(target, has_effects=value.is_fragile or is_shared)
         if value.text != target:
@@ -197,7 +192,7 @@ class Stack:
         return Name(shown, is_fragile=self.is_shared(title), reads=reads)
 
     def is_shared(self, title: str) -> bool:
-        """Say whether others than this function may change a variable."""
+        """Return whether other functions may change a variable."""
         return title in self.scope.cells or self.scope.is_class
 
     def stored_next(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What the symbolic stack holds: the text of an expression, and how careful one must be with it."""
+"""The values on the symbolic stack: the text of an expression, and when it has to be evaluated."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torchloom.inspect.pseudo.literals import constant_text
 
 
 @dataclass(frozen=True)
-class Value:
+class Expression:
     """An expression that has been evaluated but not yet used."""
 
     text: str
     is_atom: bool = True
     """Whether it can stand beside an operator without parentheses."""
     is_fragile: bool = False
-    """Whether a later statement could change what it means, or it has effects: loads, calls."""
+    """Whether a later statement could change its value, or it has effects, as loads and calls have."""
     reads: frozenset[str] = frozenset()
     """Variables in it."""
 
@@ -47,7 +47,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Constant(Value):
+class Constant(Expression):
     """A constant of the code."""
 
     value: Any = None
@@ -81,12 +81,12 @@ def constant(value: Any) -> Constant:
 
 
 @dataclass(frozen=True)
-class Name(Value):
+class Name(Expression):
     """A variable: it may be written twice."""
 
 
 @dataclass(frozen=True)
-class Tuple(Value):
+class Tuple(Expression):
     """A tuple whose elements are known."""
 
     parts: tuple[Part, ...] = ()
@@ -103,7 +103,7 @@ class Tuple(Value):
 
 
 @dataclass(frozen=True)
-class Slice(Value):
+class Slice(Expression):
     """A slice: `1:2` is written in a subscript alone, `slice(1, 2)` elsewhere."""
 
     bounds: tuple[Part, ...] = ()
@@ -115,24 +115,24 @@ class Slice(Value):
 
 
 @dataclass(frozen=True)
-class Iterating(Value):
-    """An iterator that was just made: a loop writes what it was made of."""
+class Iterating(Expression):
+    """A new iterator: a loop prints the iterable instead."""
 
     iterable: str = ""
 
 
 @dataclass(frozen=True)
-class Formatted(Value):
+class Formatted(Expression):
     """An f-string."""
 
     inside: str = ""
-    """What stands between its quotes."""
+    """The text between its quotes."""
     depth: int = 0
-    """How deep formats lie in formats."""
+    """Nesting depth of formats in formats."""
 
 
 @dataclass(frozen=True)
-class Converted(Value):
+class Converted(Expression):
     """What `!r` makes of a value (3.13 and later), before it is formatted."""
 
     of: str = ""
@@ -140,65 +140,46 @@ class Converted(Value):
 
 
 @dataclass(frozen=True)
-class Cell(Value):
-    """The cell of a variable, not what it holds: closures are made of such."""
+class Cell(Expression):
+    """The cell of a variable, as closures hold it, not the value in it."""
 
     variable: str = ""
 
 
 @dataclass(frozen=True)
-class Saved(Value):
+class SavedVariable(Expression):
     """A variable of the function while a comprehension uses its name (3.12 and later)."""
 
     was_cell: bool = False
 
 
 @dataclass(frozen=True)
-class Made(Value):
+class Made(Expression):
     """A function to which parts are still added (3.13 and later)."""
 
     code: CodeType | None = None
     parts: tuple[tuple[int, Part], ...] = ()
-    """What belongs to it, by the flag that says how."""
+    """Defaults, annotations and closure, each with the flag of its kind."""
 
 
 @dataclass(frozen=True)
-class ClassBody(Value):
+class ClassBody(Expression):
     """The body of a class that is about to be made."""
 
     lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Spread(Value):
+class Spread(Expression):
     """A part of a display or of a call that adds several elements: `*x`, `**x`."""
 
 
 @dataclass(frozen=True)
-class Pair(Value):
+class Pair(Expression):
     """An element of a dict."""
 
     of: tuple[Part, ...] = ()
     """Key and value."""
-
-
-NULL = Value("NULL")
-"""What calls push where a bound method has no `self`."""
-HOOK = Value("<profiler hook>")
-"""What Dynamo's own bookkeeping around a graph works with: not shown."""
-BUILD_CLASS = Value("__build_class__")
-"""What makes a class."""
-_MARKS = (NULL, HOOK, BUILD_CLASS)
-
-
-def name(text: str) -> Name:
-    """Return a variable that only this function changes."""
-    return Name(text, reads=frozenset({text}))
-
-
-def shared_name(text: str) -> Name:
-    """Return a variable that a call may change: a global, or one that nested functions share."""
-    return Name(text, is_fragile=True, reads=frozenset({text}))
 
 
 def reads_of(parts: Iterable[Part]) -> frozenset[str]:
@@ -206,58 +187,11 @@ def reads_of(parts: Iterable[Part]) -> frozenset[str]:
     return frozenset[str]().union(*(part.reads for part in parts))
 
 
-def compound(text: str, *parts: Part) -> Value:
-    """Return an expression with operators, made of parts."""
-    return Value(text, is_atom=False, is_fragile=True, reads=reads_of(parts))
-
-
-def primary(text: str, *parts: Part) -> Value:
-    """Return a load or a call, which needs no parentheses."""
-    return Value(text, is_fragile=True, reads=reads_of(parts))
-
-
-def tuple_of(parts: Iterable[Part]) -> Tuple:
-    """Return a tuple of parts."""
-    items = tuple(parts)
-    inside = ", ".join(part.text for part in items) + ("," if len(items) == 1 else "")
-    is_fragile = any(part.is_fragile for part in items)
-    return Tuple(f"({inside})", is_fragile=is_fragile, reads=reads_of(items), parts=items)
-
-
-def slice_of(bounds: Iterable[Part]) -> Slice:
-    """Return a slice of two or three bounds."""
-    parts = tuple(bounds)
-    text = f"slice({', '.join(part.text for part in parts)})"
-    is_fragile = any(part.is_fragile for part in parts)
-    return Slice(text, is_fragile=is_fragile, reads=reads_of(parts), bounds=parts)
-
-
-def spread(star: str, value: Part) -> Spread:
-    """Return `*value` or `**value`."""
-    return Spread(f"{star}{value.operand}", is_fragile=True, reads=value.reads)
-
-
-def pair_of(key: Part, value: Part) -> Pair:
-    """Return an element of a dict."""
-    is_fragile = key.is_fragile or value.is_fragile
-    reads = reads_of((key, value))
-    return Pair(f"{key.text}: {value.text}", False, is_fragile, reads, of=(key, value))
-
-
-def is_plain(part: Part) -> bool:
-    """Say whether a value may be written twice and mean the same object: constants, local names."""
-    if isinstance(part, Name):
-        return not part.is_fragile
-    if isinstance(part, Tuple) and not part.parts:
-        return True
-    return isinstance(part, (Constant, Cell, Saved)) or any(part is each for each in _MARKS)
-
-
 class Display:
-    """A list, set or dict that is still on the stack: what is done to it there can be followed.
+    """A list, set or dict on the stack whose changes can be tracked.
 
-    Several places of the stack may hold the same one. When one of them is used in a way that cannot
-    be followed, it gets a name, which from then on is its text everywhere.
+    Several places of the stack may hold the same one. When one of them is used in a way that cannot be tracked,
+    the display gets a name, which is its text everywhere from then on.
     """
 
     def __init__(self, kind: str, elements: list[Part]) -> None:
@@ -281,7 +215,7 @@ class Display:
 
     @property
     def is_fragile(self) -> bool:
-        """Whether something in it has to be settled before a statement with effects."""
+        """Whether part of it has to be named before a statement with effects."""
         return self.name is None and any(part.is_fragile for part in self.elements)
 
     @property
@@ -315,24 +249,8 @@ class Display:
         return self.text
 
 
-Part = Value | Display
+Part = Expression | Display
 """Anything on the stack."""
-
-
-def clone_stack(stack: list[Part]) -> list[Part]:
-    """Copy a stack for another branch: displays become its own, shared as they were."""
-    memo: dict[int, Display] = {}
-
-    def clone(part: Part) -> Part:
-        if not isinstance(part, Display):
-            return part
-        if id(part) not in memo:
-            memo[id(part)] = twin = Display(part.kind, [])
-            twin.name = part.name
-            twin.elements = [clone(each) for each in part.elements]
-        return memo[id(part)]
-
-    return [clone(part) for part in stack]
 
 
 def _is_none(part: Part) -> bool:

@@ -1,4 +1,4 @@
-"""A record packed for the page: JSON in which a text that comes twice is kept once, gzip, base64.
+"""Packs a record for the page: JSON with repeated texts kept once, then gzip, then base64.
 
 A pass begins with the graph that the pass before it left, and gzip looks back only 32 KB: without
 the table of texts, the page of a large model would carry most graphs twice.
@@ -16,7 +16,7 @@ from typing import Any
 from torchloom.records import Session, to_json
 
 _MIN_SHARED = 256
-"""Length in characters from which a text that comes twice goes to the table."""
+"""Shortest repeated text, in characters, that goes into the table of texts."""
 
 
 def pack(session: Session) -> str:
@@ -43,7 +43,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _share(value: Any, table: dict[str, int]) -> Any:
-    """Return the data with each text of the table as `{"$text": its index}`, no float unfinite."""
+    """Return the data with each text of the table as `{"$text": its index}`, and floats that are not finite as text."""
     if isinstance(value, str):
         return {"$text": table[value]} if value in table else value
     if isinstance(value, dict):

@@ -52,7 +52,7 @@ _SCRIPTS = (
     "events.js",
     "app.js",
 )
-"""In the order in which they are joined; together they are one scope."""
+"""In the order in which they are joined; they share one scope."""
 _STYLES = ("theme.css", "style.css", "code.css", "charts.css", "graph.css", "run.css")
 _LIBRARIES = ("uplot-1.6.32", "dagre-3.1.3")
 
@@ -61,8 +61,8 @@ def render_page(session: Session, *, title: str | None = None) -> str:
     """Return one HTML document that shows a record; it loads nothing from anywhere.
 
     Args:
-        session: what a watch saw.
-        title: what stands above the page; made from the record if left out.
+        session: what a watch recorded.
+        title: the page's heading; made from the record if left out.
     """
     script = _script()
     return _template().render(
@@ -77,7 +77,19 @@ def render_page(session: Session, *, title: str | None = None) -> str:
 
 
 def write_page(session: Session, path: str | Path, *, title: str | None = None) -> Path:
-    """Write the page of a record; a reader never sees half of it."""
+    """Write the page of a record; readers see the whole file or none.
+
+    Args:
+        session: what a watch recorded.
+        path: the file; folders above it are made.
+        title: the page's heading; made from the record if left out.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     return write_whole(path, render_page(session, title=title))
 
 

@@ -13,7 +13,7 @@ from torchloom.records import Entry, EventRow, Function, Session
 _PHASES = 1
 _COLLECTIVES = 2
 _FIRST_ENTRY = 100
-"""Track numbers; collectives that overlap take the numbers after theirs, up to the entries'."""
+"""Track numbers. Overlapping collectives take the numbers from `_COLLECTIVES` up to `_FIRST_ENTRY`."""
 
 
 def to_trace(session: Session) -> dict[str, Any]:
@@ -35,7 +35,18 @@ def to_trace(session: Session) -> dict[str, Any]:
 
 
 def write_trace(session: Session, path: str | Path) -> Path:
-    """Write the trace as JSON; a reader never sees half of it."""
+    """Write the trace as JSON; readers see the whole file or none.
+
+    Args:
+        session: the record.
+        path: of the file; folders above it are made.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     return write_whole(path, json.dumps(to_trace(session), ensure_ascii=True))
 
 

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torchloom import _torch, envs
 from torchloom.errors import TorchloomError
 from torchloom.log import get_logger
-from torchloom.position import POSITION, Event, Verdict, Wait
+from torchloom.position import POSITION, SyncPoint, Verdict, Wait
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import Entry, error_of, label
 from torchloom.runtime.lines.breaking import end_waits_with_verdict, let_compilations_be_interrupted
@@ -139,7 +139,7 @@ def tell_graph(graph: str, state: str, words: str) -> None:
         _LINES.line.tell_graph(graph, state, words)
 
 
-def wait_for(event: Event, works: list[dist.Work], *, on_stream: bool = False) -> None:
+def wait_for(event: SyncPoint, works: list[dist.Work], *, on_stream: bool = False) -> None:
     """Wait until messages have come and gone.
 
     Args:
@@ -165,7 +165,7 @@ def wait_for(event: Event, works: list[dist.Work], *, on_stream: bool = False) -
     works.clear()
 
 
-def explained(event: Event, seen: Verdict) -> TorchloomError:
+def explained(event: SyncPoint, seen: Verdict) -> TorchloomError:
     """Return the error to raise where this rank cannot complete something with others.
 
     Args:
@@ -194,7 +194,7 @@ def patience_s() -> float | None:
     return None if _LINES.line is None else _LINES.limits.agree_s
 
 
-def broken(event: Event, error: RuntimeError) -> Verdict:
+def broken(event: SyncPoint, error: RuntimeError) -> Verdict:
     """Return what is known here where gloo says that a connection has ended."""
     symptom = str(error).splitlines()[0].rpartition("] ")[2]
     return Verdict(

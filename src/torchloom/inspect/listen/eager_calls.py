@@ -1,0 +1,144 @@
+"""Counts calls that fit no entry and that Dynamo no longer compiles.
+
+Over the recompile limit Dynamo still looks for an entry at each call, finds none, and runs the function eagerly
+without logging anything. Such a call shows as a lookup without a hit that no compile follows.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from torchloom._torch import compiling, introspect
+from torchloom.inspect.heard import EagerCalls, Row
+from torchloom.inspect.live.rewritten import RESUME
+
+_Lookup = tuple[int, CodeType | None]
+"""The number of resets of Dynamo before the lookup, and the function that was called, None if unknown."""
+
+
+class EagerCounter:
+    """Counts, by epoch and code object, calls that ran eagerly because no entry fitted.
+
+    Args:
+        epoch: returns how often Dynamo has been reset.
+    """
+
+    def __init__(self, epoch: Callable[[], int] = lambda: 0) -> None:
+        self._epoch = epoch
+        self.num_lookups = 0
+        """How often Dynamo looked for an entry; for some functions it never looks."""
+        self._counts: Counter[tuple[int, CodeType]] = Counter()
+        self._limited: dict[tuple[int, CodeType], int] = {}
+        self._num_unknown = 0
+        self._waiting: dict[int, _Lookup] = {}
+        """By thread, the last lookup without a hit, until it is known whether a compile follows."""
+        self._guard = threading.Lock()
+
+    def looked_up(self, is_hit: bool, caller: FrameType | None) -> None:
+        """Note that Dynamo has looked for an entry on this thread.
+
+        Args:
+            is_hit: whether it found one.
+            caller: the frame from which the function is called.
+        """
+        self.num_lookups += 1
+        self._settle()
+        if not is_hit:
+            found = None if caller is None else self._called(caller)
+            self._waiting[threading.get_ident()] = (self._epoch(), found)
+
+    def told(self, row: Row) -> None:
+        """Note a row of a compile on this thread."""
+        if row.code is None:
+            return
+        waiting = self._waiting.pop(threading.get_ident(), None)
+        # A compile follows the lookup. A function without entries is not looked up: the lookup was
+        # that of another one, maybe in a thread that had this one's number and has ended.
+        if waiting is not None and not introspect.cache_entries(row.code):
+            self._count(waiting)
+        if row.is_limit:
+            self._limited[row.epoch, row.code] = compiling.limit_of_compile()
+            self._count((row.epoch, row.code))  # the call that found the limit
+
+    def close(self) -> EagerCalls:
+        """Settle the last lookups of all threads, also of those that have ended, and return the counts."""
+        for thread, frame in sys._current_frames().items():
+            if thread in self._waiting and compiling.is_in_compile(frame):
+                self._waiting.pop(thread, None)  # a compile follows that has told nothing as yet
+        for thread in list(self._waiting):
+            self._settle(thread)
+        return EagerCalls(self._counts, self._limited, self._num_unknown)
+
+    def _settle(self, thread: int | None = None) -> None:
+        waiting = self._waiting.pop(threading.get_ident() if thread is None else thread, None)
+        if waiting is not None:
+            self._count(waiting)
+
+    def _count(self, call: _Lookup) -> None:
+        epoch, code = call
+        with self._guard:
+            if code is None:
+                self._num_unknown += 1
+            else:
+                self._counts[epoch, code] += 1
+
+    def _called(self, caller: FrameType) -> CodeType | None:
+        """Return the code of the function that a frame is about to call, found by the names in that frame."""
+        epoch = self._epoch()
+        limited = [code for at, code in list(self._limited) if at == epoch]
+        is_wrapper = caller.f_code.co_name == "compile_wrapper"
+        if not limited and not is_wrapper:
+            return None  # before Python 3.13 reading a frame's variables keeps them alive in it
+        named = list(_named_by(caller))
+        for code in limited:
+            if any(each is code for each in named):
+                return code
+        if is_wrapper and named:
+            return named[0]
+        continued = _continued_by(caller)
+        if continued is not None:
+            return continued
+        others = {each.co_name: each for each in named}
+        same = [c for c in limited if c.co_name in caller.f_code.co_names]
+        if len(same) == 1 and same[0].co_name in others:  # another function of that name
+            return others[same[0].co_name]
+        return same[0] if len(same) == 1 else None
+
+
+def _continued_by(frame: FrameType) -> CodeType | None:
+    """Return the continuation that a frame of rewritten code is about to call as its last step, or None.
+
+    Below a function over its limit torch 2.11 and 2.12 look for entries of continuations, and compile none.
+    """
+    found = None
+    for each in dis.get_instructions(frame.f_code):
+        if each.offset > frame.f_lasti:
+            return found if each.opname == "RETURN_VALUE" else None
+        if each.opname == "LOAD_GLOBAL":
+            codes = list(_code_of(frame.f_globals.get(each.argval)))
+            found = next((code for code in codes if RESUME.fullmatch(code.co_name)), found)
+    return None
+
+
+def _named_by(frame: FrameType) -> Iterator[CodeType]:
+    """Yield the code of the functions that a frame can call by name, those of a wrapper first."""
+    values = frame.f_locals
+    own = [name for name in ("fn", "self") if name in values]
+    names = [*own, *frame.f_code.co_names, *values]
+    for name in names:
+        value = values.get(name, frame.f_globals.get(name))
+        yield from _code_of(value)
+
+
+def _code_of(value: Any) -> Iterator[CodeType]:
+    # By exact type: nothing of the program's own classes is asked.
+    if type(value) is MethodType:
+        value = value.__func__
+    if type(value) is FunctionType:
+        yield value.__code__

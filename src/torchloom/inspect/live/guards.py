@@ -1,0 +1,71 @@
+"""The guards of an entry as data: the leaf checks of Dynamo's guard tree, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchloom._torch import introspect
+from torchloom.inspect.wording.english import guard_in_words
+from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.scrub import without_addresses, without_values
+from torchloom.records import Guard
+
+_RELATIONAL = frozenset(
+    {"NO_TENSOR_ALIASING", "OBJECT_ALIASING", "STORAGE_OVERLAPPING", "SYMBOLIC_SHAPE_GUARD"}
+)
+
+
+def guards_of(manager: Any, hider: Hider | None = None) -> list[Guard]:
+    """Return the guards below a guard manager.
+
+    A check on several values appears in the tree at each of them; it is listed once.
+
+    Args:
+        manager: Dynamo's guard manager of an entry.
+        hider: notes the keys that the guards name, so that the record can hide them; None shows keys.
+    """
+    found: dict[tuple[str, str, str], Guard] = {}
+    for source, leaf_type, parts, num_fails in introspect.guard_leaves(manager):
+        kind = leaf_type.removesuffix("_GUARD") if leaf_type != "LAMBDA_GUARD" else "LAMBDA_GUARD"
+        if kind == "DIMENSION_DYNAMIC_MARKING":  # five lines that say one thing
+            parts = [f"no dim of {source} is marked dynamic or static"]
+        for part in parts or [leaf_type]:
+            code, _, comment = part.partition("  # ")
+            if hider is not None:
+                hider.note(source)
+                hider.note(code.strip())
+            code = without_values(code.strip(), keys_too=hider is None)
+            text = without_addresses(code)
+            key = (kind, "" if kind in _RELATIONAL else source, text)
+            if key in found:
+                continue
+            found[key] = Guard(
+                source=source,
+                kind=kind,
+                text=text,
+                english=guard_in_words(_kind_of(kind, text), source, code),
+                user_line=user_line(comment),
+                num_fails=num_fails,
+            )
+    return list(found.values())
+
+
+def user_line(comment: str) -> str | None:
+    """Return `file:line` from the comment that Dynamo puts behind a guard.
+
+    Example:
+        >>> user_line("y = x + 1  # demo.py:4 in f")
+        'demo.py:4'
+    """
+    place = comment.rpartition("# ")[2].partition(" in ")[0].strip()
+    _, colon, line = place.rpartition(":")
+    return place if colon and line.isdigit() else None
+
+
+def _kind_of(kind: str, text: str) -> str:
+    """Return Dynamo's name for a check that it wrote as a plain comparison."""
+    if kind == "LAMBDA_GUARD" and "top_saved_tensors_hooks" not in text:
+        if " == " in text and ".size()" not in text:
+            return "EQUALS_MATCH"
+        return "SHAPE_ENV"
+    return kind

@@ -1,0 +1,198 @@
+"""Groups compiles by function: names, why calls run eagerly, continuations below their function."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import tokenize
+from collections.abc import Mapping, Sequence
+from types import CodeType
+
+from torchloom._torch import introspect
+from torchloom.inspect.heard import EagerCalls
+from torchloom.inspect.live.naming import Named, short_name
+from torchloom.inspect.live.rewritten import RESUME
+from torchloom.inspect.record.compiles import Compile, CompileKey
+from torchloom.inspect.record.indirect_hits import count_through_continuations
+from torchloom.inspect.record.parents import parents_of
+from torchloom.inspect.record.places import Places
+from torchloom.records import Function
+
+_Group = tuple[int, int, str]
+"""(epoch, frame id, name of what torch wrapped)."""
+NOTHING_TO_COMPILE = "nothing to compile: no operator of torch was traced"
+NOTHING_LATER = (
+    "not compiled any more, and its entries not used: in a later call there was nothing to compile"
+)
+
+
+def functions_of(
+    compiles: Mapping[CompileKey, Compile], places: Places, eager: EagerCalls
+) -> list[Function]:
+    """Return the functions that were compiled or tried, those behind graph breaks as children.
+
+    Args:
+        compiles: by key, with completed entries.
+        places: resolves file names.
+        eager: calls that ran eagerly because no entry fitted.
+    """
+    groups: dict[_Group, list[Compile]] = {}
+    for key in sorted(compiles):
+        # All partials, and all modules of torch.nn, are compiled as one function of torch's own.
+        wrapped = _wrapped(compiles[key])
+        group = (*key[:2], "" if wrapped is None else wrapped.name)
+        groups.setdefault(group, []).append(compiles[key])
+    functions = {key: _function(group, places) for key, group in groups.items()}
+    for key, group in groups.items():
+        _fill(functions[key], group, eager)
+    count_through_continuations(functions, groups)
+    roots = _hung(functions, groups)
+    return roots + _compiled_before(groups, eager)
+
+
+def _function(group: Sequence[Compile], places: Places) -> Function:
+    first = group[0]
+    epoch, frame_id = first.key[:2]
+    wrapped = _wrapped(first)
+    if wrapped is not None:
+        name, file, line = wrapped
+        return Function(
+            name=short_name(name),
+            qualname=name,
+            file=file,
+            line=line,
+            source=_source_at(file, line),
+            frame_id=frame_id,
+            epoch=epoch,
+        )
+    code = next((each.code for each in group if each.code is not None), None)
+    if code is not None:
+        return _named_by(code, epoch, frame_id)
+    # A capture of a whole function, as for serving, says no name.
+    name, file, line = "captured graph" if first.entry.artifacts else "unknown", "", 0
+    metrics = first.entry.metrics.get("forward", {})
+    if first.stack:
+        file, line = places.of(first.stack[-1])
+        name = str(first.stack[-1].get("name", name))
+    return Function(
+        name=str(metrics.get("co_name", name)),
+        file=str(metrics.get("co_filename", file)),
+        line=int(metrics.get("co_firstlineno", line) or 0),
+        frame_id=frame_id,
+        epoch=epoch,
+    )
+
+
+def _named_by(code: CodeType, epoch: int, frame_id: int | None = None) -> Function:
+    """Return the record of a code object's function, without entries."""
+    file, line = introspect.place_of(code)
+    match = RESUME.fullmatch(code.co_name)
+    qualname = introspect.qualname_of(code)
+    return Function(
+        name=code.co_name if match else short_name(qualname),
+        qualname=qualname,
+        file=file,
+        line=int(match.group(2)) if match else line,
+        source=_source_of(code),
+        frame_id=frame_id,
+        epoch=epoch,
+    )
+
+
+def _fill(function: Function, group: Sequence[Compile], eager: EagerCalls) -> None:
+    for each in group:
+        entry = each.entry
+        if each.is_entry:
+            function.entries.append(entry)
+        elif each.has_failed and not each.hit_limit:
+            status = entry.status
+            function.skipped = status if status != "live" else f"failed: {_why_failed(each)}"
+            function.breaks += entry.breaks
+            for each_break in entry.breaks:  # of some, torch tells no line
+                place = f"{function.file}:{function.line} in {function.name}"
+                each_break.user_stack = each_break.user_stack or [place]
+        elif not each.hit_limit and function.entries:
+            function.skipped = NOTHING_LATER
+        function.num_hits += entry.num_hits
+        function.num_misses += 1
+    if not function.entries and function.skipped is None:
+        function.skipped = NOTHING_TO_COMPILE
+    codes = {each.code: None for each in group if each.code is not None}
+    if _wrapped(group[0]) is not None and not any(each.hit_limit for each in group):
+        codes = {}  # all such share a code: those calls were of another one
+    for code in codes:
+        function.num_eager_calls += eager.counts.get((function.epoch, code), 0)
+        limit = eager.limited.get((function.epoch, code))
+        if limit is not None:
+            function.recompile_limit = limit
+    if function.num_eager_calls:
+        function.skipped = _over(function.recompile_limit, function.num_eager_calls)
+
+
+def _why_failed(compile_: Compile) -> str:
+    metrics = compile_.entry.metrics.get("forward", {})
+    return str(metrics.get("fail_reason") or metrics.get("fail_type") or "unknown")
+
+
+def _over(limit: int | None, num_calls: int) -> str:
+    calls = f"{num_calls} call{'s' if num_calls != 1 else ''} that no entry fits ran eagerly"
+    if limit is None:
+        return f"not compiled any more, as after a recompile limit or in run-only mode: {calls}"
+    return f"the recompile limit of {limit} is reached: {calls}"
+
+
+def _compiled_before(
+    groups: Mapping[_Group, Sequence[Compile]], eager: EagerCalls
+) -> list[Function]:
+    """Return functions that were not compiled while watched, but whose calls ran eagerly."""
+    known = {(key[0], each.code) for key, group in groups.items() for each in group}
+    found = []
+    for (epoch, code), count in eager.counts.items():
+        if (epoch, code) not in known:
+            function = _named_by(code, epoch)
+            function.num_eager_calls, function.skipped = count, _over(None, count)
+            found.append(function)
+    return found
+
+
+def _hung(
+    functions: Mapping[_Group, Function],
+    groups: Mapping[_Group, Sequence[Compile]],
+) -> list[Function]:
+    """Put continuations below the function that they continue; return the other functions."""
+    parents = parents_of(groups)
+    roots: list[Function] = []
+    before: dict[tuple[int, CodeType], Function] = {}
+    for key, function in functions.items():
+        parent = parents.get(key) if RESUME.fullmatch(function.name) else None
+        whole = next((each.continues for each in groups[key] if each.continues), None)
+        if parent is not None:
+            functions[parent].children.append(function)
+        elif whole is None:
+            roots.append(function)
+        else:  # its beginning was compiled before the watch
+            place = (function.epoch, whole)
+            if place not in before:
+                before[place] = _named_by(whole, function.epoch)
+                roots.append(before[place])
+            before[place].children.append(function)
+    for function in [*functions.values(), *before.values()]:
+        function.children.sort(key=lambda child: (child.line, child.frame_id or 0))
+    return roots
+
+
+def _source_of(code: CodeType) -> str:
+    if RESUME.fullmatch(code.co_name):  # the report shows that of the function it continues
+        return ""
+    return _source_at(*introspect.place_of(code))
+
+
+def _source_at(file: str, line: int) -> str:
+    try:
+        return "".join(inspect.getblock(linecache.getlines(file)[line - 1 :]))
+    except (OSError, ValueError, IndexError, SyntaxError, tokenize.TokenError):
+        return ""
+
+
+def _wrapped(compile_: Compile) -> Named | None:
+    return compile_.wrapped

@@ -1,0 +1,38 @@
+"""The passes of torchloom that ran over an entry's graphs, from torchloom's events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torchloom import events
+from torchloom.inspect.record.compiles import Compile, CompileKey
+from torchloom.records import PassRun
+
+
+def add_passes(compiles: Mapping[CompileKey, Compile], heard: Sequence[events.Event]) -> None:
+    """Add each pass to the entry of the compile that it was a part of.
+
+    After a reset Dynamo counts compiles from 0 again: the latest compile of an id gets them.
+    """
+    for event in heard:
+        if not isinstance(event, events.PassRan) or event.compile_id is None:
+            continue
+        parts = event.compile_id.strip("[]").split("/")
+        if len(parts) != 2 or not all(part.isdigit() for part in parts):
+            continue
+        candidates = [key for key in compiles if key[1:] == (int(parts[0]), int(parts[1]))]
+        if candidates:
+            compiles[max(candidates)].entry.passes.append(_pass_run(event))
+
+
+def _pass_run(event: events.PassRan) -> PassRun:
+    return PassRun(
+        name=event.name,
+        stage=event.stage,
+        graph=event.graph,
+        num_edits=event.num_edits,
+        duration_s=event.duration_s,
+        before=event.before,
+        after=event.after,
+        curve=None if event.curve is None else list(event.curve),
+    )

@@ -1,0 +1,198 @@
+"""Reads the rows of the trace, in order, into one `Compile` for each attempt of Dynamo."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torchloom._torch import introspect
+from torchloom.inspect.heard import Rewriting, Row
+from torchloom.inspect.record.artifacts import GRAPHS, add_graph
+from torchloom.inspect.record.compiles import Compile, CompileKey
+from torchloom.inspect.record.places import Places
+from torchloom.inspect.record.recompile_reasons import parse_reason, parse_reasons
+from torchloom.inspect.record.spans import SpanReader
+from torchloom.inspect.wording.breaks import first_reason, parse_break, without_debug_context
+from torchloom.inspect.wording.hider import Hider, told
+from torchloom.records import CacheUse, Entry
+
+_CACHES = {"fx_graph_cache": "fx_graph", "aotautograd_cache": "aotautograd"}
+_QUIET = re.compile(
+    r"str|stack|describe_.*|dump_file|torch_version|exported_program|chromium_event|cache_.*"
+    r"|.*_metadata|.*_BYTECODE|aot_.*|inductor_.*|.*_pre_grad_graph|guard_added.*|create_.*symbol"
+    r"|symbolic_.*|.*_runtime|rank_.*|min_cut_.*|triton_.*|pre_decomp_.*|post_decomp_.*|graph_dump"
+    r"|torch\._functorch.*|.*_config|expression_created|propagate_.*|dynamo_side_effects.*|link"
+    r"|graph_break_dup.*|.*_compute_nodes.*|dynamo_timed.*|.*_prologue|.*_epilogue"
+    r"|compiled_autograd_.*|compiled_function_.*|compiled_fn_.*|runtime_.*"
+)
+"""Kinds that are read elsewhere or repeat what the record has from other rows."""
+_METRICS = (
+    "co_name",
+    "co_filename",
+    "co_firstlineno",
+    "graph_op_count",
+    "graph_node_count",
+    "graph_input_count",
+    "entire_frame_compile_time_s",
+    "backend_compile_time_s",
+    "inductor_compile_time_s",
+    "code_gen_time_s",
+    "dynamo_time_before_restart_s",
+    "fail_type",
+    "fail_reason",
+    "recompile_reason",
+    "inductor_fx_remote_cache_hit_count",
+    "inductor_fx_local_cache_hit_count",
+    "inductor_fx_local_cache_miss_count",
+    "guard_latency_us",
+)
+
+
+class RowReader:
+    """Collects what belongs to each compile.
+
+    Args:
+        hider: notes the keys that guards and reasons name.
+    """
+
+    def __init__(self, hider: Hider) -> None:
+        self.compiles: dict[CompileKey, Compile] = {}
+        self.places = Places(introspect.interned_files(), hider)
+        self.spans = SpanReader()
+        self.orphans: list[str] = []
+        """Errors and breaks that were logged about no compile in particular."""
+        self.unknown: dict[str, int] = {}
+        """Kinds of rows that are not read, with their counts."""
+        self._hider = hider
+        self._tensors: dict[tuple[Any, Any], Any] = {}
+
+    def rewriting(self, each: Rewriting) -> None:
+        """Note the code that Dynamo wrote for an entry."""
+        # What compiled autograd hands over is called "!0/1/0".
+        parts = each.compile_id.strip("[]").split("/")[-2:]
+        if len(parts) == 2 and all(part.isdigit() for part in parts):
+            compile_ = self._compile((each.epoch, int(parts[0]), int(parts[1])))
+            compile_.rewritten = each
+            compile_.code = each.original
+            compile_.wrapped = each.wrapped
+
+    def row(self, row: Row) -> None:
+        """Read one row of the trace."""
+        if row.kind == "chromium_event":
+            self.spans.read(row)
+        elif row.kind == "str" and isinstance(row.body, (list, tuple)):
+            path, number = row.body
+            self.places.files[number] = path
+        elif row.frame_id is None or row.frame_compile_id is None:
+            self._orphan(row)
+        else:
+            compile_ = self._compile((row.epoch, int(row.frame_id), int(row.frame_compile_id)))
+            if row.code is not None:
+                compile_.code = row.code
+                compile_.wrapped = row.wrapped
+            if row.kind == "dynamo_start":
+                _start(compile_, row)
+            self._into(compile_, row)
+
+    def _compile(self, key: CompileKey) -> Compile:
+        if key not in self.compiles:
+            entry = Entry(compile_id=f"{key[1]}/{key[2]}", epoch=key[0])
+            self.compiles[key] = Compile(key, entry)
+        return self.compiles[key]
+
+    def _into(self, compile_: Compile, row: Row) -> None:
+        kind, entry = row.kind, compile_.entry
+        if kind in GRAPHS:
+            add_graph(entry, row)
+        elif kind in ("describe_tensor", "describe_source") and isinstance(row.body, Mapping):
+            self._described(compile_, row.body)
+        elif kind == "dynamo_guards":
+            compile_.guard_rows = _json(row.payload, [])
+        elif kind == "dynamo_cpp_guards_str":
+            entry.guard_check_us = row.warm_guards_us
+        elif kind == "recompile_reasons":
+            entry.recompiles += parse_reasons(row.payload or "", self._hider)
+        elif kind == "dynamo_graph_break_reason":
+            entry.breaks.append(parse_break(row.payload or "", self._hider.words))
+        elif kind in ("compilation_metrics", "bwd_compilation_metrics"):
+            compile_.hit_limit |= row.is_limit
+            self._metrics(entry, kind, row.body)
+        elif kind == "dynamo_error":
+            entry.status = f"failed: {first_reason(row.payload or '')}"
+        elif kind.startswith(tuple(_CACHES)):
+            _add_cache_use(entry, row)
+        elif kind != "dynamo_start":
+            self._skip(kind)
+
+    def _described(self, compile_: Compile, body: Mapping[str, Any]) -> None:
+        """Note the size of a tensor of the call: Dynamo logs the tensor first, then its source."""
+        tensor = (body.get("describer_id"), body.get("id"))
+        if "size" in body:
+            self._tensors[tensor] = body["size"]
+        elif tensor in self._tensors:
+            compile_.sizes.setdefault(str(body.get("source")), self._tensors[tensor])
+
+    def _metrics(self, entry: Entry, kind: str, body: Any) -> None:
+        if not isinstance(body, Mapping):
+            return
+        side = "backward" if kind.startswith("bwd") else "forward"
+        kept = {key: body[key] for key in _METRICS if body.get(key) is not None}
+        if "fail_reason" in kept:  # what follows the first line may show values
+            kept["fail_reason"] = first_reason(str(kept["fail_reason"]))
+        if "recompile_reason" in kept:
+            kept["recompile_reason"] = parse_reason(str(kept["recompile_reason"]), self._hider).text
+        entry.metrics[side] = kept
+        times = [
+            part.get("entire_frame_compile_time_s") or part.get("inductor_compile_time_s") or 0.0
+            for part in (entry.metrics.get("forward", {}), entry.metrics.get("backward", {}))
+        ]
+        entry.metrics["compile_s"] = float(sum(times))
+
+    def _orphan(self, row: Row) -> None:
+        if row.kind in ("dynamo_graph_break_reason", "dynamo_error"):
+            self.orphans.append(self._orphaned(row.payload or row.kind))
+        elif row.kind not in GRAPHS:
+            self._skip(row.kind)
+
+    def _orphaned(self, text: str) -> str:
+        lines = without_debug_context(text).splitlines(keepends=True)
+        return "".join(
+            told(line.rstrip("\n"), self._hider.words) + "\n" * line.endswith("\n")
+            if line.lstrip().startswith(("Explanation:", "Hint:"))
+            else line
+            for line in lines
+        )
+
+    def _skip(self, kind: str) -> None:
+        if not _QUIET.fullmatch(kind):
+            self.unknown[kind] = self.unknown.get(kind, 0) + 1
+
+
+def _start(compile_: Compile, row: Row) -> None:
+    entry = compile_.entry
+    stack = row.body.get("stack") if isinstance(row.body, Mapping) else None
+    compile_.stack = compile_.stack or stack or []
+    compile_.calls = compile_.calls or row.calls
+    entry.attempts = max(entry.attempts, row.attempt + 1)
+    if row.attempt:  # Dynamo has restarted its analysis: only its last graph counts
+        entry.artifacts = [a for a in entry.artifacts if a.kind != "dynamo"]
+
+
+def _add_cache_use(entry: Entry, row: Row) -> None:
+    for prefix, cache in _CACHES.items():
+        outcome = row.kind.removeprefix(f"{prefix}_")
+        if row.kind.startswith(prefix) and outcome in ("hit", "miss", "bypass"):
+            details = _json(row.payload, {})
+            reason = ""
+            if isinstance(details, dict):
+                reason = str(details.get("cache_bypass_reason") or "")
+            entry.caches.append(CacheUse(cache=cache, outcome=outcome, reason=reason))
+
+
+def _json(text: str | None, default: Any) -> Any:
+    try:
+        return json.loads(text) if text else default
+    except ValueError:
+        return default
