@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from serve.models import BATCH
-from torchloom._torch.places import GuardOn, NoPlaceError, place_of, settled, value_at
+from torchloom.pieces.places import GuardOn, NoPlaceError, place_of, settled, value_at
 from torchloom.serve import Contract, build
 from torchloom.serve.facts import facts_of
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchloom._torch import qualnames
+from torchloom import qualnames
 
 
 def innermost(fn: Any) -> Any:

@@ -331,7 +331,7 @@ def _is_built_in(each: GraphPass) -> bool:
     return known is not None and known.fn is each.fn
 
 
-_SHAPING = ("_torch", "capture", "graph", "ops", "passes", "pipeline", "plan")
+_SHAPING = ("_torch", "capture", "graph", "ops", "passes", "pieces", "pipeline", "plan")
 """Rooms whose code shapes woven graphs: they choose what backward computes again, split, rewrite, and plan."""
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchloom._torch.fullgraph import FullGraph
-from torchloom._torch.pieces import StopBuild
 from torchloom.errors import ContractError, ProofError
+from torchloom.pieces.build import StopBuild
+from torchloom.pieces.fullgraph import FullGraph
 from torchloom.serve.box import Box, exact_boxes
 from torchloom.serve.bucket import Axes, Padded, axes_of, uncut_in
 from torchloom.serve.compare import Difference, check_order, differences_at, is_random, result_at

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchloom._torch.places import Place
-from torchloom._torch.qualnames import qualname_of
+from torchloom.pieces.places import Place
+from torchloom.qualnames import qualname_of
 from torchloom.serve.attributes import own_class
 from torchloom.serve.bytecode import digest_of, nested
 from torchloom.serve.words import NotExactError, exact, name_of, words_for

@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchloom._torch.places import ENVIRON, GuardOn, reads_environment
+from torchloom.pieces.places import ENVIRON, GuardOn, reads_environment
 from torchloom.serve.absent import texts_of
 
 _NAMES = frozenset({"environ", "getenv", "environb"})

@@ -3,7 +3,7 @@
 A compiler would look at all of it at each call. Here it is written down once, in words that can be stored and
 compared: `self.norm.eps` was 1e-05, `self` had no attribute `scale`. Each guard of Dynamo's becomes one fact that
 asks the same, and so does what Dynamo puts no guard on (`serve.unguarded`). Looking a fact up follows steps of a few
-kinds (`_torch.places`) and asks one of the questions below; there is no expression to evaluate. What no words stand
+kinds (`pieces.places`) and asks one of the questions below; there is no expression to evaluate. What no words stand
 for is said, and its program is not stored. Code is compared apart from this (`serve.code`).
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchloom._torch.places import (
+from torchloom.pieces.places import (
     ENVIRON,
     GuardOn,
     NoPlaceError,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from torchloom._torch.symbols import with_numbers
+from torchloom.pieces.symbols import with_numbers
 from torchloom.serve.split import may_write
 from torchloom.serve.trace import Traced
 

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchloom._torch.pieces import machine_of
-from torchloom._torch.places import value_at
-from torchloom._torch.shell import Shell
 from torchloom.errors import ArtifactError
+from torchloom.pieces.build import machine_of
+from torchloom.pieces.places import value_at
+from torchloom.pieces.shell import Shell
 from torchloom.serve.box import Box
 from torchloom.serve.bucket import Padded
 from torchloom.serve.code import Codes

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from torchloom._torch.symbols import with_numbers
 from torchloom.errors import ProofError, ServeError
+from torchloom.pieces.symbols import with_numbers
 from torchloom.serve.box import Box
 from torchloom.serve.bytecode import digest_of
 from torchloom.serve.contract import Contract

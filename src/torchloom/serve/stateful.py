@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torchloom._torch.places import value_at
 from torchloom.errors import ServeError, TorchloomError
+from torchloom.pieces.places import value_at
 from torchloom.serve.bypass import bypassed
 from torchloom.serve.compare import called, copied, first_difference
 from torchloom.serve.contract import Contract

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom._torch.fullgraph import FullGraph, capture_full, is_unsupported, mark_varying
 from torchloom._torch.operators import hidden_kernels, operators_in
-from torchloom._torch.places import GuardOn, Place, place_of, settled, value_at
-from torchloom._torch.symbols import SizeGuard
 from torchloom.errors import ServeError, TorchloomError
+from torchloom.pieces.fullgraph import FullGraph, capture_full, is_unsupported, mark_varying
+from torchloom.pieces.places import GuardOn, Place, place_of, settled, value_at
+from torchloom.pieces.symbols import SizeGuard
 from torchloom.serve.arguments import Asked, asked_of
 from torchloom.serve.box import Box
 from torchloom.serve.code import Codes, codes_of, scopes_of

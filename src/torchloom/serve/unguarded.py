@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchloom._torch.fullgraph import guards_class_methods
-from torchloom._torch.places import TEXT_HASHES, GuardOn, environment
+from torchloom.pieces.fullgraph import guards_class_methods
+from torchloom.pieces.places import TEXT_HASHES, GuardOn, environment
 from torchloom.serve.absent import (
     Name,
     asked_for,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from torchloom import _torch
-from torchloom._torch.wrapper import load_wrapper
 from torchloom.graph import value_of
+from torchloom.pieces.wrapper import load_wrapper
 from torchloom.plan.memory.ledger import Ledger
 from torchloom.plan.memory.micro_step import RESULTS
 from torchloom.plan.memory.tangents import is_kept

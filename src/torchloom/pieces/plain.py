@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom._torch.libraries import in_memory
+from torchloom.pieces.libraries import in_memory
 
 Call = Callable[..., Any]
 

@@ -22,11 +22,11 @@ from unittest import mock
 import torch
 from torch import fx
 
-from torchloom._torch.libraries import with_suffix
-from torchloom._torch.light import light_imports
-from torchloom._torch.plain import NotPlainError, PlainGraph, plain_graph, run_plain
-from torchloom._torch.symbols import forget_constant_floats
 from torchloom.errors import ServeError
+from torchloom.pieces.libraries import with_suffix
+from torchloom.pieces.light import light_imports
+from torchloom.pieces.plain import NotPlainError, PlainGraph, plain_graph, run_plain
+from torchloom.pieces.symbols import forget_constant_floats
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from torchloom._torch.places import GuardOn
-from torchloom._torch.shell import Shell, plain_function
-from torchloom._torch.symbols import SizeGuard, forget_constant_floats, guards_of
 from torchloom.errors import ServeError
+from torchloom.pieces.places import GuardOn
+from torchloom.pieces.shell import Shell, plain_function
+from torchloom.pieces.symbols import SizeGuard, forget_constant_floats, guards_of
 
 
 @dataclass
