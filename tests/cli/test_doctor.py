@@ -10,7 +10,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from torchloom import _torch
 from torchloom.cli import doctor as module
 from torchloom.cli.doctor import doctor
 from torchloom.serve.key import Key
@@ -69,7 +68,7 @@ def test_no_compiler(monkeypatch) -> None:
 def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setattr(_torch, "inductor_cache_dir", lambda: str(blocked))
+    monkeypatch.setattr(module, "inductor_cache_dir", lambda: str(blocked))
     (found,) = findings(exit_code=1)["compile cache"]
     assert "TORCHINDUCTOR_CACHE_DIR" in found["cure"]
 
@@ -118,7 +117,7 @@ def test_what_is_open_is_said(monkeypatch, tmp_path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     temporary.chmod(0o777)
-    monkeypatch.setattr(_torch, "inductor_cache_dir", lambda: str(cache))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     monkeypatch.setattr(module, "_gloo_fails", lambda: None)
     monkeypatch.setattr(module, "_run", lambda code, timeout_s: "RuntimeError: at 0.0.0.0 port 1")
     monkeypatch.setattr("tempfile.tempdir", str(temporary))

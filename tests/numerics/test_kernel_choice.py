@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from support.runs import make_engine, train
-from torchloom import _torch
+from torchloom._torch.dynamo import compile_counters
+from torchloom._torch.onednn import has_onednn_linear
 from torchloom.graph import PassContext
 from torchloom.passes import PASSES
 from torchloom.pipeline import CompileSession
 from torchloom.plan.costs import kernels
 
-pytestmark = pytest.mark.skipif(not _torch.has_onednn_linear(), reason="torch without oneDNN")
+pytestmark = pytest.mark.skipif(not has_onednn_linear(), reason="torch without oneDNN")
 STEPS = 4
 TOLERANCE = 1e-5
 """Relative difference of losses over a few steps; each product differs by at most 4x its error."""
@@ -37,7 +38,7 @@ def run(rank, stage, backend, compile_section, margin_of_rank_1=None, cache=None
     if rank == 1 and margin_of_rank_1 is not None:
         kernels.MARGIN = margin_of_rank_1
     torch._dynamo.reset()
-    _torch.compile_counters().clear()
+    compile_counters().clear()
     engine, _ = make_engine(stage, compile={"strict": True, **compile_section})
     engine.compile(backend=backend)
     losses = train(engine, rank, STEPS)
@@ -47,7 +48,7 @@ def run(rank, stage, backend, compile_section, margin_of_rank_1=None, cache=None
         for each in graph.passes
         if each.name == "choose_kernels"
     }
-    counters = {kind: dict(c) for kind, c in _torch.compile_counters().items()}
+    counters = {kind: dict(c) for kind, c in compile_counters().items()}
     return losses, edits, counters
 
 

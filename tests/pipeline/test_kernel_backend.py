@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.onednn import has_onednn_linear
 from torchloom.graph import find
 from torchloom.pipeline.backend import weave
 from torchloom.plan.costs import kernels
 
-pytestmark = pytest.mark.skipif(not _torch.has_onednn_linear(), reason="torch without oneDNN")
+pytestmark = pytest.mark.skipif(not has_onednn_linear(), reason="torch without oneDNN")
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torchloom.runtime  # noqa: F401  binds the operators
-from torchloom import _torch
+from torchloom._torch.aot import aot_compile, boxed
+from torchloom._torch.onednn import has_onednn_linear
+from torchloom._torch.partition import min_cut_partition
 from torchloom.ops.compute import Product, product_of
 from torchloom.plan.costs import CostTable, KernelChooser, kernels, measure_products
 from torchloom.plan.costs.kernels import MARGIN, available_kernels, fastest
@@ -20,7 +22,7 @@ from torchloom.plan.costs.products import find_products
 ONE = Product(6, 5, 4, "n", "t", False)
 TWO = Product(8, 5, 4, "t", "n", True)
 
-needs_onednn = pytest.mark.skipif(not _torch.has_onednn_linear(), reason="torch without oneDNN")
+needs_onednn = pytest.mark.skipif(not has_onednn_linear(), reason="torch without oneDNN")
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +58,14 @@ def lowered_products(model, *inputs, dynamic=None):
 
         def compiler(graph_module, _):
             lowered.extend(p for p in map(product_of, graph_module.graph.nodes) if p is not None)
-            return _torch.boxed(graph_module.forward)
+            return boxed(graph_module.forward)
 
-        return _torch.aot_compile(
+        return aot_compile(
             gm,
             example_inputs,
             forward=compiler,
             backward=compiler,
-            partition=_torch.min_cut_partition,
+            partition=min_cut_partition,
             inference=compiler,
         )
 

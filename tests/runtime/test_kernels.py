@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import torchloom.runtime  # noqa: F401  binds the operators
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.onednn import has_onednn_linear
 from torchloom.ops.compute import KERNELS
 
 SHAPES = [(256, 512, 96), (7, 5, 3), (1, 512, 33), (33, 1000, 17), (128, 4096, 64), (3, 1, 9)]
@@ -23,7 +24,7 @@ def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
     return ((result - exact).norm() / exact.norm()).item()
 
 
-@pytest.mark.skipif(not _torch.has_onednn_linear(), reason="torch without oneDNN")
+@pytest.mark.skipif(not has_onednn_linear(), reason="torch without oneDNN")
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("layouts", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("shape", SHAPES)

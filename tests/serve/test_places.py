@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from serve.models import BATCH
-from torchloom.pieces.places import GuardOn, NoPlaceError, place_of, settled, value_at
+from torchloom._torch.full_capture import GuardOn
+from torchloom.pieces.places import NoPlaceError, place_of, settled, value_at
 from torchloom.serve import Contract, build
 from torchloom.serve.facts import facts_of
 

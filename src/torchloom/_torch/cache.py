@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchloom._torch import inductor_cache_dir
+from torchloom._torch.inductor import inductor_cache_dir
 from torchloom.files import why_replaceable
 
 

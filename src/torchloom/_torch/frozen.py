@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.torch_version import TorchVersion
+
+from torchloom._torch.facts import guards_requires_grad
 
 
 def compiling_again(model: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,7 +20,7 @@ def compiling_again(model: nn.Module, call: Callable[..., Any]) -> Callable[...,
 
     Since torch 2.12 that is `call` itself.
     """
-    if TorchVersion(torch.__version__) >= "2.12":
+    if guards_requires_grad():
         return call
     params, compiled_for = list(model.parameters()), list[bool]()
 

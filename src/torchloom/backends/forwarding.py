@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from torchloom import _torch
+from torchloom._torch.inductor import inductor_config
 from torchloom.backends.attributes import attribute_of
 from torchloom.backends.records import CompilerFn
 from torchloom.backends.registry import lookup_backend
@@ -34,7 +34,7 @@ class Forwarding:
         """Return the settings of the first inner backend that has any."""
         for backend, fn in self._found():
             if backend == "inductor":
-                return _torch.inductor_config()
+                return inductor_config()
             config = attribute_of(fn, "get_compiler_config")
             if config is not None:
                 return config()

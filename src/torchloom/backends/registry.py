@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar, overload
 
-from torchloom import _torch
+from torchloom._torch.registry import backend_tags, registered_backends, unknown_backend_error
 from torchloom.backends import discovery
 from torchloom.backends.attributes import attribute_of
 from torchloom.backends.builtin import OURS, load_own
@@ -176,7 +176,7 @@ def lookup_backend(compiler_fn: str | CompilerFn) -> CompilerFn:
     if points:
         _say_who_wins(points)
         return _adopt(name, discovery.load(points[0]))
-    raise _torch.unknown_backend_error(BackendError)(
+    raise unknown_backend_error(BackendError)(
         f"no backend is named {name!r}{_nearest(name, all_names())}. `torchloom backends` lists all"
     )
 
@@ -191,7 +191,7 @@ def list_backends(exclude_tags: Iterable[str] | None = ("debug", "experimental")
         exclude_tags: leave out backends with any of these tags; None or () lists everything.
     """
     excluded = set(exclude_tags or ())
-    _torch.registered_backends()
+    registered_backends()
     with _LOCK:
         return sorted(name for name in all_names() if not excluded & set(tags_of(name) or ()))
 
@@ -199,7 +199,7 @@ def list_backends(exclude_tags: Iterable[str] | None = ("debug", "experimental")
 def all_names() -> set[str]:
     """Return every name, of whatever origin."""
     with _LOCK:
-        return {*_REGISTERED, *_torch.registered_backends(), *OURS, *discovery.discover()}
+        return {*_REGISTERED, *registered_backends(), *OURS, *discovery.discover()}
 
 
 def tags_of(name: str) -> tuple[str, ...] | None:
@@ -207,7 +207,7 @@ def tags_of(name: str) -> tuple[str, ...] | None:
     with _LOCK:
         if name in _REGISTERED:
             return _REGISTERED[name].tags
-        found = _torch.backend_tags(name)
+        found = backend_tags(name)
         return () if found is None and name in OURS else found
 
 
@@ -223,7 +223,7 @@ def claims_of(name: str) -> list[Origin]:
         claims: list[Origin] = []
         if name in _REGISTERED:
             claims.append(_REGISTERED[name].origin)
-        found = _torch.registered_backends().get(name)
+        found = registered_backends().get(name)
         points = discovery.discover().get(name, ())
         if found is not None and name not in _REGISTERED:
             own = _built_in_origin(name, found)
@@ -238,7 +238,7 @@ def claims_of(name: str) -> list[Origin]:
 
 def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
     chosen = _checked_name(fn, name)
-    _torch.registered_backends()  # a clash with one of torch's must show now, not later
+    registered_backends()  # a clash with one of torch's must show now, not later
     if isinstance(tags, str):
         raise BackendError(f"tags of backend {chosen!r}: write ({tags!r},), not a single string")
     with _LOCK:
@@ -247,7 +247,7 @@ def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
             if known.fn is fn and known.tags == tuple(tags):
                 return known
             raise _conflict(chosen, known.origin, fn)
-        found = _torch.registered_backends().get(chosen)
+        found = registered_backends().get(chosen)
         points = discovery.discover().get(chosen, ())
         if found is not None and not (points and _built_in_origin(chosen, found) is None):
             raise _conflict(chosen, _built_in_origin(chosen, found) or origin_of(found), fn)
@@ -275,7 +275,7 @@ def _restore(hidden: Registration | None) -> None:
 
 
 def _loaded(name: str) -> CompilerFn | None:
-    torchs = _torch.registered_backends()
+    torchs = registered_backends()
     with _LOCK:
         return _REGISTERED[name].fn if name in _REGISTERED else torchs.get(name)
 

@@ -29,7 +29,8 @@ from rich.table import Table
 from rich.text import Text
 
 import torchloom
-from torchloom import _torch, envs
+from torchloom import envs
+from torchloom._torch.inductor import bisect_status_file, inductor_cache_dir
 from torchloom.backends.describe import cpp_compiler
 from torchloom.cli.exposure import exposed
 from torchloom.cli.finding import Finding
@@ -146,7 +147,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _caches() -> Iterator[Finding]:
-    folder = Path(_torch.inductor_cache_dir())
+    folder = Path(inductor_cache_dir())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -162,7 +163,7 @@ def _caches() -> Iterator[Finding]:
         yield Finding("note", "compile cache", what, "free space, or set TORCHINDUCTOR_CACHE_DIR")
     else:
         yield Finding("ok", "compile cache", what)
-    left_over = _torch.bisect_status_file()
+    left_over = bisect_status_file()
     if left_over is not None:
         yield Finding(
             "FAIL",

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torchloom import _torch
+from torchloom._torch.distributed import default_store
+from torchloom._torch.hush import hushed_store
 from torchloom.errors import AgreementError
 from torchloom.position import POSITION, Verdict, Wait
 from torchloom.runtime.channel import Channel, error_of, label
@@ -133,13 +134,11 @@ class Agreement:
     def _exchange(self, what: str, text: str) -> dict[str, list[int]]:
         """Return all texts with the ranks that hold them."""
         ordinal = next(self._ordinal)
-        store = dist.PrefixStore(
-            f"torchloom/agree/{self._serial}/{ordinal}", _torch.default_store()
-        )
+        store = dist.PrefixStore(f"torchloom/agree/{self._serial}/{ordinal}", default_store())
         entry = self._channel.begin(label(f"agreement on {what}"))
         POSITION.waiting = Wait(entry, time.monotonic())
         try:
-            with _torch.hushed_store():
+            with hushed_store():
                 store.set(str(self.rank), text)
                 self._await(store, what)
                 texts = _read(store, self._keys)

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torchloom import _torch, events
+from torchloom import events
+from torchloom._torch.module_calls import call_in_place, compiled_in_place
 from torchloom.config import Config
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.groups import World
@@ -121,7 +122,7 @@ class Compiled:
         events.emit(events.PlanReviewed(step=step, duration_s=duration_s, changes=changes))
         if changes:
             logger.info("step %d: measured times change the plan, which is compiled", step)
-            self._first_call = _torch.compiled_in_place(self.model)
+            self._first_call = compiled_in_place(self.model)
             self.session.start_second(
                 self.agreement.texts,
                 first,
@@ -138,7 +139,7 @@ class Compiled:
         if became == "kept":
             self.session.trial = self._first_call = None
         elif became == "refused" or is_last:
-            _torch.call_in_place(self.model, self._first_call)
+            call_in_place(self.model, self._first_call)
             self._first_call = None
             self.session.return_to_first()
 

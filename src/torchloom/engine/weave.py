@@ -12,8 +12,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from torchloom import _torch
 from torchloom._torch.cache import why_cache_is_open
+from torchloom._torch.inductor import load_inductor
+from torchloom._torch.module_calls import compile_in_place
 from torchloom.backends.graphs import name_of
 from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, thawed_map
@@ -88,11 +89,11 @@ def start_compiled(
 ) -> None:
     """Let calls of a sharded model go through a session from now on, with other passes if given."""
     if session.backend == "inductor":
-        _torch.load_inductor()
+        load_inductor()
         if (reason := why_cache_is_open()) and session.announce:
             logger.warning("%s", reason)
     around = partial(around_compiled, regather=session.regather)
-    _torch.compile_in_place(model, session.begin(passes), around=around, **kwargs)
+    compile_in_place(model, session.begin(passes), around=around, **kwargs)
     detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from torchloom._torch import size_hint
+from torchloom._torch.tensors import size_hint
 from torchloom.graph.nodes import args_of, value_of
 from torchloom.ops.library import define
 

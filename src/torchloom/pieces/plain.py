@@ -15,7 +15,6 @@ import dis
 import hashlib
 import importlib.util
 import math
-import os
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchloom._torch.generated import check_layout, tell_kernels
+from torchloom._torch.standalone import generated_code
 from torchloom.pieces.libraries import in_memory
 
 Call = Callable[..., Any]
@@ -43,7 +44,7 @@ def _assert_tensor_metadata(
             f"{op_name or 'an operator'} returned {tensor.dtype} where its fake said {dtype}: "
             "torchloom.ops.custom.check_op finds such mistakes"
         )
-    torch._C._dynamo.guards.assert_size_stride(tensor, sizes, strides, op_name)  # type: ignore[attr-defined]
+    check_layout(tensor, sizes, strides, op_name)
 
 
 _GIVEN: Mapping[str, Any] = {
@@ -101,21 +102,19 @@ def plain_graph(compiled: Call, known: Collection[int] = ()) -> PlainGraph:
         NotPlainError: the graph needs torch's own way to run.
     """
     try:
-        result = compiled.serialize()  # type: ignore[attr-defined]
-        graph = result.compiled_fw.result
-        returned, written = _around(result)
-        scope = compiled.current_callable.__func__.__globals__  # type: ignore[attr-defined]
-        if graph.constants is None or graph.frozen_param_names or graph.torchbind_constants:
-            raise NotPlainError("it holds constants that are no plain tensors")
-        source, kernels = _reduced(graph.source_code, scope, graph.constants, known)
+        made = generated_code(compiled)
+        if made.needs:
+            raise NotPlainError(made.needs)
+        source, kernels = _reduced(made.text, made.scope, made.constants, known)
     except NotPlainError:
         raise
     except (AttributeError, KeyError, TypeError, SyntaxError) as error:
         raise NotPlainError(f"it is not of a form that is known: {error}") from error
-    constants = {name: value for name, value in graph.constants.items() if name in _names(source)}
+    constants = {name: value for name, value in made.constants.items() if name in _names(source)}
     if any(type(value) is not Tensor for value in constants.values()):
         raise NotPlainError("it holds constants that are no plain tensors")
-    return PlainGraph(source, kernels, returned, written, constants, torch.is_grad_enabled())
+    returned = made.returned if any(place is not None for place in made.returned) else None
+    return PlainGraph(source, kernels, returned, made.written, constants, torch.is_grad_enabled())
 
 
 def run_plain(graph: PlainGraph) -> Call:
@@ -166,47 +165,6 @@ def _wrapped(graph: PlainGraph, call: Call) -> Call:
     }
     exec(compile("\n".join(lines), "<torchloom graph>", "exec"), scope)
     return scope["boxed"]
-
-
-def _around(result: Any) -> tuple[tuple[int | None, ...] | None, tuple[int, ...]]:
-    """Return which inputs are returned and written to.
-
-    Raises:
-        NotPlainError: torch's wrappers have more to do than that.
-    """
-    from torch._functorch._aot_autograd.schemas import OutputType
-
-    meta = result.runtime_metadata
-    reasons = {
-        "it computes gradients": result.compiled_bw is not None,
-        "it takes tensor subclasses": result.maybe_subclass_meta is not None,
-        "it draws random numbers by torch's functional way": meta.is_rng_op_functionalized,
-        "it has effects that are ordered by tokens": bool(meta.tokens),
-        "it changes the gradient mode": meta.grad_enabled_mutation is not None,
-        "its inputs are changed after it ran": meta.num_mutated_inp_runtime_indices > 0,
-        "its inputs share memory": any(w.needs_post_compile for w in result.dispatch_wrappers),
-        "autocast is on": torch._C._is_any_autocast_enabled(),
-        "its results share memory": meta.num_intermediate_bases > 0,
-        "inputs have to be realigned": bool(result.compiled_fw.result.inputs_to_check),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise NotPlainError(reason)
-    computed = {
-        OutputType.non_alias,
-        OutputType.unsafe_view_alias,
-        OutputType.custom_function_view,
-    }
-    returned: list[int | None] = []
-    for output in meta.output_info:
-        if output.output_type in computed:
-            returned.append(None)
-        elif output.output_type is OutputType.is_input:
-            returned.append(output.base_idx)
-        else:
-            raise NotPlainError(f"a result is a view ({output.output_type.name})")
-    written = tuple(meta.mutated_graph_handled_indices_seen_by_autograd)
-    return (tuple(returned) if any(p is not None for p in returned) else None), written
 
 
 def _reduced(
@@ -388,9 +346,7 @@ def _kernel(content: bytes) -> Call:
     """
     name = f"torchloom_{hashlib.sha256(content).hexdigest()[:32]}.kernel"
     if name not in sys.modules:
-        # The object asks for this when it is first loaded: how it finds the memory of a tensor.
-        pointer = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
-        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(pointer)
+        tell_kernels()
         try:
             with in_memory(content) as path:
                 loader = ExtensionFileLoader(name, path)

@@ -15,8 +15,9 @@ from typing import Any
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom import _torch, ops
+from torchloom import ops
 from torchloom._torch import partition as torch_partition
+from torchloom._torch.lazy_code import sketching
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.hooks import GraphKind
@@ -193,7 +194,7 @@ class _Trials:
         )
 
     def _try(self, joint: fx.GraphModule, trial: Trial) -> Outcome:
-        with self._known.trial(), _torch.sketching():
+        with self._known.trial(), sketching():
             return self._outcome(joint, trial)
 
     def _outcome(self, joint: fx.GraphModule, trial: Trial) -> Outcome:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchloom import _torch
+from torchloom._torch.onednn import has_onednn_linear, onednn_linear
 from torchloom.ops.library import LIBRARY
 
 
@@ -20,6 +20,6 @@ def bind() -> None:
 
 def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, kernel: str) -> Tensor:
     usable = a.device.type == "cpu" and a.numel() and b.numel()
-    if kernel == "onednn" and usable and _torch.has_onednn_linear():
-        return _torch.onednn_linear(a, b.t(), bias)
+    if kernel == "onednn" and usable and has_onednn_linear():
+        return onednn_linear(a, b.t(), bias)
     return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)

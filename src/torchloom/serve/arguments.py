@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchloom._torch.full_capture import GuardOn
 from torchloom.errors import ContractError, ServeError
-from torchloom.pieces.places import GuardOn
 from torchloom.serve.contract import Contract
 from torchloom.serve.facts import readable
 from torchloom.serve.same import is_plainly_laid, same

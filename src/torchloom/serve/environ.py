@@ -11,7 +11,9 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchloom.pieces.places import ENVIRON, GuardOn, reads_environment
+from torchloom._torch.full_capture import GuardOn
+from torchloom.envs import reads_environment
+from torchloom.pieces.places import ENVIRON
 from torchloom.serve.absent import texts_of
 
 _NAMES = frozenset({"environ", "getenv", "environb"})

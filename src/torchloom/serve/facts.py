@@ -16,16 +16,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchloom.pieces.places import (
-    ENVIRON,
-    GuardOn,
-    NoPlaceError,
-    Place,
-    environment,
-    place_of,
-    settled,
-    value_at,
-)
+from torchloom._torch.full_capture import GuardOn
+from torchloom.envs import environment
+from torchloom.pieces.places import ENVIRON, NoPlaceError, Place, place_of, settled, value_at
 from torchloom.serve.attributes import NOTE
 from torchloom.serve.environ import setting_of, settings_like, variable_of
 from torchloom.serve.memory import shared_with

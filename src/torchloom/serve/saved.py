@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.errors import ArtifactError
-from torchloom.pieces.build import machine_of
+from torchloom.pieces.machine import machine_of
 from torchloom.pieces.places import value_at
 from torchloom.pieces.shell import Shell
 from torchloom.serve.box import Box

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from torchloom._torch import OpOverload, OpOverloadPacket
+from torchloom._torch.operators import OpOverload, OpOverloadPacket
 from torchloom.errors import ServeError
 from torchloom.graph.text import target_name
 from torchloom.serve.digest import digest_of, target_text, typed

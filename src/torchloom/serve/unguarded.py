@@ -17,8 +17,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchloom.pieces.fullgraph import guards_class_methods
-from torchloom.pieces.places import TEXT_HASHES, GuardOn, environment
+from torchloom._torch.facts import guards_class_methods
+from torchloom._torch.full_capture import GuardOn
+from torchloom.envs import environment
+from torchloom.pieces.places import TEXT_HASHES
 from torchloom.serve.absent import (
     Name,
     asked_for,

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.onednn import has_onednn_linear
 from torchloom.files import write_whole
 from torchloom.graph import graph_text
 from torchloom.log import get_logger
@@ -98,7 +99,7 @@ def available_kernels() -> tuple[str, ...]:
 
     None where the user allows products of lower precision, which torch has faster kernels for.
     """
-    if torch.get_float32_matmul_precision() != "highest" or not _torch.has_onednn_linear():
+    if torch.get_float32_matmul_precision() != "highest" or not has_onednn_linear():
         return ()
     load_bodies()  # a plain `torch.compile(backend="torchloom")` has not
     return KERNELS

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchloom import _torch
+from torchloom._torch.modes import DispatchMode
+from torchloom._torch.tensors import fake_mode, layout_hint, size_hint
 from torchloom.graph import tensors_in
 from torchloom.ops.compute import Product, product_from
 
@@ -29,7 +30,7 @@ def find_products(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Pro
         example_inputs: its inputs, with data or without.
     """
     seen = _Products()
-    with _torch.fake_mode(), torch.random.fork_rng(devices=[]), seen:
+    with fake_mode(), torch.random.fork_rng(devices=[]), seen:
         inputs = [_blank(value) for value in example_inputs]
         results = gm(*inputs)
         if torch.is_grad_enabled():
@@ -37,7 +38,7 @@ def find_products(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Pro
     return list(seen.found)
 
 
-class _Products(_torch.DispatchMode):
+class _Products(DispatchMode):
     """Notes the products that run while it is entered."""
 
     def __init__(self) -> None:
@@ -74,9 +75,9 @@ def _backward(results: Any, inputs: Sequence[Any]) -> None:
 def _blank(value: Any) -> Any:
     """Return a tensor like `value` of the mode that is entered; sizes become numbers."""
     if isinstance(value, torch.SymInt):
-        return _torch.size_hint(value)
+        return size_hint(value)
     if not isinstance(value, Tensor):
         return value
-    shape, strides, _ = _torch.layout_hint(value)
+    shape, strides, _ = layout_hint(value)
     blank = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
     return blank.requires_grad_(value.requires_grad)

@@ -18,7 +18,8 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from torchloom import ops
-from torchloom._torch import OpOverload, size_hint
+from torchloom._torch.operators import OpOverload
+from torchloom._torch.tensors import size_hint
 from torchloom.graph import is_view_op, tensors_in, value_of
 from torchloom.plan.costs.hardware import Device
 

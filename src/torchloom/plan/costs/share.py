@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from torchloom import _torch
+from torchloom._torch.distributed import default_store
+from torchloom._torch.exchange import texts_of
 from torchloom.errors import AgreementError
 from torchloom.plan.costs.hardware import Device
 from torchloom.plan.costs.store import table_from_json, table_to_json
@@ -58,7 +59,7 @@ def share_once(key: str, what: str, make: Callable[[], str], timeout_s: float = 
     """
     if not _is_distributed():
         return make()
-    store = dist.PrefixStore(f"torchloom/once/{key}", _torch.default_store())
+    store = dist.PrefixStore(f"torchloom/once/{key}", default_store())
     own = str(dist.get_rank())
     maker = store.compare_set("maker", "", own).decode()
     if maker == own:
@@ -162,11 +163,11 @@ def _is_distributed() -> bool:
 
 
 def _next_store() -> Any:
-    return dist.PrefixStore(f"torchloom/costs/{next(_SERIAL)}", _torch.default_store())
+    return dist.PrefixStore(f"torchloom/costs/{next(_SERIAL)}", default_store())
 
 
 def _wait(store: Any, ranks: list[int], what: str, timeout_s: float) -> list[str]:
-    texts, missing = _torch.texts_of(store, ranks, timeout_s)
+    texts, missing = texts_of(store, ranks, timeout_s)
     if missing:
         raise AgreementError(
             f"ranks {missing} did not give {what} within {timeout_s:g} s: look at their output "

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchloom import _torch
+from torchloom._torch.distributed import group_store, group_timeout
+from torchloom._torch.exchange import texts_of
 from torchloom.errors import PeerLostError
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import Channel
@@ -64,15 +65,15 @@ def connect(
 
 def make_exchange(group: GroupRef) -> Exchange:
     """Return a function by which all ranks of a group tell each other short texts."""
-    store = _torch.group_store(group())
-    timeout_s = _torch.group_timeout(group()).total_seconds()
+    store = group_store(group())
+    timeout_s = group_timeout(group()).total_seconds()
     serial, ordinal = _serial(group()), itertools.count()
 
     def exchange(topic: str, text: str) -> list[str]:
         keys = f"torchloom/shm/{serial}/{next(ordinal)}/{topic}"
         mine = dist.PrefixStore(keys, store)
         mine.set(str(group.rank), text)
-        texts, missing = _torch.texts_of(mine, range(group.size), timeout_s)
+        texts, missing = texts_of(mine, range(group.size), timeout_s)
         if missing:
             raise PeerLostError(
                 f"ranks {missing} did not take part in setting up shared memory ({topic!r}) within "

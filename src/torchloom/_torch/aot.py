@@ -1,0 +1,44 @@
+"""AOTAutograd with compilers of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+
+def aot_compile(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    partition: Callable[..., Any],
+    inference: Callable[..., Any],
+    backward_at_once: bool = False,
+) -> Callable[..., Any]:
+    """Run AOTAutograd over a Dynamo graph with own compilers and partitioner (2.11-2.15).
+
+    With sizes that vary, a backward graph whose compile fails is otherwise tried again at its first run;
+    with `backward_at_once` the failure is that of the whole.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch import config as functorch_config
+
+    backend = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        partition_fn=partition,
+        inference_compiler=inference,
+    )
+    eager = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
+    with functorch_config.patch(eager):
+        return backend(gm, list(example_inputs))
+
+
+def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn` with the calling convention of compiled graphs: one list (2.11-2.15)."""
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    return fn if getattr(fn, "_boxed_call", False) else make_boxed_func(fn)

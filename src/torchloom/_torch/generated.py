@@ -1,0 +1,53 @@
+"""What text that Inductor generated asks torch for when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchloom import envs
+
+SELECT_ALGORITHM = "torch._inductor.select_algorithm"
+"""The module of which generated text takes `extern_kernels`; it imports all of Inductor's lowerings."""
+MEMORY_PLANNING = "torch._inductor.codegen.memory_planning"
+"""The module of which it takes `_align`."""
+GRAPH = "torch._inductor.graph"
+"""The module whose `GraphLowering` is told of code that is loaded."""
+DECOMPOSITION = "torch._inductor.decomposition"
+"""The module of which loading takes `select_decomp_table`."""
+DEBUG = "torch._inductor.debug"
+"""The module whose `RECORD_GRAPH_EXECUTION` each call of a compiled graph reads."""
+DYNAMO_UTILS = "torch._dynamo.utils"
+"""The module of which Dynamo's bytecode takes functions that ask a tensor for a size."""
+
+
+def check_layout(tensor: torch.Tensor, sizes: Any, strides: Any, name: str | None) -> None:
+    """Raise where a tensor has other sizes or strides than these, as generated text does.
+
+    Raises:
+        AssertionError: it has; the text names both.
+    """
+    _guards().assert_size_stride(tensor, sizes, strides, name)
+
+
+def tell_kernels() -> None:
+    """Set the variable from which a kernel that is loaded learns how to find the memory of a tensor."""
+    pointer = _guards()._torchinductor_pyobject_tensor_data_ptr
+    envs.set_value("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", str(pointer))
+
+
+def _guards() -> Any:
+    return torch._C._dynamo.guards  # type: ignore[attr-defined]
+
+
+def vector_instructions() -> list[str]:
+    """Return which further instructions this processor has, as torch asks it and no compiler."""
+    known: dict[str, Callable[[], bool] | None] = {
+        "avx512_vnni": getattr(torch._C._cpu, "_is_avx512_vnni_supported", None),
+        "avx512_bf16": getattr(torch._C._cpu, "_is_avx512_bf16_supported", None),
+        "amx_tile": getattr(torch._C._cpu, "_is_amx_tile_supported", None),
+        "amx_fp16": getattr(torch._C._cpu, "_is_amx_fp16_supported", None),
+    }
+    return [name for name, asks in known.items() if asks is not None and asks()]
