@@ -18,7 +18,7 @@ def aot_compile(
     inference: Callable[..., Any],
     backward_at_once: bool = False,
 ) -> Callable[..., Any]:
-    """Run AOTAutograd over a Dynamo graph with own compilers and partitioner (2.11-2.15).
+    """Run AOTAutograd over a Dynamo graph with own compilers and partitioner.
 
     With sizes that vary, a backward graph whose compile fails is otherwise tried again at its first run;
     with `backward_at_once` the failure is that of the whole.
@@ -38,7 +38,7 @@ def aot_compile(
 
 
 def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` with the calling convention of compiled graphs: one list (2.11-2.15)."""
+    """Return `fn` with the calling convention of compiled graphs: one list."""
     from torch._functorch.aot_autograd import make_boxed_func
 
     return fn if getattr(fn, "_boxed_call", False) else make_boxed_func(fn)

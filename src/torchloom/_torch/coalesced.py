@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import (  # 2.11-2.15
+from torch.distributed.distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     ReduceScatterOptions,
@@ -41,8 +41,13 @@ REDUCE_SCATTER_COALESCED = _newest_name(
 )
 
 
+def has_single_names() -> bool:
+    """Return whether collectives on single tensors have names of their own."""
+    return hasattr(dist, "all_gather_single")
+
+
 def supports_coalescing(group: dist.ProcessGroup) -> bool:
-    """Say whether a group sends several tensors by one collective without copies (2.11-2.15).
+    """Say whether a group sends several tensors by one collective without copies.
 
     Gloo has the calls too, but packs gathers itself and sends reductions one by one, so it says no.
     The backend of the accelerator counts, where a group has one for it and one for the CPU.
@@ -58,7 +63,7 @@ def supports_coalescing(group: dist.ProcessGroup) -> bool:
 def all_gather_coalesced(
     group: dist.ProcessGroup, fulls: Sequence[Tensor], shards: Sequence[Tensor]
 ) -> Any:
-    """Begin to gather several shards by one collective; return its work (2.11-2.15)."""
+    """Begin to gather several shards by one collective; return its work."""
     options = AllgatherOptions()
     options.asyncOp = True
     return getattr(group, ALL_GATHER_COALESCED)(list(fulls), list(shards), options)
@@ -67,7 +72,7 @@ def all_gather_coalesced(
 def reduce_scatter_coalesced(
     group: dist.ProcessGroup, shards: Sequence[Tensor], fulls: Sequence[Tensor]
 ) -> Any:
-    """Begin to sum several tensors into shards by one collective; return its work (2.11-2.15)."""
+    """Begin to sum several tensors into shards by one collective; return its work."""
     options = ReduceScatterOptions()
     options.reduceOp = dist.ReduceOp.SUM
     options.asyncOp = True
@@ -75,7 +80,7 @@ def reduce_scatter_coalesced(
 
 
 def all_reduce_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> Any:
-    """Begin to sum several tensors in place by one collective; return its work (2.11-2.15)."""
+    """Begin to sum several tensors in place by one collective; return its work."""
     options = AllreduceCoalescedOptions()
     options.reduceOp = dist.ReduceOp.SUM
     options.asyncOp = True

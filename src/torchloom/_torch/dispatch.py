@@ -14,7 +14,7 @@ from types import CodeType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from torchloom._torch import notes
-from torchloom._torch.fallback import FallsBack
+from torchloom._torch.fallback import FallsBack, counts_whole_graphs
 from torchloom._torch.introspect import CacheEntry, guard_leaves
 from torchloom._torch.marks import Mark
 
@@ -295,12 +295,10 @@ LIMIT_BEFORE = "a recompile limit was reached before, and Dynamo remembers it"
 
 def is_eager_an_error(how: Compilation | None) -> bool:
     """Return whether a call in which nothing compiled runs raises: of a whole graph, since 2.12."""
-    from torch._C._dynamo import eval_frame as counting
     from torch._dynamo import eval_frame
 
-    is_counted = hasattr(counting, "set_fullgraph_compiled_frame_count")
     whole = how is not None and how.is_whole_graph
-    return whole and is_counted and eval_frame._stance.stance == "default"
+    return whole and counts_whole_graphs() and eval_frame._stance.stance == "default"
 
 
 def calls_functions(code: CodeType) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 
 def default_store() -> Any:
-    """Return the key-value store that the default process group was built with (2.11-2.15)."""
+    """Return the key-value store that the default process group was built with."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
@@ -18,7 +18,7 @@ def default_store() -> Any:
 def own_store() -> Any:
     """Return the default group's store through a connection of its own, where it can have one.
 
-    A call that blocks holds a connection, so that a thread needs another one (2.11-2.15).
+    A call that blocks holds a connection, so that a thread needs another one.
     """
     store = default_store()
     try:
@@ -28,12 +28,12 @@ def own_store() -> Any:
 
 
 def group_store(group: Any) -> Any:
-    """Return the key-value store of a process group, shared by its ranks alone (2.11-2.15)."""
+    """Return the key-value store of a process group, shared by its ranks alone."""
     from torch.distributed.distributed_c10d import _get_process_group_store
 
     return _get_process_group_store(group)
 
 
 def group_timeout(group: Any) -> timedelta:
-    """Return how long a collective of a process group may take (2.11-2.15)."""
+    """Return how long a collective of a process group may take."""
     return group._get_backend(torch.device("cpu")).options._timeout

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def compile_counters() -> Mapping[str, Mapping[str, int]]:
-    """Return Dynamo's, Inductor's and AOTAutograd's running counters (2.11-2.15)."""
+    """Return Dynamo's, Inductor's and AOTAutograd's running counters."""
     from torch._dynamo.utils import counters
 
     return counters
@@ -24,14 +24,14 @@ def why_no_dynamo() -> str | None:
 
 
 def is_restart(error: BaseException) -> bool:
-    """Say whether Dynamo is about to capture the same code again, having learnt something (2.11-2.13)."""
+    """Say whether Dynamo is about to capture the same code again, having learnt something."""
     from torch._dynamo.exc import RestartAnalysis
 
     return isinstance(error, RestartAnalysis)
 
 
 def recompile_limit() -> int:
-    """Return how many captures of one function torch compiles before it runs it eagerly (2.11-2.13)."""
+    """Return how many captures of one function torch compiles before it runs it eagerly."""
     from torch._dynamo import config
 
     return config.recompile_limit  # type: ignore[attr-defined]

@@ -100,14 +100,22 @@ def let_fall_back(
     return found
 
 
-def _count_as_compiled() -> None:
-    """Let a whole graph count as compiled that runs as it is; before 2.12 nothing is counted."""
+def counts_whole_graphs() -> bool:
+    """Return whether Dynamo counts what compiles in a call of a whole graph, and raises where nothing does."""
     from torch._C._dynamo import eval_frame
 
-    set_count = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
-    before = -1 if set_count is None else set_count(1)
-    if set_count is not None and before != 0:
-        set_count(before)
+    return hasattr(eval_frame, "set_fullgraph_compiled_frame_count")
+
+
+def _count_as_compiled() -> None:
+    """Let a whole graph count as compiled that runs as it is."""
+    from torch._C._dynamo import eval_frame
+
+    if not counts_whole_graphs():
+        return
+    before = eval_frame.set_fullgraph_compiled_frame_count(1)
+    if before != 0:
+        eval_frame.set_fullgraph_compiled_frame_count(before)
 
 
 @contextmanager

@@ -139,8 +139,8 @@ def _varying_floats(function: types.FunctionType, floats: Sequence[str]) -> Iter
 
     forget_constant_floats()
     make: Any = pgo.CodeId.make
-    parts = (function.__code__, function.__closure__)  # up to 2.12 the code alone
-    known = make(*parts[: len(inspect.signature(make).parameters)])
+    closure = (function.__closure__,) if keeps_floats_by_closure() else ()
+    known = make(function.__code__, *closure)
     states = pgo.get_code_state()
     before = states.pop(known, None)
     for source in floats:
@@ -151,6 +151,14 @@ def _varying_floats(function: types.FunctionType, floats: Sequence[str]) -> Iter
         states.pop(known, None)
         if before is not None:
             states[known] = before
+
+
+@functools.cache
+def keeps_floats_by_closure() -> bool:
+    """Return whether Dynamo keeps what it knows of a function's floats by its closure as well as its code."""
+    from torch._dynamo import pgo
+
+    return len(inspect.signature(pgo.CodeId.make).parameters) > 1
 
 
 def _guard_on(guard: Any) -> GuardOn:

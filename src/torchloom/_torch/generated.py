@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,14 +39,3 @@ def tell_kernels() -> None:
 
 def _guards() -> Any:
     return torch._C._dynamo.guards  # type: ignore[attr-defined]
-
-
-def vector_instructions() -> list[str]:
-    """Return which further instructions this processor has, as torch asks it and no compiler."""
-    known: dict[str, Callable[[], bool] | None] = {
-        "avx512_vnni": getattr(torch._C._cpu, "_is_avx512_vnni_supported", None),
-        "avx512_bf16": getattr(torch._C._cpu, "_is_avx512_bf16_supported", None),
-        "amx_tile": getattr(torch._C._cpu, "_is_amx_tile_supported", None),
-        "amx_fp16": getattr(torch._C._cpu, "_is_amx_fp16_supported", None),
-    }
-    return [name for name, asks in known.items() if asks is not None and asks()]

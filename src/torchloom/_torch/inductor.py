@@ -19,7 +19,7 @@ def inductor_compile(
     *,
     backward_at_once: bool = False,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with Inductor under config patches (2.11-2.15).
+    """Compile a Dynamo graph with Inductor under config patches.
 
     The patches also hold for the backward graph, which is compiled at its first run unless
     `backward_at_once`. `timed` is told "forward", "backward" or "inference", the seconds that it took
@@ -47,7 +47,7 @@ def inductor_compile(
 
 
 def load_inductor() -> None:
-    """Import Inductor now, as `torch.compile(backend="inductor")` does when it is called (2.11-2.15).
+    """Import Inductor now, as `torch.compile(backend="inductor")` does when it is called.
 
     The import takes a second, which would otherwise count as compile time of the first step.
     """
@@ -55,7 +55,7 @@ def load_inductor() -> None:
 
 
 def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:
-    """Hash the contents of source files with a salt (2.11-2.15; cached for the last call only)."""
+    """Hash the contents of source files with a salt (cached for the last call only)."""
     from torch._inductor.custom_graph_pass import get_hash_for_files
 
     return get_hash_for_files(paths, extra)
@@ -63,7 +63,7 @@ def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:
 
 @functools.cache
 def ops_made_in_place() -> frozenset[Any]:
-    """Return the operators that Inductor may turn into ones that write their input (2.11-2.15)."""
+    """Return the operators that Inductor may turn into ones that write their input."""
     from torch._inductor.fx_passes import reinplace
 
     return frozenset({*reinplace.inplaceable_ops, *reinplace.inplaceable_foreach_ops})
@@ -78,18 +78,18 @@ def bisect_status_file() -> str | None:
 
 
 def inductor_config() -> dict[str, Any]:
-    """Return a copy of Inductor's settings (2.11-2.15)."""
+    """Return a copy of Inductor's settings."""
     from torch._inductor import config
 
     return dict(config.get_config_copy())  # type: ignore[attr-defined]
 
 
 def inductor_cache_dir() -> str:
-    """Return the folder of Inductor's caches (2.11-2.15)."""
+    """Return the folder of Inductor's caches."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return cache_dir()
 
 
 REALIZED_TO_STRIDES = "inductor_realize_to_strides"
-"""Meta of a node whose value Inductor must lay out with the strides of its fake (2.11-2.15)."""
+"""Meta of a node whose value Inductor must lay out with the strides of its fake."""

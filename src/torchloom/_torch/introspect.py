@@ -49,10 +49,10 @@ def original_module(module: torch.nn.Module) -> torch.nn.Module:
 
 def has_global_hooks() -> bool:
     """Return whether hooks are registered for all modules."""
-    from torch.nn.modules import module
+    from torch.nn.modules import module as shared
 
     kinds = ("forward", "forward_pre", "backward", "backward_pre")
-    return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
+    return any(getattr(shared, f"_global_{kind}_hooks", None) for kind in kinds)
 
 
 def place_of(code: CodeType) -> tuple[str, int]:
@@ -193,7 +193,7 @@ def _leaves(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
 def _reached(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
     """Yield the attributes that a check goes to and asks nothing of: that they are there is what it asks.
 
-    That is how Dynamo keeps a `hasattr` that found something (2.11-2.15).
+    That is how Dynamo keeps a `hasattr` that found something.
     """
     source = _call(manager, "get_source", "")
     ways, children = _call(manager, "get_accessors", []), _call(manager, "get_child_managers", [])
@@ -243,7 +243,7 @@ def continuation_code(value: Any) -> CodeType | None:
     """Return the code of what Dynamo keeps under the global name of a continuation.
 
     That is the function itself. Of code with free variables it is a function that makes it, with the code
-    in its own closure (2.12-2.15), or the code alone (2.11).
+    in its own closure, or the code alone (2.11).
     """
     if isinstance(value, CodeType):
         return value

@@ -1,4 +1,4 @@
-"""Modes around a call that change what its operators do (2.11-2.15)."""
+"""Modes around a call that change what its operators do."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def _innermost(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_profiling() -> bool:
-    """Return whether a profiler of torch's runs (2.11-2.15)."""
+    """Return whether a profiler of torch's runs."""
     return torch.autograd._profiler_enabled()
 
 
 DispatchMode = TorchDispatchMode
-"""Base of modes that see each operator below autograd (2.11-2.15)."""
+"""Base of modes that see each operator below autograd."""
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Return a block in which operators really run, also inside of a compiler (2.11-2.15)."""
+    """Return a block in which operators really run, also inside of a compiler."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()

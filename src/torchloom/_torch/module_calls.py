@@ -21,7 +21,7 @@ def compile_in_place(
     around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call,
     **kwargs: Any,
 ) -> None:
-    """Let calls of `module` run compiled, as `Module.compile` does (2.11-2.15).
+    """Let calls of `module` run compiled, as `Module.compile` does.
 
     `around` wraps what calls it. `Module.compile` hands `_call_impl` to Dynamo, which up to 2.13 skips frames of torch.nn: a root such as
     nn.Sequential would then not be captured at all. One frame of our own is always captured.
@@ -33,7 +33,7 @@ def compile_in_place(
 def compiled_call(
     module: torch.nn.Module, backend: Any, *, is_forward_alone: bool = False, **kwargs: Any
 ) -> Callable[..., Any]:
-    """Return what calls `module` compiled; see `compile_in_place` (2.11-2.15).
+    """Return what calls `module` compiled; see `compile_in_place`.
 
     Args:
         module: as it is; a later change of its hooks is not noticed.
@@ -68,7 +68,7 @@ class _Backend:
     """What Dynamo is given in the place of a backend, which ends with the function that it compiles.
 
     Dynamo keeps every backend for good: in `cached_backends`, and in entries of the code of classes
-    whose forward breaks, also once their guards have found that the module is gone (2.11-2.15).
+    whose forward breaks, also once their guards have found that the module is gone.
     """
 
     def __init__(self, backend: Callable[..., Any]) -> None:
@@ -83,7 +83,7 @@ class _Backend:
 
 
 def _forget_entries(code: types.CodeType) -> None:
-    """Drop Dynamo's entries of a function that is gone (2.11-2.15).
+    """Drop Dynamo's entries of a function that is gone.
 
     They would live on: they hold the key of a weak dict, `orig_code_map`, whose value is the code.
     """
@@ -103,14 +103,14 @@ def _forward_place(module: torch.nn.Module) -> tuple[tuple[str, str, int], ...]:
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
-    """Say whether torch.compile or Module.compile has been applied to a module (2.11-2.15)."""
+    """Say whether torch.compile or Module.compile has been applied to a module."""
     from torch._dynamo.eval_frame import OptimizedModule
 
     return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
 def _ignore_logging() -> None:
-    """Let Dynamo skip the once-only warnings that transformers adds to loggers (2.11-2.15).
+    """Let Dynamo skip the once-only warnings that transformers adds to loggers.
 
     A log call would otherwise break the graph, e.g. in GPT-2's attention mask.
     """
@@ -120,17 +120,17 @@ def _ignore_logging() -> None:
 
 
 def compiled_in_place(module: torch.nn.Module) -> Callable[..., Any] | None:
-    """Return what calls of a module run, None where they run eagerly (2.11-2.13)."""
+    """Return what calls of a module run, None where they run eagerly."""
     return module._compiled_call_impl
 
 
 def call_in_place(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
-    """Let calls of a module run what `compiled_in_place` returned (2.11-2.13)."""
+    """Let calls of a module run what `compiled_in_place` returned."""
     module._compiled_call_impl = call
 
 
 def forget_compiled_call(module: torch.nn.Module) -> None:
-    """Let calls of `module` run eagerly again (2.11-2.15)."""
+    """Let calls of `module` run eagerly again."""
     module._compiled_call_impl = None
 
 

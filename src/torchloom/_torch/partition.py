@@ -98,14 +98,14 @@ def is_symbol(node: fx.Node) -> bool:
 
 
 def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
-    """Split a joint graph by min-cut, obeying the recompute tags of its nodes (2.11-2.15)."""
+    """Split a joint graph by min-cut, obeying the recompute tags of its nodes."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
 
 
 def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Graph, fx.Graph]:
-    """Return the graphs that min-cut would make of a joint graph, which stays as it is (2.11-2.15).
+    """Return the graphs that min-cut would make of a joint graph, which stays as it is.
 
     Nodes keep their names: in the trial common subexpressions are not merged, and random operators
     that backward runs again are not wrapped.
@@ -128,4 +128,4 @@ def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Gra
 
 
 MUST_BE_IN_BACKWARD = {"partitioner_tag": "must_be_in_backward"}
-"""Meta of a node that min-cut leaves to the backward graph, with all that reads it (2.11-2.15)."""
+"""Meta of a node that min-cut leaves to the backward graph, with all that reads it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def registered_backends() -> Mapping[str, Callable[..., Any]]:
-    """Return the loaded backends of torch's registry, built-ins included, by name (2.11-2.15).
+    """Return the loaded backends of torch's registry, built-ins included, by name.
 
     The first call runs torch's lazy import of its backends.
     """
@@ -20,7 +20,7 @@ def registered_backends() -> Mapping[str, Callable[..., Any]]:
 
 
 def register_backend(fn: Callable[..., Any], *, name: str, tags: tuple[str, ...]) -> None:
-    """Add a plain function to torch's registry (2.11-2.15)."""
+    """Add a plain function to torch's registry."""
     from torch._dynamo.backends import registry
 
     # Up to 2.13 torch asks `fn not in _BACKENDS`, a dict of names.
@@ -29,19 +29,19 @@ def register_backend(fn: Callable[..., Any], *, name: str, tags: tuple[str, ...]
 
 
 def forget_backend(name: str, entry_point: EntryPoint | None) -> None:
-    """Take a name out of torch's registry, or give it back to an entry point (2.11-2.15)."""
+    """Take a name out of torch's registry, or give it back to an entry point."""
     from torch._dynamo.backends import registry
 
     registry._COMPILER_FNS.pop(name, None)
     registry._BACKENDS.pop(name, None)
-    tags: dict[str, Any] = getattr(registry, "_BACKEND_TAGS", {})  # 2.14, 2.15
+    tags: dict[str, Any] = getattr(registry, "_BACKEND_TAGS", {})
     tags.pop(name, None)
     if entry_point is not None:
         registry._BACKENDS[name] = entry_point
 
 
 def backend_tags(name: str) -> tuple[str, ...] | None:
-    """Return the tags of a loaded backend of torch's registry, None if there is none (2.11-2.15).
+    """Return the tags of a loaded backend of torch's registry, None if there is none.
 
     They are kept by name since 2.14, before as an attribute of the function.
     """
@@ -50,12 +50,21 @@ def backend_tags(name: str) -> tuple[str, ...] | None:
     found = registered_backends().get(name)
     if found is None:
         return None
-    by_name: dict[str, tuple[str, ...]] | None = getattr(registry, "_BACKEND_TAGS", None)
-    return tuple(getattr(found, "_tags", ()) if by_name is None else by_name.get(name, ()))
+    if keeps_tags_by_name():
+        by_name: dict[str, tuple[str, ...]] = getattr(registry, "_BACKEND_TAGS", {})
+        return tuple(by_name.get(name, ()))
+    return tuple(getattr(found, "_tags", ()))
+
+
+def keeps_tags_by_name() -> bool:
+    """Return whether torch keeps tags of backends by name, and not as an attribute of the function."""
+    from torch._dynamo.backends import registry
+
+    return hasattr(registry, "_BACKEND_TAGS")
 
 
 def unknown_backend_error(base: type[Exception]) -> type[Exception]:
-    """Return a class that is torch's `InvalidBackend` as well as `base` (2.11-2.15)."""
+    """Return a class that is torch's `InvalidBackend` as well as `base`."""
     return _unknown_backend_error(base)
 
 

@@ -8,7 +8,7 @@ import torch
 
 
 def size_hint(size: Any) -> int:
-    """Return a size as a number, without a guard: for a symbol what the trace saw (2.11-2.15)."""
+    """Return a size as a number, without a guard: for a symbol what the trace saw."""
     if isinstance(size, int):
         return size
     hint = size.node.hint
@@ -29,18 +29,18 @@ def layout_hint(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
 
 
 def fake_mode() -> Any:
-    """Return a new mode whose tensors hold no data; real ones may be mixed in (2.11-2.15)."""
+    """Return a new mode whose tensors hold no data; real ones may be mixed in."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def lives_on(value: torch.Tensor) -> bool:
-    """Say whether an input of a captured graph is a parameter or buffer (2.11-2.15)."""
+    """Say whether an input of a captured graph is a parameter or buffer."""
     is_static = getattr(value, "_dynamo_static_input_type", None) is not None
     return is_static or isinstance(value, torch.nn.Parameter)
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a tensor that reads each element negated, as `.imag` of a conjugate does (2.11-2.15)."""
+    """Return a view of a tensor that reads each element negated, as `.imag` of a conjugate does."""
     return torch._neg_view(tensor)

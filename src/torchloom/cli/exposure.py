@@ -32,7 +32,8 @@ def exposed(folders: Iterable[Path], run: Callable[[str, float], str | None]) ->
         folders: stores, checkpoints and others that the user asks about.
         run: runs code in a fresh interpreter and returns why it failed.
     """
-    yield _folder("code from the cache", Path(inductor_cache_dir()))
+    with suppress(OSError):  # it cannot be made: the check of caches says so
+        yield _folder("code from the cache", Path(inductor_cache_dir()))
     yield _temporary()
     yield _key()
     for folder in folders:

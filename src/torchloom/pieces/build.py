@@ -1,4 +1,4 @@
-"""Graphs compiled ahead of their calls, in a form that another process can run (2.11-2.15).
+"""Graphs compiled ahead of their calls, in a form that another process can run.
 
 Inductor stores generated source and builds it again where it is loaded. Here the shared objects that it
 built are part of what is stored, so loading needs no C++ compiler and builds nothing. Most graphs are `plain`:

@@ -1,4 +1,4 @@
-"""One call of a function as one graph, and the code around it (2.11-2.15).
+"""One call of a function as one graph, and the code around it.
 
 Dynamo turns a function into a graph and into bytecode around it (`shell`). Here they are taken apart: what was
 compiled can be exchanged, the bytecode can be stored, and what would be guards are facts that may be checked

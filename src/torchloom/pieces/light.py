@@ -1,4 +1,4 @@
-"""Imports that generated wrappers make and do not need (2.11-2.15).
+"""Imports that generated wrappers make and do not need.
 
 A wrapper asks `torch._inductor.select_algorithm` for `extern_kernels`, which are plain functions of torch, and
 with it for all of Inductor's lowerings: a second and a half. While a stored graph is loaded, such modules are

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 
-from torchloom._torch.generated import vector_instructions
-
 
 def machine_of(device_types: Sequence[str]) -> dict[str, str]:
     """Return what compiled code depends on: versions, the processor, the number of threads, the GPU.
@@ -20,18 +18,13 @@ def machine_of(device_types: Sequence[str]) -> dict[str, str]:
     """
     facts = {"torch": torch.__version__, "python": platform.python_version()}
     facts["machine"] = platform.machine()
-    facts["vector instructions"] = _instructions()
+    facts["vector instructions"] = torch.backends.cpu.get_cpu_capability()
     facts["processor"] = _processor()
     facts["threads"] = str(torch.get_num_threads())
     for kind in sorted(set(device_types) - {"cpu"}):
         module = torch.get_device_module(kind)
         facts[kind] = str(module.get_device_properties(0)) if module.is_available() else "none"
     return facts
-
-
-def _instructions() -> str:
-    """Return what the processor can do, asked of it and not of a compiler."""
-    return " ".join([torch.backends.cpu.get_cpu_capability(), *vector_instructions()])
 
 
 @functools.cache

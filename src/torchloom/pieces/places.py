@@ -1,4 +1,4 @@
-"""Where a value is found that a trace relied on, as data: a root and the steps from it (2.11-2.15).
+"""Where a value is found that a trace relied on, as data: a root and the steps from it.
 
 Dynamo names such values by expressions, `L['self']._modules['norm'].eps`. They are taken apart once, in the
 process that traced; what is stored is a list of steps, of the kinds that are here and no other:

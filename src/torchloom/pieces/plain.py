@@ -1,4 +1,4 @@
-"""What Inductor generated, run by itself: kernels and torch's operators, no compiler stack (2.11-2.15).
+"""What Inductor generated, run by itself: kernels and torch's operators, no compiler stack.
 
 A graph that only computes needs nothing of what `torch.compile` puts around it at run time: no wrapper for
 gradients, no aliases to restore, no module of Inductor. Its generated text is taken apart once, when it is

@@ -1,4 +1,4 @@
-"""The code around a captured graph, and what it needs of Dynamo at run time, which is nearly nothing (2.11-2.15).
+"""The code around a captured graph, and what it needs of Dynamo at run time, which is nearly nothing.
 
 Dynamo's bytecode fetches a graph's inputs from the arguments and the model, calls the graph, and rebuilds the
 function's result. It runs in processes that never import Dynamo, which takes a second and a half; the few

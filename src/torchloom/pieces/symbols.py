@@ -1,4 +1,4 @@
-"""Symbolic sizes: what a function on fake tensors relies on (2.11-2.15)."""
+"""Symbolic sizes: what a function on fake tensors relies on."""
 
 from __future__ import annotations
 

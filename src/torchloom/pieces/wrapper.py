@@ -41,8 +41,8 @@ def load_wrapper(source: str, on_extern: OnExtern) -> Wrapper | None:
         empty_strided_cuda=_empty_on("cuda"),
         reinterpret_tensor=_reinterpret,
         assert_size_stride=_ignore,
-        assert_size_stride_grouped=_ignore,  # 2.14, 2.15
-        assert_tensor_metadata=_ignore,  # 2.14, 2.15
+        assert_size_stride_grouped=_ignore,
+        assert_tensor_metadata=_ignore,
         assert_alignment=_ignore,
         extern_kernels=_Extern(on_extern),
     )
