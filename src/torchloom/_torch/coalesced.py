@@ -1,6 +1,6 @@
 """Collectives on single tensors, and on several at once where the process group can do that.
 
-torch 2.13 gives them new names and warns about the old ones, which are all that 2.11 and 2.12 have.
+torch has given them new names and warns about the old ones: the newest that there are are used.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def _newest_name(name: str, old: str) -> str:
 
 
 all_gather_single = _newest(dist, "all_gather_single", "all_gather_into_tensor")
-"""`dist.all_gather_single` (2.13), `dist.all_gather_into_tensor` (2.11, 2.12)."""
+"""Gathers one tensor."""
 
 reduce_scatter_single = _newest(dist, "reduce_scatter_single", "reduce_scatter_tensor")
-"""`dist.reduce_scatter_single` (2.13), `dist.reduce_scatter_tensor` (2.11, 2.12)."""
+"""Sums one tensor into shards."""
 
 # Names, not functions: a process group written in Python overrides methods.
 ALL_GATHER_COALESCED = _newest_name(

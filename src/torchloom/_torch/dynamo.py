@@ -28,10 +28,3 @@ def is_restart(error: BaseException) -> bool:
     from torch._dynamo.exc import RestartAnalysis
 
     return isinstance(error, RestartAnalysis)
-
-
-def recompile_limit() -> int:
-    """Return how many captures of one function torch compiles before it runs it eagerly."""
-    from torch._dynamo import config
-
-    return config.recompile_limit  # type: ignore[attr-defined]

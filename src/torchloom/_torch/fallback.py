@@ -1,7 +1,7 @@
 """Running what cannot be compiled as it is, for one compiled function and no other.
 
-torch has a setting for that, `suppress_errors`, which holds for all that compiles while it is set. Read in torch 2.13;
-the names were the same in 2.11 to 2.15. Where a torch lacks them, errors of compiles are raised.
+torch has a setting for that, `suppress_errors`, which holds for all that compiles while it is set. Here the callback
+of one compiled function is replaced in its closure; where there is none, errors of compiles are raised.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FallsBack:
         is_own = frame.f_code is self._code
         try:
             found = self._callback(frame, *rest)
-        except Exception as error:
+        except Exception as error:  # compilers raise anything; it is raised again
             if is_own:
                 self._thread.error = error
             raise
@@ -128,7 +128,7 @@ def _noted(note: Callable[[str], None]) -> Iterator[None]:
     told: list[str] = []
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # compilers raise anything; it is raised again
         told.append(f"{type(error).__name__}: {error}")
         raise
     finally:

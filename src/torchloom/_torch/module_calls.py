@@ -23,8 +23,14 @@ def compile_in_place(
 ) -> None:
     """Let calls of `module` run compiled, as `Module.compile` does.
 
-    `around` wraps what calls it. `Module.compile` hands `_call_impl` to Dynamo, which up to 2.13 skips frames of torch.nn: a root such as
-    nn.Sequential would then not be captured at all. One frame of our own is always captured.
+    `Module.compile` hands `_call_impl` to Dynamo, which up to torch 2.13 skips frames of torch.nn: a root such as
+    nn.Sequential is then not captured at all (pytorch/pytorch#150915). One frame of our own is always captured.
+
+    Args:
+        module: as it is; a later change of its hooks is not noticed.
+        backend: a name or a callable.
+        around: wraps what calls the module.
+        kwargs: for torch.compile.
     """
     call = around(compiled_call(module, backend, **kwargs))
     module._compiled_call_impl = compiling_again(module, call)

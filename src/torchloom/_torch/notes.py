@@ -1,7 +1,7 @@
 """What Dynamo noted of its last compiles, and what that says of a function. Changes nothing.
 
-Notes name a function by name, file and line, which copies of it share, and by the number of its frame. Read in
-torch 2.13; the names were the same in 2.11 and 2.12. What a torch lacks is answered with "nothing known".
+Notes name a function by name, file and line, which copies of it share, and by the number of its frame. What a
+torch lacks is answered with "nothing known".
 """
 
 from __future__ import annotations

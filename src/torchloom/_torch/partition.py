@@ -1,7 +1,4 @@
-"""The pieces of torch's partitioner that do not choose: checks before, extraction after.
-
-Read in torch 2.11-2.15.
-"""
+"""torch's partitioner: the whole of it, and its parts that do not choose, which are checks before and extraction after."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def register_backend(fn: Callable[..., Any], *, name: str, tags: tuple[str, ...]
     """Add a plain function to torch's registry."""
     from torch._dynamo.backends import registry
 
-    # Up to 2.13 torch asks `fn not in _BACKENDS`, a dict of names.
+    # Up to torch 2.13 it asks `fn not in _BACKENDS`, a dict of names.
     registry._COMPILER_FNS.pop(name, None)
     registry.register_backend(fn, name=name, tags=tags)  # type: ignore[arg-type]
 
@@ -41,10 +41,7 @@ def forget_backend(name: str, entry_point: EntryPoint | None) -> None:
 
 
 def backend_tags(name: str) -> tuple[str, ...] | None:
-    """Return the tags of a loaded backend of torch's registry, None if there is none.
-
-    They are kept by name since 2.14, before as an attribute of the function.
-    """
+    """Return the tags of a loaded backend of torch's registry, None if there is none."""
     from torch._dynamo.backends import registry
 
     found = registered_backends().get(name)

@@ -27,7 +27,8 @@ from torchloom._torch.standalone import (
 from torchloom.errors import ServeError
 from torchloom.pieces.libraries import with_suffix
 from torchloom.pieces.light import light_imports
-from torchloom.pieces.plain import NotPlainError, PlainGraph, plain_graph, run_plain
+from torchloom.pieces.plain import PlainGraph, plain_graph, run_plain
+from torchloom.pieces.reduced import NotPlainError
 
 log = logging.getLogger(__name__)
 

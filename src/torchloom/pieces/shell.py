@@ -122,7 +122,7 @@ class Shell:
         buffer = io.BytesIO()
         try:
             _Pickler(buffer).dump((marshal.dumps(self.code), *rest))
-        except Exception:  # noqa: BLE001 - Dynamo's pickler knows more kinds
+        except Exception:  # noqa: BLE001 - pickling raises anything; Dynamo's pickler knows more kinds
             return b"d" + self._pickled(rest)
         return b"p" + buffer.getvalue()
 

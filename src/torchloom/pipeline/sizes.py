@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from torchloom._torch.dynamo import recompile_limit
+from torchloom._torch.introspect import recompile_limit
 from torchloom.log import get_logger
 from torchloom.pipeline.alike import parameters_of
 from torchloom.position import POSITION
