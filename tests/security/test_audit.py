@@ -46,6 +46,8 @@ KNOWN = {
     ("pieces/symbols.py", "eval"): GENERATED,
     ("pieces/wrapper.py", "exec"): GENERATED,
     ("_torch/libraries.py", "_load_library"): TRUSTED,
+    ("_torch/resolve.py", "find_spec"): LOOKED_UP,
+    ("_torch/resolve.py", "import_module"): CONSTANT,
     ("_torch/standalone.py", "deserialize"): TRUSTED,
     ("_torch/stored.py", "AOTCompileUnpickler"): TRUSTED,
     ("_torch/stored.py", "GraphPickler.loads"): TRUSTED,
@@ -63,8 +65,7 @@ KNOWN = {
     ("cli/train/worker.py", "broadcast_object_list"): RANKS,
     ("compiler/backend_fn.py", "import_module"): USERS,
     ("files.py", "CDLL"): "the C library that is loaded already",
-    ("ops/custom/fit.py", "exec"): GENERATED,
-    ("ops/library.py", "import_module"): CONSTANT,
+    ("custom_ops/fit.py", "exec"): GENERATED,
     ("runtime/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
     ("runtime/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
     (

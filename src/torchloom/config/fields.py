@@ -51,6 +51,10 @@ class Key:
     idle: tuple[object, ...] = ()
     """More values that ask for nothing."""
     free_form: bool = False
+    option: str = ""
+    """The option of a pass that this key sets, "pass.option"."""
+    adds: str = ""
+    """The pass that this key adds where it is true."""
     section: type[Section] | None = None
 
 
@@ -61,9 +65,30 @@ def used(
     auto: OnAuto = "default",
     aliases: tuple[str, ...] = (),
     old: tuple[str, ...] = (),
+    option: str = "",
+    adds: str = "",
 ) -> Any:
-    """Declare a key that takes effect."""
-    return _field(default, doc, treatment="used", auto=auto, aliases=aliases, old=old)
+    """Declare a key that takes effect.
+
+    Args:
+        default: its value when it is not given.
+        doc: what it does, for the reference and for messages.
+        auto: what "auto" means where nobody has resolved it.
+        aliases: other names.
+        old: deprecated names, accepted with a warning.
+        option: the option of a pass that it sets, "pass.option"; nothing else need know of it then.
+        adds: the pass that runs as well where the key is true.
+    """
+    return _field(
+        default,
+        doc,
+        treatment="used",
+        auto=auto,
+        aliases=aliases,
+        old=old,
+        option=option,
+        adds=adds,
+    )
 
 
 def section(of: type[Section], doc: str, *, aliases: tuple[str, ...] = ()) -> Any:

@@ -19,6 +19,7 @@ from torchloom.config.schema_types import (
 )
 
 BARRIER = "remove it; ordering comes from data dependencies in the graph"
+NO_KERNELS = "remove it; torch chooses the library of each matrix product"
 NO_REPLAY = "graphs are not replayed, so no inputs are kept"
 
 
@@ -38,11 +39,6 @@ class CompileSection(Section):
     schedule: MaybeList = used(
         None, "`[[step, [name, [name, memory budget], ...]], ...]`: what runs from a step on"
     )
-    choose_kernels: Flag = used(
-        False,
-        "matrix products run on the implementation that measured fastest here; results differ in "
-        "the last bits",
-    )
     strict: Flag = used(False, "a failed weave is an error instead of an eager fallback")
     dump_graphs: FlagOrText = used(False, "write graphs around each pass; a string is the folder")
     debug_log: Flag = used(False, "each pass logs what it did")
@@ -50,25 +46,38 @@ class CompileSection(Section):
         False,
         "saved activations are freed right after their last use also by backends that keep their "
         "arguments; Inductor and torchloom's own runner do so in any case",
+        adds="free_activation",
     )
     free_activation_threshold: Count = used(
-        10 << 20, "bytes from which `free_activation` frees, this size included"
+        10 << 20,
+        "bytes from which `free_activation` frees, this size included",
+        option="free_saved.min_bytes",
     )
     double_buffer: Flag = used(
         True, "two transfers between device and host per direction are under way, instead of one"
     )
-    offload_activation: Flag = used(False, "saved activations wait on the host for backward")
+    offload_activation: Flag = used(
+        False, "saved activations wait on the host for backward", adds="offload_activation"
+    )
     offload_activation_threshold: Count = used(
-        1 << 20, "torchloom's own: bytes from which activations are offloaded, this size included"
+        1 << 20,
+        "torchloom's own: bytes from which activations are offloaded, this size included",
+        option="offload_activation.min_bytes",
     )
     offload_activation_pin_memory: Flag = used(
-        True, "host copies of activations are page-locked; nothing to do on a CPU"
+        True,
+        "host copies of activations are page-locked; nothing to do on a CPU",
+        option="offload_activation.pin_memory",
     )
     offload_opt_states: Flag = used(
-        False, "optimizer states wait on the host and stream through the step"
+        False,
+        "optimizer states wait on the host and stream through the step",
+        adds="offload_opt_states",
     )
     offload_parameters: Flag = used(
-        False, "this rank's pieces of parameters wait on the host until they are gathered"
+        False,
+        "this rank's shards of parameters wait on the host until they are gathered",
+        adds="offload_parameters",
     )
     symmetric_memory: Flag = used(
         False,
@@ -92,4 +101,7 @@ class CompileSection(Section):
     sync_before_allgather: MaybeFlag = no_effect(False, "wait before an all-gather", BARRIER)
     sync_after_allgather: MaybeFlag = no_effect(False, "wait after an all-gather", BARRIER)
     keep_int_input_tensors: MaybeFlag = no_effect(True, "keep integer inputs", NO_REPLAY)
+    choose_kernels: MaybeFlag = no_effect(
+        False, "measure which library multiplies matrices faster", NO_KERNELS
+    )
     keep_all_input_tensors: MaybeFlag = no_effect(False, "keep all inputs", NO_REPLAY)

@@ -31,7 +31,7 @@ def _assert_tensor_metadata(
     if tensor.dtype != dtype:
         raise RuntimeError(
             f"{op_name or 'an operator'} returned {tensor.dtype} where its fake said {dtype}: "
-            "torchloom.ops.custom.check_op finds such mistakes"
+            "torchloom.custom_ops.check_op finds such mistakes"
         )
     check_layout(tensor, sizes, strides, op_name)
 

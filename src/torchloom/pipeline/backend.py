@@ -9,7 +9,6 @@ stage, and with it the preset. Any other graph runs the passes that are asked fo
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,17 +19,24 @@ from torch import fx
 from torchloom import ops
 from torchloom.errors import BackendError
 from torchloom.graph import PassContext, find
+from torchloom.log import get_logger
+from torchloom.pipeline.options import PassOptions, derived_options, joined_options
 from torchloom.pipeline.schedule import resolve_passes
 from torchloom.pipeline.session import CompileSession
-from torchloom.plan.costs import KernelChooser
 from torchloom.shard import Layout, living_layouts
 
-_SIZES = ("gather_bucket_bytes", "reduce_bucket_bytes", "prefetch_bytes")
+logger = get_logger(__name__)
+
+_SIZES = {
+    "gather_bucket_bytes": ("bucket", "gather_bytes"),
+    "reduce_bucket_bytes": ("bucket", "reduce_bytes"),
+    "prefetch_bytes": ("prefetch", "max_bytes"),
+}
+"""Options of this backend that are options of a pass."""
 _OPTIONS = (
     "lowering",
     "passes",
     "disable_passes",
-    "choose_kernels",
     "inductor",
     "strict",
     "dump_graphs",
@@ -52,9 +58,7 @@ def weave(
         example_inputs: its inputs, fake or real.
         mode: not taken; give Inductor's settings as `options={"inductor": {...}}`.
         options: `lowering` (a registered backend's name or a callable, default "inductor"),
-            `passes` and `disable_passes` (names or `GraphPass` objects), `choose_kernels` (whether
-            products run on the implementation that measures fastest), `inductor` (its settings),
-            `strict` (raise when a pass fails instead of running eagerly), `dump_graphs` (a folder),
+            `passes` and `disable_passes` (names or `GraphPass` objects), `inductor` (its settings), `strict` (raise when a pass fails instead of running eagerly), `dump_graphs` (a folder),
             and `gather_bucket_bytes`, `reduce_bucket_bytes`, `prefetch_bytes`.
 
     Raises:
@@ -67,13 +71,15 @@ def weave(
             'options={"inductor": {...}}'
         )
     given = dict(options or {})
+    if given.pop("choose_kernels", None):
+        logger.warning(
+            "option 'choose_kernels' has no effect: torch chooses the library of products"
+        )
     _check_options(given)
     layout = _layout_of_graph(gm)
     context = PassContext(world_size=1)
     if layout is not None:
-        sliced = tuple(sorted(spec.name for spec in layout if spec.is_sliced))
-        context = PassContext(world_size=layout.world_size, handle=layout.handle, sliced=sliced)
-    sizes = {key: given[key] for key in _SIZES if key in given}
+        context = PassContext(world_size=layout.world_size, handle=layout.handle)
     asked = given.get("passes", None if layout else ())
     folder = given.get("dump_graphs")
     session = CompileSession(
@@ -81,17 +87,15 @@ def weave(
             layout.stage if layout else 0,
             asked,
             given.get("disable_passes", ()),
-            extra=("choose_kernels",) if given.get("choose_kernels") else (),
+            options=_pass_options(given, layout),
         ),
-        context=dataclasses.replace(context, **sizes),
+        context=context,
         backend=given.get("lowering", "inductor"),
         options=dict(given.get("inductor", {})),
         strict=bool(given.get("strict", False)),
         regather=layout is not None and layout.stage == 3,
         dump_dir=None if folder is None else Path(folder),
     )
-    # No rank waits for another here, and products are the same for all: each chooses alone.
-    session.choose_kernels = KernelChooser(shared=False)
     return session(gm, example_inputs)
 
 
@@ -104,6 +108,11 @@ def _check_options(given: Mapping[str, Any]) -> None:
                 f"backend 'torchloom' has no option {name!r}: {hint} Settings of Inductor go into "
                 'options={"inductor": {...}}'
             )
+
+
+def _pass_options(given: Mapping[str, Any], layout: Layout | None) -> PassOptions:
+    sizes = [{name: {option: given[key]}} for key, (name, option) in _SIZES.items() if key in given]
+    return joined_options(derived_options(layout, given.get("lowering", "inductor")), *sizes)
 
 
 def _layout_of_graph(gm: fx.GraphModule) -> Layout | None:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchloom.deepcompile.forms import adapted_of
 from torchloom.graph import GraphPass
-from torchloom.pipeline.forms import adapted_of
 
 _FIRST: weakref.WeakKeyDictionary[Callable[..., Any], str] = weakref.WeakKeyDictionary()
 _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype)
@@ -43,7 +43,12 @@ def identity_of(each: GraphPass) -> Identity:
     if not body.is_complete:
         with contextlib.suppress(TypeError):  # no weak references, or no hash
             told = _FIRST.setdefault(each.fn if adapted is None else adapted.fn, told)
-    return Identity(f"{each.name}/{each.stage}/{each.memory_budget_bytes}: {told}", is_complete)
+    options = _joined([_value(value) for _, value in each.options])
+    named = f"{[name for name, _ in each.options]} {options.text}"
+    return Identity(
+        f"{each.name}/{each.stage}/{each.memory_budget_bytes}/{named}: {told}",
+        is_complete and options.is_complete,
+    )
 
 
 def _function(fn: Callable[..., Any]) -> Identity:

@@ -86,7 +86,7 @@ class PassManager:
         gm.recompile()
         kind = name.rsplit(".", 1)[-1]
         for op, count in op_counts(gm.graph).items():
-            if op.startswith("torchloom.") and op != "torchloom.matmul":
+            if op.startswith("torchloom."):
                 into.collectives[f"{kind} {op}"] = count
 
     def _dump(self, gm: fx.GraphModule, name: str, index: int, label: str) -> None:
@@ -103,7 +103,7 @@ def _run_one(
     try:
         if each.memory_budget_bytes is not None:
             context = replace(context, memory_budget_bytes=each.memory_budget_bytes)
-        num_edits = each.fn(gm, context)
+        num_edits = each(gm, context)
         if before is not None:
             gm.graph.lint()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Bodies of torchloom's operators: collectives behind one seam, copies between device and host, products.
+"""Bodies of torchloom's operators: collectives behind one seam, copies between device and host.
 
 Importing this package binds the bodies to the schemas of `torchloom.ops`. Communicators are
 made with `get_communicator`; which implementation carries the bytes is decided there and
@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from torchloom._torch.untraced import leave_frames_alone
 from torchloom.runtime import bodies as _bodies  # binds the operators
-from torchloom.runtime import kernels as _kernels
 from torchloom.runtime.communicator import CommStats, Communicator
-from torchloom.runtime.communicators import for_model, get_communicator, lookup
+from torchloom.runtime.communicators import (
+    for_model,
+    get_communicator,
+    lookup,
+    use_shared_memory,
+)
 from torchloom.runtime.digests import tell_step
 from torchloom.runtime.host import Account, Mover, MoveStats, move_stats, mover_of
 from torchloom.runtime.transit import refresh_bytes, transit_bytes
@@ -33,8 +37,8 @@ __all__ = [
     "refresh_bytes",
     "tell_step",
     "transit_bytes",
+    "use_shared_memory",
 ]
 
-leave_frames_alone(_bodies, _kernels)
+leave_frames_alone(_bodies)
 _bodies.bind()
-_kernels.bind()

@@ -190,10 +190,4 @@ CORE = (
         "know whether hooks are registered for all modules",
         "serving fails for modules",
     ),
-    Name(
-        name="torch.ops.mkldnn._linear_pointwise",
-        used_for="compute products with weights of any strides",
-        without="oneDNN is not among the kernels that products may run on",
-        is_needed=False,
-    ),
 )

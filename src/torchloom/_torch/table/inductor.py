@@ -62,7 +62,7 @@ INDUCTOR = (
     Name(
         name="torch._inductor.graph:inductor_realize_to_strides",
         used_for="keep the strides that an operator's fake promised",
-        without="products whose kernels are chosen may get their result in other strides",
+        without="values that move to the host may be laid out in other strides",
         is_needed=False,
     ),
     *each(

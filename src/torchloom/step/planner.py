@@ -1,0 +1,127 @@
+"""The planner of a step, and the figures by which all its ranks plan alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from torchloom.costs import CostTable, Network, load_table, save_table, shared_table
+from torchloom.errors import PlanError
+from torchloom.log import get_logger
+from torchloom.memory import Transit
+from torchloom.plan import Plan, Planner
+from torchloom.runtime import refresh_bytes, transit_bytes
+from torchloom.step.ports import Ranks
+from torchloom.step.standing import Standing
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+def make_planner(
+    standing: Standing,
+    costs: CostTable,
+    pinned: Plan | None = None,
+    *,
+    is_estimate: bool = False,
+    micro_steps: int = 1,
+    prefetch_is_bound: bool = False,
+) -> Planner | None:
+    """Return a planner for what the budget leaves to forward and backward.
+
+    Args:
+        standing: what lives on, and the budget for everything.
+        costs: equal on all ranks.
+        pinned: a plan to follow.
+        is_estimate: see `Planner`.
+        micro_steps: see `Planner`.
+        prefetch_is_bound: see `Planner`.
+
+    Returns:
+        None when there is neither a budget nor a plan.
+
+    Raises:
+        PlanError: the budget does not even hold parameters and optimizer states.
+    """
+    budget_bytes = standing.budget_bytes
+    if budget_bytes is None and pinned is None:
+        return None
+    if budget_bytes is not None and budget_bytes <= standing.base_bytes + standing.step_bytes:
+        raise PlanError(
+            f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
+            f"gradients and optimizer states of this rank alone hold {standing.base_bytes:,}, and "
+            f"its optimizer's step adds {standing.step_bytes:,}. Raise it above their sum, use more "
+            "ranks, a higher ZeRO stage, or offload_opt_states"
+        )
+    return Planner(
+        None if budget_bytes is None else budget_bytes - standing.base_bytes,
+        costs,
+        pinned=pinned,
+        is_estimate=is_estimate,
+        micro_steps=micro_steps,
+        transit=Transit(transit_bytes, refresh_bytes),
+        states=standing.states,
+        base_bytes=standing.base_bytes,
+        prefetch_is_bound=prefetch_is_bound,
+    )
+
+
+def costs_of(device: torch.device, network: Network) -> CostTable:
+    """Return what is known of this machine, the same on all ranks.
+
+    Measured figures are rank 0's; the network is the one that the ranks use.
+    """
+    return replace(shared_table(load_table(device)), network=network)
+
+
+def plan_again(planner: Planner, ranks: Ranks, device: torch.device) -> bool:
+    """Measure the operators of the planned graphs and say whether that changes the plan.
+
+    All ranks must call. Each operator runs alone, on random tensors; the slowest rank's figures
+    count, as a step waits for its slowest rank. Figures that change no plan are kept on disk, where the
+    next run finds them before its first plan; others are once their plan has been compiled.
+
+    Returns:
+        The same on all ranks.
+    """
+    # A rank that took its graphs from a cache has none to plan: nobody changes anything then.
+    if ranks.least("graphs that were planned", planner.num_known) == 0:
+        return False
+    first = planner.costs
+    _, is_measured = _tried(planner.measure, 0)
+    planner.costs = replace(shared_table(planner.costs, "max"), network=first.network)
+    changes, is_planned = _tried(planner.would_change, default=False)
+    if not ranks.least("whether planning again worked", int(is_measured and is_planned)):
+        planner.costs = first
+        return False
+    has_changed = ranks.most("whether the plan changes", int(changes)) > 0
+    if not has_changed:
+        keep_figures(planner, ranks, device)
+    return has_changed
+
+
+def keep_figures(planner: Planner, ranks: Ranks, device: torch.device) -> None:
+    """Let the next run on this machine plan by what was measured."""
+    if ranks.rank != 0:
+        return
+    try:
+        save_table(planner.costs, device)
+    except OSError as error:
+        logger.warning("measured times cannot be kept for the next run: %s", error)
+
+
+def _tried(ask: Callable[[], T], default: T) -> tuple[T, bool]:
+    """Return an answer and whether there is one: a second plan is not worth a run."""
+    try:
+        return ask(), True
+    except Exception as error:  # noqa: BLE001
+        logger.warning(
+            "the plan stays as it is, because planning again by measured times failed (%s: %s)",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+        return default, False

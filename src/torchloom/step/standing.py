@@ -1,0 +1,196 @@
+"""What stands on the device beside a step's graphs: bytes that live on, or that the update needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchloom.log import get_logger
+from torchloom.memory import distinct_bytes, optimizer_peak
+from torchloom.plan import HostStates
+from torchloom.runtime.host import is_on_host
+from torchloom.step.ports import Ranks
+
+logger = get_logger(__name__)
+
+_STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
+"""Tensors of a parameter's size that an optimizer keeps, before it has made them."""
+_COUNTER_BYTES = 4
+"""An optimizer's count of steps, for each parameter."""
+_RESERVE_BYTES = 16 << 10
+"""For losses, norms, scales and random states, which are not planned one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MayWait:
+    """What the config lets wait on the host while the device does not need it."""
+
+    states: bool
+    """Optimizer states, streamed through the step."""
+    shard_bytes: int | None
+    """Of this rank's shards of parameters that may; None where none may."""
+    num_slots: int
+    """Chunks of states that may be on the device at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """Device memory of a step that no graph shows, and what of it may wait on the host.
+
+    The figures of the rank that has most: all ranks plan alike.
+    """
+
+    budget_bytes: int | None
+    """What the user gave for everything; None: no limit."""
+    base_bytes: int
+    """Lives on before and after each forward and backward; see `_base_bytes`."""
+    gradient_bytes: int
+    """Gradients that are live in the optimizer's step and not part of the base."""
+    update_bytes: int = 0
+    """What the optimizer's step allocates for itself."""
+    states: HostStates | None = None
+    """What the budget may send to the host."""
+
+    @property
+    def step_bytes(self) -> int:
+        """What the optimizer's step adds to the base."""
+        return self.gradient_bytes + self.update_bytes
+
+
+def standing_of(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    ranks: Ranks,
+    *,
+    budget_bytes: int | None,
+    accumulates: bool,
+    may_wait: MayWait,
+    copy_bytes: int = 0,
+) -> Standing:
+    """Return what stands beside the graphs of a sharded model. All ranks must call.
+
+    Args:
+        model: sharded, so that its parameters hold this rank's shards.
+        optimizer: over this rank's leaves.
+        ranks: all of them.
+        budget_bytes: what the user gave for everything.
+        accumulates: whether gradients wait from one micro-step for the next.
+        may_wait: on the host, by the config.
+        copy_bytes: of this rank's weights, where ranks share them in another dtype.
+    """
+    base = ranks.most(
+        "bytes that live on",
+        copy_bytes
+        + _base_bytes(
+            model, optimizer, keeps_gradients=accumulates, keeps_states=not may_wait.states
+        ),
+    )
+    gradients, update = 0 if accumulates else _trained_bytes(model), 0
+    if budget_bytes is None:
+        return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
+    if not may_wait.states:
+        update = ranks.most("bytes of the optimizer's step", _optimizer_bytes(optimizer))
+    states = None
+    if optimizer is not None and (may_wait.states or may_wait.shard_bytes is not None):
+        states = _host_states(
+            optimizer,
+            ranks,
+            step_bytes=budget_bytes - base - gradients,
+            may_wait=may_wait,
+        )
+    return Standing(
+        budget_bytes=budget_bytes,
+        base_bytes=base,
+        gradient_bytes=gradients,
+        update_bytes=update,
+        states=states,
+    )
+
+
+def _base_bytes(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    *,
+    keeps_gradients: bool,
+    keeps_states: bool = True,
+) -> int:
+    """Return the bytes that live before and after each forward and backward on this rank.
+
+    Args:
+        model: sharded, so that its parameters hold this rank's shards.
+        optimizer: over this rank's leaves; its states count although the first step makes them.
+        keeps_gradients: whether gradients wait from one micro-step for the next.
+        keeps_states: whether optimizer states live on the device, not in host memory.
+    """
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    total = _RESERVE_BYTES + distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
+    if keeps_gradients:
+        total += _trained_bytes(model)
+    if optimizer is None:
+        return total
+    leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+    masters = distinct_bytes([*tensors, *leaves]) - distinct_bytes(tensors)
+    counters = _COUNTER_BYTES * len(leaves)
+    if not keeps_states:
+        return total + masters + counters
+    states = distinct_bytes(v for state in optimizer.state.values() for v in state.values())
+    if not states:
+        size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        states = num_states_of(optimizer) * size + counters
+    return total + masters + states
+
+
+def _host_states(
+    optimizer: Optimizer,
+    ranks: Ranks,
+    *,
+    step_bytes: int,
+    may_wait: MayWait,
+) -> HostStates:
+    """Return what may wait on the host and then streams through the step. All ranks must call.
+
+    Args:
+        optimizer: over this rank's leaves; its states count although the first step makes them.
+        ranks: all of them, which plan alike.
+        step_bytes: device memory that is free in a step which keeps no states.
+        may_wait: states, shards of parameters, or both.
+    """
+    leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+    num_states = num_states_of(optimizer) if may_wait.states else 0
+    sizes = [num_states * leaf.numel() * leaf.element_size() for leaf in leaves]
+    return HostStates(
+        total_bytes=ranks.most("bytes of optimizer states", sum(sizes)),
+        largest_bytes=ranks.most("bytes of one parameter's states", max(sizes, default=0)),
+        num_params=ranks.most("trained elements", sum(leaf.numel() for leaf in leaves)),
+        step_bytes=ranks.least("bytes free in the optimizer's step", step_bytes),
+        num_slots=may_wait.num_slots,
+        piece_bytes=ranks.most("bytes of pieces", may_wait.shard_bytes or 0),
+    )
+
+
+def _optimizer_bytes(optimizer: Optimizer | None) -> int:
+    """Return what an optimizer's step allocates for itself; 0 where that cannot be told."""
+    if optimizer is None:
+        return 0
+    found = optimizer_peak(optimizer)
+    if found is None:
+        logger.info(
+            "the memory of %s's step is not part of the plan: it reads values of tensors",
+            type(optimizer).__name__,
+        )
+    return found or 0
+
+
+def _trained_bytes(model: nn.Module) -> int:
+    """Return the bytes of a gradient of every trainable parameter, as this rank holds it."""
+    return distinct_bytes(param for param in model.parameters() if param.requires_grad)
+
+
+def num_states_of(optimizer: Optimizer) -> int:
+    """Return how many tensors of a parameter's size an optimizer keeps, before it has made them."""
+    name = type(optimizer).__name__
+    if name == "SGD":
+        return int(any(group.get("momentum") for group in optimizer.param_groups))
+    return _STATES.get(name, 2)
