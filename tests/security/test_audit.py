@@ -45,7 +45,7 @@ KNOWN = {
     ("pieces/shell.py", "pickle.loads"): TRUSTED,
     ("pieces/symbols.py", "eval"): GENERATED,
     ("pieces/wrapper.py", "exec"): GENERATED,
-    ("_torch/libraries.py", "_load_library"): TRUSTED,
+    ("_torch/library_loading.py", "_load_library"): TRUSTED,
     ("_torch/resolve.py", "find_spec"): LOOKED_UP,
     ("_torch/resolve.py", "import_module"): CONSTANT,
     ("_torch/standalone.py", "deserialize"): TRUSTED,

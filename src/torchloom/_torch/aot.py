@@ -18,10 +18,17 @@ def aot_compile(
     inference: Callable[..., Any],
     backward_at_once: bool = False,
 ) -> Callable[..., Any]:
-    """Run AOTAutograd over a Dynamo graph with own compilers and partitioner.
+    """Run AOTAutograd over a Dynamo graph with compilers and a partitioner of our own.
 
-    With sizes that vary, a backward graph whose compile fails is otherwise tried again at its first run;
-    with `backward_at_once` the failure is that of the whole.
+    Args:
+        gm: the graph.
+        example_inputs: fake tensors and sizes, one for each placeholder.
+        forward: compiles the forward graph.
+        backward: compiles the backward graph.
+        partition: splits the joint graph into these two.
+        inference: compiles the graph of a call without gradients.
+        backward_at_once: let a failure of the backward graph be that of the whole. With sizes that vary, torch
+            otherwise tries that graph again at its first run.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config as functorch_config

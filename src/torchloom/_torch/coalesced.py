@@ -63,7 +63,13 @@ def supports_coalescing(group: dist.ProcessGroup) -> bool:
 def all_gather_coalesced(
     group: dist.ProcessGroup, fulls: Sequence[Tensor], shards: Sequence[Tensor]
 ) -> Any:
-    """Begin to gather several shards by one collective; return its work."""
+    """Begin to gather several shards by one collective; return its work.
+
+    Args:
+        group: whose ranks take part.
+        fulls: the results, each the size of its shards of all ranks.
+        shards: what this rank sends.
+    """
     options = AllgatherOptions()
     options.asyncOp = True
     return getattr(group, ALL_GATHER_COALESCED)(list(fulls), list(shards), options)
@@ -72,7 +78,13 @@ def all_gather_coalesced(
 def reduce_scatter_coalesced(
     group: dist.ProcessGroup, shards: Sequence[Tensor], fulls: Sequence[Tensor]
 ) -> Any:
-    """Begin to sum several tensors into shards by one collective; return its work."""
+    """Begin to sum several tensors into shards by one collective; return its work.
+
+    Args:
+        group: whose ranks take part.
+        shards: the results: this rank's parts of the sums.
+        fulls: what this rank sends, each the size of its shards of all ranks.
+    """
     options = ReduceScatterOptions()
     options.reduceOp = dist.ReduceOp.SUM
     options.asyncOp = True

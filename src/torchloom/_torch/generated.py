@@ -25,6 +25,12 @@ DYNAMO_UTILS = "torch._dynamo.utils"
 def check_layout(tensor: torch.Tensor, sizes: Any, strides: Any, name: str | None) -> None:
     """Raise where a tensor has other sizes or strides than these, as generated text does.
 
+    Args:
+        tensor: what is checked.
+        sizes: what its sizes have to be.
+        strides: what its strides have to be.
+        name: of what made it, for the error.
+
     Raises:
         AssertionError: it has; the text names both.
     """

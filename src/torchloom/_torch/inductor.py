@@ -19,11 +19,15 @@ def inductor_compile(
     *,
     backward_at_once: bool = False,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with Inductor under config patches.
+    """Compile a Dynamo graph with Inductor.
 
-    The patches also hold for the backward graph, which is compiled at its first run unless
-    `backward_at_once`. `timed` is told "forward", "backward" or "inference", the seconds that it took
-    and the wrapper code, unless a cache held both graphs.
+    Args:
+        gm: the graph; Inductor changes it.
+        example_inputs: fake tensors and sizes, one for each placeholder.
+        patches: options of Inductor, which also hold while the backward graph is compiled.
+        timed: told "forward", "backward" or "inference", the seconds that compiling took, and the code of the
+            wrapper, None if it came from a cache; not called where a cache held both graphs together.
+        backward_at_once: compile the backward graph now, not at its first run.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner

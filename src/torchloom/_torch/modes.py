@@ -1,4 +1,4 @@
-"""Modes around a call that change what its operators do."""
+"""Modes around a call that change what its operators do, and what tensors share."""
 
 from __future__ import annotations
 

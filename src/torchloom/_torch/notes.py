@@ -21,7 +21,13 @@ _GIVES_UP = ("Unsupported", "UserError", None)
 
 
 def last_failure(code: CodeType, entries: Sequence[CacheEntry], mark: Mark | None) -> str | None:
-    """Return how the last attempt to compile a function failed since the last reset; None if it did not."""
+    """Return how the last attempt to compile a function failed since the last reset; None if it did not.
+
+    Args:
+        code: of the function.
+        entries: all that it has.
+        mark: what Dynamo keeps on it, where that is known.
+    """
     notes = _notes_of(code, entries, mark)
     return getattr(notes[0], "fail_type", None) if notes else None
 

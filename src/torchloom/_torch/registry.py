@@ -20,7 +20,13 @@ def registered_backends() -> Mapping[str, Callable[..., Any]]:
 
 
 def register_backend(fn: Callable[..., Any], *, name: str, tags: tuple[str, ...]) -> None:
-    """Add a plain function to torch's registry."""
+    """Add a plain function to torch's registry.
+
+    Args:
+        fn: the backend.
+        name: under which torch.compile finds it.
+        tags: by which `torch._dynamo.list_backends` leaves it out.
+    """
     from torch._dynamo.backends import registry
 
     # Up to torch 2.13 it asks `fn not in _BACKENDS`, a dict of names.

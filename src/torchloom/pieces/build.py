@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import fx
 
-from torchloom._torch.libraries import before_codegen, given_libraries, watched_libraries
+from torchloom._torch.library_loading import before_codegen, given_libraries, watched_libraries
 from torchloom._torch.standalone import (
     WantsConstantError,
     build_settings,

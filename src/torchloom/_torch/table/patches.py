@@ -74,7 +74,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._inductor.codecache.CppCodeCache.load_async",
-        where="torchloom._torch.libraries.watched_libraries",
+        where="torchloom._torch.library_loading.watched_libraries",
         because="an artifact holds sources, which are built again where it is loaded; libraries are"
         " noted while it is made, and given while it is loaded",
         reproduction="standalone_compile(..., aot=True).serialize(), then deserialize it with an empty"
@@ -83,7 +83,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._inductor.compile_fx._recursive_joint_graph_passes",
-        where="torchloom._torch.libraries.before_codegen",
+        where="torchloom._torch.library_loading.before_codegen",
         because="there is no hook between AOTAutograd and Inductor's code generation",
         reproduction="raise from any hook of Inductor's config: AOTAutograd has not traced yet, or code"
         " is generated already",
