@@ -239,7 +239,7 @@ def test_the_budget_chooses_the_resident_part() -> None:
 
 
 def test_room_is_made_for_states_where_links_are_slow(monkeypatch) -> None:
-    costs_of = torchloom.engine.compiled.costs_of
+    costs_of = torchloom.step.build.costs_of
 
     def fn(rank, budget, bytes_per_s):
         def costs(device, network):
@@ -247,7 +247,7 @@ def test_room_is_made_for_states_where_links_are_slow(monkeypatch) -> None:
             links = {"h2d_bytes_per_s": bytes_per_s, "d2h_bytes_per_s": bytes_per_s}
             return dataclasses.replace(table, device=dataclasses.replace(table.device, **links))
 
-        monkeypatch.setattr("torchloom.engine.compiled.costs_of", costs)
+        monkeypatch.setattr("torchloom.step.build.costs_of", costs)
         torch._dynamo.reset()
         options = {"offload_opt_states": True, "backend": "aot_eager", "memory_budget": budget}
         torch.manual_seed(0)

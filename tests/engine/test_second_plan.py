@@ -15,7 +15,7 @@ import torchloom
 from support.ranks import run_ranks
 from torchloom import events
 from torchloom.engine import Engine
-from torchloom.engine.compiled import Compiled
+from torchloom.step import CompiledStep
 from torchloom.errors import PassError
 from torchloom.events import PlanReviewed
 from torchloom.pipeline import CompileSession
@@ -113,7 +113,7 @@ def test_recorders_hear_that_the_plan_was_reviewed() -> None:
 @pytest.mark.parametrize("what", ["measure", "would_change"])
 def test_a_second_plan_that_fails_on_one_rank_leaves_the_first(what: str) -> None:
     def fn(rank):
-        heard = hears("torchloom.engine.planning")
+        heard = hears("torchloom.step.planner")
         once = losses(rank, 0)
         if rank == 1:
 
@@ -204,7 +204,7 @@ def test_a_second_plan_that_compiles_is_kept() -> None:
         torch.manual_seed(0)
         engine = start(Broken(), 2)
         train(engine, rank, 5)
-        compiled: Compiled = engine._compiled  # type: ignore[assignment]
+        compiled: CompiledStep = engine._compiled  # type: ignore[assignment]
         return len(engine.compile_report().graphs), compiled.session.trial is None
 
     assert run_ranks(2, fn) == [(4, True)] * 2
