@@ -12,6 +12,7 @@ import torch
 from torch._dynamo.exc import InvalidBackend
 
 from torchloom import backends
+from torchloom._torch.registry import forget_backend
 from torchloom.backends import (
     list_backends,
     lookup_backend,
@@ -91,9 +92,7 @@ def test_the_list_holds_what_torch_and_others_registered() -> None:
         with pytest.raises(BackendConflictError, match="registered_with_torch"):
             register_backend(forward_of, "registered_with_torch")
     finally:
-        from torchloom import _torch
-
-        _torch.forget_backend("registered_with_torch", None)
+        forget_backend("registered_with_torch", None)
 
 
 def test_tags_of_the_built_ins() -> None:  # B5

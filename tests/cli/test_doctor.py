@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
-from torchloom import _torch
+from torchloom._torch.table import NAMES, Name
 from torchloom.cli import doctor as module
 from torchloom.cli.doctor import doctor
 from torchloom.serve.store.signing_key import Key
@@ -59,6 +60,31 @@ def test_the_range_is_that_of_the_package() -> None:
     assert f'"{module.NEWEST_TESTED}"]' in (root / ".github/workflows/ci.yml").read_text()
 
 
+def test_nothing_is_said_of_internals_that_are_there() -> None:
+    expected = {row.name for row in NAMES if row.holds_on(torch.__version__)}
+    for finding in module._internals():
+        assert finding.state == "note"
+        assert not any(f"({name}:" in finding.what for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("is_needed", "since", "state", "says"),
+    [
+        (True, None, "FAIL", "torch~=2.15.0"),
+        (False, None, "note", "torch~=2.15.0"),
+        (True, "9.1", "note", ""),
+    ],
+)
+def test_internals_that_are_missing(monkeypatch, is_needed, since, state, says) -> None:
+    name = "torch._dynamo.moved_away"
+    row = Name(name=name, used_for="x", without="no x", since=since, is_needed=is_needed)
+    monkeypatch.setattr("torchloom._torch.resolve.NAMES", (row,))
+    (found,) = module._internals()
+    assert found.state == state
+    assert found.what.startswith("torch._dynamo has no moved_away: no x")
+    assert says in (found.cure or "")
+
+
 def test_no_compiler(monkeypatch) -> None:
     monkeypatch.setattr(module, "cpp_compiler", lambda: None)
     (found,) = findings(exit_code=1)["C++ compiler"]
@@ -69,7 +95,7 @@ def test_no_compiler(monkeypatch) -> None:
 def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setattr(_torch, "inductor_cache_dir", lambda: str(blocked))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(blocked))
     (found,) = findings(exit_code=1)["compile cache"]
     assert "TORCHINDUCTOR_CACHE_DIR" in found["cure"]
 
@@ -118,7 +144,7 @@ def test_what_is_open_is_said(monkeypatch, tmp_path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     temporary.chmod(0o777)
-    monkeypatch.setattr(_torch, "inductor_cache_dir", lambda: str(cache))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     monkeypatch.setattr(module, "_gloo_fails", lambda: None)
     monkeypatch.setattr(module, "_run", lambda code, timeout_s: "RuntimeError: at 0.0.0.0 port 1")
     monkeypatch.setattr("tempfile.tempdir", str(temporary))

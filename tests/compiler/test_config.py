@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchloom import _torch
 from torchloom.compiler import (
     COMPILE_CONFIG,
     CompileConfig,
@@ -71,7 +70,9 @@ def test_bad_values_in_code() -> None:
 
 
 def test_where_compiling_does_not_work(monkeypatch) -> None:  # D1, D14, D16
-    monkeypatch.setattr(_torch, "why_no_dynamo", lambda: "Python 3 is not supported")
+    monkeypatch.setattr(
+        "torchloom.compiler.support.why_no_dynamo", lambda: "Python 3 is not supported"
+    )
     assert not is_compile_supported()
     with pytest.raises(ConfigError, match="Python 3"):
         CompileConfig(enabled=True)

@@ -10,7 +10,7 @@ from types import CodeType, SimpleNamespace
 import pytest
 
 import torchloom
-from torchloom._torch.qualnames import qualname_of
+from torchloom.qualnames import qualname_of
 
 FILES = sorted(Path(torchloom.__file__).parent.rglob("*.py"))
 PYTHONS_OWN = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>")

@@ -15,7 +15,7 @@ import torchloom
 from support.foretold import needs_option
 from support.ranks import run_ranks
 from support.runs import make_engine, train
-from torchloom import _torch
+from torchloom._torch.module_calls import compile_in_place
 from torchloom.errors import InspectError
 from torchloom.records import load_record
 
@@ -166,7 +166,7 @@ def test_a_module_compiled_in_place_is_shown_by_its_forward() -> None:
             return x * 2
 
     module = Doubler()
-    _torch.compile_in_place(module, "eager")
+    compile_in_place(module, "eager")
     with torchloom.watch() as w:
         module(torch.ones(3))
     (function,) = w.record.functions

@@ -9,7 +9,8 @@ import torch
 from torch import fx, nn
 
 from support.graphs import CONTEXT, Tied, TwoLayers, apply, captured, copy_of
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.inductor import ops_made_in_place
 from torchloom.graph import SharedWeights, args_of, find, graph_text, positions
 
 X = torch.randn(4, 6)
@@ -111,5 +112,5 @@ def test_two_models_that_share_a_name_are_not_mixed_up(two_layers) -> None:
 
 
 def test_operators_that_inductor_writes_in_place_are_known() -> None:
-    assert torch.ops.aten.index_put.default in _torch.ops_made_in_place()
-    assert torch.ops.aten.mm.default not in _torch.ops_made_in_place()
+    assert torch.ops.aten.index_put.default in ops_made_in_place()
+    assert torch.ops.aten.mm.default not in ops_made_in_place()

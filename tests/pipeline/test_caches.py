@@ -16,22 +16,21 @@ import torchloom
 from support.models import tokens
 from support.ranks import run_ranks
 from support.runs import make_engine, train
+from torchloom._torch.dynamo import compile_counters
 from torchloom.graph import GraphPass
 from torchloom.pipeline.identity import identity_of
 
 
 def one_start(rank, cache, settings):
     """Train in a process of its own; return passes run, cache counters and losses."""
-    from torchloom import _torch
-
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     torch._dynamo.reset()
-    _torch.compile_counters().clear()
+    compile_counters().clear()
     engine, _ = make_engine(**settings)
     engine.compile()
     losses = train(engine, rank, 2)
     passes = [p.name for graph in engine.compile_report().graphs for p in graph.passes]
-    counters = {kind: dict(c) for kind, c in _torch.compile_counters().items()}
+    counters = {kind: dict(c) for kind, c in compile_counters().items()}
     woven = engine.compile_report().graphs[0].collectives
     return passes, counters["inductor"], counters["aot_autograd"], losses, woven
 
@@ -169,7 +168,13 @@ def test_a_pass_without_identity_is_never_cached(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "file",
-    ["capture/partition.py", "_torch/partition.py", "pipeline/planning.py", "passes/zero3.py"],
+    [
+        "capture/partition.py",
+        "_torch/partition.py",
+        "pieces/wrapper.py",
+        "pipeline/planning.py",
+        "passes/zero3.py",
+    ],
 )
 def test_an_upgrade_of_what_shapes_graphs_has_another_key(file, tmp_path) -> None:
     """Graphs of an older torchloom are found by their key alone."""

@@ -11,13 +11,13 @@ from torchloom import envs
 
 SCRIPT = """
 import contextlib, sys, torch.distributed as dist
-from torchloom import _torch
+from torchloom._torch.hush import hushed_store
 server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 first, second = (
     dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in "ab"
 )
 del server
-for client, hush in ((first, _torch.hushed_store()), (second, contextlib.nullcontext())):
+for client, hush in ((first, hushed_store()), (second, contextlib.nullcontext())):
     print("hushed" if client is first else "open", file=sys.stderr, flush=True)
     with hush:
         try:

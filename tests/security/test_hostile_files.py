@@ -11,7 +11,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from torchloom import _torch
 from torchloom.cli import make_app
 from torchloom.cli.train.options import TrainOptions
 from torchloom.cli.train.task import build_task
@@ -86,7 +85,7 @@ def test_records_plans_and_cost_tables(hostile, read):
 
 def test_what_lies_beside_the_compilers_cache_is_left_aside(hostile, monkeypatch):
     cache = hostile.parent / "cache"
-    monkeypatch.setattr(_torch, "inductor_cache_dir", lambda: str(cache))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     monkeypatch.delenv("TORCHLOOM_CACHE_DIR", raising=False)
     for path in (
         cache / "torchloom" / "key.json",

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import torchloom.runtime  # noqa: F401  binds the operators
-from torchloom import _torch
+from torchloom._torch.aot import aot_compile
+from torchloom._torch.partition import min_cut_partition
 from torchloom.errors import ShardError
 from torchloom.graph import PassContext
 from torchloom.passes import PASSES
@@ -80,12 +81,12 @@ def captured(
     def partition(gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
         apply(gm, joint_passes, context, options)
         found["joint"] = copy_of(gm)
-        forward, backward = _torch.min_cut_partition(gm, joint_inputs, **kwargs)
+        forward, backward = min_cut_partition(gm, joint_inputs, **kwargs)
         found["forward"], found["backward"] = copy_of(forward), copy_of(backward)
         return forward, backward
 
     def backend(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        return _torch.aot_compile(
+        return aot_compile(
             gm,
             example_inputs,
             forward=as_is,

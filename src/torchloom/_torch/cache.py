@@ -1,4 +1,4 @@
-"""Whether others can put code where Inductor finds it (2.11-2.15).
+"""Whether others can put code where Inductor finds it.
 
 Inductor runs the sources and shared objects that lie in its cache, by names that anybody can work out. Left
 alone, the cache is a folder of /tmp, which whoever comes first may make.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchloom._torch import inductor_cache_dir
+from torchloom._torch.inductor import inductor_cache_dir
 from torchloom.files import why_replaceable
 
 

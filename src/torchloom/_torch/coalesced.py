@@ -1,6 +1,6 @@
 """Collectives on single tensors, and on several at once where the process group can do that.
 
-torch 2.13 gives them new names and warns about the old ones, which are all that 2.11 and 2.12 have.
+torch has given them new names and warns about the old ones: the newest that there are are used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import (  # 2.11-2.15
+from torch.distributed.distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     ReduceScatterOptions,
@@ -27,10 +27,10 @@ def _newest_name(name: str, old: str) -> str:
 
 
 all_gather_single = _newest(dist, "all_gather_single", "all_gather_into_tensor")
-"""`dist.all_gather_single` (2.13), `dist.all_gather_into_tensor` (2.11, 2.12)."""
+"""Gathers one tensor."""
 
 reduce_scatter_single = _newest(dist, "reduce_scatter_single", "reduce_scatter_tensor")
-"""`dist.reduce_scatter_single` (2.13), `dist.reduce_scatter_tensor` (2.11, 2.12)."""
+"""Sums one tensor into shards."""
 
 # Names, not functions: a process group written in Python overrides methods.
 ALL_GATHER_COALESCED = _newest_name(
@@ -41,8 +41,13 @@ REDUCE_SCATTER_COALESCED = _newest_name(
 )
 
 
+def has_single_names() -> bool:
+    """Return whether collectives on single tensors have names of their own."""
+    return hasattr(dist, "all_gather_single")
+
+
 def supports_coalescing(group: dist.ProcessGroup) -> bool:
-    """Say whether a group sends several tensors by one collective without copies (2.11-2.15).
+    """Say whether a group sends several tensors by one collective without copies.
 
     Gloo has the calls too, but packs gathers itself and sends reductions one by one, so it says no.
     The backend of the accelerator counts, where a group has one for it and one for the CPU.
@@ -58,7 +63,13 @@ def supports_coalescing(group: dist.ProcessGroup) -> bool:
 def all_gather_coalesced(
     group: dist.ProcessGroup, fulls: Sequence[Tensor], shards: Sequence[Tensor]
 ) -> Any:
-    """Begin to gather several shards by one collective; return its work (2.11-2.15)."""
+    """Begin to gather several shards by one collective; return its work.
+
+    Args:
+        group: whose ranks take part.
+        fulls: the results, each the size of its shards of all ranks.
+        shards: what this rank sends.
+    """
     options = AllgatherOptions()
     options.asyncOp = True
     return getattr(group, ALL_GATHER_COALESCED)(list(fulls), list(shards), options)
@@ -67,7 +78,13 @@ def all_gather_coalesced(
 def reduce_scatter_coalesced(
     group: dist.ProcessGroup, shards: Sequence[Tensor], fulls: Sequence[Tensor]
 ) -> Any:
-    """Begin to sum several tensors into shards by one collective; return its work (2.11-2.15)."""
+    """Begin to sum several tensors into shards by one collective; return its work.
+
+    Args:
+        group: whose ranks take part.
+        shards: the results: this rank's parts of the sums.
+        fulls: what this rank sends, each the size of its shards of all ranks.
+    """
     options = ReduceScatterOptions()
     options.reduceOp = dist.ReduceOp.SUM
     options.asyncOp = True
@@ -75,7 +92,7 @@ def reduce_scatter_coalesced(
 
 
 def all_reduce_coalesced(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> Any:
-    """Begin to sum several tensors in place by one collective; return its work (2.11-2.15)."""
+    """Begin to sum several tensors in place by one collective; return its work."""
     options = AllreduceCoalescedOptions()
     options.reduceOp = dist.ReduceOp.SUM
     options.asyncOp = True

@@ -1,7 +1,7 @@
 """Watching Dynamo at work: hooks into compiles and lookups, and what the compile of this thread is about.
 
-Read in torch 2.13; the names were the same in 2.11 and 2.12. What a torch lacks is answered with
-"nothing known", never with an error.
+What the compile is about is read from the local variables of Dynamo's frames: where a torch names them otherwise,
+the answer is "nothing known".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base classes of what Inductor's hooks take; importing them imports the compiler (2.11-2.15)."""
+"""Base classes of what Inductor's hooks take; importing them imports the compiler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The metadata file of torch.distributed.checkpoint, written and read without its own reader.
 
 Its reader unpickles the file as it is, which runs any code that is in it. Here an unpickler admits the
-records that such a file consists of, and nothing else (2.11-2.13).
+records that such a file consists of, and nothing else.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def write_dcp_metadata(file: Any, tensors: dict[str, StoredTensor]) -> None:
-    """Write what `torch.distributed.checkpoint` needs to read these tensors (2.11-2.13)."""
+    """Write what `torch.distributed.checkpoint` needs to read these tensors."""
     described = {
         name: records.TensorStorageMetadata(
             properties=records.TensorProperties(dtype=each.dtype),
@@ -88,7 +88,7 @@ def write_dcp_metadata(file: Any, tensors: dict[str, StoredTensor]) -> None:
 
 
 def read_dcp_metadata(path: Path) -> dict[str, StoredTensor]:
-    """Read the tensors that a metadata file lists; nothing in it is executed (2.11-2.13).
+    """Read the tensors that a metadata file lists; nothing in it is executed.
 
     Raises:
         pickle.UnpicklingError: it holds something else than the records of such a file.

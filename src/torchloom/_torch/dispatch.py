@@ -1,7 +1,6 @@
 """What Dynamo does with a call: which entries it asks, whether it compiles when none fits. Changes nothing.
 
-Read in torch 2.13; the names were the same in 2.11 and 2.12, where nothing of isolated recompiles and of a
-limit per function is known. What a torch lacks is answered with "nothing known", never with an error.
+The rows of `table.inspection` say which of it a torch lacks, and what is answered there.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from types import CodeType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from torchloom._torch import notes
-from torchloom._torch.fallback import FallsBack
+from torchloom._torch.fallback import FallsBack, counts_whole_graphs
 from torchloom._torch.introspect import CacheEntry, guard_leaves
 from torchloom._torch.marks import Mark
 
@@ -182,7 +181,7 @@ def _is_same(backend: Any, other: Any) -> bool:
     """Compare as Dynamo does: one object is the same, and what cannot be compared is not."""
     try:
         return backend is other or bool(backend == other)
-    except Exception:  # noqa: BLE001  an object of the program's
+    except Exception:  # noqa: BLE001  `==` of an object of the program's may raise anything
         return False
 
 
@@ -273,7 +272,7 @@ def exceeded_limit(
     region = -1 if how is None else how.region
     frame: Any = SimpleNamespace(f_locals=dict(values))
     own = [entry for entry in entries if entry.region == region]
-    # Not by `compute_cache_size`, which takes entries in another form up to 2.12.
+    # Not by `compute_cache_size`, which takes entries in another form up to torch 2.12.
     num_alike = sum(cache_size._has_same_id_matched_objs(frame, each) for each in own)
     limit = config.recompile_limit if how is None or how.limit is None else how.limit
     if num_alike >= limit:
@@ -294,13 +293,11 @@ LIMIT_BEFORE = "a recompile limit was reached before, and Dynamo remembers it"
 
 
 def is_eager_an_error(how: Compilation | None) -> bool:
-    """Return whether a call in which nothing compiled runs raises: of a whole graph, since 2.12."""
-    from torch._C._dynamo import eval_frame as counting
+    """Return whether a call in which nothing compiled runs raises: of a whole graph, where torch counts."""
     from torch._dynamo import eval_frame
 
-    is_counted = hasattr(counting, "set_fullgraph_compiled_frame_count")
     whole = how is not None and how.is_whole_graph
-    return whole and is_counted and eval_frame._stance.stance == "default"
+    return whole and counts_whole_graphs() and eval_frame._stance.stance == "default"
 
 
 def calls_functions(code: CodeType) -> bool:
@@ -349,6 +346,6 @@ def is_for_wrapped(entry: CacheEntry, fn: Any) -> bool:
             try:
                 if not eval(check, names, scope):
                     return False
-            except Exception:  # noqa: BLE001  `fn` lacks what the guard looks at
+            except Exception:  # noqa: BLE001  `fn` lacks what the guard looks at, or runs code of the program's
                 return False
     return True

@@ -1,7 +1,7 @@
 """Running what cannot be compiled as it is, for one compiled function and no other.
 
-torch has a setting for that, `suppress_errors`, which holds for all that compiles while it is set. Read in torch 2.13;
-the names were the same in 2.11 to 2.15. Where a torch lacks them, errors of compiles are raised.
+torch has a setting for that, `suppress_errors`, which holds for all that compiles while it is set. Here the callback
+of one compiled function is replaced in its closure; where there is none, errors of compiles are raised.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FallsBack:
         is_own = frame.f_code is self._code
         try:
             found = self._callback(frame, *rest)
-        except Exception as error:
+        except Exception as error:  # compilers raise anything; it is raised again
             if is_own:
                 self._thread.error = error
             raise
@@ -100,14 +100,22 @@ def let_fall_back(
     return found
 
 
-def _count_as_compiled() -> None:
-    """Let a whole graph count as compiled that runs as it is; before 2.12 nothing is counted."""
+def counts_whole_graphs() -> bool:
+    """Return whether Dynamo counts what compiles in a call of a whole graph, and raises where nothing does."""
     from torch._C._dynamo import eval_frame
 
-    set_count = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
-    before = -1 if set_count is None else set_count(1)
-    if set_count is not None and before != 0:
-        set_count(before)
+    return hasattr(eval_frame, "set_fullgraph_compiled_frame_count")
+
+
+def _count_as_compiled() -> None:
+    """Let a whole graph count as compiled that runs as it is."""
+    from torch._C._dynamo import eval_frame
+
+    if not counts_whole_graphs():
+        return
+    before = eval_frame.set_fullgraph_compiled_frame_count(1)
+    if before != 0:
+        eval_frame.set_fullgraph_compiled_frame_count(before)
 
 
 @contextmanager
@@ -120,7 +128,7 @@ def _noted(note: Callable[[str], None]) -> Iterator[None]:
     told: list[str] = []
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # compilers raise anything; it is raised again
         told.append(f"{type(error).__name__}: {error}")
         raise
     finally:

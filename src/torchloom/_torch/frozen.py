@@ -1,6 +1,6 @@
-"""Parameters that are frozen or unfrozen after a compile, on which torch 2.11 has no guard.
+"""Parameters that are frozen or unfrozen after a compile, for a torch without guards on that.
 
-There a compiled `nn.Module` goes on without gradients for what is unfrozen; torch 2.12 compiles again.
+There a compiled `nn.Module` goes on without gradients for what is unfrozen (pytorch/pytorch#139476).
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.torch_version import TorchVersion
+
+from torchloom._torch.facts import guards_requires_grad
 
 
 def compiling_again(model: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
     """Return what calls a compiled model, with all of Dynamo's entries dropped where `requires_grad` has changed.
 
-    Since torch 2.12 that is `call` itself.
+    Where torch guards `requires_grad` that is `call` itself.
     """
-    if TorchVersion(torch.__version__) >= "2.12":
+    if guards_requires_grad():
         return call
     params, compiled_for = list(model.parameters()), list[bool]()
 

@@ -3,7 +3,7 @@
 A request to a store whose process has ended raises an error, and before that prints a warning with a
 stack of C++ on stderr. No order of calls avoids it: the process may end while it answers. The level
 of c10's warnings is a global of its library, read at each of them, and nothing in Python sets it after
-torch was imported (2.11-2.15); `TORCH_CPP_LOG_LEVEL` is read at the import alone.
+torch was imported; `TORCH_CPP_LOG_LEVEL` is read at the import alone.
 """
 
 from __future__ import annotations

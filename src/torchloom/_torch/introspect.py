@@ -1,7 +1,6 @@
 """Reading Dynamo's state: entries, guards, what is being compiled. Changes nothing.
 
-Read in torch 2.13; the names were the same in 2.11 and 2.12. What a torch lacks is answered with
-"nothing known", never with an error.
+Guards are objects of C++ whose methods are asked by name: what a torch lacks is answered with "nothing known".
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchloom._torch import qualnames
+from torchloom import qualnames
 
 
 def innermost(fn: Any) -> Any:
@@ -49,10 +48,10 @@ def original_module(module: torch.nn.Module) -> torch.nn.Module:
 
 def has_global_hooks() -> bool:
     """Return whether hooks are registered for all modules."""
-    from torch.nn.modules import module
+    from torch.nn.modules import module as shared
 
     kinds = ("forward", "forward_pre", "backward", "backward_pre")
-    return any(getattr(module, f"_global_{kind}_hooks", None) for kind in kinds)
+    return any(getattr(shared, f"_global_{kind}_hooks", None) for kind in kinds)
 
 
 def place_of(code: CodeType) -> tuple[str, int]:
@@ -154,7 +153,7 @@ def _registered() -> Collection[str]:
 
 
 def recompile_limit() -> int:
-    """Return how many entries Dynamo keeps for a function."""
+    """Return how many entries Dynamo makes for a function before it runs the function eagerly."""
     from torch._dynamo import config
 
     return int(config.recompile_limit)
@@ -193,7 +192,7 @@ def _leaves(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
 def _reached(manager: Any) -> Iterator[tuple[str, str, list[str], int]]:
     """Yield the attributes that a check goes to and asks nothing of: that they are there is what it asks.
 
-    That is how Dynamo keeps a `hasattr` that found something (2.11-2.15).
+    That is how Dynamo keeps a `hasattr` that found something.
     """
     source = _call(manager, "get_source", "")
     ways, children = _call(manager, "get_accessors", []), _call(manager, "get_child_managers", [])
@@ -233,7 +232,7 @@ def guard_failure(entry: Any, values: Mapping[str, Any]) -> str | None:
         text = guards.get_guard_fail_reason_helper(
             entry.guard_manager, dict(values), entry.compile_id, entry.backend
         )
-    except Exception:  # noqa: BLE001  an internal whose arguments change; the parts say nearly the same
+    except Exception:  # noqa: BLE001  guards run code of the program's; the parts say nearly the same
         text = ""
     text = text.partition(": ")[2] if text.startswith(f"{entry.compile_id}: ") else text
     return text.strip() or (checked.verbose_code_parts or ["a guard fails"])[0]
@@ -243,7 +242,7 @@ def continuation_code(value: Any) -> CodeType | None:
     """Return the code of what Dynamo keeps under the global name of a continuation.
 
     That is the function itself. Of code with free variables it is a function that makes it, with the code
-    in its own closure (2.12-2.15), or the code alone (2.11).
+    in its own closure, or the code alone in torch 2.11.
     """
     if isinstance(value, CodeType):
         return value

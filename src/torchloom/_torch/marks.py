@@ -3,7 +3,7 @@
 Nothing in Python reads that mark, so Dynamo is asked as a call would ask it: a frame of the code is handed
 over with a callback of our own, and stopped before its first instruction. No instruction of the program runs,
 no guard is looked at (entries are compared with a backend that nobody has), nothing is compiled and the order of
-entries stays. Tried in torch 2.11 to 2.15; where it does not work, "nothing known" is the answer.
+entries stays. Where it does not work, "nothing known" is the answer.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _ask(code: CodeType, region: int) -> Mark | None:
         if states:
             return Mark(is_skipped=False, is_run_only=False, frame_id=states[-1].get("_id"))
         return Mark(is_skipped=not looked, is_run_only=bool(looked), frame_id=None)
-    except Exception:  # noqa: BLE001  a torch in which this works in another way
+    except Exception:  # noqa: BLE001  Dynamo's C++ may raise anything where it works in another way
         return None
     finally:
         lookup.remove()

@@ -1,15 +1,16 @@
-"""Modes around a call that change what its operators do (2.11-2.15)."""
+"""Modes around a call that change what its operators do, and what tensors share."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import _C
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils import _device
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 num_function_modes = _C._len_torch_function_stack
 """Returns how many `TorchFunctionMode`s are active; `torch.set_default_device` is one."""
@@ -26,7 +27,9 @@ forward = forward_ad
 def function_modes() -> list[str]:
     """Return the names of active modes, default devices aside."""
     modes = _get_current_function_mode_stack()
-    return [type(each).__qualname__ for each in modes if not isinstance(each, DeviceContext)]
+    return [
+        type(each).__qualname__ for each in modes if not isinstance(each, _device.DeviceContext)
+    ]
 
 
 def dispatch_modes() -> list[str]:
@@ -61,5 +64,21 @@ def _innermost(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_profiling() -> bool:
-    """Return whether a profiler of torch's runs (2.11-2.15)."""
+    """Return whether a profiler of torch's runs."""
     return torch.autograd._profiler_enabled()
+
+
+DispatchMode = TorchDispatchMode
+"""Base of modes that see each operator below autograd."""
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Return a block in which operators really run, also inside of a compiler."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def default_device() -> torch.device | None:
+    """Return what `torch.set_default_device` was told."""
+    return _device.CURRENT_DEVICE

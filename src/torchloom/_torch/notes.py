@@ -1,7 +1,7 @@
 """What Dynamo noted of its last compiles, and what that says of a function. Changes nothing.
 
-Notes name a function by name, file and line, which copies of it share, and by the number of its frame. Read in
-torch 2.13; the names were the same in 2.11 and 2.12. What a torch lacks is answered with "nothing known".
+Notes name a function by name, file and line, which copies of it share, and by the number of its frame. What a
+torch lacks is answered with "nothing known".
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ _GIVES_UP = ("Unsupported", "UserError", None)
 
 
 def last_failure(code: CodeType, entries: Sequence[CacheEntry], mark: Mark | None) -> str | None:
-    """Return how the last attempt to compile a function failed since the last reset; None if it did not."""
+    """Return how the last attempt to compile a function failed since the last reset; None if it did not.
+
+    Args:
+        code: of the function.
+        entries: all that it has.
+        mark: what Dynamo keeps on it, where that is known.
+    """
     notes = _notes_of(code, entries, mark)
     return getattr(notes[0], "fail_type", None) if notes else None
 

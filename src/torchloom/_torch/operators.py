@@ -1,4 +1,4 @@
-"""What an operator looks like to a compiler: its schema, and the Python that stands for it during a trace (2.11-2.15).
+"""What an operator looks like to a compiler: its schema, and the Python that stands for it during a trace.
 
 What runs in its place when a program is called is looked up by that call, and is no part of this.
 """
@@ -98,3 +98,20 @@ def _packet(operator: Operator) -> Any:
 def _module(name: str) -> Any:
     """Return a module of torch's if it was imported: whoever registers something with it imports it."""
     return sys.modules.get(name)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Say whether a node draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def keep_calls(overload: Any) -> None:
+    """Let compilers keep each call of an operator, in order, though it returns nothing."""
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    _register_effectful_op(overload, _EffectType.ORDERED)
+
+
+def has_autograd_kernel(overload: Any) -> bool:
+    """Return whether an operator has a backward of its own."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Autograd")

@@ -1,7 +1,4 @@
-"""The pieces of torch's partitioner that do not choose: checks before, extraction after.
-
-Read in torch 2.11-2.15.
-"""
+"""torch's partitioner: the whole of it, and its parts that do not choose, which are checks before and extraction after."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import fx
-from torch.torch_version import TorchVersion
 
 
 def prepare_joint(joint: fx.GraphModule) -> fx.GraphModule:
@@ -99,9 +94,35 @@ def is_symbol(node: fx.Node) -> bool:
     return bool(is_sym_node(node))
 
 
-def keeps_tangents() -> bool:
-    """Return whether autograd's frame holds the gradients of results through the whole of backward.
+def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
+    """Split a joint graph by min-cut, obeying the recompute tags of its nodes."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    Up to torch 2.12 AOTAutograd's `backward(ctx, *flat_args)` does; 2.13 hands them on in a list that it empties.
+    return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
+
+
+def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Graph, fx.Graph]:
+    """Return the graphs that min-cut would make of a joint graph, which stays as it is.
+
+    Nodes keep their names: in the trial common subexpressions are not merged, and random operators
+    that backward runs again are not wrapped.
     """
-    return TorchVersion(torch.__version__) < "2.13"
+    from unittest import mock
+
+    from torch._functorch import config, partitioners
+
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(joint.graph, {}))
+    copy.output_node().meta.update(joint.graph.output_node().meta)
+    as_they_are = mock.patch.object(
+        partitioners, "functionalize_rng_ops", lambda joint, fw, bw, num_syms: (fw, bw)
+    )
+    with config.patch(cse=False), as_they_are:  # type: ignore[attr-defined]
+        forward, backward = partitioners.min_cut_rematerialization_partition(
+            fx.GraphModule(joint, copy), (), num_fwd_outputs=num_fwd_outputs
+        )
+    return forward.graph, backward.graph
+
+
+MUST_BE_IN_BACKWARD = {"partitioner_tag": "must_be_in_backward"}
+"""Meta of a node that min-cut leaves to the backward graph, with all that reads it."""

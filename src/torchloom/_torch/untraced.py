@@ -1,4 +1,4 @@
-"""Functions that Dynamo leaves as they are, and all that they call (2.11-2.15).
+"""Functions that Dynamo leaves as they are, and all that they call.
 
 `torch.compiler.disable` says this with a wrapper, which each call pays for; here the function itself is marked.
 """

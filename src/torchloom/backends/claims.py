@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
 
-from torchloom import _torch
+from torchloom._torch.registry import backend_tags, registered_backends
 from torchloom.backends import discovery
 from torchloom.backends.attributes import attribute_of
 from torchloom.backends.builtin import OURS
@@ -22,7 +22,7 @@ REGISTERED: dict[str, Registration] = {}
 def all_names() -> set[str]:
     """Return every name, of whatever origin."""
     with LOCK:
-        return {*REGISTERED, *_torch.registered_backends(), *OURS, *discovery.discover()}
+        return {*REGISTERED, *registered_backends(), *OURS, *discovery.discover()}
 
 
 def tags_of(name: str) -> tuple[str, ...] | None:
@@ -30,7 +30,7 @@ def tags_of(name: str) -> tuple[str, ...] | None:
     with LOCK:
         if name in REGISTERED:
             return REGISTERED[name].tags
-        found = _torch.backend_tags(name)
+        found = backend_tags(name)
         return () if found is None and name in OURS else found
 
 
@@ -46,7 +46,7 @@ def claims_of(name: str) -> list[Origin]:
         claims: list[Origin] = []
         if name in REGISTERED:
             claims.append(REGISTERED[name].origin)
-        found = _torch.registered_backends().get(name)
+        found = registered_backends().get(name)
         points = discovery.discover().get(name, ())
         if found is not None and name not in REGISTERED:
             own = built_in_origin(name, found)

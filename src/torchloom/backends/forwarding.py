@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from typing import Any
 
-from torchloom import _torch
+from torchloom._torch.inductor import inductor_config
 from torchloom.backends.attributes import attribute_of
 from torchloom.backends.records import CompilerFn
 from torchloom.backends.registry import lookup_backend
@@ -35,7 +35,7 @@ class Forwarding(ABC):
         """Return the settings of the first inner backend that has any."""
         for backend, fn in self._found():
             if backend == "inductor":
-                return _torch.inductor_config()
+                return inductor_config()
             config = attribute_of(fn, "get_compiler_config")
             if config is not None:
                 return config()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchloom import _torch
+from torchloom._torch.lazy_code import sketch
 from torchloom.backends.attributes import attribute_of
 
 _DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_id")
@@ -29,7 +29,7 @@ def copy_graph_module(gm: fx.GraphModule, *, is_sketch: bool = False) -> fx.Grap
         new.meta = dict(old.meta)
         if hasattr(old, _SOURCE):  # AOTAutograd asks inputs where they come from
             setattr(new, _SOURCE, getattr(old, _SOURCE))
-    twin = _torch.sketch(gm, graph) if is_sketch else fx.GraphModule(gm, graph)
+    twin = sketch(gm, graph) if is_sketch else fx.GraphModule(gm, graph)
     twin.meta = dict(gm.meta)
     for name in _DYNAMO_ATTRS:
         if hasattr(gm, name):

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from torchloom import _torch
+from torchloom._torch.registry import forget_backend, register_backend, registered_backends
 from torchloom.backends.attributes import attribute_of
 from torchloom.backends.discovery import discover
 from torchloom.backends.records import CompilerFn
@@ -66,14 +66,14 @@ def add_to_torch(name: str, published: CompilerFn, tags: Sequence[str]) -> None:
         published: from `make_published`.
         tags: as for `register_backend`.
     """
-    _torch.register_backend(published, name=name, tags=tuple(tags))
+    register_backend(published, name=name, tags=tuple(tags))
 
 
 def remove_from_torch(name: str, published: CompilerFn) -> None:
     """Remove a published function from torch's registry, unless the name belongs to another one by now."""
-    if _torch.registered_backends().get(name) is published:
+    if registered_backends().get(name) is published:
         points = discover().get(name)
-        _torch.forget_backend(name, points[0] if points else None)
+        forget_backend(name, points[0] if points else None)
 
 
 def _takes_options(fn: CompilerFn) -> bool:

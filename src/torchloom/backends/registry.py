@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar, overload
 
-from torchloom import _torch
+from torchloom._torch.registry import registered_backends, unknown_backend_error
 from torchloom.backends import discovery
 from torchloom.backends.attributes import attribute_of
 from torchloom.backends.builtin import OURS, load_own
@@ -180,7 +180,7 @@ def lookup_backend(compiler_fn: str | CompilerFn) -> CompilerFn:
     if points:
         _say_who_wins(points)
         return _adopt(name, discovery.load(points[0]))
-    raise _torch.unknown_backend_error(BackendError)(
+    raise unknown_backend_error(BackendError)(
         f"no backend is named {name!r}{nearest(name, all_names())}. `torchloom backends` lists all"
     )
 
@@ -195,14 +195,14 @@ def list_backends(exclude_tags: Iterable[str] | None = ("debug", "experimental")
         exclude_tags: leave out backends with any of these tags; None or () lists everything.
     """
     excluded = set(exclude_tags or ())
-    _torch.registered_backends()
+    registered_backends()
     with LOCK:
         return sorted(name for name in all_names() if not excluded & set(tags_of(name) or ()))
 
 
 def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
     chosen = _checked_name(fn, name)
-    _torch.registered_backends()  # a clash with one of torch's must show now, not later
+    registered_backends()  # a clash with one of torch's must show now, not later
     if isinstance(tags, str):
         raise BackendError(f"tags of backend {chosen!r}: write ({tags!r},), not a single string")
     with LOCK:
@@ -211,7 +211,7 @@ def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
             if known.fn is fn and known.tags == tuple(tags):
                 return known
             raise _conflict(chosen, known.origin, fn)
-        found = _torch.registered_backends().get(chosen)
+        found = registered_backends().get(chosen)
         points = discovery.discover().get(chosen, ())
         if found is not None and not (points and built_in_origin(chosen, found) is None):
             raise _conflict(chosen, built_in_origin(chosen, found) or origin_of(found), fn)
@@ -239,7 +239,7 @@ def _restore(hidden: Registration | None) -> None:
 
 
 def _loaded(name: str) -> CompilerFn | None:
-    torchs = _torch.registered_backends()
+    torchs = registered_backends()
     with LOCK:
         return REGISTERED[name].fn if name in REGISTERED else torchs.get(name)
 

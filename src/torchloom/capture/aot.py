@@ -12,7 +12,9 @@ from typing import Any
 
 from torch import fx
 
-from torchloom import _torch
+from torchloom._torch.aot import aot_compile, boxed
+from torchloom._torch.lazy_code import BoxedCodeGen
+from torchloom._torch.partition import min_cut_partition
 from torchloom.capture.hooks import GraphKind, WeaveHooks
 
 Lower = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -35,7 +37,7 @@ def compile_with_aot(
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
         hooks.joint(joint, "joint")
-        split = hooks.partition or _torch.min_cut_partition
+        split = hooks.partition or min_cut_partition
         return split(joint, joint_inputs, **kwargs)
 
     def compiler(kind: GraphKind) -> Callable[..., Any]:
@@ -44,13 +46,13 @@ def compile_with_aot(
                 hooks.joint(lowered, "inference")
             started = time.perf_counter()
             hooks.lowered(lowered, kind)
-            compiled = run_boxed(lowered) if lower is None else _torch.boxed(lower(lowered, inputs))
+            compiled = run_boxed(lowered) if lower is None else boxed(lower(lowered, inputs))
             hooks.compiled(kind, time.perf_counter() - started, None)
             return compiled
 
         return compile_graph
 
-    return _torch.aot_compile(
+    return aot_compile(
         gm,
         example_inputs,
         forward=compiler("forward"),
@@ -66,7 +68,7 @@ def run_boxed(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     It takes one list, which it empties: the caller's references do not keep inputs alive.
     """
-    gm.graph.set_codegen(_torch.BoxedCodeGen())
+    gm.graph.set_codegen(BoxedCodeGen())
     gm.recompile()
 
     def run(args: list[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from torchloom import _torch
+from torchloom._torch.inductor import inductor_compile
 from torchloom.capture.hooks import GraphHook, SplitHook, WeaveHooks, kind_of
 
 
@@ -38,7 +38,7 @@ def compile_with_inductor(
     }
     if hooks.partition is not None:
         patches["custom_partitioner_fn"] = SplitHook(hooks.partition, _named("split", hooks.key))
-    return _torch.inductor_compile(
+    return inductor_compile(
         gm,
         example_inputs,
         patches,

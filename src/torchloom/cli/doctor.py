@@ -29,7 +29,9 @@ from rich.table import Table
 from rich.text import Text
 
 import torchloom
-from torchloom import _torch, envs
+from torchloom import envs
+from torchloom._torch.inductor import bisect_status_file, inductor_cache_dir
+from torchloom._torch.resolve import absent, is_expected
 from torchloom.backends.describe import cpp_compiler
 from torchloom.cli.exposure import exposed
 from torchloom.cli.finding import Finding
@@ -66,6 +68,7 @@ def doctor(
     """Show what works on this machine, and what to do where something does not."""
     checks: list[Callable[[], Iterator[Finding]]] = [
         _versions,
+        _internals,
         _compiler,
         _devices,
         _caches,
@@ -118,6 +121,18 @@ def _torch_version(found: str) -> Finding:
     return Finding("ok", "torch", found)
 
 
+def _internals() -> Iterator[Finding]:
+    """Say which internals of torch are missing, and what that costs."""
+    for row, reason in absent():
+        what = f"{reason}: {row.without}"
+        if not is_expected(row):
+            yield Finding("note", "torch's internals", f"{what} ({row.name}: {row.versions})")
+            continue
+        cure = f"install 'torch~={NEWEST_TESTED}.0', or a torchloom that knows torch {torch.__version__}"
+        state = "FAIL" if row.is_needed else "note"
+        yield Finding(state, "torch's internals", what, cure)
+
+
 def _compiler() -> Iterator[Finding]:
     path = cpp_compiler()
     if path is None:
@@ -146,8 +161,9 @@ def _devices() -> Iterator[Finding]:
 
 
 def _caches() -> Iterator[Finding]:
-    folder = Path(_torch.inductor_cache_dir())
+    folder = Path(envs.get_str("TORCHINDUCTOR_CACHE_DIR", ""))
     try:
+        folder = Path(inductor_cache_dir())  # torch makes it
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -162,7 +178,7 @@ def _caches() -> Iterator[Finding]:
         yield Finding("note", "compile cache", what, "free space, or set TORCHINDUCTOR_CACHE_DIR")
     else:
         yield Finding("ok", "compile cache", what)
-    left_over = _torch.bisect_status_file()
+    left_over = bisect_status_file()
     if left_over is not None:
         yield Finding(
             "FAIL",

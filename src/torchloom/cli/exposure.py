@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from torchloom import _torch, envs
+from torchloom import envs
+from torchloom._torch.inductor import inductor_cache_dir
 from torchloom.cli.finding import Finding
 from torchloom.engine.loopback import is_loopback
 from torchloom.errors import ArtifactError
@@ -31,7 +32,8 @@ def exposed(folders: Iterable[Path], run: Callable[[str, float], str | None]) ->
         folders: stores, checkpoints and others that the user asks about.
         run: runs code in a fresh interpreter and returns why it failed.
     """
-    yield _folder("code from the cache", Path(_torch.inductor_cache_dir()))
+    with suppress(OSError):  # it cannot be made: the check of caches says so
+        yield _folder("code from the cache", Path(inductor_cache_dir()))
     yield _temporary()
     yield _key()
     for folder in folders:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from torchloom import _torch
+from torchloom._torch.dynamo import why_no_dynamo
 from torchloom.errors import CompileError
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -25,7 +25,7 @@ def is_compile_supported() -> bool:
 
 def why_unsupported() -> str | None:
     """Return why torch.compile does not work here, or None."""
-    return _torch.why_no_dynamo()
+    return why_no_dynamo()
 
 
 def check_supported() -> None:

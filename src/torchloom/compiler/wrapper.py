@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchloom import _torch
+from torchloom._torch.module_calls import compiled_call, is_compiled_module
 from torchloom.compiler.backend_fn import get_backend_fn
 from torchloom.compiler.config import CompileConfig
 from torchloom.compiler.follow import follow_class
@@ -181,7 +181,7 @@ def _wrap(module: nn.Module, compile_config: CompileConfig | None = None) -> Any
             f"this {type(module).__name__} is wrapped already: keep the one wrapper, and change its "
             "settings before its first call"
         )
-    if _torch.is_compiled_module(module):
+    if is_compiled_module(module):
         raise CompileError(
             f"this {type(module).__name__} is compiled already: hand over the module as it was "
             "before torch.compile"
@@ -288,7 +288,7 @@ def _runs_hooks_around(module: nn.Module) -> bool:
 def _compile(state: _State) -> Callable[..., Any]:
     if state.compiler_fn is None:
         is_forward_alone = _runs_hooks_around(state.module)
-        return _torch.compiled_call(
+        return compiled_call(
             state.module, state.backend, is_forward_alone=is_forward_alone, **state.kwargs
         )
     compiled = state.compiler_fn(state.module)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import OpOverload, layout_hint, size_hint
+from torchloom._torch.operators import OpOverload
+from torchloom._torch.tensors import layout_hint, size_hint
 from torchloom.costs.roofline import is_computed, node_traffic_bytes
 from torchloom.costs.signature import device_of
 from torchloom.costs.timing import median_us

@@ -17,7 +17,8 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from torchloom._torch import OpOverload, size_hint
+from torchloom._torch.operators import OpOverload
+from torchloom._torch.tensors import size_hint
 from torchloom.costs.hardware import Device
 from torchloom.graph import is_view_op, tensors_in, value_of
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from torchloom import _torch
+from torchloom._torch.distributed import default_store
 from torchloom.costs.hardware import Device
 from torchloom.costs.store import table_from_json, table_to_json
 from torchloom.costs.table import CostTable
@@ -129,7 +129,7 @@ def _all_ranks(timeout_s: float) -> Exchange:
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         prefix=f"torchloom/costs/{next(_SERIAL)}",
-        store=_torch.default_store,
+        store=default_store,
         timeout_s=lambda: timeout_s,
         late=_did_not_give,
     )

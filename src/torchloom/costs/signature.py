@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import layout_hint, size_hint
+from torchloom._torch.tensors import layout_hint, size_hint
 from torchloom.graph import tensors_in, value_of
 from torchloom.graph.text import short_dtype, target_name
 

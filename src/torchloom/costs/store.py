@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from torchloom import _torch, envs
+from torchloom import envs
+from torchloom._torch.inductor import inductor_cache_dir
 from torchloom.costs.hardware import Device, Network, local_device
 from torchloom.costs.table import CostTable
 from torchloom.errors import PlanError
@@ -63,7 +64,7 @@ def table_path(device: torch.device | str = "cpu") -> Path:
 def cache_dir() -> Path:
     """Return the folder of cost tables."""
     root = envs.get_str("TORCHLOOM_CACHE_DIR", "")
-    return (Path(root) if root else Path(_torch.inductor_cache_dir()) / "torchloom") / "costs"
+    return (Path(root) if root else Path(inductor_cache_dir()) / "torchloom") / "costs"
 
 
 def load_table(device: torch.device | str = "cpu", path: Path | None = None) -> CostTable:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchloom import _torch
+from torchloom._torch.operators import keep_calls
 from torchloom.custom_ops.fit import Proposal, propose_fake
 from torchloom.errors import OpError
 from torchloom.log import get_logger
@@ -86,7 +86,7 @@ class CustomOp:
             # then leave the call out, as nothing depends on it.
             self.defined.register_fake(lambda *args, **kwargs: None)
             if not self.overload._schema.is_mutable:
-                _torch.keep_calls(self.overload)
+                keep_calls(self.overload)
             return
         schema, name = self.schema, self.__name__
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom import _torch
+from torchloom._torch.tensors import fake_mode
 from torchloom.custom_ops.samples import Sample
 from torchloom.custom_ops.target import Target, storage_of, strides_of, tensors_in
 
@@ -82,7 +82,7 @@ def look(target: Target, sample: Sample) -> list[Finding] | None:
 
 def _compare_fake(target: Target, sample: Sample, result: Any) -> list[Finding]:
     args, kwargs = sample.make()
-    mode = _torch.fake_mode()
+    mode = fake_mode()
     fake_args = [_faked(mode, value) for value in args]
     fake_kwargs = {name: _faked(mode, value) for name, value in kwargs.items()}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchloom._torch.symbols import SizeGuard, size_guards
 from torchloom.custom_ops.dims import refusal
 from torchloom.custom_ops.samples import Dims, Sample
 from torchloom.custom_ops.target import Target, tensors_in
+from torchloom.pieces.symbols import SizeGuard, size_guards
 
 _HINTS = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 """Sizes of symbols while tracing: different ones, so that equal sizes are no accident."""

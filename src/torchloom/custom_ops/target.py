@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom import _torch
+from torchloom._torch.modes import DispatchMode
+from torchloom._torch.operators import has_autograd_kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Target:
         return {**dict(zip(self.arguments, args, strict=False)), **kwargs}
 
 
-class WriteLog(_torch.DispatchMode):
+class WriteLog(DispatchMode):
     """Notes the storages that operators write to."""
 
     def __init__(self) -> None:
@@ -121,4 +122,4 @@ def storage_of(tensor: Tensor) -> int:
 def _has_backward(defined: Any, overload: Any) -> bool:
     if hasattr(defined, "_backward_fn"):
         return defined._backward_fn is not None
-    return _torch.has_autograd_kernel(overload)
+    return has_autograd_kernel(overload)

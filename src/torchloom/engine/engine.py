@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom import _torch
+from torchloom._torch.module_calls import forget_compiled_call
 from torchloom.compiler.support import check_supported
 from torchloom.config import Config
 from torchloom.engine import compiling, export
@@ -554,7 +554,7 @@ class Engine:
                 self._compiled.session.close()
             self._compiled = None
             self.world.comm.residents.clear()
-            _torch.forget_compiled_call(self.module)
+            forget_compiled_call(self.module)
 
     def unshard(self) -> nn.Module:
         """Give the model back whole; all ranks must call. The engine is of no use afterwards."""

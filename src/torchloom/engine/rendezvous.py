@@ -21,7 +21,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torchloom import _torch, envs
+from torchloom import envs
+from torchloom._torch.hush import hushed_store
 from torchloom.engine.loopback import is_loopback, serve_store
 from torchloom.errors import ConfigError, PeerLostError
 from torchloom.log import get_logger
@@ -46,7 +47,7 @@ _CLASH = "clash"
 _MEETINGS = itertools.count()
 
 
-@_torch.hushed_store()
+@hushed_store()
 def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S) -> Any:
     """Return a key-value store that all ranks have come to.
 
@@ -143,7 +144,7 @@ def _within(limit_s: float, call: Callable[[], Any]) -> Any:
     """
     found: list[Any] = []
 
-    @_torch.hushed_store()  # of its own: the thread may outlast the meeting
+    @hushed_store()  # of its own: the thread may outlast the meeting
     def run() -> None:
         try:
             found.append(call())

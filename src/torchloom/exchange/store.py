@@ -15,7 +15,7 @@ from typing import Any, Protocol, final
 
 import torch.distributed as dist
 
-from torchloom import _torch
+from torchloom._torch.hush import hushed_store
 from torchloom.exchange.base import late, named, unnamed
 
 _POLL_S, _MOST_POLL_S = 0.0005, 0.05
@@ -88,7 +88,7 @@ class StoreExchange:
     def _call(self, what: str) -> Iterator[Any]:
         """Give one call its part of the store."""
         store = dist.PrefixStore(f"{self.prefix}/{next(self._ordinal)}", self.store())
-        with self.watch.waits(what), _torch.hushed_store():
+        with self.watch.waits(what), hushed_store():
             yield store
 
     def _read(self, store: Any, what: str, ranks: range) -> dict[int, str]:

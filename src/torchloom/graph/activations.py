@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from torchloom._torch import OpOverload
+from torchloom._torch.operators import OpOverload
 from torchloom.graph.alias import is_view, source_of
 from torchloom.graph.nodes import tensors_in, value_of
 

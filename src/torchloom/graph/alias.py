@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from torchloom._torch import OpOverload
+from torchloom._torch.operators import OpOverload
 from torchloom.graph.nodes import value_of
 
 

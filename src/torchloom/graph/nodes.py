@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import size_hint
+from torchloom._torch.tensors import size_hint
 
 
 def find(graph: fx.Graph, op: Any) -> list[fx.Node]:

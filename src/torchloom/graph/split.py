@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from torchloom import _torch
+from torchloom._torch.partition import trial_partition
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def split_of(joint: fx.GraphModule) -> Split | None:
         return None
     num_grads = sum(node.name.startswith("primals") for node in placeholders)
     num_outputs = len(outputs_of(joint.graph)) - num_grads
-    forward, backward = _torch.trial_partition(joint, num_outputs)
+    forward, backward = trial_partition(joint, num_outputs)
     inputs = {node.name for node in backward.find_nodes(op="placeholder")}
     return Split(
         forward=_computed(forward),

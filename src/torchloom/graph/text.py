@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import OpOverload
+from torchloom._torch.operators import OpOverload
 
 _SERIAL = re.compile(r"'(\d+x\d+)#\d+(?:/model\d+)?'")
 """The handle of a communicator: sizes of its groups, and a serial number of the process."""

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.modes import DispatchMode
 from torchloom.graph import tensors_in
 from torchloom.memory.transit import ResidentUse, Transit, Weight
 from torchloom.memory.workspace import Call, WorkspaceTable, signature_of_call
@@ -21,7 +22,7 @@ _COUNTED_ELSEWHERE = (ops.offload, ops.offload_start, ops.resident, ops.symmetri
 """Their results are host memory, or weights that stay between runs and are counted apart."""
 
 
-class Ledger(_torch.DispatchMode):
+class Ledger(DispatchMode):
     """Adds up the storages that operators make and that are still referred to.
 
     Args:

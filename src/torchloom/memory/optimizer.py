@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom import _torch
+from torchloom._torch.tensors import fake_mode, layout_hint
 from torchloom.memory.ledger import Ledger
 from torchloom.memory.workspace import WorkspaceTable
 
@@ -58,7 +58,7 @@ def _step_twice(optimizer: Optimizer, ledger: Ledger) -> None:
         for name, value in state.items()
         if isinstance(value, Tensor) and value.dim() == 0
     }
-    with _torch.fake_mode():
+    with fake_mode():
         twin.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
         for group, like in zip(optimizer.param_groups, twin.param_groups, strict=True):
             for param in group["params"]:
@@ -80,5 +80,5 @@ def _step_twice(optimizer: Optimizer, ledger: Ledger) -> None:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    sizes, strides, _ = _torch.layout_hint(tensor)
+    sizes, strides, _ = layout_hint(tensor)
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)

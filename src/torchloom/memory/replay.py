@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchloom import _torch
-from torchloom._torch.wrapper import load_wrapper
+from torchloom._torch.tensors import fake_mode, layout_hint, size_hint
 from torchloom.graph import value_of
 from torchloom.memory.ledger import Ledger
 from torchloom.memory.micro_step import RESULTS
 from torchloom.memory.tangents import is_kept
 from torchloom.memory.transit import Transit, Weight
 from torchloom.memory.workspace import WorkspaceTable
+from torchloom.pieces.wrapper import load_wrapper
 
 _TANGENT = "tangents"
 
@@ -112,9 +112,9 @@ class _Like:
 
 def _like(value: Any) -> Any:
     if isinstance(value, Tensor):
-        sizes, strides, _ = _torch.layout_hint(value)
+        sizes, strides, _ = layout_hint(value)
         return _Like(tuple(sizes), tuple(strides), value.dtype, value.device)
-    return _torch.size_hint(value) if isinstance(value, torch.SymInt) else value
+    return size_hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def _made(value: Any) -> Any:
@@ -126,7 +126,7 @@ def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -
     run_backward = load_wrapper(backward, ledger.extern)
     if run_forward is None or run_backward is None:
         return False
-    with _torch.fake_mode():
+    with fake_mode():
         inputs = [_made(each) for each in interface.inputs]
         ledger.ignore(inputs)
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import size_hint
+from torchloom._torch.tensors import size_hint
 from torchloom.graph import is_on_host, tensors_in, value_of
 
 Storage = int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchloom._torch.partition import keeps_tangents
+from torchloom._torch.facts import keeps_tangents
 
 
 def is_kept(tangent: Any) -> bool:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from torchloom import _torch
-from torchloom._torch import OpOverload
-from torchloom._torch.modes import is_profiling
+from torchloom._torch.modes import is_profiling, without_modes
+from torchloom._torch.operators import OpOverload
+from torchloom._torch.tensors import layout_hint, size_hint
 from torchloom.graph import tensors_in, value_of
 from torchloom.log import get_logger
 from torchloom.memory.measure import memory_profile, profiler_events
@@ -105,11 +105,11 @@ _DRAWING = ("run_and_save_rng_state", "run_with_rng_state")
 
 def _text(value: Any) -> str:
     if isinstance(value, Tensor):
-        sizes, strides, _ = _torch.layout_hint(value)
+        sizes, strides, _ = layout_hint(value)
         return f"{value.dtype}{sizes}{strides}{value.device.type}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_text(each) for each in value)}]"
-    return str(_torch.size_hint(value)) if isinstance(value, torch.SymInt) else repr(value)
+    return str(size_hint(value)) if isinstance(value, torch.SymInt) else repr(value)
 
 
 def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
@@ -120,7 +120,7 @@ def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
             "recorded so far is lost, and torch 2.11 raises at its end. Begin to profile behind the first step"
         )
     with (
-        _torch.without_modes(),  # compilers plan under fake tensors, which allocate nothing
+        without_modes(),  # compilers plan under fake tensors, which allocate nothing
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),
         memory_profile() as profile,
@@ -177,10 +177,10 @@ def _call_of(node: fx.Node) -> Call:
 def _materialise(value: Any) -> Any:
     """Return a real tensor in place of a fake one: small numbers, and zeros where they may index."""
     if isinstance(value, torch.SymInt):
-        return _torch.size_hint(value)
+        return size_hint(value)
     if not isinstance(value, Tensor):
         return value
-    sizes, strides, length = _torch.layout_hint(value)
+    sizes, strides, length = layout_hint(value)
     # Strides may overlap (expanded tensors), so the memory below is filled first.
     flat = torch.zeros(length, dtype=value.dtype, device=value.device)
     if flat.is_floating_point() or flat.is_complex():

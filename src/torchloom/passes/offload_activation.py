@@ -19,7 +19,9 @@ from __future__ import annotations
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.operators import is_random
+from torchloom._torch.partition import MUST_BE_IN_BACKWARD
 from torchloom.graph import (
     PassContext,
     Split,
@@ -161,7 +163,7 @@ class _Move:
 
     def _without_random(self, chosen: list[fx.Node]) -> list[fx.Node]:
         again = self._again(chosen)
-        tied = set().union(*(origin for node, origin in again.items() if _torch.is_random(node)))
+        tied = set().union(*(origin for node, origin in again.items() if is_random(node)))
         return [node for node in chosen if node not in tied]
 
     def _gather_forward(self) -> fx.Node:
@@ -189,7 +191,7 @@ class _Move:
         with self.graph.inserting_after(after):
             device = value_of(node).device
             back = call(self.graph, ops.reload, (host, device), name=f"{node.name}_back")
-        back.meta.update(_torch.MUST_BE_IN_BACKWARD)
+        back.meta.update(MUST_BE_IN_BACKWARD)
         return back
 
 
@@ -221,7 +223,7 @@ def _merge_twins(graph: fx.Graph, chosen: list[fx.Node]) -> list[fx.Node]:
     where = positions(graph)
     gone: set[fx.Node] = set()
     for node in chosen:
-        if node in gone or _torch.is_random(node) or not node.all_input_nodes:
+        if node in gone or is_random(node) or not node.all_input_nodes:
             continue
         for other in list(node.all_input_nodes[0].users):
             is_equal = other.target is node.target and other.args == node.args

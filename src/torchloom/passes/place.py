@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.inductor import REALIZED_TO_STRIDES
 from torchloom.graph import (
     PassContext,
     args_of,
@@ -112,7 +113,7 @@ def _keep_strides(x: fx.Node) -> None:
     likes, and would copy such a result into these strides as soon as it is started, not when it has
     arrived.
     """
-    x.meta[_torch.REALIZED_TO_STRIDES] = True
+    x.meta[REALIZED_TO_STRIDES] = True
 
 
 def _head(graph: fx.Graph) -> fx.Node:

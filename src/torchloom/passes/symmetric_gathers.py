@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.inductor import ops_made_in_place
+from torchloom._torch.operators import OpOverload
 from torchloom.graph import (
     PassContext,
     SharedWeights,
@@ -83,9 +85,9 @@ def _makes_nothing(node: fx.Node) -> bool:
 
 def _only_reads(node: fx.Node) -> bool:
     return (
-        isinstance(node.target, _torch.OpOverload)
+        isinstance(node.target, OpOverload)
         and not node.target._schema.is_mutable
-        and node.target not in _torch.ops_made_in_place()
+        and node.target not in ops_made_in_place()
     )
 
 

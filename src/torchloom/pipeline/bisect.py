@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchloom import _torch
+from torchloom._torch.module_calls import compiled_call
 from torchloom.backends import check_against_eager
 from torchloom.backends.compare import Tolerance, first_difference
 from torchloom.errors import BackendError, BackendMismatchError
@@ -172,7 +172,7 @@ class _Subject:
             if backend is None:
                 return self.module._call_impl
             more: dict[str, Any] = {} if options is None else {"options": options}
-            return _torch.compiled_call(self.module, backend, **more)
+            return compiled_call(self.module, backend, **more)
         leading = self._leading
         inner: Callable[..., Any] = twin_of(self._fn)
         if backend is not None:

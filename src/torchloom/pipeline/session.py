@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
-from torchloom import _torch, events
+from torchloom import events
+from torchloom._torch.dynamo import is_restart
+from torchloom._torch.tensors import lives_on
 from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
@@ -107,7 +109,7 @@ class CompileSession:
             with POSITION.doing(f"compiling {name}"):
                 compiled = self._compile_graph(gm, example_inputs, report)
         except Exception as error:
-            if _torch.is_restart(error):
+            if is_restart(error):
                 self.report.graphs.pop()  # nothing has come of this capture
             raise
         return LIVE.apart(compiled) if self.regather else compiled
@@ -160,7 +162,7 @@ class CompileSession:
             compiled = self._compile_within_budget(gm, unwoven, example_inputs, report)
             self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:
-            if _torch.is_restart(error):
+            if is_restart(error):
                 raise
             if is_trial and alike is not None and planner is not None:
                 alike.after(report, planner)  # others may wait for this rank's plan
@@ -197,7 +199,7 @@ class CompileSession:
             except (AgreementError, PeerLostError):
                 raise
             except Exception as error:
-                if _torch.is_restart(error):  # on all ranks that have come to this graph
+                if is_restart(error):  # on all ranks that have come to this graph
                     trial.restarted |= {params} if is_shared else set()
                     raise
                 failure = error
@@ -441,5 +443,5 @@ def _tell_memory(report: GraphReport, standing: events.StandingFound | None) -> 
 def _batch_bytes(inputs: Sequence[Any]) -> int:
     """Return the bytes of a graph's inputs that do not live on from step to step."""
     return distinct_bytes(
-        each for each in inputs if isinstance(each, Tensor) and not _torch.lives_on(each)
+        each for each in inputs if isinstance(each, Tensor) and not lives_on(each)
     )

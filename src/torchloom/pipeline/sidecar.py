@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchloom import _torch
+from torchloom._torch.inductor import inductor_cache_dir
 from torchloom.files import write_whole
 from torchloom.log import get_logger
 from torchloom.memory import PeakContents
@@ -107,4 +107,4 @@ def _write(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def _path(key: str) -> Path:
-    return Path(_torch.inductor_cache_dir()) / "torchloom" / f"{key}.json"
+    return Path(inductor_cache_dir()) / "torchloom" / f"{key}.json"

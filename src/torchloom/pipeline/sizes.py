@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from torchloom import _torch
+from torchloom._torch.introspect import recompile_limit
 from torchloom.log import get_logger
 from torchloom.pipeline.alike import parameters_of
 from torchloom.position import POSITION
@@ -40,7 +40,7 @@ class Sizes:
             return
         key = (params, torch.is_grad_enabled())
         self._captures[key] += 1
-        if self._captures[key] != _torch.recompile_limit():
+        if self._captures[key] != recompile_limit():
             return
         text = (
             f"{name} is the capture number {self._captures[key]} of the same {len(params)} parameters, which is "

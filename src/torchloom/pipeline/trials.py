@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from torchloom import _torch
+from torchloom._torch.lazy_code import sketching
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.hooks import GraphKind
@@ -151,7 +151,7 @@ class GraphTrials:
         self._splits.clear()
 
     def _run(self, joint: fx.GraphModule, candidate: PlanCandidate) -> TrialResult:
-        with self._known.trial(), _torch.sketching():
+        with self._known.trial(), sketching():
             return self._result(joint, candidate)
 
     def _result(self, joint: fx.GraphModule, candidate: PlanCandidate) -> TrialResult:

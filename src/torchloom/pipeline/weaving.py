@@ -15,7 +15,8 @@ from typing import Any, Protocol, get_args
 from torch import fx
 
 import torchloom.passes
-from torchloom import _torch, events
+from torchloom import events
+from torchloom._torch.inductor import hash_files
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
@@ -353,6 +354,7 @@ _SHAPING = (
         "memory",
         "ops",
         "passes",
+        "pieces",
         "pipeline",
         "plan",
     ),
@@ -364,7 +366,7 @@ _SHAPING = (
 @cache
 def _sources_digest() -> str:
     """Read once: what runs is what was imported."""
-    return _torch.hash_files(_sources()).hex()
+    return hash_files(_sources()).hex()
 
 
 def _sources() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import operator
 from torch import fx
 
 from torchloom import ops
-from torchloom._torch import OpOverload
+from torchloom._torch.operators import OpOverload
 from torchloom.graph import args_of, owners, viewed
 from torchloom.races.events import Engine, Event, Free, Start, TransferSchedule, Use, WaitFor
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchloom._torch import keeps_graph
+from torchloom._torch.autograd import keeps_graph
 from torchloom.ops.copies import HOST
 from torchloom.ops.library import LIBRARY
 from torchloom.runtime.communicators import lookup

@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch.distributed as dist
 
-from torchloom import _torch
+from torchloom._torch.distributed import default_store, group_store, group_timeout
 from torchloom.errors import PeerLostError
 from torchloom.exchange import Agreement, Alone, Exchange, StoreExchange
 from torchloom.position import POSITION, Verdict, Wait
@@ -43,7 +43,7 @@ def new_agreement(rank: int, world_size: int, timeout_s: float | None = None) ->
             rank=rank,
             world_size=world_size,
             prefix=f"torchloom/agree/{serial}",
-            store=_torch.default_store,
+            store=default_store,
             timeout_s=longest_s if timeout_s is None else lambda: timeout_s,
             watch=_OverLines(channel),
         )
@@ -56,7 +56,7 @@ def group_exchange(group: GroupRef) -> Exchange:
     Raises:
         ShardError: the group has been destroyed.
     """
-    store, timeout_s = _torch.group_store(group()), _torch.group_timeout(group()).total_seconds()
+    store, timeout_s = group_store(group()), group_timeout(group()).total_seconds()
     return StoreExchange(
         rank=group.rank,
         world_size=group.size,

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.tensors import size_hint
 from torchloom.runtime.communicators import lookup
 from torchloom.runtime.residents import first_bucket
 from torchloom.shard.shards import shard_numel_of
@@ -87,4 +88,4 @@ def _bytes(numels: Sequence[int], dtype: torch.dtype) -> int:
 
 
 def _numel(tensor: Tensor) -> int:
-    return _torch.size_hint(tensor.numel())
+    return size_hint(tensor.numel())

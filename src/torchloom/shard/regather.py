@@ -24,8 +24,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchloom import _torch, ops
+from torchloom import ops
+from torchloom._torch.autograd import (
+    pop_saved_tensors_hooks,
+    push_saved_tensors_hooks,
+    top_saved_tensors_hooks,
+)
 from torchloom._torch.compiling import DuringCompile
+from torchloom._torch.tensors import neg_view
 from torchloom.shard.memo import Memo
 from torchloom.shard.writes import WRITES
 
@@ -71,7 +77,7 @@ class _View:
         view = weight.new_empty(0, dtype=self.dtype)
         view.set_(weight.untyped_storage(), self.offset, self.size, self.stride)
         view = view.conj() if self.is_conj else view
-        return _torch.neg_view(view) if self.is_neg else view
+        return neg_view(view) if self.is_neg else view
 
 
 class _Kept(NamedTuple):
@@ -120,7 +126,7 @@ class LiveGathers:
     def open(self) -> AbstractContextManager[Any] | None:
         """Enter a forward pass; returns what to hand to `close`."""
         self._enabled += 1
-        outer = _torch.top_saved_tensors_hooks()
+        outer = top_saved_tensors_hooks()
         if _is_ours(outer):
             return None
         own = _Hooks(self, outer)
@@ -150,15 +156,15 @@ class LiveGathers:
         """Leave what a block saves as it is, inside of a forward pass too."""
         enabled, by_address = self._enabled, self._by_address
         self._enabled, self._by_address = 0, {}
-        hooks = _torch.top_saved_tensors_hooks()
+        hooks = top_saved_tensors_hooks()
         own = hooks if _is_ours(hooks) else None
         if own is not None:
-            _torch.pop_saved_tensors_hooks()
+            pop_saved_tensors_hooks()
         try:
             yield
         finally:
             if own is not None:
-                _torch.push_saved_tensors_hooks(own)
+                push_saved_tensors_hooks(own)
             self._enabled, self._by_address = enabled, by_address
 
     def apart(self, graph: Callable[..., Any]) -> Callable[..., Any]:

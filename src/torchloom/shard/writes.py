@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from torchloom import ops
-from torchloom._torch import OpOverload, modes
+from torchloom._torch import modes
+from torchloom._torch.operators import OpOverload
 from torchloom.errors import ShardError
 from torchloom.graph import args_of, find
 from torchloom.shard.layout import Layout

@@ -18,8 +18,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from torchloom import _torch
 from torchloom._torch.cache import why_cache_is_open
+from torchloom._torch.inductor import load_inductor
+from torchloom._torch.module_calls import compile_in_place
 from torchloom.deepcompile.site import Book
 from torchloom.graph import GraphPass
 from torchloom.log import get_logger
@@ -141,9 +142,9 @@ def start_compiled(
         kwargs: more arguments of `torch.compile`.
     """
     if session.backend == "inductor":
-        _torch.load_inductor()
+        load_inductor()
         if (reason := why_cache_is_open()) and session.announce:
             logger.warning("%s", reason)
     around = partial(around_compiled, regather=session.regather)
-    _torch.compile_in_place(model, session.begin(passes), around=around, **kwargs)
+    compile_in_place(model, session.begin(passes), around=around, **kwargs)
     detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was

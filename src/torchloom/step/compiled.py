@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from torchloom import _torch, events
+from torchloom import events
+from torchloom._torch.module_calls import call_in_place, compiled_in_place
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.schedule import Entry
@@ -105,7 +106,7 @@ class CompiledStep:
         events.emit(events.PlanReviewed(step=step, duration_s=duration_s, changes=changes))
         if changes:
             logger.info("step %d: measured times change the plan, which is compiled", step)
-            self._first_call = _torch.compiled_in_place(self._owner())
+            self._first_call = compiled_in_place(self._owner())
             self.session.start_second(
                 ranks.texts, first, lambda: keep_figures(planner, ranks, device)
             )
@@ -117,6 +118,6 @@ class CompiledStep:
         if became == "kept":
             self._first_call = None
         elif became == "refused" or (became == "open" and is_last):
-            _torch.call_in_place(self._owner(), self._first_call)
+            call_in_place(self._owner(), self._first_call)
             self._first_call = None
             self.session.return_to_first()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchloom._torch.symbols import SizeGuard, size_guards, where_of
+from torchloom.pieces.symbols import SizeGuard, size_guards, where_of
 from torchloom.serve.builder.prove import cuts, prove, show_sizes
 from torchloom.serve.contract.dims import Dim
 

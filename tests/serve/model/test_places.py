@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from serve.models import BATCH
-from torchloom._torch.places import GuardOn, NoPlaceError, place_of, settled, value_at
+from torchloom._torch.full_capture import GuardOn
+from torchloom.pieces.places import NoPlaceError, place_of, settled, value_at
 from torchloom.serve import Contract, build
 from torchloom.serve.builder.trace.guard_facts import facts_of
 

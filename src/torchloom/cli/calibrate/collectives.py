@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchloom import _torch, envs
+from torchloom import envs
+from torchloom._torch.coalesced import all_gather_single, reduce_scatter_single
 from torchloom.engine.groups import ensure_process_group
 from torchloom.runtime import Communicator, get_communicator
 
@@ -60,8 +61,8 @@ def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, Co
     """Return collectives of a whole tensor and this rank's part of it, by kind."""
     found = {
         **_of_torchloom(get_communicator(group)),
-        "c10d_all_gather": _torch.all_gather_single,
-        "c10d_reduce_scatter": lambda whole, part: _torch.reduce_scatter_single(part, whole),
+        "c10d_all_gather": all_gather_single,
+        "c10d_reduce_scatter": lambda whole, part: reduce_scatter_single(part, whole),
         "c10d_all_reduce": lambda whole, part: dist.all_reduce(whole),
     }
     if device.type == "cpu":

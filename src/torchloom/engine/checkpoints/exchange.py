@@ -19,7 +19,8 @@ from typing import Any, final
 
 import torch.distributed as dist
 
-from torchloom import _torch
+from torchloom._torch.distributed import default_store
+from torchloom._torch.hush import hushed_store
 from torchloom.engine.checkpoints.payload import first_line
 from torchloom.errors import CheckpointError, PeerLostError, TorchloomError
 from torchloom.runtime.lines import how_gone, patience_s
@@ -44,9 +45,7 @@ class Exchange:
         self.rank, self.world_size = rank, world_size
         self._store: Any = None
         if world_size > 1:
-            self._store = dist.PrefixStore(
-                f"torchloom/checkpoint/{name}", _torch.default_store().clone()
-            )
+            self._store = dist.PrefixStore(f"torchloom/checkpoint/{name}", default_store().clone())
         self._ordinal = itertools.count()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -70,7 +69,7 @@ class Exchange:
         if self._thread is not None:
             self._thread.join(BEAT_S)
 
-    @_torch.hushed_store()
+    @hushed_store()
     def texts(self, what: str, text: str) -> list[str]:
         """Return the text of every rank, by rank; all ranks must call in the same order.
 
@@ -105,14 +104,14 @@ class Exchange:
         """
         return answers(what, self.texts(what, attempt(action)))
 
-    @_torch.hushed_store()
+    @hushed_store()
     def tell(self, key: str, text: str) -> None:
         """Leave a word for ranks that look for it later."""
         if self._store is not None:
             with contextlib.suppress(dist.DistError):  # no rank is left to hear it
                 self._store.set(f"word/{key}", text)
 
-    @_torch.hushed_store()
+    @hushed_store()
     def heard(self, key: str) -> str | None:
         """Return the word under a key, if it has been left."""
         if self._store is None:
@@ -154,7 +153,7 @@ class Exchange:
         # it has ended, its line says so.
         return now - since > (patience_s() or LOST_AFTER_S)
 
-    @_torch.hushed_store()
+    @hushed_store()
     def _beat(self) -> None:
         for number in itertools.count():
             try:
@@ -164,7 +163,7 @@ class Exchange:
             if self._over.wait(BEAT_S):
                 return
 
-    @_torch.hushed_store()
+    @hushed_store()
     def _take_leave(self, *, waits: bool) -> None:
         """Tell the others; rank 0, in whose process the store is, may wait until they have read all."""
         try:

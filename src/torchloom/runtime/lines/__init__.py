@@ -24,7 +24,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torchloom import _torch, envs
+from torchloom import envs
+from torchloom._torch.distributed import own_store
 from torchloom.errors import TorchloomError
 from torchloom.log import get_logger
 from torchloom.position import POSITION, SyncPoint, Verdict, Wait
@@ -107,7 +108,7 @@ def open_lines() -> None:
     _LINES.group = GroupRef(group)
     if "gloo" in str(dist.get_backend(group)):
         end_waits_with_verdict(_LINES.group)  # for the program's own collectives
-    store = dist.PrefixStore(prefix, _torch.own_store())
+    store = dist.PrefixStore(prefix, own_store())
     if group.rank() == 0:
         _LINES.hub = _open_hub(store)
     _LINES.line = Line(group.rank(), lambda: _look_up(store), _LINES.limits)

@@ -22,7 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchloom import _torch
+from torchloom._torch.coalesced import (
+    all_gather_coalesced,
+    all_gather_single,
+    all_reduce_coalesced,
+    reduce_scatter_coalesced,
+    reduce_scatter_single,
+    supports_coalescing,
+)
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Entry, Label
 from torchloom.runtime.lines import wait_for
@@ -40,7 +47,7 @@ class C10dCollectives:
     @cached_property
     def coalesces(self) -> bool:
         """Whether several tensors travel by one collective without being packed."""
-        return _torch.supports_coalescing(self.group())
+        return supports_coalescing(self.group())
 
     def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label) -> Pending:
         """Begin an all-gather; see `Collectives.all_gather`."""
@@ -103,12 +110,12 @@ class C10dCollectives:
         if len(shards) > 1 and not self.coalesces:
             mine = pack(shards)
             rows = mine.new_empty(size, mine.numel())
-            work = _torch.all_gather_single(rows.view(-1), mine, group=group, async_op=True)
+            work = all_gather_single(rows.view(-1), mine, group=group, async_op=True)
             return self._then(entry, work, [mine], lambda: _unpack_rows(rows, fulls))
         if len(shards) > 1:
-            work = _torch.all_gather_coalesced(group, fulls, shards)
+            work = all_gather_coalesced(group, fulls, shards)
         else:
-            work = _torch.all_gather_single(fulls[0], shards[0], group=group, async_op=True)
+            work = all_gather_single(fulls[0], shards[0], group=group, async_op=True)
         return self._then(entry, work, [*shards])
 
     def _reduce(
@@ -118,7 +125,7 @@ class C10dCollectives:
         if len(fulls) > 1 and not self.coalesces:
             rows = _pack_rows(fulls, shards, size)
             flat = rows.new_empty(rows.shape[1])
-            work = _torch.reduce_scatter_single(flat, rows.view(-1), group=group, async_op=True)
+            work = reduce_scatter_single(flat, rows.view(-1), group=group, async_op=True)
             sums = [*flat.split([shard.numel() for shard in shards])]
             return self._then(entry, work, [rows], lambda: _scale_into(shards, sums, scale))
         sources = [_padded(full, size * s.numel()) for full, s in zip(fulls, shards, strict=True)]
@@ -128,9 +135,9 @@ class C10dCollectives:
             for full, shard in zip(fulls, shards, strict=True)
         ]
         if len(fulls) > 1:
-            work = _torch.reduce_scatter_coalesced(group, sums, sources)
+            work = reduce_scatter_coalesced(group, sums, sources)
         else:
-            work = _torch.reduce_scatter_single(sums[0], sources[0], group=group, async_op=True)
+            work = reduce_scatter_single(sums[0], sources[0], group=group, async_op=True)
         return self._then(entry, work, sources, lambda: _scale_into(shards, sums, scale))
 
     def _sum(self, entry: Entry, tensors: Sequence[Tensor], scale: float) -> Callable[[], None]:
@@ -140,7 +147,7 @@ class C10dCollectives:
             work = dist.all_reduce(flat, group=group, async_op=True)
             return self._then(entry, work, [], lambda: unpack(flat.mul_(scale), tensors))
         if len(tensors) > 1:
-            work = _torch.all_reduce_coalesced(group, tensors)
+            work = all_reduce_coalesced(group, tensors)
         else:
             work = dist.all_reduce(tensors[0], group=group, async_op=True)
         return self._then(entry, work, [], lambda: _scale_into(tensors, tensors, scale))

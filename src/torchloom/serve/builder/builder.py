@@ -11,8 +11,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from torchloom._torch.pieces import StopBuild
 from torchloom.errors import ProofError
+from torchloom.pieces.build import StopBuild
 from torchloom.serve.builder.buckets.bucket_programs import bucket_programs
 from torchloom.serve.builder.compare.compare import check_order
 from torchloom.serve.builder.compare.differences import Difference

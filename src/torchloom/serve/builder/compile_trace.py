@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchloom._torch.fullgraph import FullGraph
+from torchloom.pieces.fullgraph import FullGraph
 from torchloom.serve.builder.options import Options
 from torchloom.serve.builder.pieces.exact_sizes import at_sizes
 from torchloom.serve.builder.pieces.lower import Lowered, Lowerer

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchloom._torch.symbols import SizeGuard
+from torchloom.pieces.symbols import SizeGuard
 from torchloom.serve.contract.dims import Derived, Dim, Float, code_of
 
 _MOST_POINTS = 200_000

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from torchloom._torch.modes import num_function_modes
-from torchloom._torch.places import value_at
 from torchloom.errors import ContractError, ServeError
 from torchloom.events import ProgramReady, emit
+from torchloom.pieces.places import value_at
 from torchloom.serve.call.bypass import bypassed
 from torchloom.serve.call.entry import Otherwise, Run, make_entry
 from torchloom.serve.call.refusals import refuse, refuse_modes

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchloom._torch.places import Place
+from torchloom.pieces.places import Place
 from torchloom.serve.model.facts import Facts
 from torchloom.serve.model.target import Target
 

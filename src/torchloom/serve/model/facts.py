@@ -2,7 +2,7 @@
 
 A fact is a place, a question and its answer: `self.norm.eps` was 1e-05, `self` had no attribute `scale`. Dynamo would
 check all of it at each call, by guards on live objects; facts are written once, stored with the program, and asked
-again when it is loaded. Looking a fact up follows steps of a few kinds (`_torch.places`) and asks one of the questions
+again when it is loaded. Looking a fact up follows steps of a few kinds (`pieces.places`) and asks one of the questions
 below; no stored expression is evaluated. `builder.trace.guard_facts` makes facts of guards. The code that was traced
 is compared by `model.code`.
 """
@@ -15,9 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from torchloom._torch.places import (
-    value_at,
-)
+from torchloom.pieces.places import value_at
 from torchloom.serve.model.attribute_watch import NOTE
 from torchloom.serve.model.environment import setting_of, settings_like
 from torchloom.serve.model.operators import operator_words

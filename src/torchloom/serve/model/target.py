@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchloom._torch.shell import plain_function
 from torchloom.errors import ServeError
+from torchloom.pieces.shell import plain_function
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.shared_memory import overlaps
 from torchloom.serve.model.spelling import words_for

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchloom._torch.shell import Shell
+from torchloom.pieces.shell import Shell
 from torchloom.serve.call.assemble import assembled
 from torchloom.serve.call.cuda_graphs import Pool
 from torchloom.serve.call.padded import Padded

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from torchloom._torch.pieces import machine_of
-from torchloom._torch.places import value_at
+from torchloom.pieces.machine import machine_of
+from torchloom.pieces.places import value_at
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.code import Codes
 from torchloom.serve.model.facts import changed_facts

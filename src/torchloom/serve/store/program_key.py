@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchloom._torch.pieces import machine_of
+from torchloom.pieces.machine import machine_of
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.target import Target
 

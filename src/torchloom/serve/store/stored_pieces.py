@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, fx
 
 from torchloom._torch.cache import why_cache_is_open
-from torchloom._torch.pieces import Built, dump_graph, load_graph, load_piece
-from torchloom._torch.plain import PlainGraph, run_plain
 from torchloom.errors import ArtifactError
+from torchloom.pieces.build import Built, load_piece
+from torchloom.pieces.graphs import dump_graph, load_graph
+from torchloom.pieces.plain import PlainGraph, run_plain
 from torchloom.serve.store.folder import Store
 
 Call = Callable[..., Any]

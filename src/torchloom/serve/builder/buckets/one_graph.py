@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from torchloom._torch.symbols import with_numbers
 from torchloom.errors import ProofError, ServeError
+from torchloom.pieces.symbols import with_numbers
 from torchloom.serve.builder.proof_errors import why_not_proven
 from torchloom.serve.builder.prove import cuts
 from torchloom.serve.builder.trace.trace import Traced, trace

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from torchloom._torch.symbols import with_numbers
+from torchloom.pieces.symbols import with_numbers
 from torchloom.serve.builder.pieces.writes import may_write
 from torchloom.serve.builder.trace.trace import Traced
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torchloom._torch.places import value_at
 from torchloom.errors import ServeError, TorchloomError
+from torchloom.pieces.places import value_at
 from torchloom.serve.builder.compare.compare import call_by_name, copied_args
 from torchloom.serve.builder.compare.differences import first_difference
 from torchloom.serve.call.bypass import bypassed

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch.fullgraph import FullGraph
-from torchloom._torch.symbols import with_numbers
+from torchloom.pieces.fullgraph import FullGraph
+from torchloom.pieces.symbols import with_numbers
 from torchloom.serve.builder.pieces.graph_digest import typed
 from torchloom.serve.builder.pieces.piece import Divided, Piece, copied_graph
 

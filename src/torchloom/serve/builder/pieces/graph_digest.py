@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import OpOverload, OpOverloadPacket
+from torchloom._torch.operators import OpOverload, OpOverloadPacket
 from torchloom.graph.text import short_dtype, target_name
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from torch import fx
 
 from torchloom._torch.cache import why_cache_is_open
-from torchloom._torch.fullgraph import FullGraph
-from torchloom._torch.pieces import build_piece
-from torchloom._torch.symbols import SizeGuard
 from torchloom.errors import ServeError
+from torchloom.pieces.build import build_piece
+from torchloom.pieces.fullgraph import FullGraph
+from torchloom.pieces.symbols import SizeGuard
 from torchloom.serve.builder.pieces.inductor_options import TUNED
 from torchloom.serve.builder.pieces.piece import Piece
 from torchloom.serve.counter import counter

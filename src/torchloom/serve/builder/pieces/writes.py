@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from torchloom._torch import OpOverload, OpOverloadPacket
+from torchloom._torch.operators import OpOverload, OpOverloadPacket
 from torchloom.graph.text import target_name
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchloom._torch.places import GuardOn, environment
+from torchloom._torch.full_capture import GuardOn
+from torchloom.envs import environment
 from torchloom.serve.builder.trace.absent_names import (
     Name,
     asked_for,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchloom._torch.places import GuardOn
+from torchloom._torch.full_capture import GuardOn
 from torchloom.errors import ServeError
 from torchloom.serve.call.arguments import PLAIN, steps_in, value_by
 from torchloom.serve.contract.contract import Contract

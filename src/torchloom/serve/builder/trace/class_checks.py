@@ -16,7 +16,7 @@ import typing
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from torchloom._torch.places import GuardOn
+from torchloom._torch.full_capture import GuardOn
 
 _ASK = frozenset({"isinstance", "issubclass"})
 _MATCH = "MATCH_CLASS"

@@ -8,7 +8,9 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchloom._torch.places import ENVIRON, GuardOn, reads_environment
+from torchloom._torch.full_capture import GuardOn
+from torchloom.envs import reads_environment
+from torchloom.pieces.places import ENVIRON
 from torchloom.serve.builder.trace.absent_names import texts_of
 
 _NAMES = frozenset({"environ", "getenv", "environb"})

@@ -13,16 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchloom._torch.places import (
-    ENVIRON,
-    GuardOn,
-    NoPlaceError,
-    Place,
-    environment,
-    place_of,
-    settled,
-    value_at,
-)
+from torchloom._torch.full_capture import GuardOn
+from torchloom.envs import environment
+from torchloom.pieces.places import ENVIRON, NoPlaceError, Place, place_of, settled, value_at
 from torchloom.serve.model.environment import variable_of
 from torchloom.serve.model.facts import Asker, readable
 from torchloom.serve.model.spelling import NotExactError, exact

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom._torch.fullgraph import FullGraph, capture_full, is_unsupported, mark_varying
+from torchloom._torch.full_capture import GuardOn, is_unsupported
 from torchloom._torch.operators import hidden_kernels, operators_in
-from torchloom._torch.places import GuardOn, Place, place_of, settled, value_at
-from torchloom._torch.symbols import SizeGuard
+from torchloom._torch.shapes import mark_varying
 from torchloom.errors import ServeError, TorchloomError
+from torchloom.pieces.fullgraph import FullGraph, capture_full
+from torchloom.pieces.places import Place, place_of, settled, value_at
+from torchloom.pieces.symbols import SizeGuard
 from torchloom.serve.builder.proof_errors import multiples_to_promise
 from torchloom.serve.builder.prove import Verdict, prove
 from torchloom.serve.builder.trace.argument_guards import asked_of

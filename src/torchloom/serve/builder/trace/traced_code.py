@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchloom._torch.places import Place
-from torchloom._torch.qualnames import qualname_of
+from torchloom._torch.introspect import qualname_of
+from torchloom.pieces.places import Place
 from torchloom.serve.model.code import Codes
 from torchloom.serve.model.code_reader import Reader
 from torchloom.serve.model.functions import functions_in, has_version

@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from torchloom._torch.fullgraph import guards_class_methods
-from torchloom._torch.places import TEXT_HASHES, GuardOn
+from torchloom._torch.facts import guards_class_methods
+from torchloom._torch.full_capture import GuardOn
+from torchloom.pieces.places import TEXT_HASHES
 from torchloom.serve.builder.trace.absent_guards import (
     absence_guards,
     is_known,

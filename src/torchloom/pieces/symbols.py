@@ -1,4 +1,4 @@
-"""Symbolic sizes: what a function on fake tensors relies on (2.11-2.15)."""
+"""Symbolic sizes: what a function on fake tensors relies on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from torchloom._torch.shapes import (
+    Condition,
+    conditions_of,
+    copy_static_mark,
+    fake_mode_of,
+    fixed_symbols,
+    new_shape_env,
+    no_special_sizes,
+    python_text,
+    symbol_values,
+    symbolic_tensor,
+)
 
 
 @dataclass(frozen=True)
@@ -43,33 +56,21 @@ def size_guards(
         varying: for each tensor, in order, which of its sizes are symbols. Equal sizes are one
             symbol; sizes of 0 and 1 are no more special than others.
     """
-    from torch._dynamo.source import ConstantSource
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental import _config
-    from torch.fx.experimental.symbolic_shapes import (
-        DimDynamic,
-        ShapeEnv,
-        StatelessSymbolicContext,
-    )
-
-    config: Any = _config  # its patch() is made at run time
-    env = ShapeEnv()
-    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    env = new_shape_env()
+    mode = fake_mode_of(env)
     number = 0
 
     def faked(value: Any) -> Any:
         nonlocal number
         if isinstance(value, torch.Tensor):
-            kinds = [DimDynamic.DUCK if each else DimDynamic.STATIC for each in varying[number]]
-            context = StatelessSymbolicContext(dynamic_sizes=kinds)
-            source = ConstantSource(f"tensor{number}")
+            name, dims = f"tensor{number}", varying[number]
             number += 1
-            return mode.from_tensor(value.detach(), symbolic_context=context, source=source)
+            return symbolic_tensor(mode, value.detach(), dims, name)
         if isinstance(value, (list, tuple)):
             return [faked(each) for each in value]
         return value
 
-    with config.patch(backed_size_oblivious=True):
+    with no_special_sizes():
         fake_args = [faked(value) for value in args]
         fake_kwargs = {name: faked(value) for name, value in kwargs.items()}
         with mode, torch.no_grad():
@@ -79,27 +80,18 @@ def size_guards(
 
 def guards_of(env: Any) -> list[SizeGuard]:
     """Return what a ShapeEnv has recorded about its symbols."""
-    hints = _hints(env)
+    hints = symbol_values(env)
     # Those on unbacked symbols are asserted at each run by the compiled code itself.
     found = [
-        _guard(guard.expr, guard.sloc, hints)
-        for guard in env.guards
-        if guard.expr.free_symbols <= hints.keys()
+        _guard(each, hints)
+        for each in conditions_of(env)
+        if each.expression.free_symbols <= hints.keys()
     ]
-    for symbol, expression in env.replacements.items():
-        if symbol in hints and not expression.free_symbols:
+    for symbol, expression in fixed_symbols(env).items():
+        if symbol in hints:
             number = float(expression) if isinstance(hints[symbol], float) else int(expression)
             found.append(_equals(hints[symbol], number))
     return [guard for guard in found if guard.hints]
-
-
-def _hints(env: Any) -> dict[Any, float]:
-    """Return what each symbol stood for during the trace."""
-    values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-    return {
-        symbol: int(value) if value == int(value) else float(value)
-        for symbol, value in values.items()
-    }
 
 
 def _equals(hint: float, number: float) -> SizeGuard:
@@ -112,22 +104,19 @@ def _equals(hint: float, number: float) -> SizeGuard:
     )
 
 
-def _guard(expression: Any, place: Any, hints: Mapping[Any, float]) -> SizeGuard:
-    from torch.utils._sympy.printers import PythonPrinter
-
+def _guard(condition: Condition, hints: Mapping[Any, float]) -> SizeGuard:
+    expression = condition.expression
     symbols = sorted(expression.free_symbols & hints.keys(), key=str)
     hint_of = {str(symbol): hints[symbol] for symbol in symbols}
     names = ", ".join(map(str, symbols))
-    printed = PythonPrinter().doprint(expression)
+    printed = python_text(expression)
     test = eval(f"lambda {names}: {printed}", {"math": math, "torch": torch})  # sizes beside floats
     code = _NAME.sub(lambda n: f"{{{hint_of[n[0]]!r}}}" if n[0] in hint_of else n[0], printed)
 
     def holds(sizes: Mapping[float, float]) -> bool:
         return bool(test(*(sizes[hints[symbol]] for symbol in symbols)))
 
-    where = where_of(
-        getattr(place, "maybe_user_loc", None) or getattr(place, "framework_loc", None)
-    )
+    where = where_of(condition.place)
     text = str(expression)
     for symbol in symbols:
         text = text.replace(str(symbol), f"<size {hints[symbol]}>")
@@ -182,15 +171,12 @@ def with_numbers(
         env: the ShapeEnv of their symbols.
         sizes: what symbols become, by what they were during the trace.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     numbers = {
         symbol: sizes.get(hint, hint)
-        for symbol, hint in _hints(env).items()
+        for symbol, hint in symbol_values(env).items()
         if isinstance(hint, int)
     }
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    mode = fake_mode_of(new_shape_env())
 
     def number(size: Any) -> int:
         if not isinstance(size, torch.SymInt):
@@ -205,17 +191,8 @@ def with_numbers(
             return value
         shape, strides = (tuple(map(number, each)) for each in (value.shape, value.stride()))
         made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
-        kind = getattr(value, "_dynamo_static_input_type", None)
-        if kind is not None:
-            made._dynamo_static_input_type = kind  # type: ignore[attr-defined]
+        copy_static_mark(value, made)
         return made
 
     with mode:
         return mode, [copied(value) for value in values]
-
-
-def forget_constant_floats() -> None:
-    """Forget which floats an earlier compilation wanted as constants: torch notes them by number, for all."""
-    from torch._dynamo.symbolic_convert import TensorifyState
-
-    TensorifyState.clear()

@@ -1,4 +1,4 @@
-"""The code around a captured graph, and what it needs of Dynamo at run time, which is nearly nothing (2.11-2.15).
+"""The code around a captured graph, and what it needs of Dynamo at run time, which is nearly nothing.
 
 Dynamo's bytecode fetches a graph's inputs from the arguments and the model, calls the graph, and rebuilds the
 function's result. It runs in processes that never import Dynamo, which takes a second and a half; the few
@@ -22,7 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
-_UTILS = "torch._dynamo.utils"
+from torchloom._torch.generated import DYNAMO_UTILS
+from torchloom._torch.module_calls import runs_forward_alone, traced_function
+from torchloom._torch.stored import code_from_bytes, code_to_bytes
 
 
 class _Utils(types.ModuleType):
@@ -44,7 +46,7 @@ class _Utils(types.ModuleType):
         return tensor.storage_offset()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(_UTILS), name)
+        return getattr(import_module(DYNAMO_UTILS), name)
 
 
 class _Pickler(pickle.Pickler):
@@ -92,7 +94,7 @@ class Shell:
         """
         plain = plain_function(function)[0]
         modules = {
-            alias: _Utils(name) if name == _UTILS else import_module(name)
+            alias: _Utils(name) if name == DYNAMO_UTILS else import_module(name)
             for alias, name in self.imports.items()
         }
         made_names = {**self.made_globals, self.backend_id: compiled}
@@ -120,24 +122,18 @@ class Shell:
         buffer = io.BytesIO()
         try:
             _Pickler(buffer).dump((marshal.dumps(self.code), *rest))
-        except Exception:  # noqa: BLE001 - Dynamo's pickler knows more kinds
+        except Exception:  # noqa: BLE001 - pickling raises anything; Dynamo's pickler knows more kinds
             return b"d" + self._pickled(rest)
         return b"p" + buffer.getvalue()
 
     def _pickled(self, rest: tuple[Any, ...]) -> bytes:
-        from torch._dynamo.aot_compile import AOTCompilePickler
-        from torch._dynamo.package import SerializedCode
-
-        buffer = io.BytesIO()
-        pickler = AOTCompilePickler({}, buffer)
         try:
-            pickler.dump((SerializedCode.from_code_object(self.code), *rest))
-        except Exception as error:
+            content, kinds = code_to_bytes(self.code, rest)
+        except Exception as error:  # pickling an object may raise anything
             raise TypeError(f"the code around the graph cannot be stored: {error}") from error
-        if pickler.errors:
-            kinds = sorted({type(each).__name__ for each in pickler.errors.values()})
+        if kinds:
             raise TypeError(f"the code around the graph refers to modules: {', '.join(kinds)}")
-        return buffer.getvalue()
+        return content
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Shell:
@@ -145,11 +141,8 @@ class Shell:
         if content[:1] == b"p":
             code, *rest = pickle.loads(content[1:])
             return cls(marshal.loads(code), *rest)
-        from torch._dynamo.aot_compile import AOTCompileUnpickler
-        from torch._dynamo.package import SerializedCode
-
-        code, *rest = AOTCompileUnpickler({}, io.BytesIO(content[1:])).load()
-        return cls(SerializedCode.to_code_object(code), *rest)
+        code, rest = code_from_bytes(content[1:])
+        return cls(code, *rest)
 
 
 def plain_function(function: Callable[..., Any]) -> tuple[types.FunctionType, object | None]:
@@ -162,29 +155,11 @@ def plain_function(function: Callable[..., Any]) -> tuple[types.FunctionType, ob
     """
     found: Any = function
     if isinstance(function, nn.Module):
-        if not _is_plain(function):
-            from torch._dynamo.convert_frame import get_traced_fn
-
-            return get_traced_fn(function)
+        if not runs_forward_alone(function):
+            return traced_function(function)
         found = function.forward
     if hasattr(found, "__self__") and hasattr(found, "__func__"):
         return found.__func__, found.__self__
     if inspect.isfunction(found):
         return found, None
     raise RuntimeError(f"{function!r} is no module, bound method or function")
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Return whether calling a module is calling its forward."""
-    shared = nn.modules.module
-    hooks = (
-        module._forward_pre_hooks,
-        module._forward_hooks,
-        module._backward_pre_hooks,
-        module._backward_hooks,
-        shared._global_forward_pre_hooks,
-        shared._global_forward_hooks,
-        shared._global_backward_pre_hooks,
-        shared._global_backward_hooks,
-    )
-    return not any(hooks) and type(module).__call__ is nn.Module.__call__

@@ -1,4 +1,4 @@
-"""Imports that generated wrappers make and do not need (2.11-2.15).
+"""Imports that generated wrappers make and do not need.
 
 A wrapper asks `torch._inductor.select_algorithm` for `extern_kernels`, which are plain functions of torch, and
 with it for all of Inductor's lowerings: a second and a half. While a stored graph is loaded, such modules are
@@ -16,10 +16,14 @@ from typing import Any
 
 import torch
 
-_SELECT = "torch._inductor.select_algorithm"
-_MEMORY = "torch._inductor.codegen.memory_planning"
-_GRAPH = "torch._inductor.graph"
-_DECOMPOSITIONS = "torch._inductor.decomposition"
+from torchloom._torch.generated import (
+    DEBUG,
+    DECOMPOSITION,
+    GRAPH,
+    MEMORY_PLANNING,
+    SELECT_ALGORITHM,
+)
+
 _KERNELS = {"mm": torch.mm, "addmm": torch.addmm, "bmm": torch.bmm, "baddbmm": torch.baddbmm}
 """What Inductor registers under these names, as it stands in `kernel/mm.py` and `kernel/bmm.py`."""
 
@@ -31,17 +35,17 @@ class _Kernels:
         self.__dict__.update(_KERNELS)
 
     def __getattr__(self, name: str) -> Any:
-        kernel = getattr(_real(_SELECT).extern_kernels, name)
+        kernel = getattr(_real(SELECT_ALGORITHM).extern_kernels, name)
         setattr(self, name, kernel)
         return kernel
 
 
 def _align(nbytes: Any) -> Any:
-    return _real(_MEMORY)._align(nbytes)
+    return _real(MEMORY_PLANNING)._align(nbytes)
 
 
 def _select_decomp_table() -> Any:
-    return _real(_DECOMPOSITIONS).select_decomp_table()
+    return _real(DECOMPOSITION).select_decomp_table()
 
 
 class _Lowering:
@@ -65,10 +69,10 @@ class _Stand(types.ModuleType):
 def light_imports() -> Iterator[None]:
     """Let wrappers that are loaded meanwhile do without Inductor's lowerings."""
     stands = {
-        _SELECT: {"extern_kernels": _Kernels()},
-        _MEMORY: {"_align": _align},
-        _GRAPH: {"GraphLowering": _Lowering},
-        _DECOMPOSITIONS: {"select_decomp_table": _select_decomp_table},
+        SELECT_ALGORITHM: {"extern_kernels": _Kernels()},
+        MEMORY_PLANNING: {"_align": _align},
+        GRAPH: {"GraphLowering": _Lowering},
+        DECOMPOSITION: {"select_decomp_table": _select_decomp_table},
     }
     put = {}
     for name, content in stands.items():
@@ -76,13 +80,14 @@ def light_imports() -> Iterator[None]:
             put[name] = _Stand(name)
             put[name].__dict__.update(content)
     sys.modules.update(put)
-    inductor: Any = import_module("torch._inductor")
-    if not hasattr(inductor, "debug"):
+    package, _, name = DEBUG.rpartition(".")
+    inductor = import_module(package)
+    if not hasattr(inductor, name):
         # Each call reads it. Nothing is recorded before the module itself is imported, which then takes
         # this place.
-        stand = _Stand("torch._inductor.debug")
+        stand = _Stand(DEBUG)
         stand.__dict__["RECORD_GRAPH_EXECUTION"] = False
-        inductor.debug = stand
+        setattr(inductor, name, stand)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Where a value is found that a trace relied on, as data: a root and the steps from it (2.11-2.15).
+"""Where a value is found that a trace relied on, as data: a root and the steps from it.
 
 Dynamo names such values by expressions, `L['self']._modules['norm'].eps`. They are taken apart once, in the
 process that traced; what is stored is a list of steps, of the kinds that are here and no other:
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import os
 import sys
 import types
 import weakref
@@ -25,25 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchloom import envs
+from torchloom._torch.modes import default_device
+
 Place = Sequence[Sequence[Any]]
 
 
 class NoPlaceError(ValueError):
     """An expression is of none of the kinds that can be written down."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GuardOn:
-    """One of Dynamo's guards."""
-
-    kind: str
-    """The name of what builds it, such as "TYPE_MATCH"."""
-    source: str
-    """An expression over `L` (arguments) and `G` (globals)."""
-    name: Any = None
-    """The attribute or key that it asks for."""
-    other: str | None = None
-    """Another expression that stands for the same object."""
 
 
 def _iterated(iterator: Any) -> list[Any]:
@@ -64,22 +52,6 @@ def _size(value: Tensor) -> list[int]:
 
 def _stride(value: Tensor) -> list[int]:
     return list(Tensor.stride(value))
-
-
-def reads_environment(value: object) -> bool:
-    """Return whether something is the environment, or what asks it for a variable."""
-    return value is os.environ or value is os.getenv
-
-
-def environment() -> Any:
-    """Return the environment of this process, as code that asks for variables has it."""
-    return os.environ
-
-
-def _default_device() -> torch.device | None:
-    """Return what `torch.set_default_device` was told; the module that holds it is loaded with Dynamo."""
-    module = sys.modules.get("torch.utils._device")
-    return None if module is None else module.CURRENT_DEVICE
 
 
 def _keys(value: dict[Any, Any]) -> Any:
@@ -106,12 +78,12 @@ _METHODS = frozenset({"size", "stride", "storage_offset", "item"})
 TEXT_HASHES = "what texts hash to, which PYTHONHASHSEED sets and is random without it,"
 ENVIRON = "os.environ"
 _STATE: Mapping[str, Callable[[], Any]] = {
-    ENVIRON: environment,
+    ENVIRON: envs.environment,
     TEXT_HASHES: lambda: hash("torchloom"),
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
     "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
-    "utils_device.CURRENT_DEVICE": _default_device,
+    "utils_device.CURRENT_DEVICE": default_device,
 }
 """Settings of torch's own, and of the process, that a trace may rely on."""
 _PER_THREAD = ("___get_current_stream(", "___get_torch_function_mode_stack_at(")

@@ -1,7 +1,7 @@
 """Inductor's generated wrapper code as a function that can be replayed without data.
 
-Read in torch 2.11-2.15. The wrapper is Python: it allocates buffers, calls kernels, and drops
-buffers. Replayed, its kernels do nothing and its buffers are fake.
+The wrapper is Python: it allocates buffers, calls kernels, and drops buffers. Replayed, its kernels do
+nothing and its buffers are fake.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def load_wrapper(source: str, on_extern: OnExtern) -> Wrapper | None:
             compile(source.replace(_COMPILER, "async_compile = _compiler"), "<wrapper>", "exec"),
             names,
         )
-    except Exception:  # noqa: BLE001  # generated code of a form that was never seen
+    except Exception:  # noqa: BLE001  # generated code runs, of a form that was never seen
         return None
     names.update(
         empty_strided_cpu=_empty_on("cpu"),
         empty_strided_cuda=_empty_on("cuda"),
         reinterpret_tensor=_reinterpret,
         assert_size_stride=_ignore,
-        assert_size_stride_grouped=_ignore,  # 2.14, 2.15
-        assert_tensor_metadata=_ignore,  # 2.14, 2.15
+        assert_size_stride_grouped=_ignore,
+        assert_tensor_metadata=_ignore,
         assert_alignment=_ignore,
         extern_kernels=_Extern(on_extern),
     )

@@ -1,0 +1,30 @@
+"""Dynamo: its counters, its limits, and whether it works here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def compile_counters() -> Mapping[str, Mapping[str, int]]:
+    """Return Dynamo's, Inductor's and AOTAutograd's running counters."""
+    from torch._dynamo.utils import counters
+
+    return counters
+
+
+def why_no_dynamo() -> str | None:
+    """Return what keeps torch.compile from working on this Python and platform, or None."""
+    from torch._dynamo.eval_frame import check_if_dynamo_supported
+
+    try:
+        check_if_dynamo_supported()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def is_restart(error: BaseException) -> bool:
+    """Say whether Dynamo is about to capture the same code again, having learnt something."""
+    from torch._dynamo.exc import RestartAnalysis
+
+    return isinstance(error, RestartAnalysis)

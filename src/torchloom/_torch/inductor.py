@@ -1,0 +1,99 @@
+"""Inductor: compiling with it, its settings, its folder."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+
+def inductor_compile(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    timed: Callable[[Any, float, str | None], None],
+    *,
+    backward_at_once: bool = False,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor.
+
+    Args:
+        gm: the graph; Inductor changes it.
+        example_inputs: fake tensors and sizes, one for each placeholder.
+        patches: options of Inductor, which also hold while the backward graph is compiled.
+        timed: told "forward", "backward" or "inference", the seconds that compiling took, and the code of the
+            wrapper, None if it came from a cache; not called where a cache held both graphs together.
+        backward_at_once: compile the backward graph now, not at its first run.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    @functools.wraps(compile_fx_inner)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        compiled = compile_fx_inner(*args, **kwargs)
+        kind = "inference" if kwargs.get("is_inference") else "forward"
+        kind = "backward" if kwargs.get("is_backward") else kind
+        source = getattr(compiled, "source_code", None)
+        timed(kind, time.perf_counter() - started, source or None)
+        return compiled
+
+    eager = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
+    with functorch_config.patch(eager):
+        compiled: Any = compile_fx(
+            gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches)
+        )
+    return compiled
+
+
+def load_inductor() -> None:
+    """Import Inductor now, as `torch.compile(backend="inductor")` does when it is called.
+
+    The import takes a second, which would otherwise count as compile time of the first step.
+    """
+    import torch._inductor.compile_fx  # noqa: F401
+
+
+def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:
+    """Hash the contents of source files with a salt (cached for the last call only)."""
+    from torch._inductor.custom_graph_pass import get_hash_for_files
+
+    return get_hash_for_files(paths, extra)
+
+
+@functools.cache
+def ops_made_in_place() -> frozenset[Any]:
+    """Return the operators that Inductor may turn into ones that write their input."""
+    from torch._inductor.fx_passes import reinplace
+
+    return frozenset({*reinplace.inplaceable_ops, *reinplace.inplaceable_foreach_ops})
+
+
+def bisect_status_file() -> str | None:
+    """Return the state file of an unfinished compiler bisection, which every compile obeys."""
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    path = Path(CompilerBisector.get_dir()) / "bisect_status.txt"
+    return str(path) if path.exists() else None
+
+
+def inductor_config() -> dict[str, Any]:
+    """Return a copy of Inductor's settings."""
+    from torch._inductor import config
+
+    return dict(config.get_config_copy())  # type: ignore[attr-defined]
+
+
+def inductor_cache_dir() -> str:
+    """Return the folder of Inductor's caches."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
+REALIZED_TO_STRIDES = "inductor_realize_to_strides"
+"""Meta of a node whose value Inductor must lay out with the strides of its fake."""

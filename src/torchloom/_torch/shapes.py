@@ -1,0 +1,133 @@
+"""Symbolic sizes: environments of symbols, what a trace assumed of them, and fake tensors that have them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Condition(NamedTuple):
+    """A condition on symbols that a trace relied on."""
+
+    expression: Any
+    """Of sympy."""
+    place: Any
+    """The line of code that asked: text, a frame summary, or None."""
+
+
+def no_special_sizes(*, enabled: bool = True) -> AbstractContextManager[Any]:
+    """Return a block in which sizes of 0 and 1 are traced like others, if `enabled`."""
+    from torch.fx.experimental import _config
+
+    config: Any = _config  # its patch() is made at run time
+    return config.patch(backed_size_oblivious=enabled)
+
+
+def new_shape_env() -> Any:
+    """Return an empty environment of symbols."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return ShapeEnv()
+
+
+def fake_mode_of(env: Any) -> Any:
+    """Return a mode whose tensors hold no data and have symbols of `env`."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+
+
+def symbolic_tensor(
+    mode: Any, tensor: torch.Tensor, varying: Sequence[bool], name: str
+) -> torch.Tensor:
+    """Return a fake tensor some of whose sizes are symbols; equal sizes are one symbol.
+
+    Args:
+        mode: from `fake_mode_of`.
+        tensor: whose sizes, dtype and device it has.
+        varying: for each dim, whether its size is a symbol.
+        name: tells it from others of the mode.
+    """
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    kinds = [DimDynamic.DUCK if each else DimDynamic.STATIC for each in varying]
+    context = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return mode.from_tensor(tensor, symbolic_context=context, source=ConstantSource(name))
+
+
+def symbol_values(env: Any) -> dict[Any, float]:
+    """Return what each symbol stood for during the trace."""
+    values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    return {
+        symbol: int(value) if value == int(value) else float(value)
+        for symbol, value in values.items()
+    }
+
+
+def conditions_of(env: Any) -> Iterator[Condition]:
+    """Yield what was assumed of the symbols of an environment."""
+    for guard in env.guards:
+        where = getattr(guard.sloc, "maybe_user_loc", None)
+        yield Condition(guard.expr, where or getattr(guard.sloc, "framework_loc", None))
+
+
+def fixed_symbols(env: Any) -> dict[Any, Any]:
+    """Return the symbols that a trace found to be one number, with that number as an expression."""
+    found = env.replacements.items()
+    return {symbol: expression for symbol, expression in found if not expression.free_symbols}
+
+
+def python_text(expression: Any) -> str:
+    """Return an expression on symbols as Python."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    return PythonPrinter().doprint(expression)
+
+
+def copy_static_mark(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Let a tensor count as a parameter or buffer of a captured graph if another one does."""
+    kind = getattr(source, "_dynamo_static_input_type", None)
+    if kind is not None:
+        target._dynamo_static_input_type = kind  # type: ignore[attr-defined]
+
+
+def mark_varying(
+    tensor: torch.Tensor, dim: int, *, unbacked: tuple[int, int] | None = None
+) -> None:
+    """Let a size of an example be a symbol when it is captured.
+
+    Args:
+        tensor: the example.
+        dim: which of its sizes.
+        unbacked: the least and the greatest value of a symbol that nothing may branch on; None for one
+            that stands for the example's own size.
+    """
+    from torch._dynamo.decorators import mark_unbacked, maybe_mark_dynamic
+
+    if unbacked is None:
+        maybe_mark_dynamic(tensor, dim)
+        return
+    bounds: Any = {"min": unbacked[0], "max": unbacked[1]} if takes_bounds() else {}
+    mark_unbacked(tensor, dim, hint_override=tensor.size(dim), **bounds)
+
+
+@functools.cache
+def takes_bounds() -> bool:
+    """Return whether a symbol that nothing may branch on can have bounds: without them less can be proven."""
+    from torch._dynamo.decorators import mark_unbacked
+
+    parameters: Mapping[str, Any] = inspect.signature(mark_unbacked).parameters
+    return "min" in parameters
+
+
+def forget_constant_floats() -> None:
+    """Forget which floats an earlier compilation wanted as constants: torch notes them by number, for all."""
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    TensorifyState.clear()

@@ -1,0 +1,161 @@
+"""Inductor's code for a graph, compiled ahead of its calls and taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torchloom._torch.shapes import forget_constant_floats, no_special_sizes
+
+Call = Callable[..., Any]
+
+
+class WantsConstantError(Exception):
+    """A float that is a symbol reaches an operator that takes constants alone."""
+
+
+def compile_alone(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+) -> tuple[Call, Callable[[], bytes]]:
+    """Compile a graph with Inductor; return its code, and a function that returns torch's artifact as bytes.
+
+    Call it, and that function, within `build_settings`.
+
+    Args:
+        graph_module: a graph of Dynamo, or a piece of one; it is left as it is.
+        inputs: fake tensors and sizes, one for each placeholder.
+        patches: Inductor's options.
+
+    Raises:
+        WantsConstantError: see there.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._inductor import standalone_compile
+
+    try:
+        artifact: Any = standalone_compile(
+            graph_module,
+            list(inputs),
+            dynamic_shapes="from_graph",
+            options={"config_patches": dict(patches)},
+            aot=True,
+        )
+    except TensorifyScalarRestartAnalysis as error:
+        forget_constant_floats()
+        raise WantsConstantError from error
+    return _inner(artifact), artifact.serialize
+
+
+def load_artifact(content: bytes) -> Call:
+    """Return the code of an artifact that `compile_alone` made in another process; this runs its content."""
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
+
+    with own_instructions():
+        return _inner(AOTCompiledArtifact.deserialize(content))
+
+
+def own_instructions() -> AbstractContextManager[Any]:
+    """Return a block in which the processor's own flags say which vector instructions it has.
+
+    torch looks them up before it asks the compiler, which takes seconds for each.
+    """
+    from torch._inductor import config as inductor_config
+
+    return inductor_config.patch({"cpp.vec_isa_ok": True})
+
+
+@contextmanager
+def build_settings(*, unbacked: bool) -> Iterator[None]:
+    """Set what `compile_alone` needs set; `unbacked` says whether the graph's symbols are unbacked."""
+    from torch._functorch import config
+
+    caching: Any = config.patch(strict_autograd_cache=True, bypass_autograd_cache_key=True)  # type: ignore[attr-defined]
+    with own_instructions(), caching, no_special_sizes(enabled=not unbacked):
+        yield
+
+
+def _inner(artifact: Any) -> Call:
+    return artifact.inner_fn.compiled_fn
+
+
+@dataclass(frozen=True)
+class GeneratedCode:
+    """What Inductor and AOTAutograd made of a graph."""
+
+    text: str
+    """The module that Inductor wrote."""
+    scope: Mapping[str, Any]
+    """The globals of that module."""
+    constants: Mapping[str, Tensor]
+    """Tensors that the text refers to."""
+    needs: str
+    """Why AOTAutograd's wrappers have to run around it; nothing if they need not."""
+    returned: tuple[int | None, ...]
+    """For each result, which input it is, None for one that was computed."""
+    written: tuple[int, ...]
+    """Inputs that are written to."""
+
+
+def generated_code(compiled: Call) -> GeneratedCode:
+    """Take apart the code that `compile_alone` returned, in the process that made it.
+
+    Raises:
+        AttributeError, KeyError, TypeError: torch keeps it in another form.
+    """
+    result = compiled.serialize()  # type: ignore[attr-defined]
+    graph = result.compiled_fw.result
+    needs = next((reason for reason, holds in _reasons(result).items() if holds), "")
+    returned = [] if needs else list(_returned(result.runtime_metadata.output_info))
+    view = next((text for text in returned if isinstance(text, str)), "")
+    return GeneratedCode(
+        graph.source_code,
+        compiled.current_callable.__func__.__globals__,  # type: ignore[attr-defined]
+        graph.constants or {},
+        needs or view,
+        tuple(each for each in returned if not isinstance(each, str)),
+        tuple(result.runtime_metadata.mutated_graph_handled_indices_seen_by_autograd),
+    )
+
+
+def _reasons(result: Any) -> dict[str, bool]:
+    meta, graph = result.runtime_metadata, result.compiled_fw.result
+    return {
+        "it computes gradients": result.compiled_bw is not None,
+        "it takes tensor subclasses": result.maybe_subclass_meta is not None,
+        "it draws random numbers by torch's functional way": meta.is_rng_op_functionalized,
+        "it has effects that are ordered by tokens": bool(meta.tokens),
+        "it changes the gradient mode": meta.grad_enabled_mutation is not None,
+        "its inputs are changed after it ran": meta.num_mutated_inp_runtime_indices > 0,
+        "its inputs share memory": any(w.needs_post_compile for w in result.dispatch_wrappers),
+        "autocast is on": torch._C._is_any_autocast_enabled(),
+        "its results share memory": meta.num_intermediate_bases > 0,
+        "inputs have to be realigned": bool(graph.inputs_to_check),
+        "it holds constants that are no plain tensors": bool(
+            graph.constants is None or graph.frozen_param_names or graph.torchbind_constants
+        ),
+    }
+
+
+def _returned(outputs: Sequence[Any]) -> Any:
+    """Yield for each result which input it is, None for one that was computed, a text for any other."""
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    computed = {
+        OutputType.non_alias,
+        OutputType.unsafe_view_alias,
+        OutputType.custom_function_view,
+    }
+    for output in outputs:
+        if output.output_type in computed:
+            yield None
+        elif output.output_type is OutputType.is_input:
+            yield output.base_idx
+        else:
+            yield f"a result is a view ({output.output_type.name})"

@@ -1,0 +1,193 @@
+"""Names of torch itself: autograd, modes, operators, tensors, modules."""
+
+from __future__ import annotations
+
+from torchloom._torch.table.records import Name, each
+
+_NO_IMPORT = "`import torchloom._torch` fails"
+_EAGER = "training at stage 3 fails: backward cannot gather saved weights again"
+_TRACED = "custom operators and stored programs fail: what a trace goes through is not known"
+
+CORE = (
+    *each(
+        "torch._C._autograd",
+        "_top_saved_tensors_default_hooks _pop_saved_tensors_default_hooks"
+        " _push_saved_tensors_default_hooks",
+        "put hooks of saved tensors under those of the program",
+        _EAGER,
+    ),
+    Name(
+        name="torch._C._autograd._get_current_graph_task_keep_graph",
+        used_for="know whether a backward pass may free what it read",
+        without="compiled backward fails",
+    ),
+    Name(
+        name="torch._C._dispatch_has_kernel_for_dispatch_key",
+        used_for="know whether an operator has a backward of its own",
+        without="`torchloom.check_op` fails",
+    ),
+    *each(
+        "torch._C",
+        "_len_torch_function_stack _len_torch_dispatch_stack _is_tracing",
+        "refuse served calls inside of modes that programs do not know",
+        "serving cannot be imported",
+    ),
+    *each(
+        "torch._C._functorch",
+        "maybe_current_level is_functorch_wrapped_tensor get_unwrapped",
+        "see through the wrappers of torch.func",
+        "serving cannot be imported",
+    ),
+    Name(
+        name="torch._C._is_any_autocast_enabled",
+        used_for="keep torch's own wrappers around code that was built under autocast",
+        without="serving cannot build programs",
+    ),
+    Name(
+        name="torch._decomp.decomposition_table",
+        used_for="know a decomposition that stands for an operator during a trace",
+        without="stored programs do not notice that a decomposition was edited",
+        is_needed=False,
+    ),
+    *each(
+        "torch._higher_order_ops.effects",
+        "_EffectType.ORDERED _register_effectful_op",
+        "let compilers keep each call of an operator, in order",
+        "`import torchloom.ops` fails",
+    ),
+    Name(
+        name="torch._library.custom_ops.OPDEFS",
+        used_for="find the functions of `torch.library.custom_op`",
+        without="stored programs do not notice that a custom operator was edited",
+        is_needed=False,
+    ),
+    *each(
+        "torch._library.custom_ops:",
+        "_abstract_fn _backward_fn _setup_context_fn _vmap_fn _torch_dispatch_fns",
+        "read what `torch.library.custom_op` was given",
+        "stored programs do not notice that a custom operator was edited",
+        is_needed=False,
+    ),
+    *each(
+        "torch._library.simple_registry",
+        "singleton._data",
+        "find fakes that were registered with `torch.library.register_fake`",
+        "stored programs do not notice that a fake was edited",
+        is_needed=False,
+    ),
+    *each(
+        "torch._library.simple_registry:",
+        "fake_impl torch_dispatch_rules",
+        "find fakes and rules that were registered with torch.library",
+        "stored programs do not notice that a fake was edited",
+        is_needed=False,
+    ),
+    Name(
+        name="torch._library.fake_impl.FakeImplHolder.kernel",
+        used_for="find the fake of an operator",
+        without="stored programs do not notice that a fake was edited",
+        is_needed=False,
+    ),
+    Name(
+        name="torch._logging.structured.INTERN_TABLE",
+        used_for="name the files of torch's trace records",
+        without="`torchloom.watch` fails",
+    ),
+    Name(
+        name="torch._neg_view",
+        used_for="make again a view of a negated tensor",
+        without="negated views that backward needs cannot be saved at stage 3",
+    ),
+    *each("torch._ops", "OpOverload OpOverloadPacket", "find operators in graphs", _NO_IMPORT),
+    *each(
+        "torch._ops:",
+        "_qualified_op_name _schema",
+        "compare operators with what they were",
+        _TRACED,
+    ),
+    Name(
+        name="torch._subclasses.FakeTensorMode",
+        used_for="load stored graphs",
+        without="programs whose parts run as graphs are built again",
+    ),
+    Name(
+        name="torch._subclasses.fake_tensor.FakeTensorMode",
+        used_for="run operators without data",
+        without="plans and serving fail",
+    ),
+    Name(
+        name="torch.autograd._profiler_enabled",
+        used_for="leave a profiler of the program's alone while workspaces are measured",
+        without="plans fail",
+    ),
+    Name(
+        name="torch.autograd.forward_ad._current_level",
+        used_for="refuse served calls that are differentiated forwards",
+        without="served calls fail",
+    ),
+    Name(
+        name="torch.library._impls",
+        used_for="find kernels that were registered with `torch.library.impl`",
+        without="custom operators whose kernels a trace goes through are stored as if they had none",
+        is_needed=False,
+    ),
+    Name(
+        name="torch.overrides._get_current_function_mode_stack",
+        used_for="name the modes that a served call is refused for",
+        without="serving cannot be imported",
+    ),
+    *each(
+        "torch.utils._device",
+        "CURRENT_DEVICE DeviceContext",
+        "know the default device, which is a mode",
+        "serving cannot be imported",
+    ),
+    *each(
+        "torch.utils._python_dispatch",
+        "TorchDispatchMode _disable_current_modes _get_current_dispatch_mode_stack",
+        "see operators below autograd; run some for real inside of a compiler",
+        _NO_IMPORT,
+    ),
+    *each(
+        "torch.utils._python_dispatch",
+        "any_torch_dispatch_mode_on_stack is_in_any_mode_without_ignore_compile_internals",
+        "know that Dynamo compiles nothing inside of a dispatch mode",
+        "`explain_call` takes a call inside of a dispatch mode for one that compiles",
+        is_needed=False,
+    ),
+    Name(
+        name="torch.UntypedStorage._cdata",
+        used_for="tell whether two tensors share memory",
+        without="served calls fail",
+    ),
+    Name(
+        name="torch.Tensor._version",
+        used_for="tell whether a tensor was written",
+        without="served calls fail",
+    ),
+    Name(
+        name="torch._dynamo.variables.builder:_dynamo_static_input_type",
+        used_for="tell parameters and buffers from other inputs of a graph",
+        without="buffers count as activations in plans, and programs for exact sizes copy them",
+        is_needed=False,
+    ),
+    *each(
+        "torch.nn.Module",
+        "_call_impl _compiled_call_impl",
+        "let calls of a module run compiled, under the same object",
+        "`engine.compile()` and `torchloom.compile` fail",
+    ),
+    *each(
+        "torch.nn.Module",
+        "_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks",
+        "know whether a call of a module is a call of its forward",
+        "serving fails for modules",
+    ),
+    *each(
+        "torch.nn.modules.module",
+        "_global_forward_hooks _global_forward_pre_hooks _global_backward_hooks"
+        " _global_backward_pre_hooks",
+        "know whether hooks are registered for all modules",
+        "serving fails for modules",
+    ),
+)

@@ -1,0 +1,125 @@
+"""What torchloom replaces, wraps or works around in torch, and why."""
+
+from __future__ import annotations
+
+from torchloom._torch.table.records import Patch
+
+PATCHES = (
+    Patch(
+        name="torch.nn.Module.compile",
+        where="torchloom._torch.module_calls.compile_in_place",
+        because="it hands `_call_impl` to Dynamo, which skips frames of torch.nn: a root such as"
+        " nn.Linear is not captured",
+        issue="pytorch/pytorch#150915",
+        until="2.13",
+        without="models whose root is one of torch's own modules run eagerly",
+    ),
+    Patch(
+        name="torch._dynamo.eval_frame.cached_backends",
+        where="torchloom._torch.module_calls.compiled_call",
+        because="Dynamo keeps each backend for good; it is given a weak reference to ours",
+        reproduction="compile a function with a callable object, delete both, gc.collect(): a weakref"
+        " to the object still finds it",
+        without="engines that have ended keep their graphs and weights in memory",
+    ),
+    Patch(
+        name="torch._dynamo.convert_frame.orig_code_map",
+        where="torchloom._torch.module_calls.compiled_call",
+        because="the entries of a function outlive it; they are dropped when it ends",
+        reproduction="compile a function, delete it, gc.collect(): a weakref to its code still finds it",
+        without="compiled code of engines that have ended stays in memory",
+    ),
+    Patch(
+        name="torch._dynamo.config.ignore_logging_functions",
+        where="torchloom._torch.module_calls.compiled_call",
+        because="a call of a logger's `warning_once`, which transformers adds, breaks the graph",
+        issue="pytorch/pytorch#132635",
+        without="GPT-2 and others are captured in several graphs",
+    ),
+    Patch(
+        name="torch._dynamo.guards.TENSOR_MATCH",
+        where="torchloom._torch.frozen.compiling_again",
+        because="there is no guard on `requires_grad` of a module's parameters",
+        issue="pytorch/pytorch#139476",
+        until="2.11",
+        without="parameters that are unfrozen after a compile are not trained",
+    ),
+    Patch(
+        name="torch._dynamo.backends.registry.register_backend",
+        where="torchloom._torch.registry.register_backend",
+        because="it asks whether the function, not its name, is a key of `_BACKENDS`; the name is"
+        " taken out of both tables first",
+        reproduction="register_backend of a name that an entry point has: its entry point is replaced"
+        " by None",
+        until="2.13",
+        without="a backend that replaces an entry point is refused as a duplicate",
+    ),
+    Patch(
+        name="torch._dynamo.eval_frame.compile_wrapper",
+        where="torchloom._torch.fallback.let_fall_back",
+        because="`suppress_errors` holds for all that compiles while it is set; the callback of one"
+        " function is replaced in its closure",
+        reproduction="torch._dynamo.config.patch(suppress_errors=True) around a call, and compile"
+        " another function meanwhile: its errors are suppressed, too",
+        without="under `torchloom.jit` a function that cannot be compiled raises",
+    ),
+    Patch(
+        name="torch._functorch.partitioners.functionalize_rng_ops",
+        where="torchloom._torch.partition.trial_partition",
+        because="the partitioner renames nodes that draw random numbers twice; in a trial it is"
+        " replaced by a function that leaves them",
+        reproduction="min_cut_rematerialization_partition of a joint graph with dropout that is"
+        " computed again: names of its nodes are not those of the joint graph",
+        without="plans do not find the nodes of models with dropout",
+    ),
+    Patch(
+        name="torch._inductor.codecache.CppCodeCache.load_async",
+        where="torchloom._torch.library_loading.watched_libraries",
+        because="an artifact holds sources, which are built again where it is loaded; libraries are"
+        " noted while it is made, and given while it is loaded",
+        reproduction="standalone_compile(..., aot=True).serialize(), then deserialize it with an empty"
+        " TORCHINDUCTOR_CACHE_DIR and no C++ compiler: CppCompileError",
+        without="a process that loads programs needs a C++ compiler, and seconds for each kernel",
+    ),
+    Patch(
+        name="torch._inductor.compile_fx._recursive_joint_graph_passes",
+        where="torchloom._torch.library_loading.before_codegen",
+        because="there is no hook between AOTAutograd and Inductor's code generation",
+        reproduction="raise from any hook of Inductor's config: AOTAutograd has not traced yet, or code"
+        " is generated already",
+        without="builds of sizes that cannot be served take as long as others",
+    ),
+    Patch(
+        name="torch._inductor.select_algorithm",
+        where="torchloom.pieces.light.light_imports",
+        because="generated text imports all of Inductor's lowerings for plain functions of torch;"
+        " stand-ins take the modules' places while a program is loaded",
+        reproduction="python -X importtime -c 'import torch._inductor.select_algorithm'",
+        without="loading a program that is not plain text takes a second and a half longer",
+    ),
+    Patch(
+        name="c10::FLAGS_caffe2_log_level",
+        where="torchloom._torch.hush.hushed_store",
+        because="c10 prints a stack of C++ for each request to a store that has gone, and raises an"
+        " error as well; its level of warnings is raised meanwhile",
+        reproduction="make two TCPStores, delete the server, call check on the client: stderr has a"
+        " stack of C++",
+        without="each rank that loses another one prints a page of C++ before the sentence that says so",
+    ),
+    Patch(
+        name="torch._subclasses.fake_tensor.log",
+        where="torchloom.runtime.lines.last_words.show_last_words",
+        because="it logs the stack of an error that is then raised; a filter takes the stack off",
+        reproduction="torch.compile a product of tensors whose sizes do not fit: the stack is printed"
+        " twice",
+        without="the sentence that a rank ends with stands between two stacks",
+    ),
+    Patch(
+        name="torch.distributed.checkpoint.FileSystemReader.read_metadata",
+        where="torchloom._torch.dcp.read_dcp_metadata",
+        because="it unpickles the metadata file as it is, which runs any code in it; an unpickler of"
+        " our own admits the records of such a file alone",
+        issue="pytorch/pytorch#189308",
+        without="loading a checkpoint of others would run what is in it",
+    ),
+)

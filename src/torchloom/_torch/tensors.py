@@ -1,0 +1,46 @@
+"""Tensors without data, sizes without guards, and views that have no public name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def size_hint(size: Any) -> int:
+    """Return a size as a number, without a guard: for a symbol what the trace saw."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 1 if hint is None else int(hint)
+
+
+def layout_hint(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
+    """Return sizes and strides as numbers, without a guard, and how many elements they reach over.
+
+    Example:
+        >>> layout_hint(torch.empty(1, 3).expand(2, 3))
+        ([2, 3], [0, 1], 3)
+    """
+    sizes = [size_hint(size) for size in tensor.shape]
+    strides = [size_hint(stride) for stride in tensor.stride()]
+    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return sizes, strides, 0 if 0 in sizes else reach + 1
+
+
+def fake_mode() -> Any:
+    """Return a new mode whose tensors hold no data; real ones may be mixed in."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def lives_on(value: torch.Tensor) -> bool:
+    """Say whether an input of a captured graph is a parameter or buffer."""
+    is_static = getattr(value, "_dynamo_static_input_type", None) is not None
+    return is_static or isinstance(value, torch.nn.Parameter)
+
+
+def neg_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor that reads each element negated, as `.imag` of a conjugate does."""
+    return torch._neg_view(tensor)
