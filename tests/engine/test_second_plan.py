@@ -15,11 +15,11 @@ import torchloom
 from support.ranks import run_ranks
 from torchloom import events
 from torchloom.engine import Engine
-from torchloom.step import CompiledStep
 from torchloom.errors import PassError
 from torchloom.events import PlanReviewed
 from torchloom.pipeline import CompileSession
 from torchloom.plan import Planner
+from torchloom.step import CompiledStep
 
 
 class Checkpointed(nn.Module):
