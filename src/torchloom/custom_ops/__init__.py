@@ -1,4 +1,4 @@
-"""Operators of one's own, and a check that they keep what they promise to compilers."""
+"""Custom operators, and a check that they keep what they promise to compilers."""
 
 from __future__ import annotations
 

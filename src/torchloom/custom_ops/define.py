@@ -1,4 +1,4 @@
-"""Operators of one's own: what a compiler does not look into, with all that it has to know of them."""
+"""Custom operators: functions that a compiler calls as they are, with the schema and fake that it needs."""
 
 from __future__ import annotations
 
