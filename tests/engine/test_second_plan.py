@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch.utils.checkpoint import checkpoint
-from torchloom.engine.compiled import Compiled
 
 import torchloom
 from support.ranks import run_ranks
