@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchloom.cli.train.corpus import load_corpus
-from torchloom.cli.train.stream import SampleStream, heldout_batches, windows
 from torchloom.errors import CheckpointError, DataError
+from torchloom.recipes.train.corpus import load_corpus
+from torchloom.recipes.train.stream import SampleStream, heldout_batches, windows
 
 
 def stream(*, length=1001, **options):

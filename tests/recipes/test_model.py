@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchloom.cli.train.flops import flops_per_token, peak_tflops
-from torchloom.cli.train.model import PRESETS, Llama, LlamaConfig, llama_34m, llama_tiny
-from torchloom.cli.train.options import PRESET_NAMES
 from torchloom.errors import ConfigError
+from torchloom.recipes.train.flops import flops_per_token, peak_tflops
+from torchloom.recipes.train.model import PRESETS, Llama, LlamaConfig, llama_34m, llama_tiny
+from torchloom.recipes.train.options import PRESET_NAMES
 
 SMALL = {"vocab_size": 32, "dim": 16, "num_layers": 2, "num_heads": 4, "hidden_dim": 24}
 

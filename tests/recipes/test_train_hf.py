@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchloom.cli.train.options import TrainOptions
-from torchloom.cli.train.task import build_task
 from torchloom.errors import ConfigError
+from torchloom.recipes.train.options import TrainOptions
+from torchloom.recipes.train.task import build_task
 
 transformers = pytest.importorskip("transformers")
 

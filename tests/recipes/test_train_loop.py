@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchloom.cli.train.loop import Loop, LoopPlan
-from torchloom.cli.train.metrics import EvalRow, JsonlSink, StepRow, read_rows
-from torchloom.cli.train.options import TrainOptions
-from torchloom.cli.train.stream import SampleStream, heldout_batches
-from torchloom.cli.train.task import Task
 from torchloom.errors import EngineError
+from torchloom.recipes.train.loop import Loop, LoopPlan
+from torchloom.recipes.train.metrics import EvalRow, JsonlSink, StepRow, read_rows
+from torchloom.recipes.train.options import TrainOptions
+from torchloom.recipes.train.stream import SampleStream, heldout_batches
+from torchloom.recipes.train.task import Task
 
 
 class FakeEngine:
@@ -220,7 +220,7 @@ def test_a_resumed_file_keeps_earlier_rows_and_drops_later_ones(tmp_path):
 
 
 def test_options_survive_the_way_to_a_worker():
-    from torchloom.cli.train.options import to_argv
+    from torchloom.cli.train import to_argv
 
     options = TrainOptions(out="a b", steps=7, compile=False, resume=True, micro_batch=2)
     assert to_argv(options) == [

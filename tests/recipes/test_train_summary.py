@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from torchloom.cli.train.metrics import (
+from torchloom.recipes.train.metrics import (
     TENSORBOARD_TAGS,
     EvalRow,
     JsonlSink,
@@ -16,8 +16,8 @@ from torchloom.cli.train.metrics import (
     TensorBoardSink,
     read_rows,
 )
-from torchloom.cli.train.progress import BarDisplay, LineDisplay, make_progress
-from torchloom.cli.train.summary import print_summary, summarize, write_charts, write_summary
+from torchloom.recipes.train.progress import BarDisplay, LineDisplay, make_progress
+from torchloom.recipes.train.summary import print_summary, summarize, write_charts, write_summary
 
 
 def step_row(step, **changes):

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from torchloom import _torch
 from torchloom.cli import make_app
-from torchloom.cli.train.options import TrainOptions
-from torchloom.cli.train.task import build_task
 from torchloom.errors import TorchloomError
 from torchloom.pipeline import sidecar
 from torchloom.plan import Plan
 from torchloom.plan.costs import kernels, store
+from torchloom.recipes.train.options import TrainOptions
+from torchloom.recipes.train.task import build_task
 from torchloom.records import load_record
 
 DEEP = "[" * 200_000

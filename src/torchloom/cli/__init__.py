@@ -21,7 +21,7 @@ from torchloom.errors import ConfigError, own_error
 _LAST_WORDS_S = 3.0
 
 _COMMANDS = {
-    "train": ("torchloom.cli.train.command", "Train a decoder on text, on this host or many."),
+    "train": ("torchloom.cli.train", "Train a decoder on text, on this host or many."),
     "backends": ("torchloom.cli.backends", "Show the backends that torch.compile knows here."),
     "explain": ("torchloom.cli.explain", "Run a script and show what torch.compile did."),
     "report": ("torchloom.cli.report", "Write the HTML report of a record or a run."),

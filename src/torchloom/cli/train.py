@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from dataclasses import fields
+from typing import Annotated, TextIO, cast
 
 import typer
 
-from torchloom import envs
-from torchloom.cli.train.options import TrainOptions, to_argv
-from torchloom.cli.train.parent import begin_worker
+from torchloom import envs, log
+from torchloom.cli.launch.parent import begin_worker
+from torchloom.cli.launch.terminal import LastingOutput
+from torchloom.recipes.train import TrainOptions, check_options, run, settle_out
 
 _DEFAULT = TrainOptions()
 
@@ -103,20 +106,31 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
 def _become_worker(options: TrainOptions) -> None:
     """Run this rank. Until the loop listens, a signal ends the process at once and quietly."""
     begin_worker()
-    from torchloom.cli.train.preflight import check_options
-
-    check_options(options, envs.launch().world_size)
-    from torchloom.cli.train.worker import run_worker  # imports torch
-
-    run_worker(options)
+    launch = envs.launch()
+    check_options(options, launch.world_size)
+    log.setup(launch.rank)
+    run(options, rank=launch.rank, output=cast("TextIO", LastingOutput(sys.stdout)))
 
 
 def _start_workers(options: TrainOptions) -> int:
     """Refuse a bad request in this process, in one line; then start the workers."""
-    from torchloom.cli.train.preflight import check_options, settle_out
-
     check_options(options, options.nproc)
     settled = settle_out(options)
-    from torchloom.cli.train.launcher import launch  # imports torch
+    from torchloom.cli.launch.launcher import launch  # imports torch
 
     return launch(["train", *to_argv(settled)], options.nproc)
+
+
+def to_argv(options: TrainOptions) -> list[str]:
+    """Return the command line that parses to `options`, for a worker process."""
+    argv = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        flag = "--" + field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            argv.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            argv += [flag, str(value)]
+    return argv

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from torchloom import envs
-from torchloom.cli.train.parent import begin_worker
+from torchloom.cli.launch.parent import begin_worker
 from torchloom.errors import PlanError
 
 _STOPPING = "stopping"
@@ -51,7 +51,7 @@ def calibrate(
             begin_worker()
         _measure(device, out, as_json, quick)
     else:
-        from torchloom.cli.train.launcher import launch  # imports torch's elastic agent
+        from torchloom.cli.launch.launcher import launch  # imports torch's elastic agent
         from torchloom.plan.costs import find_device
 
         find_device(device)  # a bad name is one message here, not one for each rank

@@ -29,10 +29,9 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from torchloom import envs
 from torchloom.cli.interpreter import interpreter
-from torchloom.cli.train.parent import held_back
-from torchloom.cli.train.rendezvous import LocalRendezvous
-from torchloom.cli.train.stop import exit_code
-from torchloom.cli.train.terminal import has_terminal, say
+from torchloom.cli.launch.parent import held_back
+from torchloom.cli.launch.rendezvous import LocalRendezvous
+from torchloom.cli.launch.terminal import has_terminal, say
 from torchloom.engine.loopback import ADDRESS, stay_local
 
 SAVING = "saving after this step; once more to quit at once"
@@ -165,6 +164,11 @@ def _signal_all(pids: Sequence[int], sig: int) -> None:
             os.kill(pid, sig)
         except ProcessLookupError:  # noqa: PERF203 - one worker gone must not spare the others
             continue
+
+
+def exit_code(number: int) -> int:
+    """Return the exit code of a run that a signal stopped before it could save, as shells do."""
+    return 128 + number
 
 
 def _exit_code(result: RunResult, relay: _Relay, command: str) -> int:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from torchloom import envs
 from torchloom.errors import EngineError, NoMemoryError, own_error
 
 # Gloo has no exception type of its own for this.
@@ -38,11 +37,13 @@ _PHASES = (
 
 
 @contextmanager
-def failing_in(where: str | Callable[[], str]) -> Iterator[None]:
+def failing_in(where: str | Callable[[], str], *, rank: int) -> Iterator[None]:
     """Tell in one sentence that memory ran out, or that another rank went.
 
     Args:
-        where: what this rank does in the `with` block, such as "in step 3".
+        where: what this rank does in the `with` block, such as "in step 3"; a function where that
+            is known only once it fails.
+        rank: this rank, for the message.
 
     Raises:
         NoMemoryError: host or device memory ran out.
@@ -56,7 +57,8 @@ def failing_in(where: str | Callable[[], str]) -> Iterator[None]:
         doing = where if isinstance(where, str) else where()
         memory = full_memory(error)
         if memory is not None:
-            raise NoMemoryError(_no_memory(memory, _phase_of(error) or doing)) from error
+            words = _no_memory(memory, _phase_of(error) or doing, rank)
+            raise NoMemoryError(words) from error
         if is_lost_peer(error):
             raise EngineError(f"another rank was lost {doing}: its own message says why") from error
         raise
@@ -80,14 +82,14 @@ def full_memory(error: BaseException) -> str | None:
     return None
 
 
-def _no_memory(memory: str, doing: str) -> str:
+def _no_memory(memory: str, doing: str, rank: int) -> str:
     cures = "a smaller train_micro_batch_size_per_gpu (--micro-batch) or --seq-len"
     if memory == "device":
         cures += ", compile.memory_budget, offload_optimizer or offload_param"
     else:
         cures += ", fewer ranks on this host (--nproc), or no offloading to it"
     return (
-        f"rank {envs.launch().rank} ran out of {memory} memory {doing}: use {cures}; resume "
+        f"rank {rank} ran out of {memory} memory {doing}: use {cures}; resume "
         "from the last checkpoint, if there is one"
     )
 

@@ -11,6 +11,7 @@ step carries the loss and what signals asked for: all ranks save and leave after
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -20,19 +21,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from torchloom.cli.train.failing import failing_in, is_lost_peer
-from torchloom.cli.train.metrics import EvalRow, Sink, StepRow, memory_gib
-from torchloom.cli.train.stop import StopRequest
-from torchloom.cli.train.stream import SampleStream
-from torchloom.cli.train.task import Task
+import torchloom
 from torchloom.errors import EngineError, PeerLostError, own_error
-from torchloom.log import get_logger
-from torchloom.runtime import get_communicator
+from torchloom.recipes.train.failing import failing_in, is_lost_peer
+from torchloom.recipes.train.metrics import EvalRow, Sink, StepRow, memory_gib
+from torchloom.recipes.train.stop import StopRequest
+from torchloom.recipes.train.stream import SampleStream
+from torchloom.recipes.train.task import Task
 
-_LOGGER = get_logger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 
 class TrainingEngine(Protocol):
@@ -159,8 +158,9 @@ class Loop:
         """Write a checkpoint that `--resume` continues from exactly."""
         state = {"stream": self._stream.state_dict(), "tokens": self._tokens}
         folder = self._plan.checkpoint_dir
-        with failing_in(f"while saving after step {self._engine.global_steps}"):
-            path = self._engine.save_checkpoint(
+        engine = self._engine
+        with failing_in(f"while saving after step {engine.global_steps}", rank=engine.rank):
+            path = engine.save_checkpoint(
                 str(folder), client_state=state, keep_last=self._plan.keep_last
             )
         return str(path)
@@ -227,8 +227,8 @@ class Loop:
         """Return the mean loss over ranks, and what any of them was asked for."""
         mine = torch.tensor([float(own.stop), float(own.save)], device=loss.device)
         both = torch.cat((loss.float().reshape(1), mine))
-        mean_loss, stops, saves = _mean_over_ranks(
-            both, "loss, and who was asked to stop or save"
+        mean_loss, stops, saves = torchloom.all_reduce(
+            both, name="loss, and who was asked to stop or save"
         ).tolist()
         # A step that was left out for it goes by the engine's policy (`non_finite`).
         if not math.isfinite(mean_loss) and self._engine.was_step_applied():
@@ -248,7 +248,7 @@ class Loop:
             for batch in self._heldout:
                 total += self._task.loss(engine, batch.to(engine.device)).float()
         engine.train()
-        mean = _mean_over_ranks(total / len(self._heldout), "held-out loss")
+        mean = torchloom.all_reduce(total / len(self._heldout), name="held-out loss")
         self._record(EvalRow(step=engine.global_steps, heldout_loss=float(mean)))
 
     def _record(self, row: StepRow | EvalRow) -> None:
@@ -267,7 +267,7 @@ def _eagerly() -> Iterator[None]:
 def _explaining_failures(request: StopRequest, engine: TrainingEngine) -> Iterator[None]:
     """Say in one line that a signal broke the step, that another rank is gone, or memory is full."""
     try:
-        with failing_in(lambda: f"in the step after step {engine.global_steps}"):
+        with failing_in(lambda: f"in the step after step {engine.global_steps}", rank=engine.rank):
             yield
     except (RuntimeError, MemoryError) as err:
         step, own = engine.global_steps, own_error(err)
@@ -278,15 +278,6 @@ def _explaining_failures(request: StopRequest, engine: TrainingEngine) -> Iterat
                 f"not saved ({type(err).__name__}): resume from the last checkpoint, if there is one"
             ) from err
         raise
-
-
-def _mean_over_ranks(value: Tensor, what: str) -> Tensor:
-    world = dist.group.WORLD
-    if world is not None:
-        # Not dist.all_reduce: a rank that has come to something else would be told nothing in words.
-        get_communicator(world).sum_(value, what)
-        value /= world.size()
-    return value
 
 
 def _finite_or_none(value: float | None) -> float | None:

@@ -1,8 +1,8 @@
-"""What the user asked `torchloom train` for, as one record that survives a process start."""
+"""The options of a training run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 PRESET_NAMES = ("llama-tiny", "llama-34m")
 """What `--model` takes besides a folder."""
@@ -46,18 +46,3 @@ class TrainOptions:
     """Also write TensorBoard events to `out/tensorboard`."""
     report: bool = False
     """Also watch the compile and the first steps, and leave `report.html` in `out`."""
-
-
-def to_argv(options: TrainOptions) -> list[str]:
-    """Return the command line that parses to `options`, for a worker process."""
-    argv = []
-    for field in fields(options):
-        value = getattr(options, field.name)
-        flag = "--" + field.name.replace("_", "-")
-        if value == field.default:
-            continue
-        if isinstance(value, bool):
-            argv.append(flag if value else f"--no-{flag[2:]}")
-        else:
-            argv += [flag, str(value)]
-    return argv

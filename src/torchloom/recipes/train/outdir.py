@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from torchloom.cli.train.options import TrainOptions
 from torchloom.errors import CheckpointError, ConfigError
+from torchloom.recipes.train.options import TrainOptions
 
 RUNS = Path("runs")
 

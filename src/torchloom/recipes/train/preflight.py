@@ -6,11 +6,11 @@ import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
-from torchloom.cli.train.corpus import load_corpus
-from torchloom.cli.train.options import PRESET_NAMES, TrainOptions
-from torchloom.cli.train.outdir import choose_out, make_out
 from torchloom.config import check_config
 from torchloom.errors import ConfigError
+from torchloom.recipes.train.corpus import load_corpus
+from torchloom.recipes.train.options import PRESET_NAMES, TrainOptions
+from torchloom.recipes.train.outdir import choose_out, make_out
 
 
 def check_options(options: TrainOptions, world_size: int) -> None:

@@ -8,7 +8,7 @@ from typing import final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from torchloom.cli.train.metrics import EvalRow, Sink, StepRow
+from torchloom.recipes.train.metrics import EvalRow, Sink, StepRow
 
 
 def make_progress(

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from torchloom.report.charts import Series, line_chart
+from torchloom.report import Series, line_chart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

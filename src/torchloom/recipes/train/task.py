@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torchloom.cli.train.flops import flops_per_token
-from torchloom.cli.train.model import PRESETS, Llama
-from torchloom.cli.train.options import TrainOptions
+from torchloom.recipes.train.flops import flops_per_token
+from torchloom.recipes.train.model import PRESETS, Llama
+from torchloom.recipes.train.options import TrainOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ def build_task(options: TrainOptions) -> Task:
     torch.manual_seed(options.seed)
     if options.model in PRESETS:
         return _built_in(options)
-    from torchloom.cli.train.hf import load_folder  # needs an optional package
+    from torchloom.recipes.train.hf import load_folder  # needs an optional package
 
     folder = load_folder(options.model, seq_len=options.seq_len)
     return Task(

@@ -1,36 +1,33 @@
-"""What each rank runs, however it was started: build, train, report."""
+"""What each rank runs: build model, data and engine, train, report."""
 
 from __future__ import annotations
 
-import sys
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 
 import torchloom
-from torchloom import envs, log
-from torchloom.cli.train.corpus import Corpus, load_corpus
-from torchloom.cli.train.defaults import default_config
-from torchloom.cli.train.failing import failing_in
-from torchloom.cli.train.flops import peak_tflops
-from torchloom.cli.train.loop import Loop, LoopPlan, Outcome
-from torchloom.cli.train.metrics import JsonlSink, Sink, TensorBoardSink, memory_gib, read_rows
-from torchloom.cli.train.options import TrainOptions
-from torchloom.cli.train.outdir import checkpoint_dir, choose_out, make_out
-from torchloom.cli.train.progress import make_progress
-from torchloom.cli.train.stream import SampleStream, heldout_batches
-from torchloom.cli.train.summary import print_summary, summarize, write_charts, write_summary
-from torchloom.cli.train.task import Task, build_task
-from torchloom.cli.train.terminal import LastingOutput
-from torchloom.cli.train.watching import WatchSink
 from torchloom.errors import ConfigError, TorchloomError
-from torchloom.runtime import get_communicator
+from torchloom.recipes.train.corpus import Corpus, load_corpus
+from torchloom.recipes.train.defaults import default_config
+from torchloom.recipes.train.failing import failing_in
+from torchloom.recipes.train.flops import peak_tflops
+from torchloom.recipes.train.loop import Loop, LoopPlan, Outcome
+from torchloom.recipes.train.metrics import JsonlSink, Sink, TensorBoardSink, memory_gib, read_rows
+from torchloom.recipes.train.options import TrainOptions
+from torchloom.recipes.train.outdir import checkpoint_dir, choose_out, make_out
+from torchloom.recipes.train.progress import make_progress
+from torchloom.recipes.train.stream import SampleStream, heldout_batches
+from torchloom.recipes.train.summary import print_summary, summarize, write_charts, write_summary
+from torchloom.recipes.train.task import Task, build_task
+from torchloom.recipes.train.watching import WatchSink
 
-_LOGGER = log.get_logger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,30 +43,25 @@ class _Run:
     console: Console
 
 
-def run_worker(options: TrainOptions) -> None:
-    """Train as one of the ranks that a launcher started.
-
-    Raises:
-        TorchloomError: the input is wrong or the run cannot go on; the same on every rank.
-    """
-    log.setup(envs.launch().rank)
-    console = Console(file=cast("TextIO", LastingOutput(sys.stdout)))
-    with failing_in("while reading the data"):
+def run_worker(options: TrainOptions, *, rank: int, output: TextIO) -> None:
+    """Train as one of the ranks that a launcher started; see `torchloom.recipes.train.run`."""
+    console = Console(file=output)
+    with failing_in("while reading the data", rank=rank):
         corpus = load_corpus(options.data, seq_len=options.seq_len)
-    with failing_in("while building the model"):
+    with failing_in("while building the model", rank=rank):
         task = build_task(options)
     config = options.config or default_config(steps=options.steps, micro_batch=options.micro_batch)
-    with failing_in("while sharding the model"):
+    with failing_in("while sharding the model", rank=rank):
         engine, _, _, _ = torchloom.initialize(model=task.module, config=config)
     try:
-        with failing_in("while preparing the run"):
+        with failing_in("while preparing the run", rank=rank):
             run = _prepare(options, corpus, task, engine, console)
         try:
             outcome = run.loop.run()
         finally:
             for sink in run.sinks:
                 sink.close()
-        with failing_in("while writing the summary"):
+        with failing_in("while writing the summary", rank=rank):
             _report(run, outcome)
     finally:
         engine.destroy()
@@ -178,10 +170,8 @@ def _open_sinks(
 
 def _report(run: _Run, outcome: Outcome) -> None:
     """Write and show what the run came to, on rank 0."""
-    peak_gib = torch.tensor(memory_gib(run.engine.device)[1], device=run.engine.device)
-    world = dist.group.WORLD
-    if world is not None:
-        peak_gib = -get_communicator(world).least(-peak_gib.view(1), "peak memory")
+    own_peak_gib = torch.tensor(memory_gib(run.engine.device)[1], device=run.engine.device)
+    peak_gib = torchloom.all_reduce(own_peak_gib, "max", name="peak memory")
     if run.engine.rank != 0:
         return
     rows = read_rows(run.out / "metrics.jsonl")
