@@ -93,6 +93,11 @@ def make_app(asked: str | None) -> typer.Typer:
     return app
 
 
+def command_names() -> tuple[str, ...]:
+    """Return the names of all commands, in the order of `torchloom --help`."""
+    return tuple(_COMMANDS)
+
+
 def _torchloom() -> None:
     """Weave sharding and communication into the graph that torch.compile captured."""
 

@@ -11,7 +11,7 @@ import typer
 from torchloom import envs, log
 from torchloom.cli.launch.parent import begin_worker
 from torchloom.cli.launch.terminal import LastingOutput
-from torchloom.recipes.train import TrainOptions, check_options, run, settle_out
+from torchloom.recipes.train import TrainOptions, run
 
 _DEFAULT = TrainOptions()
 
@@ -106,6 +106,8 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
 def _become_worker(options: TrainOptions) -> None:
     """Run this rank. Until the loop listens, a signal ends the process at once and quietly."""
     begin_worker()
+    from torchloom.recipes.train.preflight import check_options
+
     launch = envs.launch()
     check_options(options, launch.world_size)
     log.setup(launch.rank)
@@ -114,6 +116,8 @@ def _become_worker(options: TrainOptions) -> None:
 
 def _start_workers(options: TrainOptions) -> int:
     """Refuse a bad request in this process, in one line; then start the workers."""
+    from torchloom.recipes.train.preflight import check_options, settle_out
+
     check_options(options, options.nproc)
     settled = settle_out(options)
     from torchloom.cli.launch.launcher import launch  # imports torch

@@ -21,9 +21,8 @@ import sys
 from typing import TextIO
 
 from torchloom.recipes.train.options import PRESET_NAMES, TrainOptions
-from torchloom.recipes.train.preflight import check_options, settle_out
 
-__all__ = ["PRESET_NAMES", "TrainOptions", "check_options", "run", "settle_out"]
+__all__ = ["PRESET_NAMES", "TrainOptions", "run"]
 
 
 def run(options: TrainOptions, *, rank: int = 0, output: TextIO = sys.stdout) -> None:

@@ -1,12 +1,6 @@
-"""The reference tables of docs/config.md, rendered from the schema.
-
-`python -m torchloom.config.reference docs/config.md` rewrites the part between the two marks.
-"""
+"""The reference of docs/config.md: tables of all keys, optimizers and schedules, from the schema."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 from torchloom.config.fields import Key, Section, keys_of
 from torchloom.config.kinds import show
@@ -14,8 +8,6 @@ from torchloom.config.optimizer import DEEPSPEED_ONLY, TABLES
 from torchloom.config.scheduler import SCHEDULES
 from torchloom.config.schema import ConfigSchema
 
-BEGIN = "<!-- begin: generated from the schema -->"
-END = "<!-- end: generated from the schema -->"
 _DISPLAY = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 
 
@@ -30,19 +22,6 @@ def render_reference() -> str:
     _find_sections(ConfigSchema, "", places)
     sections = [_section_table(of, paths) for of, paths in places.items()]
     return "\n\n".join((*sections, _optimizers(), _schedules(), _others()))
-
-
-def updated(page: str) -> str:
-    """Return the page with the part between the marks rendered anew.
-
-    Raises:
-        ValueError: the page lacks one of the marks.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page needs the marks {BEGIN!r} and {END!r}: add them")
-    return f"{before}{BEGIN}\n\n{render_reference()}\n\n{END}{after}"
 
 
 def _find_sections(of: type[Section], path: str, places: dict[type[Section], list[str]]) -> None:
@@ -119,14 +98,3 @@ def _schedules() -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def main(arguments: list[str]) -> None:
-    """Rewrite the generated part of each page named."""
-    for name in arguments:
-        page = Path(name)
-        page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
