@@ -5,8 +5,8 @@
            + "stage3_prefetch_bucket_size" is "auto"
            + warning: unknown key zero_optimization.stag, did you mean zero_optimization.stage?
 
-Aliases become the schema's names, unknown keys become warnings, nulls count as not given, and
-"auto" takes the caller's value, a documented default, or is left for a later step to derive.
+Aliases are replaced by the schema's names, unknown keys give warnings, and null counts as not given.
+"auto" is replaced by the caller's value or a documented default, or is derived by a later step.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Cleaner:
 
 
 def unresolved(path: str) -> tuple[str, str]:
-    """Return what to say of an "auto" that has no value and no default."""
+    """Return the error for an "auto" that has no value and no default, and what to do."""
     return (
         '"auto" has no value: nobody resolved it',
         f"write a value, or pass auto={{{show(path)}: ...}} to load_config",

@@ -6,7 +6,7 @@ from torchloom.config.model import TimeoutsConfig
 from torchloom.config.schema import TimeoutsSection
 
 _MARGIN_S = 60.0
-"""The process group outlasts torchloom's own limits, whose errors say more."""
+"""The process group times out later than torchloom's own limits, because torchloom's errors say more."""
 
 
 def resolve_timeouts(section: TimeoutsSection) -> TimeoutsConfig:

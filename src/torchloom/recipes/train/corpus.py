@@ -1,11 +1,11 @@
-"""The text to train on, cut once into a training part and a held-out part.
+"""The text to train on, split into a training part and a held-out part.
 
-By default it is the sources of the running Python's standard library: real text that every
-machine has. `--data` names a file or a folder instead; any bytes will do.
+The default is the source code of the running Python's standard library, which every machine has.
+`--data` names a file or a folder instead; it may hold any bytes.
 
-What is held out is decided by a digest of names and positions, never by chance: one sixteenth of
-the files, or of the blocks of 64 KiB where there are fewer than 32 files. It is the same on every
-rank, in every run and for every seed.
+A digest of names and positions decides what is held out: one sixteenth of the files, or of blocks of
+64 KiB if there are fewer than 32 files. The split is the same on every rank, in every run and for
+every seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK_BYTES = 64 << 10
 _MIN_FILES = 32
 _HELD_OUT_PART = 16
 _CACHES = frozenset({"__pycache__"})
-# Tests repeat each other; character tables and generated help texts are not prose or code.
+# Tests are repetitive; character tables and generated help texts are neither prose nor code.
 _STDLIB_EXCLUDED = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 )
@@ -32,7 +32,7 @@ _STDLIB_EXCLUDED = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """Text as bytes, in two parts that share no piece."""
+    """Text as bytes, in two parts that do not overlap."""
 
     name: str
     train: bytes
@@ -51,7 +51,7 @@ def load_corpus(path: str | None, *, seq_len: int) -> Corpus:
 
     Args:
         path: a file or folder; the standard library's sources when `None`.
-        seq_len: samples are this long; each part must hold at least one and the byte after it.
+        seq_len: bytes per sample; each part must hold at least one sample and the byte after it.
 
     Raises:
         DataError: the path is missing, unreadable, empty or too small.

@@ -9,13 +9,17 @@ DEFAULT_MICRO_BATCH = 4
 
 
 def default_config(*, steps: int, micro_batch: int | None) -> dict[str, Any]:
-    """Return ZeRO-3 with AdamW in fp32: 10 % of the steps warm up, then the rate falls on a cosine.
+    """Return ZeRO-3 with AdamW in fp32; 10 % of the steps warm up, then the rate follows a cosine.
 
-    The learning rate was chosen for the small presets; a large model wants a config of its own.
+    The learning rate suits the small presets; use a config for a large model.
+
+    Args:
+        steps: optimizer steps of the whole run, for the schedule.
+        micro_batch: samples per rank and micro-step; None: 4.
     """
     return {
         "train_micro_batch_size_per_gpu": micro_batch or DEFAULT_MICRO_BATCH,
-        # The usual threshold of 100 000 elements would leave a small model whole on every rank.
+        # With the usual threshold of 100 000 elements, a small model would not be sharded at all.
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 10_000},
         "gradient_clipping": 1.0,
         "steps_per_print": math.inf,  # the command shows its own progress

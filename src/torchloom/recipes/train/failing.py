@@ -1,7 +1,7 @@
-"""What ends a rank, as one sentence: which rank, in what, and what to do.
+"""Full memory and lost ranks, reported in one sentence: which rank, in which phase, and what to do.
 
-Memory that ran out, and other ranks that went, reach Python as errors of many types; they are told
-apart here by type and by text, and the phase by what the error passed through.
+Both reach Python as errors of many types. They are recognised by type and text, and the phase by the
+files that the traceback went through.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from torchloom.errors import EngineError, NoMemoryError, own_error
 
-# Gloo has no exception type of its own for this.
+# Gloo raises RuntimeError for this; it has no type of its own.
 _PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer")
-# Torch's allocator for the CPU and C++ have none for that.
+# Torch's CPU allocator and C++ raise RuntimeError for this.
 _NO_HOST_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc")
 _NO_DEVICE_MEMORY = ("CUDA out of memory", "CUDA error: out of memory")
 
@@ -33,12 +33,12 @@ _PHASES = (
         ("/torchloom/pipeline/", "/torch/_inductor/compile_fx.py", "/_dynamo/convert_frame.py"),
     ),
 )
-"""Phases by the files that their errors pass through; the first match counts."""
+"""Phases, and parts of paths in their tracebacks; the first match counts."""
 
 
 @contextmanager
 def failing_in(where: str | Callable[[], str], *, rank: int) -> Iterator[None]:
-    """Tell in one sentence that memory ran out, or that another rank went.
+    """Report in one sentence that memory ran out, or that another rank ended.
 
     Args:
         where: what this rank does in the `with` block, such as "in step 3"; a function where that

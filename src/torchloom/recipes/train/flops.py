@@ -1,4 +1,4 @@
-"""How many floating-point operations a step means, and what the device could do at best.
+"""Floating-point operations of a step, and the peak rate of a device.
 
     per token, forward and backward = 6 N + 6 L D T
 

@@ -1,7 +1,7 @@
 """A local Hugging Face folder as a model to train.
 
-`config.json` alone gives fresh weights; with weight files they are loaded. The folder's tokenizer
-is used where there is one, else the text is bytes. Nothing is fetched from anywhere.
+Weight files are loaded if there are any; with `config.json` alone the weights are random. The folder's
+tokenizer is used if there is one, else the tokens are bytes. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchloom.errors import ConfigError
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 _DATA_ALONE = {"local_files_only": True, "trust_remote_code": False}
-"""A folder gives sizes, words and weights; Python files in it are never run."""
+"""Only data is read from the folder; Python files in it are not run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,12 @@
 """The training loop: steps, agreement between ranks, evaluation, saving.
 
-    evaluate once
-    until the last step:  micro-steps -> optimizer step -> ranks agree on loss, stop, save -> record
-                          every so often, or when a signal asks: evaluate, save
-    evaluate and save at the end, or save alone when a signal asked to stop
+    evaluate
+    until the last step:  micro-steps -> optimizer step -> all-reduce of loss, stop, save -> record
+                          every `eval_every` steps: evaluate;  every `save_every` steps: save
+    evaluate and save at the end; after a stop signal only save
 
-The engine is an argument, so tests run the loop on a small stand-in. One small all-reduce per
-step carries the loss and what signals asked for: all ranks save and leave after the same step.
+The engine is an argument, so tests run the loop with a small substitute. One small all-reduce per
+step carries the loss and what signals requested, so all ranks save and stop after the same step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class TrainingEngine(Protocol):
-    """What the loop needs of an engine."""
+    """The part of an engine that the loop uses."""
 
     device: Any
     global_steps: int
@@ -53,23 +53,35 @@ class TrainingEngine(Protocol):
     def get_global_grad_norm(self) -> float | None: ...
     def comm_stats(self) -> Any: ...
     def was_step_applied(self) -> bool: ...
-    def save_checkpoint(
-        self, save_dir: Any, /, *, client_state: Any, keep_last: int | None
-    ) -> Any: ...
+    def save_checkpoint(self, save_dir: Any, /, *, client_state: Any, keep_last: int | None) -> Any:
+        """Save; see `torchloom.Engine.save_checkpoint`.
+
+        Args:
+            save_dir: the folder of checkpoints.
+            client_state: plain values to restore later.
+            keep_last: number of newest checkpoints to keep; None keeps all.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopPlan:
-    """How long to run and when to look."""
+    """How long to run, and when to evaluate and save."""
 
     steps: int
+    """Optimizer steps of the whole run."""
     eval_every: int
+    """Steps between two evaluations."""
     accumulation_steps: int
+    """Micro-steps per optimizer step."""
     checkpoint_dir: Path
     save_every: int | None = None
+    """Steps between two checkpoints; None saves at the end only."""
     keep_last: int | None = None
+    """Number of newest checkpoints to keep; None keeps all."""
     seed: int = 0
     peak_tflops: float | None = None
+    """Dense bf16 peak of a device in TFLOP/s; None if not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,14 +95,15 @@ class Outcome:
 
 
 class _Asked(NamedTuple):
-    """What signals have asked any rank for."""
+    """What signals requested, on any rank."""
 
     stop: bool
     save: bool
 
 
 class _Work(NamedTuple):
-    """What the micro-steps of one step did: mean loss of this rank, tokens of all ranks."""
+    """Results of the micro-steps of one step: mean loss of this rank, seconds spent on data, tokens of all
+    ranks."""
 
     loss: Tensor
     data_time_s: float
@@ -128,10 +141,11 @@ class Loop:
         self._tokens = 0
 
     def run(self) -> Outcome:
-        """Train until the last step or until a signal asks to stop; save either way.
+        """Train until the last step or until a signal requests a stop; save in both cases.
 
         Raises:
-            EngineError: the loss is not finite, a signal broke off a step, or a rank was lost.
+            EngineError: the loss is not finite, a signal interrupted a step, or a rank was lost.
+            NoMemoryError: host or device memory ran out.
         """
         engine, plan = self._engine, self._plan
         asked = _Asked(stop=False, save=False)
@@ -155,7 +169,7 @@ class Loop:
         )
 
     def save(self) -> str:
-        """Write a checkpoint that `--resume` continues from exactly."""
+        """Write a checkpoint from which `--resume` continues with the same samples and losses."""
         state = {"stream": self._stream.state_dict(), "tokens": self._tokens}
         folder = self._plan.checkpoint_dir
         engine = self._engine
@@ -174,7 +188,7 @@ class Loop:
         self._tokens = client_state["tokens"]
 
     def _step(self, request: StopRequest) -> _Asked:
-        """Run one optimizer step and record it; return what any rank was asked for."""
+        """Run one optimizer step and record it; return what signals requested on any rank."""
         engine, plan = self._engine, self._plan
         # A seed per step and rank makes dropout the same after a resume, with no state to save.
         torch.manual_seed(((plan.seed << 32) + engine.global_steps) * 65_537 + engine.rank)
@@ -224,13 +238,13 @@ class Loop:
         return _Work(loss_sum / self._plan.accumulation_steps, data_time_s, num_tokens)
 
     def _agree(self, loss: Tensor, own: _Asked) -> tuple[float, _Asked]:
-        """Return the mean loss over ranks, and what any of them was asked for."""
+        """Return the mean loss over ranks, and what signals requested on any of them."""
         mine = torch.tensor([float(own.stop), float(own.save)], device=loss.device)
         both = torch.cat((loss.float().reshape(1), mine))
         mean_loss, stops, saves = torchloom.all_reduce(
             both, name="loss, and who was asked to stop or save"
         ).tolist()
-        # A step that was left out for it goes by the engine's policy (`non_finite`).
+        # The engine's policy (`non_finite`) handles steps that it skipped for this reason.
         if not math.isfinite(mean_loss) and self._engine.was_step_applied():
             raise EngineError(
                 f"the loss is {mean_loss} at step {self._engine.global_steps}: training cannot go "
@@ -258,14 +272,14 @@ class Loop:
 
 @contextmanager
 def _eagerly() -> Iterator[None]:
-    """Run without the compiler: a second compile costs more than a few forwards gain."""
+    """Run eagerly: compiling the evaluation would take longer than it saves."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
 
 @contextmanager
 def _explaining_failures(request: StopRequest, engine: TrainingEngine) -> Iterator[None]:
-    """Say in one line that a signal broke the step, that another rank is gone, or memory is full."""
+    """Report in one sentence that a signal interrupted the step, a rank was lost, or memory is full."""
     try:
         with failing_in(lambda: f"in the step after step {engine.global_steps}", rank=engine.rank):
             yield

@@ -1,4 +1,4 @@
-"""What a run records, and where it goes.
+"""The metrics of a run, and the files that hold them.
 
 `metrics.jsonl` holds one JSON object per line, written by rank 0. Lines of kind `step`:
 
@@ -77,14 +77,14 @@ class EvalRow:
 
 
 class Sink(Protocol):
-    """Somewhere rows go."""
+    """A destination of rows."""
 
     def log(self, row: StepRow | EvalRow) -> None:
         """Take one row."""
         ...
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Flush and close."""
         ...
 
 

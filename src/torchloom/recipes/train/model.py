@@ -93,7 +93,13 @@ class Attention(nn.Module):
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
 
     def forward(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-        """Mix each position with those before it."""
+        """Mix each position with those before it.
+
+        Args:
+            x_BTD: the normed residual stream.
+            cos_TK: cosines of each position's angles.
+            sin_TK: sines of each position's angles.
+        """
         q_BHTK, k_BHTK, v_BHTK = (
             w(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for w in (self.wq, self.wk, self.wv)
@@ -133,7 +139,13 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-        """Add this layer's contribution to the residual stream."""
+        """Add this layer's contribution to the residual stream.
+
+        Args:
+            x_BTD: the residual stream.
+            cos_TK: cosines of each position's angles.
+            sin_TK: sines of each position's angles.
+        """
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos_TK, sin_TK)
         return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
 
@@ -179,10 +191,10 @@ class Llama(nn.Module):
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels.flatten())
 
     def _init_weights(self) -> None:
-        """Draw normal weights that keep the size of what passes through a layer.
+        """Draw normal weights; most are scaled so that a layer keeps the variance of its input.
 
-        Those that write to the residual stream start small and shrink with depth; so does the
-        head, so that the first loss is that of a uniform guess.
+        Weights that write to the residual stream are small, and smaller in deeper models. The head is
+        small too, so the first loss is that of a uniform guess.
         """
         depth_scale = (2 * self.config.num_layers) ** -0.5
         for name, param in self.named_parameters():
@@ -206,7 +218,13 @@ def rope_tables(config: LlamaConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """Rotate each pair (k, k + K/2) of a head by its position's angle."""
+    """Rotate each pair (k, k + K/2) of a head by its position's angle.
+
+    Args:
+        x_BHTK: queries or keys.
+        cos_TK: cosines of each position's angles.
+        sin_TK: sines of each position's angles.
+    """
     low, high = x_BHTK.chunk(2, dim=-1)
     turned = torch.cat((-high, low), dim=-1)
     return (x_BHTK * cos_TK + turned * sin_TK).to(x_BHTK.dtype)

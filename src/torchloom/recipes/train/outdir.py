@@ -1,4 +1,4 @@
-"""Where a run lives on disk.
+"""The folder of a run.
 
 OUT/metrics.jsonl  loss.svg  step_time.svg  summary.json  tensorboard/  checkpoints/
 """

@@ -1,4 +1,4 @@
-"""Checks that need no process group and no torch: a bad request fails within a second."""
+"""Checks without torch and without a process group: bad options fail before any process starts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from torchloom.recipes.train.outdir import choose_out, make_out
 
 
 def check_options(options: TrainOptions, world_size: int) -> None:
-    """Check model, config, extras and data.
+    """Check model, config, optional packages and data.
+
+    Args:
+        options: what to train.
+        world_size: the number of ranks, for the batch sizes of the config.
 
     Raises:
-        TorchloomError: something that was asked for is not there or has no meaning.
+        TorchloomError: a file, folder or package is missing, or the options contradict each other.
     """
     _check_model(options.model)
     if options.config is not None:
@@ -28,7 +32,7 @@ def check_options(options: TrainOptions, world_size: int) -> None:
 
 
 def settle_out(options: TrainOptions) -> TrainOptions:
-    """Choose and create the run's folder, so that all workers are told the same one.
+    """Choose and create the run's folder, and return options that name it for all workers.
 
     Raises:
         ConfigError: the folder is taken or cannot be written.
@@ -52,7 +56,7 @@ def _check_model(name: str) -> None:
 
 
 def _check_config(path: str, micro_batch: int | None, world_size: int) -> None:
-    """Refuse errors, and unknown keys too: in a file written for this command they are typos."""
+    """Refuse errors and also unknown keys, which are typos in a file written for this command."""
     if micro_batch is not None:
         raise ConfigError(
             "--micro-batch and --config contradict each other: "

@@ -1,4 +1,4 @@
-"""What the user sees while it trains: a progress bar in a terminal, plain lines elsewhere."""
+"""Progress while a run trains: a progress bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

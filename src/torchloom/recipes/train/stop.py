@@ -1,9 +1,9 @@
-"""What signals ask of a rank: a flag is set, and the loop obeys at the next step's end.
+"""Signals set a flag; the loop checks it at the end of each step.
 
-    SIGINT SIGTERM   save and leave; a second one leaves at once
-    SIGHUP           save and go on; ignored where it was ignored before (nohup)
+    SIGINT SIGTERM   save and stop; a second one ends the process at once
+    SIGHUP           save and go on; ignored if it was ignored before (nohup)
 
-Outside the block signals do what they did before.
+After the `with` block, signals do what they did before.
 """
 
 from __future__ import annotations

@@ -115,8 +115,19 @@ def heldout_batches(
 ) -> list[Tensor]:
     """Return this rank's evaluation batches: windows spread evenly over the held-out text.
 
-    Every rank gets equally many batches of equal shape, since evaluating takes collectives; a
-    text with fewer windows than that is gone through again.
+    Every rank gets the same number of batches of the same shape, because evaluation uses collectives. A
+    text with fewer windows than that is repeated.
+
+    Args:
+        tokens: the held-out text as a vector of token ids.
+        seq_len: tokens per sample; the extra one is the last label.
+        micro_batch: samples per batch.
+        rank: this process among `world_size`.
+        world_size: number of ranks.
+        max_samples: the most samples of all ranks together, if one batch per rank does not exceed it.
+
+    Raises:
+        DataError: the text is shorter than one sample.
     """
     rows = windows(tokens, seq_len)
     per_round = micro_batch * world_size

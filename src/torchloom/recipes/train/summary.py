@@ -1,4 +1,4 @@
-"""What a run leaves behind: a table on the screen, two charts, one `summary.json`."""
+"""The results of a run: a table in the terminal, two charts, one `summary.json`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,13 @@ def write_summary(path: Path, summary: Summary) -> None:
 
 
 def print_summary(console: Console, summary: Summary, files: Mapping[str, Path]) -> None:
-    """Print the figures as a table, and under it the files of the run."""
+    """Print the figures as a table, and below it the files of the run.
+
+    Args:
+        console: where to print.
+        summary: the figures.
+        files: paths by name.
+    """
     title = (
         f"{summary.model}: {'stopped by ' + summary.stopped_by if summary.stopped_by else 'done'}"
     )
@@ -92,7 +98,16 @@ def print_summary(console: Console, summary: Summary, files: Mapping[str, Path])
 
 
 def write_charts(out: Path, rows: Sequence[Mapping[str, Any]], summary: Summary) -> list[Path]:
-    """Draw loss and step time over the steps; return the files, none if no step was run."""
+    """Draw loss and step time over the steps.
+
+    Args:
+        out: the run's folder.
+        rows: the lines of `metrics.jsonl`.
+        summary: the figures of the run, for the note below each chart.
+
+    Returns:
+        The files; none if there was no step.
+    """
     steps = [row for row in rows if row["kind"] == "step"]
     evals = [row for row in rows if row["kind"] == "eval"]
     if not steps:

@@ -1,4 +1,4 @@
-"""What is trained and how its loss is taken: the built-in decoder or a Hugging Face folder."""
+"""The model and its loss: the built-in decoder or a Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record of the beginning of a run: its compile and its first steps."""
+"""The option --report: a record of compilation and of the first steps, and its HTML page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torchloom
 from torchloom.recipes.train.metrics import EvalRow, StepRow
 
 _NUM_STEPS = 8
-"""Steps after the start that are watched: enough for a timeline, little enough to keep."""
+"""Number of steps that are watched: enough for a timeline; the record stays a few MB."""
 
 
 class WatchSink:
