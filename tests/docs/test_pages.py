@@ -83,7 +83,7 @@ def test_options_come_from_signature_and_docstring() -> None:
 
 def command(
     path: Annotated[str, typer.Argument(metavar="FILE", help="A file.")],
-    size: Annotated[int, typer.Option("--size", "-s", help="A size.")] = 3,
+    size: Annotated[int, typer.Option("--size", "-s", help="A size.")] = 0,
     fast: Annotated[bool, typer.Option(help="Or slow.")] = True,
     words: Annotated[list[str] | None, typer.Argument(help="More.")] = None,
     name: Annotated[str | None, typer.Option(show_default="its own", help="A name.")] = None,
@@ -97,7 +97,7 @@ def test_commands_are_read_from_typer() -> None:
     assert text == "Do it."
     assert rows.splitlines()[2:] == [
         "| `FILE` | required | A file. |",
-        "| `--size INTEGER`, `-s INTEGER` | `3` | A size. |",
+        "| `--size INTEGER`, `-s INTEGER` | `0` | A size. |",
         "| `--fast/--no-fast` | on | Or slow. |",
         "| `WORDS` |  | More. |",
         "| `--name TEXT` | its own | A name. |",

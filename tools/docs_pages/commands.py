@@ -114,6 +114,6 @@ def _shown_default(default: object, info: ArgumentInfo | OptionInfo) -> str:
         return info.show_default
     if default is inspect.Parameter.empty:
         return "required"
-    if default in (None, False, "") or default == []:
+    if default is None or default is False or default in ("", []):
         return ""
     return "on" if default is True else f"`{default}`"

@@ -1,4 +1,4 @@
-"""The command `torchloom train`: check what was asked, then start workers or become one."""
+"""The command `torchloom train`: check the options, then start workers or become one."""
 
 from __future__ import annotations
 
@@ -21,20 +21,25 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         str, typer.Option(help="llama-tiny, llama-34m, or a local Hugging Face folder.")
     ] = _DEFAULT.model,
     config: Annotated[
-        str | None, typer.Option(help="DeepSpeed-shaped JSON file.", show_default="ZeRO-3, AdamW")
+        str | None,
+        typer.Option(help="JSON file in DeepSpeed's format.", show_default="ZeRO-3, AdamW"),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="Text file or folder; any bytes.", show_default="Python's standard library"
+            help="File or folder to train on; any bytes are accepted.",
+            show_default="Python's standard library",
         ),
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option(help="Folder for metrics, charts, checkpoints.", show_default="runs/..."),
+        typer.Option(help="Folder for metrics, charts and checkpoints.", show_default="runs/..."),
     ] = None,
     nproc: Annotated[
-        int, typer.Option(min=1, help="Workers to start; under torchrun or Slurm: theirs.")
+        int,
+        typer.Option(
+            min=1, help="Workers to start on this host; not used under torchrun or Slurm."
+        ),
     ] = _DEFAULT.nproc,
     steps: Annotated[
         int, typer.Option(min=1, help="Optimizer steps of the whole run.")
@@ -46,7 +51,7 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         bool, typer.Option("--compile/--no-compile", help="Weave and compile the step.")
     ] = True,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**20, help="Weights, order of samples, dropout.")
+        int, typer.Option(min=0, max=2**20, help="Seed of weights, order of samples and dropout.")
     ] = _DEFAULT.seed,
     seq_len: Annotated[int, typer.Option(min=2, help="Tokens per sample.")] = _DEFAULT.seq_len,
     micro_batch: Annotated[
@@ -54,29 +59,33 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         typer.Option(min=1, help="Samples per rank and micro-step.", show_default="4"),
     ] = None,
     eval_every: Annotated[
-        int, typer.Option(min=1, help="Steps between held-out evaluations.")
+        int, typer.Option(min=1, help="Steps between evaluations on held-out text.")
     ] = _DEFAULT.eval_every,
     save_every: Annotated[
         int | None,
         typer.Option(min=1, help="Steps between checkpoints.", show_default="at the end"),
     ] = None,
     keep_last: Annotated[
-        int | None, typer.Option(min=1, help="Checkpoints that stay.", show_default="all")
+        int | None,
+        typer.Option(min=1, help="Number of newest checkpoints to keep.", show_default="all"),
     ] = None,
     log_every: Annotated[
-        int, typer.Option(min=1, help="Steps between printed lines without a terminal.")
+        int, typer.Option(min=1, help="Steps between printed lines if there is no terminal.")
     ] = _DEFAULT.log_every,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Leave report.html: graphs, guards, timeline.")
+        bool,
+        typer.Option(
+            "--report", help="Write report.html: graphs, guards and a timeline of the first steps."
+        ),
     ] = False,
 ) -> None:
-    """Train a decoder on text: starts workers on this host, or is one under torchrun or Slurm.
+    """Train a decoder on text, with workers on this host or as one worker of torchrun or Slurm.
 
-    Ctrl-C saves a checkpoint and exits with 0; --resume continues from it. SIGHUP saves and goes on,
-    or ends the run like Ctrl-C when its terminal was closed.
+    Ctrl-C saves a checkpoint and exits with 0; --resume continues from it. SIGHUP saves and continues;
+    if the terminal was closed, it saves and stops.
     """
     options = TrainOptions(
         model=model,
@@ -104,7 +113,7 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
 
 
 def _become_worker(options: TrainOptions) -> None:
-    """Run this rank. Until the loop listens, a signal ends the process at once and quietly."""
+    """Run this rank. Until the loop handles signals, a signal ends the process without a traceback."""
     begin_worker()
     from torchloom.recipes.train.preflight import check_options
 
@@ -115,7 +124,7 @@ def _become_worker(options: TrainOptions) -> None:
 
 
 def _start_workers(options: TrainOptions) -> int:
-    """Refuse a bad request in this process, in one line; then start the workers."""
+    """Check the options in this process, so that an error is printed once; then start the workers."""
     from torchloom.recipes.train.preflight import check_options, settle_out
 
     check_options(options, options.nproc)

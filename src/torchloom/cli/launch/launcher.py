@@ -1,11 +1,11 @@
-"""Start the workers of this host with torch's elastic agent, and hand signals on to them.
+"""Start the workers of this host with torch's elastic agent, and forward signals to them.
 
-The agent alone would answer Ctrl-C by signalling whole process groups, compilers included, and
-report a failure even when every worker saved and left in order. So signals are taken here and
-passed to the workers alone; the agent just sees them finish.
+On Ctrl-C the agent would signal whole process groups, compilers included, and report a failure even
+if every worker saved and exited normally. Therefore this module handles the signals and forwards
+them to the workers only; the agent sees the workers finish.
 
-SIGHUP has two meanings. While the terminal is there (`kill -HUP`), or where there never was one, the
-workers save and go on. When the terminal was closed they save and leave, as at SIGTERM.
+SIGHUP has two meanings. If the terminal exists (`kill -HUP`), or there never was one, the workers save
+and continue. If the terminal was closed, they save and stop, as on SIGTERM.
 
 Exit codes: 0 finished, or stopped by a signal with everything saved; 1 a worker failed; 128 + the
 signal's number: stopped before there was anything to save, or stopped twice (130 by SIGINT).
@@ -49,15 +49,18 @@ def launch(
     Args:
         worker_argv: the arguments after `torchloom`.
         nproc: how many ranks to start on this host.
-        on_signal: what the ranks do when they are signalled, for the terminal.
-        on_hangup: what they do at SIGHUP; None: the same.
+        on_signal: what the ranks do on SIGINT and SIGTERM, printed to the terminal.
+        on_hangup: what they do on SIGHUP; None: the same as on SIGTERM.
+
+    Returns:
+        The exit code of the run, see above.
     """
     num_cores = len(os.sched_getaffinity(0))
     envs.set_default("OMP_NUM_THREADS", str(max(1, num_cores // nproc)))
-    # The others are taken below.
+    # The agent handles SIGQUIT only; `_Relay` handles the other signals.
     envs.set_value("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGQUIT")
     envs.set_value(envs.LAUNCHER_PID, str(os.getpid()))
-    # What C++ warns of, such as connections that others closed, is told in words by the ranks.
+    # C++ warnings, such as connections closed by peers, repeat what the ranks report as errors.
     if not envs.is_on(envs.TRACEBACK):
         envs.set_default("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -69,13 +72,13 @@ def launch(
             result = agent.run()
     except SignalException as stopped:
         return exit_code(stopped.sigval)
-    except KeyboardInterrupt:  # before there was a worker; raised below
+    except KeyboardInterrupt:  # raised by `_Relay` when there was no worker yet
         return exit_code(relay.received or signal.SIGINT)
     return _exit_code(result, relay, worker_argv[0])
 
 
 def _agent(worker_argv: Sequence[str], nproc: int) -> _QuietAgent:
-    """Return an agent for one host: a free port of loopback, no restarts, output straight to ours."""
+    """Return an agent for one host: a free port on loopback, no restarts, workers inherit our output."""
     python, *flags = interpreter()
     spec = WorkerSpec(
         role="train",
@@ -87,18 +90,19 @@ def _agent(worker_argv: Sequence[str], nproc: int) -> _QuietAgent:
         monitor_interval=0.1,
         local_addr=ADDRESS,
     )
-    # The agent would keep files for errors in a temporary folder, and leave it when it is killed.
+    # Otherwise the agent writes error files to a temporary folder, which stays if it is killed.
     logs = DefaultLogsSpecs(log_dir=os.devnull)
     return _QuietAgent(spec=spec, logs_specs=logs, start_method="spawn")
 
 
 class _QuietAgent(LocalElasticAgent):
-    """Starts workers that answer signals once they have settled how, and knows them at once."""
+    """Starts workers with signals blocked until they have set their handlers, and records their pids."""
 
     pids: tuple[int, ...] = ()
     is_starting: bool = False
     waiting: int | None = None
-    """A signal that came while workers were started, by way of another thread: it is handed on when they are known."""
+    """A signal that came, in another thread, while workers were started; forwarded once their pids are
+    known."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with held_back():
@@ -111,7 +115,7 @@ class _QuietAgent(LocalElasticAgent):
 
 
 class _Relay:
-    """Pass the first signal to each worker; a second one kills them."""
+    """Forward the first signal to each worker; kill them on a second one."""
 
     def __init__(self, agent: _QuietAgent, on_signal: str, on_hangup: str | None) -> None:
         self._agent = agent
@@ -121,7 +125,7 @@ class _Relay:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take signals inside a `with` block."""
+        """Handle signals inside a `with` block."""
         taken = {signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             taken[signal.SIGHUP] = self._on_hangup
@@ -152,7 +156,7 @@ class _Relay:
             raise KeyboardInterrupt
         if first:
             say(f"\n{signal.Signals(number).name}: {self._on_signal_words}")
-            # Workers save and go on at SIGHUP; here the terminal is gone.
+            # On SIGHUP workers save and continue, but the terminal is closed: they shall stop.
             _signal_all(pids, signal.SIGTERM if number == signal.SIGHUP else number)
         else:
             _signal_all(pids, signal.SIGKILL)
@@ -162,12 +166,12 @@ def _signal_all(pids: Sequence[int], sig: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, sig)
-        except ProcessLookupError:  # noqa: PERF203 - one worker gone must not spare the others
+        except ProcessLookupError:  # noqa: PERF203 - the other workers must still get the signal
             continue
 
 
 def exit_code(number: int) -> int:
-    """Return the exit code of a run that a signal stopped before it could save, as shells do."""
+    """Return the exit code of a run that a signal stopped before it could save, as in shells."""
     return 128 + number
 
 
@@ -193,7 +197,7 @@ def _exit_code(result: RunResult, relay: _Relay, command: str) -> int:
 
 
 def _order(failure: ProcessFailure) -> tuple[int, int]:
-    """Sort causes before what they drag along: ranks without a peer, and those the agent ended."""
+    """Sort causes before consequences: ranks that lost a peer, and ranks that the agent ended."""
     if failure.exitcode == -signal.SIGTERM:
         return 2, failure.timestamp
     return (0 if failure.exitcode < 0 else 1), failure.timestamp

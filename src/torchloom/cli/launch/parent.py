@@ -1,7 +1,7 @@
-"""What ties a worker to its launcher: signals while it starts, and the end of both.
+"""The link between a worker and its launcher: signals while the worker starts, and the end of both.
 
-A launcher starts workers with signals held back (`held_back`): Python, while it starts, would answer
-Ctrl-C with a traceback. They are let in once it is settled what they do (`begin_worker`).
+A launcher starts workers with signals blocked (`held_back`), because Python would answer Ctrl-C with a
+traceback while it starts. The worker unblocks them after it has set its handlers (`begin_worker`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Let signals wait; processes that are started in the `with` block inherit that."""
+    """Block signals; processes that are started in the `with` block inherit the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         yield
@@ -34,7 +34,7 @@ def held_back() -> Iterator[None]:
 
 
 def begin_worker() -> None:
-    """Settle what ends this process: its launcher's end, and signals, at once and quietly."""
+    """End this process with its launcher, and on SIGINT or SIGTERM at once and without a traceback."""
     end_with_launcher()
     for sig in _HELD_BACK[:2]:
         signal.signal(sig, signal.SIG_DFL)
@@ -44,15 +44,15 @@ def begin_worker() -> None:
 
 
 def _nothing_to_save(number: int, frame: FrameType | None) -> None:
-    """Stand in for a handler that saves."""
+    """Ignore SIGHUP until the loop sets a handler that saves."""
 
 
 def end_with_launcher() -> None:
-    """Let the kernel kill this process when the launcher that started it ends (Linux).
+    """Ask the kernel to kill this process when its launcher ends (Linux).
 
-    SIGKILL, since a rank that waits for others runs no handler. Compile workers and data workers
-    of this process watch it and end within seconds. Ranks started by hand are left alone: the
-    shell that started them may well end first.
+    The signal is SIGKILL, because a rank that waits for others in C++ runs no Python handler. Compile
+    workers and data workers of this process watch it and end within seconds. Ranks started by hand
+    continue, because the shell that started them may end first.
     """
     pid = envs.launcher_pid()
     if pid is None or sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""Output to a terminal or pipe that may go away while the run goes on."""
+"""Output to a terminal or pipe that may be closed while the run continues."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torchloom.cli.terminal import GONE
 
 
 class LastingOutput:
-    """A stream that drops what nobody can read any more, instead of failing.
+    """A stream that discards output once its reader is gone, instead of raising.
 
-    A terminal that is closed, or `| head` that has seen enough, is no reason to lose a step.
+    A closed terminal, or `| head` that has exited, must not end a run.
 
     Args:
-        stream: where text goes while somebody reads.
+        stream: where text goes while there is a reader.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or drop."""
+        """Write, or discard."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -30,7 +30,7 @@ class LastingOutput:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, or drop."""
+        """Flush, or discard."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -42,7 +42,7 @@ class LastingOutput:
 
 
 def has_terminal() -> bool:
-    """Say whether this process has a controlling terminal, whatever its output goes to."""
+    """Return whether this process has a controlling terminal, wherever its output goes."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -51,7 +51,7 @@ def has_terminal() -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line for whoever reads."""
+    """Print a line, if there is still a reader."""
     try:
         print(line, flush=True)
     except OSError as error:
