@@ -32,7 +32,7 @@ def print_table(table: CostTable, where: Path | None, as_json: bool) -> None:
     if table.collectives:
         console.print(_collectives(table))
     console.print(f"{len(table.ops)} operators and products measured one by one")
-    kept = "not saved: --quick is for trying the command" if where is None else str(where)
+    kept = "not kept: --quick is for trying the command" if where is None else str(where)
     console.print(kept, soft_wrap=True)
 
 
