@@ -14,7 +14,6 @@ from _stats import Quartiles, are_clean, clean, fastest, paired_ratios, summariz
 from peers import ARMS
 
 _LIMITS = ("limit-eager", "limit-compiled")
-_KERNEL_LIMITS = ("limit-kernels",)
 _VARIANTS = ("eager", "compiled", "compiled per block")
 
 
@@ -25,7 +24,7 @@ class Row:
     arm: str
     step_s: Quartiles | None
     ratio: Quartiles | None
-    """To what `base_of` names, paired within rounds."""
+    """To the limit, paired within rounds."""
     num_clean: int
     num_discarded: int
     live_mib: float | None = None
@@ -59,20 +58,9 @@ def limit_of(result: PassResult) -> str | None:
     return fastest(result.samples, _LIMITS)
 
 
-def base_of(result: PassResult, arm: str) -> str | None:
-    """Return the arm that `arm` is compared with: the limit, which chooses kernels if `arm` does.
-
-    What the choice of kernels gains is thus never credited to sharding; the limit with kernels is
-    compared with the limit without, which shows that gain.
-    """
-    if ARMS[arm].chooses_kernels and ARMS[arm].communicates:
-        return fastest(result.samples, _KERNEL_LIMITS)
-    return limit_of(result)
-
-
 def rows(result: PassResult, arms: Sequence[str], loss_step: int) -> list[Row]:
     """Return one row for each arm, in the order of `arms`."""
-    return [_row(result, arm, base_of(result, arm), loss_step) for arm in arms]
+    return [_row(result, arm, limit_of(result), loss_step) for arm in arms]
 
 
 def common_step(result: PassResult, wanted: int = 10) -> int:
@@ -124,8 +112,6 @@ def table(result: PassResult, arms: Sequence[str], min_clean: int) -> str:
     limit = limit_of(result)
     lines.append(f"limit = {ARMS[limit].label}; " if limit else "no clean step of the limit; ")
     lines[-1] += f"ratio: median [quartiles] over rounds; * fewer than {min_clean} clean steps"
-    if any(ARMS[arm].chooses_kernels and ARMS[arm].communicates for arm in arms):
-        lines.append("arms that talk and choose kernels: ratio to the limit that chooses them, too")
     return "\n".join(lines)
 
 

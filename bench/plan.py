@@ -4,7 +4,7 @@
     python bench/plan.py --layers 8         the same, shallow
 
 No memory of that size is needed: the model is made of fake tensors, and planning runs nothing. Times of
-operators are modelled (`--device` names a row of torchloom.plan.costs.hardware).
+operators are modelled (`--device` names a row of torchloom.costs.hardware).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from _environment import snapshot
 from torchloom._torch import partition as torch_partition
 from torchloom.capture import WeaveHooks, compile_with_aot
+from torchloom.costs import CostTable, device_row, node_us
 from torchloom.graph import droppable
-from torchloom.plan.costs import CostTable, device_row, node_us
+from torchloom.memory.joint import joint_model
 from torchloom.plan.field import num_trials
 from torchloom.plan.frontier import Frontier, frontier
-from torchloom.plan.memory.joint import joint_model
 from torchloom.recipes.train.model import Llama, LlamaConfig
 
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)

@@ -22,9 +22,9 @@ from torch import nn
 
 import torchloom
 from torchloom import PassContract, ops
+from torchloom.costs import CostTable, collective_us
 from torchloom.graph import move_before
 from torchloom.ops.match import gathers, merge
-from torchloom.plan.costs import CostTable, collective_us
 
 MAX_FUSED_BYTES, MAX_WAITING_BYTES, GAIN = 1e9, 4e9, 1.2
 

@@ -85,7 +85,7 @@ def _run(arm: str, options: argparse.Namespace, limit_s: float) -> dict[str, Any
 def _calibrate(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from torchloom.plan.costs import calibrate_device
+    from torchloom.costs import calibrate_device
 
     row, figures = calibrate_device(torch.device(options.device), quick=options.tiny)
     return {**asdict(row), **figures, "host_triad_bytes_per_s": _host_triad(options.tiny)}

@@ -27,11 +27,6 @@ class Arm:
     """What tells arms of one family and variant apart, where that is not enough."""
 
     @property
-    def chooses_kernels(self) -> bool:
-        """Whether matrix products run on the fastest implementation, which is no part of sharding."""
-        return bool(self.options.get("kernels"))
-
-    @property
     def label(self) -> str:
         return ", ".join(filter(None, (self.family, self.variant, self.setting)))
 
@@ -110,27 +105,6 @@ _ALL = (
         family="torchloom 3, weights that fit 1 GB stay",
         variant="compiled",
         options={"stage": 3, "memory_budget": 1_000_000_000},
-    ),
-    Arm(
-        name="limit-kernels",
-        module="peers.limit",
-        family="limit + kernels",
-        variant="compiled",
-        options={"compiled": True, "kernels": True},
-    ),
-    Arm(
-        name="loom-3-kernels",
-        module="peers.loom",
-        family="torchloom 3 + kernels",
-        variant="compiled",
-        options={"stage": 3, "kernels": True},
-    ),
-    Arm(
-        name="loom-3-shared-kernels",
-        module="peers.loom",
-        family="torchloom 3, shared memory + kernels",
-        variant="compiled",
-        options={"stage": 3, "symmetric_memory": True, "kernels": True},
     ),
 )
 

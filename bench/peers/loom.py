@@ -21,7 +21,6 @@ def build(
     stage: int,
     watched: bool = False,
     symmetric_memory: bool = False,
-    kernels: bool = False,
     backend: str = "inductor",
     memory_budget: int | None = None,
     replan_step: int = 0,
@@ -29,8 +28,7 @@ def build(
     """Build one rank of the torchloom engine; compiled as `engine.compile()` does by default.
 
     With `watched` all that it does is recorded, from its compile to its last step. With
-    `symmetric_memory` the ranks communicate through shared memory; with `kernels` matrix products
-    run on the fastest implementation. `memory_budget` is in bytes, everything of a rank included;
+    `symmetric_memory` the ranks communicate through shared memory. `memory_budget` is in bytes, everything of a rank included;
     what was planned for it is in the facts. With `replan_step` operators are measured at that step
     and the table of costs is kept where later processes find it.
 
@@ -48,7 +46,6 @@ def build(
         watch().__enter__()
     compiling: dict[str, Any] = {
         "symmetric_memory": symmetric_memory,
-        "choose_kernels": kernels,
         "backend": backend,
     }
     if memory_budget is not None:

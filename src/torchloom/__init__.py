@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchloom import backends, compiler, config, records, report, serve, shard
+    from torchloom.custom_ops import check_op, custom_op, propose_fake
     from torchloom.engine import Engine, all_reduce, clip_grad_norm_, initialize, shard_model
     from torchloom.engine import compile_model as compile
     from torchloom.engine.padding import pad_tensors
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from torchloom.graph import GraphPass, PassContext
     from torchloom.inspect import entries, expect, explain, explain_call, jit, overhead, watch
     from torchloom.inspect import jit as just_in_time_compile
-    from torchloom.ops.custom import check_op, custom_op, propose_fake
     from torchloom.pipeline import PassContract, register_compile_pass, validate_schedule
     from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
@@ -35,12 +35,12 @@ _EXPORTS = {
     "all_reduce": ("torchloom.engine", "all_reduce"),
     "backends": ("torchloom.backends", None),
     "bisect": ("torchloom.pipeline.bisect", "bisect"),
-    "check_op": ("torchloom.ops.custom", "check_op"),
+    "check_op": ("torchloom.custom_ops", "check_op"),
     "clip_grad_norm_": ("torchloom.engine", "clip_grad_norm_"),
     "compile": ("torchloom.engine", "compile_model"),
     "compiler": ("torchloom.compiler", None),
     "config": ("torchloom.config", None),
-    "custom_op": ("torchloom.ops.custom", "custom_op"),
+    "custom_op": ("torchloom.custom_ops", "custom_op"),
     "diff": ("torchloom.records.diff", "diff"),
     "entries": ("torchloom.inspect", "entries"),
     "expect": ("torchloom.inspect", "expect"),
@@ -51,7 +51,7 @@ _EXPORTS = {
     "just_in_time_compile": ("torchloom.inspect", "jit"),
     "overhead": ("torchloom.inspect", "overhead"),
     "pad_tensors": ("torchloom.engine.padding", "pad_tensors"),
-    "propose_fake": ("torchloom.ops.custom", "propose_fake"),
+    "propose_fake": ("torchloom.custom_ops", "propose_fake"),
     "records": ("torchloom.records", None),
     "register_compile_pass": ("torchloom.pipeline", "register_compile_pass"),
     "report": ("torchloom.report", None),

@@ -129,7 +129,7 @@ class PeakFound(Event):
 
     graph: str
     contents: Mapping[str, object]
-    """The fields of `torchloom.plan.memory.Contents`."""
+    """The fields of `torchloom.memory.Contents`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,39 +107,6 @@ class TestAccumulation:
         torch.testing.assert_close(steps[0][1], steps[1][1])
 
 
-class TestKernels:
-    def with_kernels(self, result):
-        steps = {"limit-kernels": 0.5, "loom-3-kernels": 0.6}
-        result.samples += [
-            sample(arm, wall * (1 + 0.1 * index), round=index)
-            for index in range(3)
-            for arm, wall in steps.items()
-        ]
-        result.facts |= dict.fromkeys(steps, facts(195, 350))
-        result.losses |= {arm: [9.0, 7.4, 6.9] for arm in steps}
-        return ["limit-compiled", "loom-3", *steps]
-
-    def test_the_gain_of_kernels_is_never_credited_to_sharding(self, result):
-        arms = self.with_kernels(result)
-        ratios = {row.arm: row.ratio.median for row in rows(result, arms, 1)}
-        assert ratios == pytest.approx(
-            {
-                "limit-compiled": 1.0,
-                "loom-3": 1.05,  # the limit is still the one without kernels
-                "limit-kernels": 0.5,
-                "loom-3-kernels": 1.2,
-            }
-        )
-        assert "ratio to the limit that chooses them, too" in table(result, arms, 8)
-
-    def test_without_a_limit_of_their_own_they_have_no_ratio(self, result):
-        arms = self.with_kernels(result)
-        result.samples = [each for each in result.samples if each.arm != "limit-kernels"]
-        ratios = {row.arm: row.ratio for row in rows(result, arms, 1)}
-        assert ratios["loom-3-kernels"] is None
-        assert ratios["loom-3"].median == pytest.approx(1.05)
-
-
 class TestClock:
     def test_schedstat_gives_the_waiting_time(self):
         assert parse_schedstat("525566463 35497000000 4\n") == pytest.approx(35.497)
@@ -388,5 +355,4 @@ def test_arms_are_picked_by_name_and_unknown_ones_refused():
     assert {name for name, arm in ARMS.items() if not arm.communicates} == {
         "limit-eager",
         "limit-compiled",
-        "limit-kernels",
     }

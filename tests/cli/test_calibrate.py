@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from torchloom.cli.calibrate import calibrate
 from torchloom.cli.calibrate.collectives import measure_collectives
-from torchloom.errors import PlanError
-from torchloom.plan.costs import (
+from torchloom.costs import (
     NETWORKS,
     CostTable,
     collective_us,
@@ -20,6 +19,7 @@ from torchloom.plan.costs import (
     save_table,
     table_path,
 )
+from torchloom.errors import PlanError
 
 app = typer.Typer()
 app.command()(calibrate)

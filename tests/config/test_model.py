@@ -109,7 +109,7 @@ def test_the_names_of_all_fields():
         "double_buffer free_activations free_min_bytes",
         "CheckpointConfig": "async_save keep_last",
         "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes schedule "
-        "memory_budget plan replan_step choose_kernels strict dump_graphs debug_log symmetric_memory",
+        "memory_budget plan replan_step strict dump_graphs debug_log symmetric_memory",
     }
 
 

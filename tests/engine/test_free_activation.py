@@ -11,7 +11,7 @@ import torchloom
 from support.memory import measure
 from support.ranks import run_ranks
 from support.zoo import ZOO, Mlp
-from torchloom.plan.memory import measure_peak
+from torchloom.memory import measure_peak
 
 FREE = {"free_activation": True, "free_activation_threshold": 1}
 

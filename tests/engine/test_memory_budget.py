@@ -11,8 +11,8 @@ import torchloom
 from support.ranks import run_ranks
 from support.zoo import llama
 from torchloom.errors import PlanError
+from torchloom.memory import measure_peak
 from torchloom.plan import Plan
-from torchloom.plan.memory import measure_peak
 
 
 def config(stage: int, backend: str, budget, accumulation: int = 1) -> dict:

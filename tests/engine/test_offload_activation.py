@@ -17,8 +17,8 @@ from support.runs import assert_equal, make_engine, train, weights
 from support.zoo import ZOO, llama
 from torchloom.engine import Engine
 from torchloom.errors import PlanError
+from torchloom.memory import measure_peak
 from torchloom.plan import Plan
-from torchloom.plan.memory import measure_peak
 from torchloom.runtime import mover_of
 from torchloom.runtime.host import fuzzed
 

@@ -16,8 +16,8 @@ from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.engine.stream import StateStream
 from torchloom.engine.stream_plan import schedule_of_actions, stream_actions
 from torchloom.errors import EngineError
-from torchloom.plan.races import find_races
 from torchloom.plan.text import show_plan
+from torchloom.races import find_races
 from torchloom.runtime import mover_of
 from torchloom.runtime.host import fuzzed, is_on_host
 

@@ -18,7 +18,7 @@ from support.ranks import run_ranks
 from support.runs import make_engine, settings, train
 from support.shm import mapped_bytes, proportional_bytes
 from torchloom.errors import ShardError
-from torchloom.plan.memory import measure_peak
+from torchloom.memory import measure_peak
 from torchloom.runtime.shm import arena
 from torchloom.shard import gathered, layout_of
 

@@ -15,8 +15,8 @@ from support.models import SMALL_BUCKETS, Deep
 from support.ranks import run_ranks
 from support.zoo import ZOO
 from torchloom.errors import PlanError
+from torchloom.memory import measure_peak
 from torchloom.plan import Plan
-from torchloom.plan.memory import measure_peak
 
 ACCUMULATION = 4
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
 from torchloom import ops
+from torchloom.deepcompile.site import Book
 from torchloom.graph import Choices, args_of, find, graph_text
 from torchloom.ops.match import gathers
-from torchloom.pipeline.site import Book
 
 
 def with_residents(joint, *names: str):

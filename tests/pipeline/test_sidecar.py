@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from torchloom.memory import Contents
+from torchloom.memory.alive import Group
 from torchloom.pipeline import sidecar
 from torchloom.plan import GraphPlan
-from torchloom.plan.memory import Contents
-from torchloom.plan.memory.alive import Group
 
 PLAN = GraphPlan(
     graph="g",

@@ -10,12 +10,12 @@ from torch.utils.checkpoint import checkpoint
 
 from support.planned import Captured
 from support.zoo import ZOO, llama
+from torchloom.costs import CostTable, node_us
 from torchloom.graph import Choices, droppable
+from torchloom.memory import WorkspaceTable, measure_peak
+from torchloom.memory.joint import joint_model
 from torchloom.plan import Planner, Task
-from torchloom.plan.costs import CostTable, node_us
 from torchloom.plan.frontier import Lane, frontier
-from torchloom.plan.memory import WorkspaceTable, measure_peak
-from torchloom.plan.memory.joint import joint_model
 
 MODELS = (
     "mlp",

@@ -12,11 +12,11 @@ import torch
 
 from support.planned import Captured
 from support.zoo import ZOO
+from torchloom.costs import CostTable, collective_us, device_row
+from torchloom.memory import WorkspaceTable
+from torchloom.memory.joint import joint_model
 from torchloom.plan import Beside, Flight, HostStates, Outcome, Planner, Task, Trial
-from torchloom.plan.costs import CostTable, collective_us, device_row
 from torchloom.plan.field import field_of
-from torchloom.plan.memory import WorkspaceTable
-from torchloom.plan.memory.joint import joint_model
 from torchloom.plan.traffic import Gathered, Traffic
 
 MODELS = ("mlp", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("conv", "lora", "vit")))

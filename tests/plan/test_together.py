@@ -14,13 +14,13 @@ import torch
 from support.planned import Captured
 from support.zoo import ZOO
 from torchloom.backends.graphs import copy_graph_module
+from torchloom.costs import CostTable, device_row
 from torchloom.graph import droppable, forward_nodes, value_of
+from torchloom.memory import WorkspaceTable
+from torchloom.memory.joint import joint_model
 from torchloom.plan import Beside, Flight, Outcome, Planner, Task, Trial
-from torchloom.plan.costs import CostTable, device_row
 from torchloom.plan.field import field_of
 from torchloom.plan.frontier import peaks_under
-from torchloom.plan.memory import WorkspaceTable
-from torchloom.plan.memory.joint import joint_model
 
 FLIGHTS = (Flight(None, 2_000), Flight(None, 32_000), Flight(1_500, 2_000), Flight(0, 0))
 US_PER_BYTE = 1.2e-3

@@ -16,7 +16,7 @@ from support.recording import recording_group
 from support.runs import settings, train
 from support.traffic import W, channel
 from torchloom import ops
-from torchloom.plan.memory import measure_peak
+from torchloom.memory import measure_peak
 from torchloom.runtime import get_communicator, transit_bytes
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.c10d import C10dCollectives

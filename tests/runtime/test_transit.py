@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from support.ranks import run_ranks
 from torchloom import ops
-from torchloom.plan.memory import measure_peak
+from torchloom.memory import measure_peak
 from torchloom.runtime import get_communicator, mover_of, refresh_bytes, transit_bytes
 
 SMALL, LARGE = 3_000, 80_000

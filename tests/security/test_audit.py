@@ -63,8 +63,7 @@ KNOWN = {
     ("recipes/train/worker.py", "broadcast_object_list"): RANKS,
     ("compiler/backend_fn.py", "import_module"): USERS,
     ("files.py", "CDLL"): "the C library that is loaded already",
-    ("ops/custom/fit.py", "exec"): GENERATED,
-    ("ops/library.py", "import_module"): CONSTANT,
+    ("custom_ops/fit.py", "exec"): GENERATED,
     ("runtime/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
     ("runtime/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
     (

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from torchloom import _torch
 from torchloom.cli import make_app
+from torchloom.costs import store
 from torchloom.errors import TorchloomError
 from torchloom.pipeline import sidecar
 from torchloom.plan import Plan
-from torchloom.plan.costs import kernels, store
 from torchloom.recipes.train.options import TrainOptions
 from torchloom.recipes.train.task import build_task
 from torchloom.records import load_record
@@ -91,14 +91,12 @@ def test_what_lies_beside_the_compilers_cache_is_left_aside(hostile, monkeypatch
     for path in (
         cache / "torchloom" / "key.json",
         cache / "torchloom" / "key-forward.json",
-        cache / "products.json",
         store.table_path("cpu"),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(hostile.read_bytes())
     assert sidecar.load("key") is None
     sidecar.load_collectives("key", "forward")  # any counts are a report's alone
-    assert not kernels._read_products(cache / "products.json")
     assert store.load_table().ops == {}
 
 

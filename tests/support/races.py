@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchloom.plan.races import Free, Schedule, Start, Wait
+from torchloom.races import Free, Schedule, Start, Wait
 
 POISON = "poison"
 

@@ -217,19 +217,6 @@ def is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def has_onednn_linear() -> bool:
-    """Say whether torch was built with oneDNN and its linear operator (2.11-2.15)."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `x @ weight.T + bias` computed by oneDNN (2.11-2.15).
-
-    `weight` may have any strides; a transposed `x` is copied first.
-    """
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-
-
 def fake_mode() -> Any:
     """Return a new mode whose tensors hold no data; real ones may be mixed in (2.11-2.15)."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -41,7 +41,7 @@ def _assert_tensor_metadata(
     if tensor.dtype != dtype:
         raise RuntimeError(
             f"{op_name or 'an operator'} returned {tensor.dtype} where its fake said {dtype}: "
-            "torchloom.ops.custom.check_op finds such mistakes"
+            "torchloom.custom_ops.check_op finds such mistakes"
         )
     torch._C._dynamo.guards.assert_size_stride(tensor, sizes, strides, op_name)  # type: ignore[attr-defined]
 

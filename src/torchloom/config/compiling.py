@@ -64,7 +64,6 @@ def resolve_compile(
         memory_budget=budget,
         plan=section.plan,
         replan_step=section.replan_step,
-        choose_kernels=section.choose_kernels,
         strict=section.strict,
         dump_graphs=section.dump_graphs,
         debug_log=section.debug_log,

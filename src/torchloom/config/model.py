@@ -177,8 +177,6 @@ class CompileOptions:
     """Path of a plan to follow; None: torchloom plans if there is a memory budget."""
     replan_step: int = 5
     """Optimizer step after which torchloom plans again with measured times; 0: never."""
-    choose_kernels: bool = False
-    """Whether products run on the implementation that measured fastest."""
     strict: bool = False
     """Whether a failed weave raises an error, instead of running the graph eagerly."""
     dump_graphs: bool | str = False

@@ -19,6 +19,7 @@ from torchloom.config.schema_types import (
 )
 
 BARRIER = "remove it; ordering comes from data dependencies in the graph"
+NO_KERNELS = "remove it; torch chooses the library of each matrix product"
 NO_REPLAY = "graphs are not replayed, so no inputs are kept"
 
 
@@ -45,11 +46,6 @@ class CompileSection(Section):
         None,
         "`[[step, [name, [name, memory budget], ...]], ...]`: the passes to run from each of these "
         "optimizer steps on",
-    )
-    choose_kernels: Flag = used(
-        False,
-        "matrix products run on the implementation that measured fastest here; results differ in "
-        "the last bits",
     )
     strict: Flag = used(
         False, "raise an error when weaving a graph fails, instead of running the graph eagerly"
@@ -112,4 +108,7 @@ class CompileSection(Section):
     sync_before_allgather: MaybeFlag = no_effect(False, "wait before an all-gather", BARRIER)
     sync_after_allgather: MaybeFlag = no_effect(False, "wait after an all-gather", BARRIER)
     keep_int_input_tensors: MaybeFlag = no_effect(True, "keep integer inputs", NO_REPLAY)
+    choose_kernels: MaybeFlag = no_effect(
+        False, "measure which library multiplies matrices faster", NO_KERNELS
+    )
     keep_all_input_tensors: MaybeFlag = no_effect(False, "keep all inputs", NO_REPLAY)

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from torchloom import _torch, events
 from torchloom.config import Config
+from torchloom.costs import NETWORKS, Network
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
@@ -43,7 +44,6 @@ from torchloom.pipeline.alike import Alike
 from torchloom.pipeline.device import device_bytes
 from torchloom.pipeline.schedule import Entry, Timetable
 from torchloom.plan import Plan
-from torchloom.plan.costs import NETWORKS, Network
 from torchloom.runtime.lines import tell_graph
 from torchloom.shard import Layout, layout_of, owners_of
 

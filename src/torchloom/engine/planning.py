@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import torch
 
+from torchloom.costs import CostTable, Network, load_table, save_table, shared_table
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.standing import Standing
 from torchloom.errors import PlanError
 from torchloom.log import get_logger
+from torchloom.memory import Transit
 from torchloom.plan import Plan, Planner
-from torchloom.plan.costs import CostTable, Network, load_table, save_table, shared_table
-from torchloom.plan.memory import Transit
 from torchloom.runtime import refresh_bytes, transit_bytes
 
 logger = get_logger(__name__)

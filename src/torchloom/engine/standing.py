@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from torchloom.engine.agreement import Agreement
 from torchloom.log import get_logger
+from torchloom.memory import distinct_bytes, optimizer_peak
 from torchloom.plan import HostStates
-from torchloom.plan.memory import distinct_bytes, optimizer_peak
 from torchloom.runtime.host import is_on_host
 
 logger = get_logger(__name__)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from torchloom.plan.races import Event, Schedule, Start, Use, Wait
+from torchloom.races import Event, Schedule, Start, Use, Wait
 
 Kind = Literal["load", "await load", "step", "store", "await store"]
 

@@ -22,7 +22,6 @@ from torchloom.engine.precision import cast_params
 from torchloom.graph import GraphPass, PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
-from torchloom.plan.costs import KernelChooser
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, detach_hooks, layout_of
 from torchloom.shard.regather import around_compiled
@@ -74,7 +73,6 @@ def build_session(
         announce=dist.get_rank() == 0,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
-    session.choose_kernels = KernelChooser(announce=session.announce)
     # Dynamo keeps code that it made of parts of a model, and the session behind it, for good.
     weakref.finalize(model, session.close).atexit = False  # type: ignore[misc]
     return session, kwargs
@@ -128,8 +126,6 @@ def extra_passes(config: Config) -> tuple[str, ...]:
         names.append("free_activation")
     if offload.opt_states:
         names.append("offload_opt_states")
-    if config.compile.choose_kernels:
-        names.append("choose_kernels")
     return tuple(names)
 
 

@@ -91,8 +91,6 @@ class PassContext:
     """Whether the backend's code holds its inputs until it returns."""
     is_backward: bool = False
     """Whether the lowered graph is the backward one."""
-    kernels: tuple[tuple[str, str], ...] = ()
-    """Products that another implementation computes faster: (key of the product, its name)."""
     choices: Choices | None = None
     """What the plan decided about this graph; None where there is no plan."""
     memory_budget_bytes: int | None = None

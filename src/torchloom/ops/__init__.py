@@ -1,14 +1,13 @@
 """Schemas and fakes of torchloom's operators; their bodies live in `torchloom.runtime`.
 
 A pass knows an operator by its schema alone, so passes, planner and their tests run on fake
-tensors with no process group. Three families:
+tensors with no process group. Two families:
 
 * *traced* operators are what a model's properties call, and what the joint graph holds: one node
   for a whole gather or reduction, differentiable.
 * *lowered* operators replace them after the forward/backward split: `*_start` issues
   communication for a bucket of tensors, `wait_` blocks until it has arrived, `resident` reads a
   weight that stays gathered.
-* *compute*: `matmul` is a matrix product by a named implementation.
 
 `gather`, `reduce`, `replicate` and `sync` move tensors between ranks; `offload` and `reload` move
 them between the device and host memory (`torchloom.ops.copies`); `free_` ends their life.
@@ -20,8 +19,7 @@ ranks build byte-identical graphs and share compile caches.
 from __future__ import annotations
 
 from torchloom._torch.untraced import leave_frames_alone
-from torchloom.ops import compute, copies, library, lifetime, lowered, symmetric, traced
-from torchloom.ops.compute import matmul
+from torchloom.ops import copies, library, lifetime, lowered, symmetric, traced
 from torchloom.ops.copies import HOST, offload, offload_start, reload, reload_start
 from torchloom.ops.lifetime import free_
 from torchloom.ops.lowered import (
@@ -42,7 +40,6 @@ __all__ = [
     "free_",
     "gather",
     "gather_start",
-    "matmul",
     "offload",
     "offload_start",
     "reduce",
@@ -59,4 +56,4 @@ __all__ = [
 ]
 
 # Autograd calls derivatives, also those that a forward pass takes behind a graph break.
-leave_frames_alone(compute, copies, library, lifetime, lowered, symmetric, traced)
+leave_frames_alone(copies, library, lifetime, lowered, symmetric, traced)

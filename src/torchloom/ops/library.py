@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
 
 # The dispatcher keeps a definition only as long as the Library object that made it lives.
 LIBRARY = torch.library.Library("torchloom", "DEF")
-
-
-def load_bodies() -> None:
-    """Bind the operators' bodies, for callers that are about to run one.
-
-    They stand in a room above this one, so they load when asked for. Whoever shards a model has
-    loaded them already.
-    """
-    import_module("torchloom.runtime")
 
 
 def define(schema: str, fake: Callable[..., Any], *, is_composite: bool = False) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from torchloom.graph.contract import GraphPass
 from torchloom.passes.bucket import bucket
 from torchloom.passes.cast_gathers import cast_gathers
-from torchloom.passes.choose_kernels import choose_kernels
 from torchloom.passes.dedupe_gathers import dedupe_gathers
 from torchloom.passes.elide_copies import elide_copies
 from torchloom.passes.free_activation import free_activation, free_saved
@@ -80,7 +79,6 @@ PASSES: dict[str, GraphPass] = {
         ),
         GraphPass(name="free_saved", fn=free_saved, stage="lowered"),
         GraphPass(name="offload_opt_states", fn=offload_opt_states, stage="lowered"),
-        GraphPass(name="choose_kernels", fn=choose_kernels, stage="lowered"),
     )
 }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torchloom.deepcompile.profile import ProfilingResult
 from torchloom.pipeline.presets import PRESETS
-from torchloom.pipeline.profile import ProfilingResult
 from torchloom.pipeline.registry import REGISTRY, PassContract, PassRegistry, register_compile_pass
 from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.pipeline.schedule import (

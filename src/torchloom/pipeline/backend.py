@@ -20,17 +20,18 @@ from torch import fx
 from torchloom import ops
 from torchloom.errors import BackendError
 from torchloom.graph import PassContext, find
+from torchloom.log import get_logger
 from torchloom.pipeline.schedule import resolve_passes
 from torchloom.pipeline.session import CompileSession
-from torchloom.plan.costs import KernelChooser
 from torchloom.shard import Layout, living_layouts
+
+logger = get_logger(__name__)
 
 _SIZES = ("gather_bucket_bytes", "reduce_bucket_bytes", "prefetch_bytes")
 _OPTIONS = (
     "lowering",
     "passes",
     "disable_passes",
-    "choose_kernels",
     "inductor",
     "strict",
     "dump_graphs",
@@ -52,9 +53,7 @@ def weave(
         example_inputs: its inputs, fake or real.
         mode: not taken; give Inductor's settings as `options={"inductor": {...}}`.
         options: `lowering` (a registered backend's name or a callable, default "inductor"),
-            `passes` and `disable_passes` (names or `GraphPass` objects), `choose_kernels` (whether
-            products run on the implementation that measures fastest), `inductor` (its settings),
-            `strict` (raise when a pass fails instead of running eagerly), `dump_graphs` (a folder),
+            `passes` and `disable_passes` (names or `GraphPass` objects), `inductor` (its settings), `strict` (raise when a pass fails instead of running eagerly), `dump_graphs` (a folder),
             and `gather_bucket_bytes`, `reduce_bucket_bytes`, `prefetch_bytes`.
 
     Raises:
@@ -67,6 +66,10 @@ def weave(
             'options={"inductor": {...}}'
         )
     given = dict(options or {})
+    if given.pop("choose_kernels", None):
+        logger.warning(
+            "option 'choose_kernels' has no effect: torch chooses the library of products"
+        )
     _check_options(given)
     layout = _layout_of_graph(gm)
     context = PassContext(world_size=1)
@@ -81,7 +84,6 @@ def weave(
             layout.stage if layout else 0,
             asked,
             given.get("disable_passes", ()),
-            extra=("choose_kernels",) if given.get("choose_kernels") else (),
         ),
         context=dataclasses.replace(context, **sizes),
         backend=given.get("lowering", "inductor"),
@@ -90,8 +92,6 @@ def weave(
         regather=layout is not None and layout.stage == 3,
         dump_dir=None if folder is None else Path(folder),
     )
-    # No rank waits for another here, and products are the same for all: each chooses alone.
-    session.choose_kernels = KernelChooser(shared=False)
     return session(gm, example_inputs)
 
 

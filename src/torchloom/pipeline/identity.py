@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchloom.deepcompile.forms import adapted_of
 from torchloom.graph import GraphPass
-from torchloom.pipeline.forms import adapted_of
 
 _FIRST: weakref.WeakKeyDictionary[Callable[..., Any], str] = weakref.WeakKeyDictionary()
 _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype)

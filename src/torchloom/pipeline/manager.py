@@ -86,7 +86,7 @@ class PassManager:
         gm.recompile()
         kind = name.rsplit(".", 1)[-1]
         for op, count in op_counts(gm.graph).items():
-            if op.startswith("torchloom.") and op != "torchloom.matmul":
+            if op.startswith("torchloom."):
                 into.collectives[f"{kind} {op}"] = count
 
     def _dump(self, gm: fx.GraphModule, name: str, index: int, label: str) -> None:

@@ -20,6 +20,8 @@ from torchloom._torch import partition as torch_partition
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.hooks import GraphKind
+from torchloom.costs import CollectiveKind
+from torchloom.costs.timeline import timeline
 from torchloom.graph import (
     Choices,
     KnownValues,
@@ -32,14 +34,12 @@ from torchloom.graph import (
     nbytes,
     value_of,
 )
+from torchloom.memory import Interface, interface_of, micro_step, replay_peak
 from torchloom.passes import PASSES
 from torchloom.passes.offload_activation import offload_named
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.report import GraphReport
 from torchloom.plan import Flight, Outcome, Planner, Task, Trial
-from torchloom.plan.costs import CollectiveKind
-from torchloom.plan.memory import Interface, interface_of, micro_step, replay_peak
-from torchloom.plan.timeline import timeline
 from torchloom.plan.traffic import Gathered, Traffic
 
 Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]

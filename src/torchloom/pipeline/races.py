@@ -9,7 +9,7 @@ from torch import fx
 from torchloom import ops
 from torchloom.errors import PassError
 from torchloom.graph import find, graph_text
-from torchloom.plan.races import find_races, schedule_of
+from torchloom.races import find_races, schedule_of
 
 
 def copies_in(graph: fx.Graph) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from torchloom.deepcompile.forms import Adapted, adapt
 from torchloom.errors import PassError, PassOrderError
 from torchloom.graph import GraphPass
 from torchloom.passes import PASSES
-from torchloom.pipeline.forms import Adapted, adapt
 from torchloom.pipeline.presets import ALIASES, NO_OPS
 
 _CAPABILITIES = {"z3_gather_release": "transfers"}
@@ -59,7 +59,7 @@ class PassRegistry:
 
         Args:
             name: what schedules and configurations call it.
-            fn: a function of one of the forms in `torchloom.pipeline.forms`, or a `GraphPass`.
+            fn: a function of one of the forms in `torchloom.deepcompile.forms`, or a `GraphPass`.
             contract: what it needs and gives; None: it may stand anywhere.
 
         Raises:

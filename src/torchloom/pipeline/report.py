@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchloom import events
+from torchloom.memory import Contents
 from torchloom.plan import GraphPlan
-from torchloom.plan.memory import Contents
 
 
 @dataclass(frozen=True)

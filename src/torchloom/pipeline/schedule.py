@@ -101,7 +101,8 @@ class Resolver:
             extra = {each.name for each in chosen} | (said & {"bucket"})
             chosen += [each for each in found if len(found) == 1 or each.name not in extra]
         chosen = _with_extra(chosen, [_lookup(name, known, where) for name in self.extra], known)
-        without = {_lookup(name, known, where).name for name in self.disabled}
+        disabled = [name for name in self.disabled if name not in NO_OPS]
+        without = {_lookup(name, known, where).name for name in disabled}
         passes = tuple(each for each in chosen if each.name not in without)
         if speaks_deepspeed:
             passes = _in_order_of_preset(passes, self.stage)
@@ -160,7 +161,7 @@ class Resolver:
         self, name: str, known: Mapping[str, GraphPass], where: str
     ) -> tuple[GraphPass, ...]:
         if name in NO_OPS:
-            logger.info("%spass %r is a phase of another pass and does nothing here", where, name)
+            logger.info("%spass %r does nothing here", where, name)
             return ()
         if name.endswith("_compile") and name in ALIASES:
             whole = (*BASIS, ALIASES[name], *COMMUNICATION[ALIASES[name]])

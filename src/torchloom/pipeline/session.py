@@ -20,19 +20,19 @@ from torchloom import _torch, events
 from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
+from torchloom.costs import CostTable
+from torchloom.deepcompile.site import Book
 from torchloom.errors import AgreementError, PassError, PeerLostError, PlanError, own_error
 from torchloom.graph import GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
+from torchloom.memory import distinct_bytes
 from torchloom.pipeline.alike import Alike, Texts, parameters_of
 from torchloom.pipeline.report import CompileReport, GraphReport, tell_peak
 from torchloom.pipeline.second import SecondPlan
 from torchloom.pipeline.sidecar import calling_text
-from torchloom.pipeline.site import Book
 from torchloom.pipeline.sizes import Sizes
 from torchloom.pipeline.weaving import Weaving, common_key_of, facts_of
 from torchloom.plan import GraphPlan, Planner
-from torchloom.plan.costs import CostTable
-from torchloom.plan.memory import distinct_bytes
 from torchloom.position import POSITION
 from torchloom.shard.regather import LIVE
 from torchloom.shard.writes import check_graph
@@ -40,8 +40,6 @@ from torchloom.shard.writes import check_graph
 logger = get_logger(__name__)
 
 _MAX_ROUNDS = 4
-
-ChooseKernels = Callable[[fx.GraphModule, Sequence[Any]], tuple[tuple[str, str], ...]]
 
 
 @dataclass(eq=False)  # Dynamo compares backends to tell compiled entries apart
@@ -77,8 +75,6 @@ class CompileSession:
     """Chooses what backward computes again; None leaves it to torch's partitioner."""
     alike: Alike | None = None
     """Lets ranks whose batches differ in size plan alike."""
-    choose_kernels: ChooseKernels | None = None
-    """Says which products of a graph run on which implementation, where a pass asks for it."""
     book: Book = field(default_factory=Book)
     """What custom passes are told of the model and of all graphs."""
     standing: events.StandingFound | None = None
@@ -160,9 +156,8 @@ class CompileSession:
         if alike is not None and planner is not None:
             alike.before(gm, example_inputs, report, planner)
         try:
-            context = self._context_of(gm, example_inputs)
             known = frozenset(self.book.residents)
-            compiled = self._compile_within_budget(gm, unwoven, example_inputs, report, context)
+            compiled = self._compile_within_budget(gm, unwoven, example_inputs, report)
             self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:
             if _torch.is_restart(error):
@@ -292,7 +287,6 @@ class CompileSession:
         unwoven: fx.GraphModule,
         example_inputs: Sequence[Any],
         report: GraphReport,
-        context: PassContext,
     ) -> Callable[..., Any]:
         """Compile, and again while the plan did not foresee what the compiler's code needs."""
         best: tuple[GraphPlan, Callable[..., Any], GraphReport] | None = None
@@ -303,7 +297,7 @@ class CompileSession:
         for _ in range(_MAX_ROUNDS):
             report.num_tries += planner is not None
             own = replace(report, compile_s=[], passes=[], collectives={}, planning_s=0.0)
-            weaving = Weaving(self, own, context, calling, ignores_caches)
+            weaving = Weaving(self, own, self.context, calling, ignores_caches)
             hooks = weaving.hooks(backward_at_once=self.trial is not None)
             compiled = self._compile(gm, example_inputs, hooks)
             weaving.finish()
@@ -365,13 +359,6 @@ class CompileSession:
     def facts(self) -> dict[str, object]:
         """Return by name what the key is made of, for ranks to compare in words."""
         return facts_of(self, self.context)
-
-    def _context_of(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> PassContext:
-        """Return what passes may know of one graph; before any pass runs, as ranks may wait here."""
-        asks = any(each.name == "choose_kernels" for each in self.passes)
-        if self.choose_kernels is None or not asks:
-            return self.context
-        return replace(self.context, kernels=self.choose_kernels(gm, example_inputs))
 
     def _fall_back(
         self, gm: fx.GraphModule, report: GraphReport, error: Exception

@@ -23,8 +23,8 @@ from torch import Tensor
 from torchloom import _torch
 from torchloom.files import write_whole
 from torchloom.log import get_logger
+from torchloom.memory import Contents
 from torchloom.plan import GraphPlan
-from torchloom.plan.memory import Contents
 
 logger = get_logger(__name__)
 

@@ -19,19 +19,19 @@ from torchloom import _torch, events
 from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
+from torchloom.deepcompile.forms import adapted_of
+from torchloom.deepcompile.site import Book, Spot
 from torchloom.graph import Choices, GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
+from torchloom.memory import alive_at_peak, micro_step
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.device import default_budget_bytes
-from torchloom.pipeline.forms import adapted_of
 from torchloom.pipeline.identity import identity_of
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.races import check_races, copies_in
 from torchloom.pipeline.report import GraphReport, tell_peak
-from torchloom.pipeline.site import Book, Spot
 from torchloom.plan import GraphPlan, Planner
-from torchloom.plan.memory import alive_at_peak, micro_step
 
 logger = get_logger(__name__)
 
@@ -331,7 +331,21 @@ def _is_built_in(each: GraphPass) -> bool:
     return known is not None and known.fn is each.fn
 
 
-_SHAPING = ("_torch", "capture", "graph", "ops", "passes", "pipeline", "plan")
+_SHAPING = (
+    *(
+        "_torch",
+        "capture",
+        "costs",
+        "deepcompile",
+        "graph",
+        "memory",
+        "ops",
+        "passes",
+        "pipeline",
+        "plan",
+    ),
+    "races",
+)
 """Rooms whose code shapes woven graphs: they choose what backward computes again, split, rewrite, and plan."""
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torchloom.costs import CostTable
 from torchloom.graph import movable
-from torchloom.plan.costs import CostTable
 from torchloom.plan.field import Field
 from torchloom.plan.found import Found
 from torchloom.plan.frontier import Lane

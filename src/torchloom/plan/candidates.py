@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchloom.plan.costs import CostTable, link_us
+from torchloom.costs import CostTable, link_us
 from torchloom.plan.field import Field
 from torchloom.plan.frontier import Point
 from torchloom.plan.task import CONFIGURED, Beside, Flight, Outcome

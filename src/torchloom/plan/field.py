@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from torchloom.costs import CostTable, measured_us, node_us
 from torchloom.graph import droppable
-from torchloom.plan.costs import CostTable, measured_us, node_us
+from torchloom.memory import WorkspaceTable
+from torchloom.memory.joint import JointModel, joint_model
 from torchloom.plan.frontier import Frontier, Point, crossing, frontier, peaks_under
-from torchloom.plan.memory import WorkspaceTable
-from torchloom.plan.memory.joint import JointModel, joint_model
 from torchloom.plan.task import Outcome, Task, Trial
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from torchloom.memory import module_of
 from torchloom.plan.field import Field
 from torchloom.plan.frontier import Point
-from torchloom.plan.memory import module_of
 from torchloom.plan.model import Decision, GraphPlan
 from torchloom.plan.places import op_of, places_of
 from torchloom.plan.task import Beside, Flight, Outcome, Task

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from torchloom.costs import Device
 from torchloom.graph import movable
-from torchloom.plan.costs import Device
 from torchloom.plan.field import Field, Move, Swapped
 from torchloom.plan.frontier import Point
 

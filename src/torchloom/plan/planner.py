@@ -6,14 +6,14 @@ import copy
 import hashlib
 from dataclasses import dataclass, field, replace
 
+from torchloom.costs import CostTable
+from torchloom.costs.store import table_to_json
 from torchloom.errors import PlanError
 from torchloom.graph import droppable, graph_digest
+from torchloom.memory import Transit, WorkspaceTable
+from torchloom.memory.joint import joint_model
 from torchloom.plan.beyond import Beyond
-from torchloom.plan.costs import CostTable
-from torchloom.plan.costs.store import table_to_json
 from torchloom.plan.found import NOTICEABLE
-from torchloom.plan.memory import Transit, WorkspaceTable
-from torchloom.plan.memory.joint import joint_model
 from torchloom.plan.model import GraphPlan, Plan
 from torchloom.plan.places import moved_to
 from torchloom.plan.search import Fields, Search

@@ -20,14 +20,14 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torchloom.costs import CostTable
+from torchloom.memory import WorkspaceTable
 from torchloom.plan.beyond import Beyond
 from torchloom.plan.bound import least_added_us
 from torchloom.plan.candidates import Candidate, Estimates, candidates, copied_us
-from torchloom.plan.costs import CostTable
 from torchloom.plan.field import Field, Fields, Move, field_of
 from torchloom.plan.found import NOTICEABLE, Found, better
 from torchloom.plan.frontier import Point
-from torchloom.plan.memory import WorkspaceTable
 from torchloom.plan.model import GraphPlan
 from torchloom.plan.moves import moves_of
 from torchloom.plan.states import StateCosts

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchloom.plan.costs import Device
+from torchloom.costs import Device
 from torchloom.plan.frontier import Lane
 from torchloom.plan.task import Beside
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torchloom.plan.costs import CollectiveKind, CostTable, collective_us
+from torchloom.costs import CollectiveKind, CostTable, collective_us
 from torchloom.plan.frontier import Lane
 
 _SMALLEST = 1 << 12

@@ -1,4 +1,4 @@
-"""Bodies of torchloom's operators: collectives behind one seam, copies between device and host, products.
+"""Bodies of torchloom's operators: collectives behind one seam, copies between device and host.
 
 Importing this package binds the bodies to the schemas of `torchloom.ops`. Communicators are
 made with `get_communicator`; which implementation carries the bytes is decided there and
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from torchloom._torch.untraced import leave_frames_alone
 from torchloom.runtime import bodies as _bodies  # binds the operators
-from torchloom.runtime import kernels as _kernels
 from torchloom.runtime.communicator import CommStats, Communicator
 from torchloom.runtime.communicators import for_model, get_communicator, lookup
 from torchloom.runtime.digests import tell_step
@@ -35,6 +34,5 @@ __all__ = [
     "transit_bytes",
 ]
 
-leave_frames_alone(_bodies, _kernels)
+leave_frames_alone(_bodies)
 _bodies.bind()
-_kernels.bind()

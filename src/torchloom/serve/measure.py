@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchloom.plan.memory.measure import measure_peak
+from torchloom.memory.measure import measure_peak
 from torchloom.serve.program import Program
 from torchloom.serve.target import as_promised
 

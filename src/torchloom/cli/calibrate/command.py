@@ -57,7 +57,7 @@ def calibrate(
         _measure(device, out, as_json, quick)
     else:
         from torchloom.cli.launch.launcher import launch  # imports torch's elastic agent
-        from torchloom.plan.costs import find_device
+        from torchloom.costs import find_device
 
         find_device(device)  # a bad name gives one error here, not one per rank
         flags = [*(["--json"] if as_json else []), *(["--quick"] if quick else [])]
@@ -68,7 +68,7 @@ def calibrate(
 
 def _show(device: str, path: Path | None, as_json: bool) -> None:
     from torchloom.cli.calibrate.table import print_table
-    from torchloom.plan.costs import find_device, load_table, table_path
+    from torchloom.costs import find_device, load_table, table_path
 
     where = path or table_path(find_device(device))
     if not where.exists():
@@ -79,7 +79,7 @@ def _show(device: str, path: Path | None, as_json: bool) -> None:
 def _measure(device_name: str, path: Path | None, as_json: bool, quick: bool) -> None:
     from torchloom.cli.calibrate.collectives import join_ranks, measure_collectives
     from torchloom.cli.calibrate.table import print_table
-    from torchloom.plan.costs import (
+    from torchloom.costs import (
         calibrate_device,
         find_device,
         load_table,

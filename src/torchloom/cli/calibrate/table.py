@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchloom.plan.costs import CostTable, machine_facts
-from torchloom.plan.costs.store import table_to_json
+from torchloom.costs import CostTable, machine_facts
+from torchloom.costs.store import table_to_json
 
 
 def print_table(table: CostTable, where: Path | None, as_json: bool) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torchloom.memory.joint import JointModel
 from torchloom.plan.frontier.units import Run, Unit
-from torchloom.plan.memory.joint import JointModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torchloom.memory.joint import JointModel, Peaks
 from torchloom.plan.frontier.options import Drop, Offers
 from torchloom.plan.frontier.units import Unit, cuts_of
-from torchloom.plan.memory.joint import JointModel, Peaks
 
 _GROUPS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of runs that make one unit."""

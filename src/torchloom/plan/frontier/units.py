@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from torchloom.plan.memory.joint import JointModel
+from torchloom.memory.joint import JointModel
 
 _SLACK = 1.05
 """A place counts as narrow up to this multiple of the narrowest."""

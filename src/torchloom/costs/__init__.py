@@ -1,0 +1,58 @@
+"""What operators, copies and collectives cost, in microseconds.
+
+    roofline     FLOPs and bytes of an operator against the rates of a device: no measurement
+    table        measured figures where there are any, the roofline where there are none
+
+Rates are data (`hardware`): a new device is one row. Nothing here runs a user's graph.
+"""
+
+from __future__ import annotations
+
+from torchloom.costs.calibrate import calibrate_device, find_device
+from torchloom.costs.hardware import (
+    DEVICES,
+    NETWORKS,
+    CollectiveKind,
+    Device,
+    Network,
+    device_row,
+)
+from torchloom.costs.roofline import node_flops, node_traffic_bytes, roofline_us
+from torchloom.costs.share import share_text, shared_table
+from torchloom.costs.signature import node_key
+from torchloom.costs.store import load_table, machine_facts, save_table, table_path
+from torchloom.costs.table import (
+    CostTable,
+    collective_us,
+    graph_us,
+    link_us,
+    measured_us,
+    node_us,
+)
+
+__all__ = [
+    "DEVICES",
+    "NETWORKS",
+    "CollectiveKind",
+    "CostTable",
+    "Device",
+    "Network",
+    "calibrate_device",
+    "collective_us",
+    "device_row",
+    "find_device",
+    "graph_us",
+    "link_us",
+    "load_table",
+    "machine_facts",
+    "measured_us",
+    "node_flops",
+    "node_key",
+    "node_traffic_bytes",
+    "node_us",
+    "roofline_us",
+    "save_table",
+    "share_text",
+    "shared_table",
+    "table_path",
+]

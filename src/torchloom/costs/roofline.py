@@ -1,0 +1,213 @@
+"""Costs from first principles: FLOPs over the rate of products, bytes over the rate of memory.
+
+    time = launch + max(FLOPs / gemm rate, bytes / memory rate)
+
+FLOPs of products, convolutions and attention, forward and backward, are torch's own formulas
+(`torch.utils.flop_counter`), with more for CPU attention and our own product. All else moves bytes: what it reads
+plus what it writes. Views cost nothing. Sizes that are not known count as what the trace saw.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from torchloom._torch import OpOverload, size_hint
+from torchloom.costs.hardware import Device
+from torchloom.graph import is_view_op, tensors_in, value_of
+
+aten = torch.ops.aten
+
+# Reads only the rows that it returns, not the whole table.
+_PICKS = frozenset(
+    {
+        aten.embedding.default,
+        aten.gather.default,
+        aten.index.Tensor,
+        aten.index_select.default,
+        aten._unsafe_index.Tensor,
+    }
+)
+# Views without an alias in their schema, allocations without a write, and bookkeeping.
+_FREE = frozenset(
+    {
+        aten._unsafe_view.default,
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.empty_strided.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+        aten.lift_fresh_copy.default,
+        operator.getitem,
+    }
+)
+_ATTENTION = "_dot_product_", "_flash_attention", "_efficient_attention", "flex_attention"
+
+
+def roofline_us(node: fx.Node, device: Device) -> float:
+    """Return the modelled time of one node of a captured graph, in microseconds.
+
+    Communication of ours takes no time on the compute engine: see `collective_us`. Nodes that
+    compute nothing (inputs, views, sizes) are free.
+
+    Args:
+        node: a node whose values tracing has recorded (`meta["val"]`).
+        device: the rates to reckon with.
+    """
+    if not is_computed(node):
+        return 0.0
+    moved_us = 1e6 * node_traffic_bytes(node) / device.memory_bytes_per_s
+    flops = node_flops(node)
+    if not flops:
+        return device.launch_us + moved_us
+    rate = device.flops_of(_dtype_of(node))
+    if any(mark in str(node.target) for mark in _ATTENTION):
+        rate *= device.attention_fraction
+    return device.launch_us + max(1e6 * flops / rate, moved_us)
+
+
+def is_computed(node: fx.Node) -> bool:
+    """Say whether a node does work on the compute engine."""
+    if node.op != "call_function" or node.target in _FREE or not _has_tensors(node):
+        return False
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return hasattr(target, "namespace")  # higher-order operators work, Python functions do not
+    if target.namespace == "torchloom":
+        return False
+    return not is_view_op(target)
+
+
+def _has_tensors(node: fx.Node) -> bool:
+    return any(True for _ in tensors_in(value_of(node))) or bool(_inputs(node))
+
+
+def node_flops(node: fx.Node) -> int:
+    """Return the floating-point operations of products, convolutions and attention; else 0.
+
+    Causal attention counts half, as fused kernels skip what is masked.
+    """
+    target = node.target
+    if not isinstance(target, OpOverload) or value_of(node) is None:
+        return 0
+    args = fx.node.map_aggregate(fx.node.map_arg(node.args, value_of), _known)
+    kwargs: Any = fx.node.map_aggregate(fx.node.map_arg(node.kwargs, value_of), _known)
+    if target in _FORMULAS:
+        flops = _FORMULAS[target](args)
+    elif target.overloadpacket in flop_registry:
+        out = fx.node.map_aggregate(value_of(node), _known)
+        try:
+            flops = flop_registry[target.overloadpacket](*args, **kwargs, out_val=out)
+        except (
+            AssertionError
+        ):  # shapes that torch's formula does not know: no run ends of an estimate
+            return 0
+    else:
+        return 0
+    return flops // 2 if _is_causal(target, args, kwargs) else flops
+
+
+def node_traffic_bytes(node: fx.Node) -> int:
+    """Return the bytes that a node reads and writes, each tensor once; 0 for a view."""
+    if not is_computed(node):
+        return 0
+    inputs = sum(_bytes(value) for value in _inputs(node))
+    outputs = sum(_bytes(value) for value in tensors_in(value_of(node)))
+    if node.target in _PICKS:
+        table = _bytes(value_of(node.all_input_nodes[0]))
+        return inputs - table + 2 * outputs
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return inputs + outputs
+    written = [
+        value
+        for arg, value in _arguments(node, target)
+        if arg.alias_info is not None and arg.alias_info.is_write
+    ]
+    if not written:
+        return inputs + outputs
+    # What is written in place may be returned as well: it moves once.
+    fresh = sum(
+        _bytes(value)
+        for ret, value in zip(target._schema.returns, _as_returns(node), strict=False)
+        if ret.alias_info is None
+    )
+    return inputs + fresh + sum(_bytes(tensor) for item in written for tensor in tensors_in(item))
+
+
+def _arguments(node: fx.Node, target: OpOverload) -> Iterable[tuple[Any, Any]]:
+    for index, arg in enumerate(target._schema.arguments):
+        given = node.args[index] if index < len(node.args) else node.kwargs.get(arg.name)
+        yield arg, fx.node.map_arg(given, value_of) if given is not None else None
+
+
+def _as_returns(node: fx.Node) -> list[Any]:
+    value = value_of(node)
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _cpu_attention(args: Any) -> int:
+    query, key, value = (tensor.shape for tensor in args[:3])
+    return sdpa_flop_count(query, *_for_each_head(query, key, value))
+
+
+def _cpu_attention_backward(args: Any) -> int:
+    grad, query, key, value = (tensor.shape for tensor in args[:4])
+    return sdpa_backward_flop_count(grad, query, *_for_each_head(query, key, value))
+
+
+def _for_each_head(query: torch.Size, *shared: torch.Size) -> list[tuple[int, ...]]:
+    """Return the shapes of keys and values that heads share as if each had its own: that is what is computed.
+
+    torch 2.11 counts no others.
+    """
+    return [(*query[:2], *shape[2:]) for shape in shared]
+
+
+_FORMULAS = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _cpu_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _cpu_attention_backward,
+}
+
+
+def _is_causal(target: OpOverload, args: Any, kwargs: dict[str, Any]) -> bool:
+    for index, arg in enumerate(target._schema.arguments):
+        if arg.name == "is_causal":
+            return bool(args[index] if index < len(args) else kwargs.get("is_causal", False))
+    return False
+
+
+def _dtype_of(node: fx.Node) -> str:
+    """Return the dtype that a product is computed in: that of its first floating input."""
+    for tensor in [*_inputs(node), *tensors_in(value_of(node))]:
+        if tensor.dtype.is_floating_point:
+            return str(tensor.dtype).removeprefix("torch.")
+    return "float32"
+
+
+def _inputs(node: fx.Node) -> list[torch.Tensor]:
+    return [tensor for used in node.all_input_nodes for tensor in tensors_in(value_of(used))]
+
+
+def _bytes(value: Any) -> int:
+    """Return the bytes behind a tensor; dimensions that are only expanded hold one element."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    numel = 1
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        numel *= size_hint(size) if size_hint(stride) or size_hint(size) == 0 else 1
+    return numel * value.element_size()
+
+
+def _known(value: Any) -> Any:
+    """Return a value with the sizes that the trace saw in place of symbols."""
+    if isinstance(value, torch.Tensor):
+        if all(isinstance(size, int) for size in value.shape):
+            return value
+        return torch.empty([size_hint(size) for size in value.shape], device="meta")
+    return size_hint(value) if isinstance(value, torch.SymInt) else value

@@ -1,0 +1,147 @@
+"""The time of a step: lowered graphs on four engines, each of which does one thing at a time.
+
+    compute    operators in order; waits where a graph waits
+    network    collectives, in the order in which they start
+    d2h, h2d   copies to and from host memory; one engine where the link is not full duplex
+
+This is list scheduling of the order that the graphs hold, so it says what their overlap is worth:
+the time that compute stands still, and what transfers beside it take from it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from torchloom import ops
+from torchloom.costs import CostTable, collective_us, link_us, node_us
+from torchloom.graph import args_of, is_fetched, nbytes
+
+_LINKS = {ops.offload_start: "d2h", ops.reload_start: "h2d"}
+_COLLECTIVES = (ops.gather_start, ops.reduce_start, ops.sync_start)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What became of a step's time, in microseconds."""
+
+    compute_us: float
+    """Operators, without a pause."""
+    exposed_us: float
+    """Compute stands still for a transfer."""
+    busy_us: dict[str, float] = field(default_factory=dict)
+    """Work of the other engines."""
+    loaded_us: float = 0.0
+    """Compute loses to transfers that run beside it."""
+    copy_us: float = 0.0
+    """Of these two, because of copies to host memory and back."""
+
+    @property
+    def overhead_us(self) -> float:
+        """What transfers add to the time of compute."""
+        return self.exposed_us + self.loaded_us
+
+    @property
+    def total_us(self) -> float:
+        """From the first node to the last."""
+        return self.compute_us + self.overhead_us
+
+
+def timeline(
+    graphs: Iterable[fx.Graph],
+    table: CostTable,
+    world_size: int,
+    *,
+    gathers_per_use: float = 1.0,
+    bucket_bytes: int = 16 << 20,
+) -> Timeline:
+    """Run lowered graphs one after the other on modelled engines.
+
+    Args:
+        graphs: forward and backward as passes leave them.
+        table: times of operators, collectives and copies.
+        world_size: ranks that share the weights.
+        gathers_per_use: of a resident weight, per run of the graphs: one over the micro-steps of an
+            optimizer step. It blocks, with the others, up to `bucket_bytes` at a time, and so does
+            the copy of its piece where that waits on the host.
+        bucket_bytes: see above.
+    """
+    clock = compute = 0.0
+    exposed: defaultdict[str, float] = defaultdict(float)
+    free: defaultdict[str, float] = defaultdict(float)
+    busy: defaultdict[str, float] = defaultdict(float)
+    ends: dict[fx.Node, tuple[float, str]] = {}
+    residents: dict[str, int] = {}
+    fetched_us = 0.0
+    for graph in graphs:
+        for node in graph.nodes:
+            engine = _engine_of(node, table)
+            if engine is not None:
+                duration = transfer_us(node, table, world_size)
+                free[engine] = max(clock, free[engine]) + duration
+                ends[node] = free[engine], engine
+                busy[engine] += duration
+            elif node.target is ops.wait_:
+                end, engine = ends.get(args_of(node)[0][0].args[0], (clock, ""))
+                exposed[engine] += max(0.0, end - clock)
+                clock = max(clock, end)
+            elif node.target is ops.resident:
+                piece, *_, name = args_of(node)
+                if is_fetched(node) and name not in residents:
+                    fetched_us += link_us("h2d", nbytes(piece), table)
+                residents[name] = nbytes(node)
+            else:
+                duration = node_us(node, table)
+                compute += duration
+                clock += duration
+    blocked = gathers_per_use * _gathered_us(residents, table, world_size, bucket_bytes)
+    fetched_us *= gathers_per_use
+    hidden = {engine: max(0.0, us - exposed[engine]) for engine, us in busy.items()}
+    beside = table.network.load * hidden.pop("network", 0.0)
+    copying = table.device.link_load * sum(hidden.values())
+    return Timeline(
+        compute_us=compute,
+        exposed_us=sum(exposed.values()) + blocked + fetched_us,
+        busy_us={**busy, "network": busy["network"] + blocked},
+        loaded_us=beside + copying,
+        copy_us=sum(exposed[link] for link in hidden) + copying + fetched_us,
+    )
+
+
+def transfer_us(start: fx.Node, table: CostTable, world_size: int) -> float:
+    """Return the time of the transfer that a node starts, in microseconds; 0 for other nodes."""
+    if start.target is ops.gather_start:
+        return collective_us("all_gather", nbytes(start), world_size, table)
+    if start.target in _COLLECTIVES:
+        kind = "reduce_scatter" if start.target is ops.reduce_start else "all_reduce"
+        num_bytes = sum(nbytes(node) for node in args_of(start)[0])
+        return collective_us(kind, num_bytes, world_size, table)
+    if start.target is ops.symmetric_start:
+        return table.network.alpha_us  # ranks meet; nothing is sent
+    if start.target in _LINKS:
+        kind = "d2h" if start.target is ops.offload_start else "h2d"
+        return link_us(kind, nbytes(start), table)
+    return 0.0
+
+
+def _engine_of(node: fx.Node, table: CostTable) -> str | None:
+    if node.target in _COLLECTIVES or node.target is ops.symmetric_start:
+        return "network"
+    if node.target in _LINKS:
+        return _LINKS[node.target] if table.device.full_duplex else "link"
+    return None
+
+
+def _gathered_us(
+    residents: dict[str, int], table: CostTable, world_size: int, bucket_bytes: int
+) -> float:
+    total, held = 0.0, 0
+    for size in residents.values():
+        if held and held + size > bucket_bytes:
+            total += collective_us("all_gather", held, world_size, table)
+            held = 0
+        held += size
+    return total + (collective_us("all_gather", held, world_size, table) if held else 0.0)

@@ -1,0 +1,218 @@
+"""The signatures that a pass may have, and how its arguments are found.
+
+    fn(gm, ctx) -> int                                                         torchloom's own
+    fn(graph, graph_id, graph_order, profiling_results, mem_budget,
+       param_manager, bwd, ds_optimizer, nz3) -> graph                         DeepCompile, documented
+    fn(gm, graph_id, graph_order, profiling_results, create_inputs_fn,
+       mem_budget, param_manager, bwd) -> gm or None                           DeepCompile, today
+
+Arguments are given by name, so any part of these lists in any order will do. Where a function does
+not tell names, it is called with one of the forms, by position.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import fx
+
+from torchloom.errors import PassError
+from torchloom.graph import GraphPass, PassContext, graph_text, record_values
+
+OWN = ("gm", "ctx")
+DOCUMENTED = (
+    *("graph", "graph_id", "graph_order", "profiling_results", "mem_budget"),
+    *("param_manager", "bwd", "ds_optimizer", "nz3"),
+)
+CURRENT = (
+    *("gm", "graph_id", "graph_order", "profiling_results", "create_inputs_fn"),
+    *("mem_budget", "param_manager", "bwd"),
+)
+NAMES = tuple(dict.fromkeys((*OWN, *DOCUMENTED, *CURRENT)))
+# What these say does not follow from the graph that a pass is called with.
+BEYOND = frozenset(
+    {
+        *("graph_order", "profiling_results", "param_manager", "create_inputs_fn"),
+        *("ds_optimizer", "nz3"),
+    }
+)
+_BY_COUNT = {len(OWN): OWN, 7: DOCUMENTED[:7], len(CURRENT): CURRENT, len(DOCUMENTED): DOCUMENTED}
+
+
+class Site(Protocol):
+    """What is known where a pass runs; see `deepcompile.site`."""
+
+    def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
+        """Return the value of one argument of `NAMES`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A function of any of the forms, in the place of a pass's own function."""
+
+    fn: Callable[..., Any]
+    positional: tuple[str, ...]
+    """Arguments given by position."""
+    named: tuple[str, ...]
+    """Arguments given by name."""
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """All arguments that it is given."""
+        return frozenset((*self.positional, *self.named))
+
+    @property
+    def sees_beyond_its_graph(self) -> bool:
+        """Whether its result may depend on more than the graph and the context."""
+        return bool(self.takes & BEYOND)
+
+    def __call__(self, gm: fx.GraphModule, ctx: PassContext) -> int:
+        """Refuse: a compile session binds the function to its site first.
+
+        Raises:
+            PassError: always, unless the function has torchloom's own form.
+        """
+        if self.takes <= set(OWN):
+            return self.at(_Nowhere())(gm, ctx)
+        raise PassError("a pass of DeepCompile's form runs in a compile session only")
+
+    def at(self, site: Site) -> Callable[[fx.GraphModule, PassContext], int]:
+        """Return the function as `(gm, ctx) -> number of edits`, bound to where it runs."""
+
+        def run(gm: fx.GraphModule, ctx: PassContext) -> int:
+            positional = [site.argument(name, gm, ctx) for name in self.positional]
+            named = {name: site.argument(name, gm, ctx) for name in self.named}
+            shape, before = _shape_of(gm.graph), graph_text(gm.graph)
+            result = self.fn(*positional, **named)
+            num_edits = _take_over(gm, result)
+            if _shape_of(gm.graph) != shape:
+                raise PassError(
+                    "the pass changed the graph's inputs or the number of its results: a graph "
+                    "must take and return what it did"
+                )
+            record_values(gm.graph)
+            return num_edits or _num_changes(before, graph_text(gm.graph))
+
+        return run
+
+
+class _Nowhere:
+    def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
+        """Return the two arguments of torchloom's own form."""
+        return {"gm": gm, "ctx": ctx}[name]
+
+
+def adapt(name: str, fn: Callable[..., Any]) -> Adapted:
+    """Find out how a pass wants to be called.
+
+    Args:
+        name: of the pass, for messages.
+        fn: a function of one of the forms above. Parameters with defaults are options of its own.
+
+    Raises:
+        PassError: `fn` is not callable, or has a parameter that belongs to no form.
+
+    Example:
+        >>> adapt("mine", lambda bwd, graph: graph).named
+        ('bwd', 'graph')
+    """
+    if not callable(fn):
+        raise PassError(f"pass {name!r} is a {type(fn).__name__}: register a function")
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return Adapted(fn, CURRENT, ())
+    if _tells_no_names(parameters):
+        return _by_position(name, fn, parameters)
+    positional, named = [], []
+    for param in parameters.values():
+        if param.kind is inspect.Parameter.VAR_KEYWORD:
+            named += [each for each in NAMES if each not in (*positional, *parameters)]
+        elif param.kind is inspect.Parameter.VAR_POSITIONAL:
+            continue
+        elif param.name in NAMES:
+            by_position = param.kind is inspect.Parameter.POSITIONAL_ONLY
+            (positional if by_position else named).append(param.name)
+        else:
+            _check_option(name, param)
+    return Adapted(fn, tuple(positional), tuple(named))
+
+
+def adapted_of(each: GraphPass) -> Adapted | None:
+    """Return the adapted function of a pass, None where the pass has torchloom's own form."""
+    return each.fn if isinstance(each.fn, Adapted) else None
+
+
+def _tells_no_names(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    kinds = {param.kind for param in parameters.values()}
+    if kinds == {inspect.Parameter.VAR_POSITIONAL}:
+        return True
+    only = kinds == {inspect.Parameter.POSITIONAL_ONLY}
+    return only and not any(param in NAMES for param in parameters)
+
+
+def _by_position(
+    name: str, fn: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
+) -> Adapted:
+    if any(param.kind is inspect.Parameter.VAR_POSITIONAL for param in parameters.values()):
+        return Adapted(fn, CURRENT, ())
+    form = _BY_COUNT.get(len(parameters))
+    if form is None:
+        counts = ", ".join(map(str, _BY_COUNT))
+        raise PassError(
+            f"pass {name!r} takes {len(parameters)} arguments without names: the forms have "
+            f"{counts}; name the arguments instead, any of {', '.join(NAMES)}"
+        )
+    return Adapted(fn, form, ())
+
+
+def _check_option(name: str, param: inspect.Parameter) -> None:
+    """Allow a parameter with a default, unless it looks like a misspelt argument."""
+    near = difflib.get_close_matches(param.name, NAMES, n=1, cutoff=0.8)
+    if param.default is not inspect.Parameter.empty and not near:
+        return
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(NAMES)}"
+    raise PassError(
+        f"pass {name!r} has a parameter {param.name!r} that no form of a pass has: {hint}; an "
+        "option of the pass's own needs a default"
+    )
+
+
+def _take_over(gm: fx.GraphModule, result: Any) -> int:
+    """Make a pass's result the graph of `gm`; return the number of edits that it reports."""
+    if isinstance(result, bool) or not isinstance(result, int | fx.Graph | None):
+        if not isinstance(result, fx.GraphModule):
+            raise PassError(
+                f"the pass returned a {type(result).__name__}: return the graph, the graph "
+                "module, a number of edits, or None for no change"
+            )
+        for node in result.graph.find_nodes(op="get_attr"):
+            if not hasattr(gm, str(node.target)):
+                setattr(gm, str(node.target), getattr(result, str(node.target)))
+        result = result.graph
+    if isinstance(result, int):
+        return result
+    if result is not None and result is not gm.graph:
+        gm.graph = result
+    return 0
+
+
+def _num_changes(before: str, after: str) -> int:
+    """Count the lines of a graph that came or went; 1 where they only moved."""
+    if before == after:
+        return 0
+    old, new = Counter(before.splitlines()), Counter(after.splitlines())
+    return max(1, sum(((old - new) + (new - old)).values()))
+
+
+def _shape_of(graph: fx.Graph) -> tuple[object, ...]:
+    """Return the names of a graph's inputs and the number of its results."""
+    results = graph.output_node().args[0]
+    num_results = len(results) if isinstance(results, list | tuple) else 1
+    return (*(node.name for node in graph.find_nodes(op="placeholder")), num_results)

@@ -1,0 +1,178 @@
+"""Where a DeepCompile pass runs: which graph of which model, and what is known of all graphs.
+
+Book   one per session: every captured graph with its parameters and its profile, numbered in
+       the order in which the graphs were first seen; a graph that is captured again, e.g. when
+       a schedule switches, keeps its number
+Spot   one graph of the book at one moment: gives a pass its arguments
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx, nn
+
+from torchloom import ops
+from torchloom.backends.graphs import copy_graph_module
+from torchloom.costs import CostTable
+from torchloom.deepcompile.handles import GraphParams, OwnedParam, Residency, RuntimeHandle
+from torchloom.deepcompile.profile import ProfilingResult
+from torchloom.graph import PassContext, args_of, find
+from torchloom.shard import Layout
+
+
+@dataclass(eq=False)
+class Page:
+    """One captured graph."""
+
+    graph_id: int
+    params: dict[str, str] = field(default_factory=dict)
+    """Parameter by graph input."""
+    num_joint_inputs: int = 0
+    profile: ProfilingResult = field(default_factory=ProfilingResult)
+    manager: GraphParams | None = None
+
+    def read_joint(
+        self, gm: fx.GraphModule, needs_backward: bool, handle: str | None = None
+    ) -> None:
+        """Learn from a graph before the split which input holds which parameter of our model."""
+        self.profile = ProfilingResult(needs_backward=needs_backward)
+        self.manager = None
+        self.params = {
+            args_of(node)[0].name: str(args_of(node)[-1])
+            for op in (ops.gather, ops.replicate)
+            for node in find(gm.graph, op)
+            if isinstance(args_of(node)[0], fx.Node)
+            and args_of(node)[0].op == "placeholder"
+            and handle in (None, args_of(node)[-2])
+        }
+        results: Any = gm.graph.output_node().args[0]
+        num_results = len(results) if isinstance(results, list | tuple) else 1
+        num_inputs = sum(
+            not node.name.startswith("tangents") for node in gm.graph.find_nodes(op="placeholder")
+        )
+        # A joint graph returns a gradient, or None, for each of its inputs.
+        self.profile.num_fwd_outputs = num_results - num_inputs if needs_backward else num_results
+
+
+@dataclass(eq=False)
+class Book:
+    """The captured graphs of one session, and what passes asked of their parameters."""
+
+    layout: Layout | None = None
+    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    residency: Residency | None = None
+    optimizer: Any = None
+    table: CostTable = field(default_factory=CostTable)
+    residents: set[str] = field(default_factory=set)
+    """Parameters that passes keep gathered."""
+    asked: set[str] = field(default_factory=set)
+    """Those that the passes of the present compile have asked for: what they see of the set."""
+    registered: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _pages: dict[str, Page] = field(default_factory=dict)
+
+    def page(self, digest: str) -> Page:
+        """Return the page of a captured graph, a new one for a new graph."""
+        return self._pages.setdefault(digest, Page(len(self._pages)))
+
+    @property
+    def graph_order(self) -> list[tuple[int, bool]]:
+        """Of each graph: its id and whether it has a backward, in the order of their capture."""
+        return [(page.graph_id, page.profile.needs_backward) for page in self._pages.values()]
+
+    @property
+    def profiles(self) -> dict[int, ProfilingResult]:
+        """The profiles by graph id."""
+        return {page.graph_id: page.profile for page in self._pages.values()}
+
+    @property
+    def managers(self) -> dict[int, GraphParams]:
+        """The parameters of each graph, by graph id."""
+        pages = self._pages.values()
+        return {page.graph_id: page.manager for page in pages if page.manager is not None}
+
+    def owned(self) -> dict[str, OwnedParam]:
+        """Return the model's parameters by name, with their ids."""
+        return {
+            spec.name: OwnedParam(self.parameters[spec.name], spec, index, self.asked)
+            for index, spec in enumerate(self.layout or ())
+            if spec.name in self.parameters
+        }
+
+    def handle(self) -> RuntimeHandle:
+        """Return what passes call `nz3`."""
+        specs = dict(enumerate(self.layout or ()))
+        return RuntimeHandle(specs, self.keep, self.registered, self.residency)
+
+    def keep(self, param: str) -> None:
+        """Keep a weight gathered from the next compile on."""
+        self.asked.add(param)
+        self.residents.add(param)
+
+    def start_over(self, *, forget: bool) -> None:
+        """Begin another compile; other passes choose their residents anew."""
+        self.asked.clear()
+        if forget:
+            self.residents.clear()
+        if self.residency is not None:
+            self.residency.clear()  # the next plan may keep others
+
+
+@dataclass(eq=False)
+class Spot:
+    """One graph as a pass is about to see it."""
+
+    book: Book
+    page: Page
+    world_size: int
+    default_budget_bytes: int
+    _seen: str = ""
+
+    def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
+        """Return the value of one argument of a pass."""
+        self._look(gm, ctx)
+        budget = ctx.memory_budget_bytes
+        values: dict[str, Any] = {
+            "gm": gm,
+            "graph": gm.graph,
+            "ctx": ctx,
+            "graph_id": self.page.graph_id,
+            "bwd": ctx.is_backward,
+            "mem_budget": float(self.default_budget_bytes if budget is None else budget),
+            "ds_optimizer": self.book.optimizer,
+        }
+        if name in values:
+            return values[name]
+        return {
+            "graph_order": lambda: self.book.graph_order,
+            "profiling_results": lambda: self.book.profiles,
+            "param_manager": lambda: self.book.managers,
+            "nz3": self.book.handle,
+            "create_inputs_fn": lambda: lambda: _inputs_of(gm.graph),
+        }[name]()
+
+    def _look(self, gm: fx.GraphModule, ctx: PassContext) -> None:
+        """Bring figures and parameters up to date with what earlier passes did to the graph."""
+        seen = f"{id(gm.graph)} {gm.graph!s}"
+        if seen == self._seen:
+            return
+        self._seen = seen
+        page, layout = self.page, self.book.layout
+        page.profile.take(gm.graph, ctx.is_backward, self.book.table, self.world_size)
+        if layout is not None and not ctx.is_backward:
+            page.manager = GraphParams(gm.graph, page.params, layout, self.book.owned())
+            page.profile.param_indices = page.manager.indices
+
+    def leave(self, gm: fx.GraphModule, ctx: PassContext) -> None:
+        """Keep the graph as the passes left it, in a copy that no compiler changes."""
+        if self._seen:
+            kept = copy_graph_module(gm)
+            self._seen = ""
+            self._look(kept, ctx)
+
+
+def _inputs_of(graph: fx.Graph) -> list[Any]:
+    """Return a graph's inputs as fake tensors: shapes and dtypes, no data to compute with."""
+    return [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]

@@ -1,0 +1,143 @@
+"""The memory of one forward and backward: from the split graphs to one curve.
+
+    base      parameters, gradients, optimizer states, the batch: live before and after
+    forward   saved values and the caller's results stay
+    seed      the gradient of the loss, as many bytes as the loss
+    backward  frees saved values as it goes, leaves gradients
+
+Roles of inputs and outputs are read from AOTAutograd's descriptors (torch 2.11-2.13).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from torchloom.graph import value_of
+from torchloom.memory.program import Probe, Program, program_of
+from torchloom.memory.storages import Storage, storages_of
+from torchloom.memory.tangents import is_kept
+from torchloom.memory.transit import Transit, refreshed_at
+
+
+@dataclass(slots=True)
+class MicroStep:
+    """Predicted bytes of one forward and backward, relative to what was live before."""
+
+    forward: Program
+    backward: Program
+    after_forward_bytes: int
+    """Saved values and results, between the two."""
+    seed_bytes: int
+    gradient_bytes: int
+    """Gradients that backward allocates and returns."""
+    held: frozenset[Storage] = field(repr=False, default=frozenset())
+    kept: frozenset[Storage] = field(repr=False, default=frozenset())
+    """What forward leaves: saved values and results."""
+    seeds: frozenset[Storage] = field(repr=False, default=frozenset())
+    """Gradients of results that backward begins with."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest sum of bytes above what was live before the step."""
+        start = self.after_forward_bytes + self.seed_bytes
+        return max(self.forward.peak_bytes, start + self.backward.peak_bytes)
+
+
+def micro_step(
+    forward: fx.Graph,
+    backward: fx.Graph,
+    *,
+    probe: Probe | None = None,
+    transit: Transit | None = None,
+    keeps_lives: bool = False,
+) -> MicroStep:
+    """Predict the memory of a forward and a backward graph that run boxed, one after the other.
+
+    Args:
+        forward: the graph whose outputs are mutated inputs, results and saved values.
+        backward: the graph whose inputs are saved values and gradients of results.
+        probe: what operators allocate besides what the graphs show; see `WorkspaceTable`.
+        transit: what the transport holds besides results.
+        keeps_lives: whether the programs say what is alive when.
+    """
+    inputs = _storages(forward.find_nodes(op="placeholder"))
+    outputs = forward.output_node()
+    nodes = itertools.chain(forward.nodes, backward.nodes)
+    scratch = {} if transit is None else refreshed_at(nodes, transit)
+    program = program_of(
+        forward.nodes,
+        outputs.all_input_nodes,
+        held=inputs,
+        probe=probe,
+        transit=transit,
+        scratch=scratch,
+        keeps_lives=keeps_lives,
+    )
+    placeholders = list(backward.find_nodes(op="placeholder"))
+    tangents = [node for node in placeholders if node.name.startswith("tangents")]
+    saved = _storages(node for node in placeholders if node not in tangents)
+    # What only mutates an input is copied there and dropped before the caller goes on; a result
+    # that does so as well is returned as that input.
+    written = _storages(_with_role(outputs, MUTATIONS))
+    results = _storages(_results(outputs, saved)) - written
+    kept = {s: n for s, n in program.results.items() if s in saved or s not in written}
+    seeds = {s: n for s, n in _sized(tangents).items() if s not in results}
+    roots = _storages(node for node in tangents if is_kept(value_of(node)))
+    held = inputs | results | roots
+    behind = program_of(
+        backward.nodes,
+        backward.output_node().all_input_nodes,
+        held=held,
+        sizes=kept,
+        probe=probe,
+        transit=transit,
+        scratch=scratch,
+        keeps_lives=keeps_lives,
+    )
+    return MicroStep(
+        forward=program,
+        backward=behind,
+        after_forward_bytes=sum(kept.values()),
+        seed_bytes=sum(seeds.values()),
+        gradient_bytes=sum(behind.results.values()),
+        held=frozenset(inputs),
+        kept=frozenset(kept),
+        seeds=frozenset(seeds),
+    )
+
+
+RESULTS = ("PlainAOTOutput", "IntermediateBaseAOTOutput", "MetadataMutationAOTOutput")
+MUTATIONS = ("InputMutationAOTOutput",)
+
+
+def _results(output: fx.Node, saved: set[Storage]) -> list[fx.Node]:
+    """Return what the caller gets. Where descriptors were lost: all in front of the saved values."""
+    if output.meta.get("desc"):
+        return _with_role(output, RESULTS)
+    values = [value for value in output.args[0] if isinstance(value, fx.Node)]  # type: ignore[union-attr]
+    return list(itertools.takewhile(lambda node: not saved & set(storages_of(node)), values))
+
+
+def _with_role(output: fx.Node, roles: Collection[str]) -> list[fx.Node]:
+    values = output.args[0]
+    described = output.meta.get("desc") or [None] * len(values)  # type: ignore[arg-type]
+    return [
+        value
+        for value, role in zip(values, described, strict=True)  # type: ignore[arg-type]
+        if isinstance(value, fx.Node) and type(role).__name__ in roles
+    ]
+
+
+def _storages(nodes: Iterable[fx.Node]) -> set[Storage]:
+    return set(_sized(nodes))
+
+
+def _sized(nodes: Iterable[fx.Node]) -> dict[Storage, int]:
+    found: dict[Storage, int] = {}
+    for node in nodes:
+        found.update(storages_of(node))
+    return found

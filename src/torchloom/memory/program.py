@@ -1,0 +1,185 @@
+"""The memory events of a graph that runs boxed: what each node allocates and what dies after it.
+
+A boxed graph empties its list of inputs and drops every value after its last use, so a storage
+lives from the node that made it to the last reader of any value in it. Sources: torch.fx's code
+generation (`x = None` behind the last use), torch's calling convention for boxed functions.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from torchloom import ops
+from torchloom.graph import args_of, is_view_op, value_of, viewed
+from torchloom.memory.storages import Storage, storages_of
+from torchloom.memory.transit import Transit
+from torchloom.memory.workspace import Probed
+
+Probe = Callable[[fx.Node], Probed | None]
+"""What an operator was found to allocate; see `WorkspaceTable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node at work."""
+
+    node: fx.Node
+    allocated_bytes: int
+    freed_bytes: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Something that takes memory, and when."""
+
+    storage: Storage | None
+    """None for what a collective holds."""
+    num_bytes: int
+    maker: fx.Node
+    begin: int
+    """Place of the node that allocates it; -1: it is there at the start."""
+    end: int | None
+    """Place of the node after which it dies; None: it lives on."""
+
+    def spans(self, place: int) -> bool:
+        """Return whether it is alive while the node at a place runs."""
+        return self.begin <= place and (self.end is None or place <= self.end)
+
+
+@dataclass(slots=True)
+class Program:
+    """The nodes of one graph in order, with the storages that outlive it."""
+
+    steps: list[Step] = field(default_factory=list)
+    results: dict[Storage, int] = field(default_factory=dict)
+    """Storages that this graph allocated and its outputs hold."""
+    lives: list[Life] = field(default_factory=list)
+    """What is alive when, where that was asked for."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest sum of bytes allocated above what was live at the start."""
+        return max((peak for _, peak in self.curve()), default=0)
+
+    def curve(self) -> list[tuple[int, int]]:
+        """Return bytes after each step and the highest while it ran, relative to the start."""
+        live, found = 0, []
+        for step in self.steps:
+            live += step.allocated_bytes
+            found.append((live - step.freed_bytes, live + step.workspace_bytes))
+            live -= step.freed_bytes
+        return found
+
+    @property
+    def end_bytes(self) -> int:
+        """Change of live bytes from the start to the end."""
+        return sum(step.allocated_bytes - step.freed_bytes for step in self.steps)
+
+
+def program_of(
+    nodes: Iterable[fx.Node],
+    outputs: Iterable[fx.Node],
+    *,
+    held: Collection[Storage],
+    sizes: Mapping[Storage, int] | None = None,
+    probe: Probe | None = None,
+    transit: Transit | None = None,
+    scratch: Mapping[fx.Node, int] | None = None,
+    keeps_lives: bool = False,
+) -> Program:
+    """Return the memory events of nodes that run in this order.
+
+    Args:
+        nodes: placeholders and calls in order; the output node is not among them.
+        outputs: values that live on after the last node.
+        held: storages of inputs that somebody else keeps alive: parameters, the batch.
+        sizes: bytes of inputs' storages, where they are not what their fake tensors say.
+        probe: what operators allocate besides what the graph shows.
+        transit: what collectives hold until they are waited for.
+        scratch: what nodes hold while they run, besides what the probe says.
+        keeps_lives: whether the program says what is alive when.
+
+    Returns:
+        The program. Inputs that nobody holds are live at the start and are freed after their last
+        use; their bytes are not allocated here.
+    """
+    order, beside = [node for node in nodes if node.op != "output"], scratch or {}
+    probed = [None if probe is None else probe(node) for node in order]
+    owned: dict[Storage, int] = {}
+    known: set[Storage] = set(held)
+    last_use: dict[Storage, int] = {}
+    fresh, dying = [0] * len(order), [0] * len(order)
+    parts: dict[fx.Node, dict[Storage, int]] = {}
+    lives: list[Life] = []
+    makers: dict[Storage, tuple[fx.Node, int]] = {}
+    for index, node in enumerate(order):
+        storages = parts[node] = _storages(node, probed[index], parts)
+        if node.op == "get_attr":
+            known.update(storages)
+            continue
+        for storage, size in storages.items():
+            if storage not in known:
+                known.add(storage)
+                owned[storage] = (sizes or {}).get(storage, size)
+                fresh[index] += 0 if node.op == "placeholder" else size
+                makers[storage] = node, -1 if node.op == "placeholder" else index
+            last_use[storage] = index
+        for used in node.all_input_nodes:
+            last_use.update(dict.fromkeys(parts[used], index))
+    if transit is not None:
+        for start, end, num_bytes in _under_way(order, transit):
+            fresh[start] += num_bytes
+            dying[end] += num_bytes
+            lives.append(Life(None, num_bytes, order[start], start, end))
+    kept = {s: owned[s] for node in outputs for s in parts[node] if s in owned}
+    for storage, size in owned.items():
+        if storage not in kept:
+            dying[last_use[storage]] += size
+    steps = [
+        Step(
+            node=node,
+            allocated_bytes=fresh[index],
+            freed_bytes=dying[index],
+            workspace_bytes=getattr(probed[index], "workspace_bytes", 0) + beside.get(node, 0),
+        )
+        for index, node in enumerate(order)
+    ]
+    if keeps_lives:
+        for storage, size in owned.items():
+            maker, begin = makers[storage]
+            end = None if storage in kept else last_use[storage]
+            lives.append(Life(storage, size, maker, begin, end))
+    return Program(steps, kept, lives if keeps_lives else [])
+
+
+def _storages(
+    node: fx.Node, found: Probed | None, parts: Mapping[fx.Node, dict[Storage, int]]
+) -> dict[Storage, int]:
+    seen = viewed(node) if is_view_op(_origin(node).target) else None
+    if seen is not None and seen in parts:
+        return parts[seen]  # what was recorded may stem from before a pass replaced it
+    return storages_of(node, () if found is None else found.result_bytes)
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """Return the call that made a value: of what picks one of several results, their maker."""
+    picks = node.target is operator.getitem and node.all_input_nodes
+    return node.all_input_nodes[0] if picks else node
+
+
+def _under_way(order: Sequence[fx.Node], transit: Transit) -> Iterator[tuple[int, int, int]]:
+    """Yield for each collective the places of its start and its wait, and what it holds between."""
+    where = {node: index for index, node in enumerate(order)}
+    for index, node in enumerate(order):
+        if node.target is ops.wait_:
+            start: fx.Node = args_of(node)[0][0].all_input_nodes[0]
+            args: Any = fx.node.map_arg(start.args, value_of)
+            num_bytes = transit.started(start.target, args)
+            if num_bytes:
+                yield where[start], index, num_bytes

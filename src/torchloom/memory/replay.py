@@ -1,0 +1,154 @@
+"""The memory of a step that Inductor compiled: its wrapper code, replayed without data.
+
+Inductor fuses operators, lets results take the place of dead inputs, and orders its kernels: the
+captured graph does not show what it allocates. The wrapper that it wrote does, line by line. It is
+run on fake tensors with kernels that do nothing; a ledger adds what is allocated and subtracts what
+Python's reference counts free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torchloom import _torch
+from torchloom._torch.wrapper import load_wrapper
+from torchloom.graph import value_of
+from torchloom.memory.ledger import Ledger
+from torchloom.memory.micro_step import RESULTS
+from torchloom.memory.tangents import is_kept
+from torchloom.memory.transit import Transit, Weight
+from torchloom.memory.workspace import WorkspaceTable
+
+_TANGENT = "tangents"
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What goes into and comes out of the two graphs of a step, without the graphs.
+
+    Args:
+        inputs: values of forward's inputs.
+        outputs: names of forward's outputs, None for those that are no values.
+        roles: of forward's outputs: the type names of AOTAutograd's descriptors.
+        saved: names of backward's inputs.
+        tangents: values of those of backward's inputs that forward does not make, by name.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[str | None, ...]
+    roles: tuple[str, ...]
+    saved: tuple[str, ...]
+    tangents: dict[str, Any]
+
+
+def interface_of(forward: fx.Graph, backward: fx.Graph) -> Interface:
+    """Read the interface of split graphs before a compiler rewrites them."""
+    output = forward.output_node()
+    values: Any = output.args[0]
+    described = output.meta.get("desc") or [None] * len(values)
+    placeholders = list(backward.find_nodes(op="placeholder"))
+    names = [node.name if isinstance(node, fx.Node) else None for node in values]
+    known = set(names)
+    return Interface(
+        inputs=tuple(_like(value_of(n)) for n in forward.find_nodes(op="placeholder")),
+        outputs=tuple(names),
+        roles=tuple(type(each).__name__ for each in described),
+        saved=tuple(node.name for node in placeholders),
+        tangents={n.name: _like(value_of(n)) for n in placeholders if n.name not in known},
+    )
+
+
+def replay_peak(
+    forward: str,
+    backward: str,
+    interface: Interface,
+    workspaces: WorkspaceTable,
+    transit: Transit | None = None,
+    fetched: Collection[str] = (),
+) -> int | None:
+    """Return the highest sum of bytes that a step allocates above what was live before it.
+
+    Args:
+        forward: the wrapper's source, see `load_wrapper`.
+        backward: likewise.
+        interface: of the graphs that they were made of.
+        workspaces: what operators allocate for themselves; unknown ones are probed.
+        transit: what the transport holds besides results.
+        fetched: parameters whose pieces wait on the host.
+
+    Returns:
+        None where a wrapper is of a form that cannot be replayed.
+    """
+    refreshes: dict[Weight, int] = {}
+    for _ in range(2):  # the second time with what the first has met: operators, weights to gather
+        ledger = Ledger(workspaces, transit, fetched=fetched, refreshes=refreshes)
+        if not _replay(forward, backward, interface, ledger):
+            return None
+        if transit is not None:
+            found = transit.refreshed(list(ledger.uses.values()))
+            refreshes = dict(zip(ledger.uses, found, strict=True))
+        if not workspaces.probe_calls(ledger.calls) and not any(refreshes.values()):
+            break
+    return ledger.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """Sizes, strides, type and device of a tensor."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self) -> Tensor:
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+
+
+def _like(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        sizes, strides, _ = _torch.layout_hint(value)
+        return _Like(tuple(sizes), tuple(strides), value.dtype, value.device)
+    return _torch.size_hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _made(value: Any) -> Any:
+    return value.make() if isinstance(value, _Like) else value
+
+
+def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -> bool:
+    run_forward = load_wrapper(forward, ledger.extern)
+    run_backward = load_wrapper(backward, ledger.extern)
+    if run_forward is None or run_backward is None:
+        return False
+    with _torch.fake_mode():
+        inputs = [_made(each) for each in interface.inputs]
+        ledger.ignore(inputs)
+        try:
+            with ledger:
+                made = list(run_forward(list(inputs)))
+                results = _with_role(made, interface, RESULTS)
+                by_name = dict(zip(interface.outputs, made, strict=True))
+                del made
+                args, roots = [], []
+                for name in interface.saved:
+                    value = by_name[name] if name in by_name else _made(interface.tangents[name])
+                    if name.startswith(_TANGENT) and isinstance(value, Tensor) and is_kept(value):
+                        roots.append(value)
+                    args.append(value)
+                del by_name, value
+                gradients = run_backward(args)
+                ledger.settle()
+                del gradients, results, roots
+        except (RuntimeError, TypeError, NameError, AttributeError, ValueError, KeyError):
+            return False  # a helper of the wrapper that is not known here
+    return True
+
+
+def _with_role(made: Sequence[Any], interface: Interface, roles: Sequence[str]) -> list[Any]:
+    return [value for value, role in zip(made, interface.roles, strict=True) if role in roles]

@@ -1,0 +1,190 @@
+"""Bytes that no tensor of a graph shows: measured one operator at a time, never in a graph.
+
+Some kernels allocate scratch (matrix products in bf16, attention, convolutions through oneDNN), and
+some return a tensor in a larger storage than it needs (`mse_loss` a number in one of the size of
+its input). Each distinct call (operator, shapes, strides, dtypes, constants) runs once on fresh
+tensors under the profiler. Its workspace is the highest running sum of its allocator events less
+the sum when it returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from torchloom import _torch
+from torchloom._torch import OpOverload
+from torchloom._torch.modes import is_profiling
+from torchloom.graph import tensors_in, value_of
+from torchloom.log import get_logger
+from torchloom.memory.measure import memory_profile, profiler_events
+
+logger = get_logger(__name__)
+
+Signature = str
+
+
+class Probed(NamedTuple):
+    """What one call allocated."""
+
+    workspace_bytes: int
+    result_bytes: tuple[int, ...]
+    """Storage of each result; empty where the call could not be made."""
+
+
+class WorkspaceTable:
+    """Workspaces of operators by what they were called with.
+
+    Example:
+        >>> table = WorkspaceTable()
+        >>> table.probe(graph.nodes)  # doctest: +SKIP
+        >>> program_of(graph.nodes, outputs, held=(), workspace=table)  # doctest: +SKIP
+    """
+
+    def __init__(self, known: dict[Signature, Probed] | None = None) -> None:
+        self.known: dict[Signature, Probed] = dict(known or {})
+
+    def __call__(self, node: fx.Node) -> Probed | None:
+        """Return what a node's call allocates, None where it was not probed."""
+        signature = signature_of(node)
+        return None if signature is None else self.known.get(signature)
+
+    def probe(self, nodes: Iterable[fx.Node]) -> int:
+        """Run each call that is not known yet, once, on fresh tensors; return how many ran."""
+        return self.probe_calls(_call_of(node) for node in nodes if node.op == "call_function")
+
+    def probe_calls(self, calls: Iterable[Call]) -> int:
+        """Run calls as `probe` does."""
+        waiting: dict[Signature, Call] = {}
+        for call in calls:
+            signature = signature_of_call(call)
+            if signature is not None and signature not in self.known:
+                waiting.setdefault(signature, call)
+        if waiting:
+            self.known.update(_measure(waiting))
+        return len(waiting)
+
+
+class Call(NamedTuple):
+    """An operator and what it is called with: fake tensors, numbers, lists of them."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def signature_of(node: fx.Node) -> Signature | None:
+    """Return a text for everything that a node's allocations depend on, None if not probed."""
+    return signature_of_call(_call_of(node)) if node.op == "call_function" else None
+
+
+def signature_of_call(call: Call) -> Signature | None:
+    """Return a text for everything that a call's allocations depend on, None if not probed.
+
+    Only functional operators of ATen are probed: they have no effect but their result.
+    """
+    target = call.target
+    if str(target) in _DRAWING:
+        return f"{target}({', '.join(_text(each) for each in call.args)})"
+    if not isinstance(target, OpOverload):
+        return None
+    if target.namespace not in ("aten", "prims") or target._schema.is_mutable:
+        return None
+    if any(arg.alias_info is not None for arg in target._schema.arguments):
+        return None  # views allocate nothing
+    parts = [_text(each) for each in (*call.args, *sorted(call.kwargs.items()))]
+    return f"{target}({', '.join(parts)})"
+
+
+_DRAWING = ("run_and_save_rng_state", "run_with_rng_state")
+"""Calls of an operator that draws random numbers, and again with the state it had then."""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        sizes, strides, _ = _torch.layout_hint(value)
+        return f"{value.dtype}{sizes}{strides}{value.device.type}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_text(each) for each in value)}]"
+    return str(_torch.size_hint(value)) if isinstance(value, torch.SymInt) else repr(value)
+
+
+def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
+    results: dict[Signature, tuple[int, ...]] = {}
+    if is_profiling():  # of torch's profilers there is one in a process
+        logger.warning(
+            "a profiler runs while operators' memory is measured for a plan, by that same profiler: what it has "
+            "recorded so far is lost, and torch 2.11 raises at its end. Begin to profile behind the first step"
+        )
+    with (
+        _torch.without_modes(),  # compilers plan under fake tensors, which allocate nothing
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        memory_profile() as profile,
+    ):
+        for signature, call in waiting.items():
+            inputs = fx.node.map_aggregate(call.args, _materialise)
+            named = fx.node.map_aggregate(call.kwargs, _materialise)
+            with torch.profiler.record_function(f"{_MARK}{len(results)}"):
+                result = _try(call.target, inputs, named)
+            results[signature] = tuple(t.untyped_storage().nbytes() for t in tensors_in(result))
+            del result, inputs, named
+    workspaces = _workspaces(profiler_events(profile), list(results))
+    return {each: Probed(workspaces[each], results[each]) for each in results}
+
+
+_MARK = "torchloom.workspace#"
+
+
+def _workspaces(events: list[Any], ranges: list[Signature]) -> dict[Signature, int]:
+    spans = {}
+    for event in events:
+        if event.name().startswith(_MARK):
+            start = event.start_ns()
+            spans[int(event.name()[len(_MARK) :])] = (start, start + event.duration_ns())
+    memory = sorted(
+        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"),
+        key=lambda each: each[0],
+    )
+    found: dict[Signature, int] = {}
+    for index, signature in enumerate(ranges):
+        begin, end = spans.get(index, (0, -1))
+        live = highest = 0
+        for at, num_bytes in memory:
+            if begin <= at <= end:
+                live += num_bytes
+                highest = max(highest, live)
+        found[signature] = highest - live
+    return found
+
+
+def _try(target: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return target(*args, **kwargs)
+    except (RuntimeError, IndexError, NotImplementedError):
+        return None  # made-up data does not suit it: its workspace counts as none
+
+
+def _call_of(node: fx.Node) -> Call:
+    args: Any = fx.node.map_arg(node.args, value_of)
+    kwargs: Any = fx.node.map_arg(dict(node.kwargs), value_of)
+    return Call(node.target, args, kwargs)
+
+
+def _materialise(value: Any) -> Any:
+    """Return a real tensor in place of a fake one: small numbers, and zeros where they may index."""
+    if isinstance(value, torch.SymInt):
+        return _torch.size_hint(value)
+    if not isinstance(value, Tensor):
+        return value
+    sizes, strides, length = _torch.layout_hint(value)
+    # Strides may overlap (expanded tensors), so the memory below is filled first.
+    flat = torch.zeros(length, dtype=value.dtype, device=value.device)
+    if flat.is_floating_point() or flat.is_complex():
+        flat.fill_(0.5)
+    elif value.dtype == torch.uint8 and sizes == list(torch.get_rng_state().shape):
+        return torch.get_rng_state()
+    return flat.as_strided(sizes, strides)

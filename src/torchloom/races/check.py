@@ -1,0 +1,143 @@
+"""The rules that a schedule must keep, for every timing of its transfers.
+
+With one issuing thread the happens-before relation is simple: an event happens after a transfer if
+and only if a wait stands between them, for that transfer or for a later one of the same in-order
+engine. So a single walk that knows which transfers may still run finds every unordered pair of
+accesses, and only those:
+
+* compute must not read what a running transfer writes, nor write what one reads or writes;
+* a transfer must not start on memory that a running transfer of another engine uses, if either
+  writes it;
+* memory must not be freed while a running transfer uses it, nor used after it was freed;
+* a value must have been written before it is read, and not been overwritten by another value that
+  is placed in the same memory;
+* every transfer is waited for exactly once before the schedule ends, so schedules may follow each
+  other in any way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torchloom.races.events import IN_ORDER, Event, Schedule, Start, Use, Wait
+
+Kind = Literal[
+    "read before arrival",
+    "written under way",
+    "freed under way",
+    "used after free",
+    "read before written",
+    "overwritten",
+    "waited for without start",
+    "never waited for",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """A rule that a schedule breaks."""
+
+    kind: Kind
+    at: int
+    """Index of the event; the number of events for what is missing at the end."""
+    subject: str
+    """The memory, or the transfer."""
+    other: str = ""
+    """The transfer that may still be running."""
+
+    def __str__(self) -> str:
+        """Say what may happen, in words."""
+        beside = f", while transfer {self.other} may be running" if self.other else ""
+        return f"event {self.at}: {self.subject} is {self.kind}{beside}"
+
+
+def find_races(schedule: Schedule) -> list[Race]:
+    """Return every broken rule, in the order of events; an empty list is the proof.
+
+    Example:
+        >>> read = Use("read", reads=frozenset({"y"}))
+        >>> reload = Start("r", "to_device", frozenset({"x"}), frozenset({"y"}))
+        >>> given = frozenset({"x"})
+        >>> find_races(Schedule((reload, Wait("r"), read), given))
+        []
+        >>> [race.kind for race in find_races(Schedule((reload, read, Wait("r")), given))]
+        ['read before arrival']
+    """
+    walk = _Walk(schedule, {schedule.memory_of(value): value for value in schedule.given})
+    for index, event in enumerate(schedule.events):
+        walk.step(index, event)
+    end = len(schedule.events)
+    walk.races += [Race("never waited for", end, job.job) for job in walk.running]
+    return walk.races
+
+
+@dataclass
+class _Walk:
+    """What is known after a prefix of the events."""
+
+    schedule: Schedule
+    holds: dict[str, str]
+    """The value that each memory was given last."""
+    freed: set[str] = field(default_factory=set)
+    running: list[Start] = field(default_factory=list)
+    done: list[Start] = field(default_factory=list)
+    waited: set[str] = field(default_factory=set)
+    races: list[Race] = field(default_factory=list)
+
+    def step(self, at: int, event: Event) -> None:
+        if isinstance(event, Use):
+            self._access(at, event, self.running)
+        elif isinstance(event, Start):
+            ordered = event.engine in IN_ORDER
+            others = [job for job in self.running if not (ordered and job.engine == event.engine)]
+            self._access(at, event, others)
+            self.running.append(event)
+        elif isinstance(event, Wait):
+            self._wait(at, event.job)
+        else:
+            self._free(at, self.schedule.memory_of(event.value))
+
+    def _access(self, at: int, event: Use | Start, running: list[Start]) -> None:
+        memory_of = self.schedule.memory_of
+        for value in sorted(event.reads | event.writes):
+            if memory_of(value) in self.freed:
+                self.races.append(Race("used after free", at, value))
+        for value in sorted(event.reads):
+            held = self.holds.get(memory_of(value))
+            if held != value:
+                self.races.append(
+                    Race("read before written" if held is None else "overwritten", at, value)
+                )
+        reads, writes = self._memories(event.reads), self._memories(event.writes)
+        for job in running:
+            theirs = self._memories(job.writes)
+            for memory in sorted(reads & theirs):
+                self.races.append(Race("read before arrival", at, memory, job.job))
+            for memory in sorted(writes & (theirs | self._memories(job.reads))):
+                self.races.append(Race("written under way", at, memory, job.job))
+        self.holds.update((memory_of(value), value) for value in event.writes)
+
+    def _wait(self, at: int, name: str) -> None:
+        found = next((job for job in (*self.running, *self.done) if job.job == name), None)
+        if found is None or name in self.waited:
+            self.races.append(Race("waited for without start", at, name))
+            return
+        self.waited.add(name)
+        if found in self.running:
+            index = self.running.index(found)
+            for job in self.running[: index + 1]:
+                if job is found or (job.engine == found.engine and job.engine in IN_ORDER):
+                    self.running.remove(job)
+                    self.done.append(job)
+
+    def _free(self, at: int, memory: str) -> None:
+        if memory in self.freed:
+            self.races.append(Race("used after free", at, memory))
+        for job in self.running:
+            if memory in self._memories(job.reads | job.writes):
+                self.races.append(Race("freed under way", at, memory, job.job))
+        self.freed.add(memory)
+
+    def _memories(self, values: frozenset[str]) -> frozenset[str]:
+        return frozenset(map(self.schedule.memory_of, values))
