@@ -25,13 +25,13 @@ from torchloom.recipes.train.options import PRESET_NAMES, TrainOptions
 __all__ = ["PRESET_NAMES", "TrainOptions", "run"]
 
 
-def run(options: TrainOptions, *, rank: int = 0, output: TextIO = sys.stdout) -> None:
+def run(options: TrainOptions, *, rank: int = 0, output: TextIO | None = None) -> None:
     """Train as one of the ranks that a launcher started; rank 0 writes the run's folder.
 
     Args:
         options: what to train, on what and for how long; equal on every rank.
         rank: this rank, for messages before the process group exists.
-        output: where rank 0 shows progress and the summary.
+        output: where rank 0 shows progress and the summary; None: stdout.
 
     Raises:
         TorchloomError: the input is wrong, or the run cannot go on; the same on every rank.
@@ -41,4 +41,4 @@ def run(options: TrainOptions, *, rank: int = 0, output: TextIO = sys.stdout) ->
     """
     from torchloom.recipes.train.worker import run_worker  # imports torch
 
-    run_worker(options, rank=rank, output=output)
+    run_worker(options, rank=rank, output=sys.stdout if output is None else output)
