@@ -1,4 +1,4 @@
-"""From the `compile` section to one `CompileOptions`; DeepSpeed's pass names become torchloom's."""
+"""Make one `CompileOptions` from the `compile` section; DeepSpeed's pass names become torchloom's."""
 
 from __future__ import annotations
 

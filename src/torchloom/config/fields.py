@@ -40,7 +40,7 @@ class Key:
     default: object
     treatment: Treatment
     auto: OnAuto = "default"
-    """What "auto" means when nobody gives its value."""
+    """What "auto" means if the caller gives no value for it."""
     aliases: tuple[str, ...] = ()
     old: tuple[str, ...] = ()
     """Deprecated names; accepted with a warning."""
@@ -67,7 +67,7 @@ def used(
     Args:
         default: the value when the key is not given.
         doc: what the key does, as docs/config.md shows it.
-        auto: what "auto" means when nobody gives its value.
+        auto: what "auto" means if the caller gives no value for it.
         aliases: other names, accepted without a warning.
         old: deprecated names, accepted with a warning.
     """

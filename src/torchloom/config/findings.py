@@ -50,7 +50,7 @@ class Hint:
 
 @dataclass(slots=True)
 class Findings:
-    """Collects what one check finds, so that all errors can be told at once."""
+    """Collects what one check finds, so that all errors can be reported at once."""
 
     errors: list[Problem] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""From the keys that users write to the keys of the schema.
+"""Replace the keys that users write by the keys of the schema.
 
     {"zero_optimization": {"prefetch_bucket_size": "auto", "stag": 3}}
         -> {"zero_optimization": {}}
@@ -41,7 +41,7 @@ class Written:
     """Facts about what was written that the cleaned tree no longer shows."""
 
     auto: set[str] = field(default_factory=set)
-    """Paths whose "auto" nobody resolved and that are to be derived."""
+    """Paths that are "auto" without a value from the caller; their values are derived later."""
     null: set[str] = field(default_factory=set)
     """Paths given as null."""
     renamed: dict[str, str] = field(default_factory=dict)

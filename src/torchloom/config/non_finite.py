@@ -1,4 +1,4 @@
-"""From `non_finite` and the older keys beside it to one `NonFiniteConfig`."""
+"""Make one `NonFiniteConfig` from `non_finite` and the older keys of the same purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the offload keys of `compile` and `zero_optimization` to one `OffloadConfig`."""
+"""Make one `OffloadConfig` from the offload keys of `compile` and `zero_optimization`."""
 
 from __future__ import annotations
 

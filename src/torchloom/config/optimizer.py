@@ -1,4 +1,4 @@
-"""From the `optimizer` section to a torch optimizer's name and keyword arguments.
+"""Make a torch optimizer's name and keyword arguments from the `optimizer` section.
 
 DeepSpeed's "Adam" means AdamW unless `adam_w_mode` is false, and the default weight decay of its Adam
 family is 0. torchloom does the same and adds a note.

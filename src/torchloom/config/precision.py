@@ -1,4 +1,4 @@
-"""From the fp16, bf16 and communication keys to one `PrecisionConfig`."""
+"""Make one `PrecisionConfig` from the fp16, bf16 and communication keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the `scheduler` section to a schedule's name and keyword arguments.
+"""Make a schedule's name and keyword arguments from the `scheduler` section.
 
 The Warmup family has DeepSpeed's names and meanings; every other name is a class of
 torch.optim.lr_scheduler. The tables are literal, because a configuration is checked without torch.

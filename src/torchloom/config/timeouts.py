@@ -1,4 +1,4 @@
-"""From the keys of `timeouts` to one `TimeoutsConfig`."""
+"""Make one `TimeoutsConfig` from the keys of `timeouts`."""
 
 from __future__ import annotations
 

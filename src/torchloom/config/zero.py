@@ -1,4 +1,4 @@
-"""From `zero_optimization` to one `ZeroConfig`; bucket sizes are hints."""
+"""Make one `ZeroConfig` from `zero_optimization`; bucket sizes are hints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The training program behind `torchloom train`: a decoder on text, on one host or many.
 
 `run` is what each rank calls. The command `torchloom train` turns its options into `TrainOptions` and
-starts the ranks; a script of one's own, started by torchrun or Slurm, may call `run` as well.
+starts the ranks; your own script, started by torchrun or Slurm, may call `run` as well.
 
 options    what a run is asked for
 preflight  checks before any process starts
@@ -34,7 +34,7 @@ def run(options: TrainOptions, *, rank: int = 0, output: TextIO | None = None) -
         output: where rank 0 shows progress and the summary; None: stdout.
 
     Raises:
-        TorchloomError: the input is wrong, or the run cannot go on; the same on every rank.
+        TorchloomError: the input is wrong, or the run cannot continue; the same on every rank.
 
     Example:
         >>> run(TrainOptions(steps=20, out="runs/first"))  # doctest: +SKIP

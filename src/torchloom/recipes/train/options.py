@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PRESET_NAMES = ("llama-tiny", "llama-34m")
-"""What `--model` takes besides a folder."""
+"""The built-in models; `--model` also accepts a folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Signals set a flag; the loop checks it at the end of each step.
 
     SIGINT SIGTERM   save and stop; a second one ends the process at once
-    SIGHUP           save and go on; ignored if it was ignored before (nohup)
+    SIGHUP           save and continue; ignored if it was ignored before (nohup)
 
 After the `with` block, signals do what they did before.
 """

@@ -72,7 +72,7 @@ def run_worker(options: TrainOptions, *, rank: int, output: TextIO) -> None:
 def _prepare(
     options: TrainOptions, corpus: Corpus, task: Task, engine: Any, console: Console
 ) -> _Run:
-    """Put the parts together, and continue where a checkpoint left off."""
+    """Create the parts of the run, and load the newest checkpoint if --resume is given."""
     out = _agree_on_out(options, engine.rank)
     micro_batch = engine.config.batch.micro_batch_size
     place = {"rank": engine.rank, "world_size": engine.world_size, "micro_batch": micro_batch}
@@ -124,7 +124,7 @@ def _prepare(
 
 
 def _agree_on_out(options: TrainOptions, rank: int) -> Path:
-    """Let rank 0 choose and create the folder; every rank gets its path, or its error."""
+    """Rank 0 chooses and creates the folder; every rank gets its path, or raises the error of rank 0."""
     chosen: list[Any] = [None]
     if rank == 0:
         try:
@@ -169,7 +169,7 @@ def _open_sinks(
 
 
 def _report(run: _Run, outcome: Outcome) -> None:
-    """Write and show what the run came to, on rank 0."""
+    """Write and print the results of the run, on rank 0."""
     own_peak_gib = torch.tensor(memory_gib(run.engine.device)[1], device=run.engine.device)
     peak_gib = torchloom.all_reduce(own_peak_gib, "max", name="peak memory")
     if run.engine.rank != 0:
