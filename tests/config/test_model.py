@@ -108,7 +108,7 @@ def test_the_names_of_all_fields():
         "OffloadConfig": "activations activation_min_bytes pin_memory opt_states parameters "
         "double_buffer free_activations free_min_bytes",
         "CheckpointConfig": "async_save keep_last",
-        "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes schedule "
+        "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes extra_passes schedule pass_options "
         "memory_budget plan replan_step strict dump_graphs debug_log symmetric_memory",
     }
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from support.graphs import CONTEXT, Tied, TwoLayers, apply, captured
+from support.graphs import CONTEXT, NO_OPTIONS, Tied, TwoLayers, apply, captured
 from torchloom import ops
 from torchloom.graph import SharedWeights, args_of, find, graph_text
 from torchloom.passes import PASSES
@@ -48,8 +48,11 @@ def dtypes(gm: fx.GraphModule) -> dict[str, torch.dtype]:
     return {args_of(node)[5]: args_of(node)[2] for node in find(gm.graph, ops.gather)}
 
 
-def after(model: nn.Module, x: Tensor, context=CONTEXT) -> dict[str, fx.GraphModule]:
-    return captured(model, [x], [*BEFORE, "cast_gathers", "zero3"], context=context)
+def after(
+    model: nn.Module, x: Tensor, context=CONTEXT, options=NO_OPTIONS
+) -> dict[str, fx.GraphModule]:
+    names = [*BEFORE, "cast_gathers", "zero3"]
+    return captured(model, [x], names, context=context, options=options)
 
 
 def test_golden(golden) -> None:
@@ -107,10 +110,9 @@ def test_a_weight_that_leaves_the_graph_stays() -> None:
 
 
 def test_parameters_that_may_not_be_cast_stay() -> None:
-    context = dataclasses.replace(CONTEXT, cast_params=("model.first.weight",))
-    found = dtypes(after(Autocast(TwoLayers()), X, context)["forward"])
+    options = {"cast_gathers": {"params": ("model.first.weight",)}}
+    found = dtypes(after(Autocast(TwoLayers()), X, options=options)["forward"])
     assert found == {"model.first.weight": torch.bfloat16, "model.second.weight": torch.float32}
-    assert CONTEXT.key() != context.key()
 
 
 def test_weights_in_shared_memory_are_read_where_they_are() -> None:

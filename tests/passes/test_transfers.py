@@ -52,6 +52,11 @@ def test_nothing_to_do_without_transfers(pass_name: str) -> None:
     assert apply(gm, [pass_name]).passes[0].num_edits == 0
 
 
+def sizes(gather: int, reduce: int, ahead: int) -> dict[str, dict[str, int]]:
+    bucket = {"gather_bytes": gather, "reduce_bytes": reduce}
+    return {"bucket": bucket, "prefetch": {"max_bytes": ahead}}
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     gather=st.sampled_from([0, 1, 1100, 2500, 1 << 20]),
@@ -61,15 +66,14 @@ def test_nothing_to_do_without_transfers(pass_name: str) -> None:
     planned=st.sampled_from([None, 0, 1100, 1 << 20]),
 )
 def test_every_schedule_is_legal_and_bounded(deep, gather, reduce, ahead, kind, planned) -> None:
-    context = dataclasses.replace(
-        CONTEXT, gather_bucket_bytes=gather, reduce_bucket_bytes=reduce, prefetch_bytes=ahead
-    )
+    context, options = CONTEXT, sizes(gather, reduce, ahead)
     if planned is not None:  # buckets within both bounds, and the plan's depth
         choices = Choices(bucket_bytes=planned, prefetch_bytes=ahead)
-        context = dataclasses.replace(context, choices=choices, prefetch_bytes=1 << 20)
+        context = dataclasses.replace(context, choices=choices)
+        options = sizes(gather, reduce, 1 << 20)
         gather, reduce = min(gather, planned), min(reduce, planned)
     gm = copy_of(deep[kind])
-    apply(gm, LOWERED, context)
+    apply(gm, LOWERED, context, options)
     where = positions(gm.graph)
     for transfer in (*gathers(gm.graph), *reductions(gm.graph)):
         check_order(transfer, where)
@@ -100,22 +104,19 @@ def in_flight_bytes(graph: fx.Graph) -> int:
 
 
 def test_reductions_wait_on_where_memory_is_shared_and_free(deep) -> None:
-    bounded = dataclasses.replace(
-        CONTEXT, gather_bucket_bytes=1, reduce_bucket_bytes=1, prefetch_bytes=1
-    )
     # Shared weights of another group: their gathers stay, and what ranks share is known.
     shared = dataclasses.replace(
-        bounded, shared_weights=SharedWeights(name="other", handle="other", params=())
+        CONTEXT, shared_weights=SharedWeights(name="other", handle="other", params=())
     )
     contexts = {
-        "network": bounded,
+        "network": CONTEXT,
         "shared": shared,
         "planned": dataclasses.replace(shared, memory_budget_bytes=1 << 30),
     }
     graphs = {}
     for name, context in contexts.items():
         gm = copy_of(deep["backward"])
-        apply(gm, LOWERED, context)
+        apply(gm, LOWERED, context, sizes(1, 1, 1))
         where = positions(gm.graph)
         for transfer in reductions(gm.graph):
             check_order(transfer, where)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
-from support.graphs import CONTEXT, Tied, TwoLayers, apply, captured
+from support.graphs import Tied, TwoLayers, apply, captured
 from torchloom import ops
 from torchloom.graph import find, graph_text
 
@@ -64,10 +62,10 @@ def test_no_gather_no_edit(stage: str) -> None:
 
 def test_zero1_narrows_sliced_parameters_only(golden) -> None:
     joint = captured(TwoLayers(), [X], stage=1)["joint"]
-    context = dataclasses.replace(CONTEXT, sliced=("first.weight", "second.weight"))
-    assert apply(joint, ["zero1"], context).passes[0].num_edits == 2
+    options = {"zero1": {"params": ("first.weight", "second.weight")}}
+    assert apply(joint, ["zero1"], options=options).passes[0].num_edits == 2
     golden("zero1.two_layers", graph_text(joint.graph))
-    assert apply(joint, ["zero1"], context).passes[0].num_edits == 0
+    assert apply(joint, ["zero1"], options=options).passes[0].num_edits == 0
 
 
 def test_dedupe_gathers_tied(golden) -> None:

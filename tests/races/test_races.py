@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections import Counter
 
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
+from support.graphs import Options, TwoLayers, apply, captured, copy_of
 from support.races import is_bad, mutants
 from torchloom import ops
 from torchloom.errors import PassError
@@ -20,7 +19,7 @@ from torchloom.ops.match import offloads, reloads
 from torchloom.pipeline.races import check_races
 from torchloom.races import Free, Schedule, Start, Use, Wait, find_races, schedule_of
 
-OFFLOADING = dataclasses.replace(CONTEXT, offload_min_bytes=1)
+OFFLOADING = {"offload_activation": {"min_bytes": 1}}
 JOINT = ["dedupe_gathers", "elide_copies", "zero3", "offload_activation"]
 LOWERED = ["place", "bucket", "prefetch", "overlap_copies"]
 
@@ -56,15 +55,15 @@ MODELS = {
 def graphs() -> dict[str, fx.GraphModule]:
     found = {}
     for name, (make, x) in MODELS.items():
-        for kind, gm in captured(make(), [x], JOINT, context=OFFLOADING).items():
+        for kind, gm in captured(make(), [x], JOINT, options=OFFLOADING).items():
             if kind != "joint":
                 found[f"{name}.{kind}"] = gm
     return found
 
 
-def emitted(gm: fx.GraphModule, **changes: int) -> Schedule:
+def emitted(gm: fx.GraphModule, options: Options) -> Schedule:
     copy = copy_of(gm)
-    apply(copy, LOWERED, dataclasses.replace(OFFLOADING, **changes))
+    apply(copy, LOWERED, options=options)
     return schedule_of(copy.graph)
 
 
@@ -73,8 +72,12 @@ def emitted(gm: fx.GraphModule, **changes: int) -> Schedule:
 def test_what_passes_emit_is_accepted(graphs, slots: int, ahead: int) -> None:
     for gm in graphs.values():
         for bucket in (0, 600, 1 << 20):
-            changes = {"copy_slots": slots, "copy_bytes": ahead, "prefetch_bytes": ahead}
-            schedule = emitted(gm, gather_bucket_bytes=bucket, **changes)
+            options = {
+                "bucket": {"gather_bytes": bucket},
+                "prefetch": {"max_bytes": ahead},
+                "overlap_copies": {"slots": slots, "max_bytes": ahead},
+            }
+            schedule = emitted(gm, options)
             assert find_races(schedule) == []
             assert any(isinstance(event, Start) for event in schedule.events)
 
@@ -82,7 +85,7 @@ def test_what_passes_emit_is_accepted(graphs, slots: int, ahead: int) -> None:
 def test_every_bad_mutant_is_rejected(graphs) -> None:
     made, bad, strict, missed = Counter(), Counter(), Counter(), []
     for name, gm in graphs.items():
-        original = emitted(gm, copy_slots=1 if "two" in name else 2)
+        original = emitted(gm, {"overlap_copies": {"slots": 1 if "two" in name else 2}})
         for kind, mutant in mutants(original):
             made[kind] += 1
             races = find_races(mutant)
@@ -154,7 +157,7 @@ def test_engines_in_order_imply_earlier_transfers_and_the_network_does_not() -> 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_a_broken_graph_is_an_error_that_names_the_race(graphs, kind: str) -> None:
     gm = copy_of(graphs[f"mixed.{kind}"])
-    apply(gm, LOWERED, OFFLOADING)
+    apply(gm, LOWERED)
     check_races(gm, "graph0", LOWERED)
     copies = offloads(gm.graph) if kind == "forward" else reloads(gm.graph)
     gm.graph.erase_node(copies[0].wait)
@@ -166,7 +169,7 @@ def test_dropping_any_wait_of_a_graph_is_found(graphs) -> None:
     num_waits = 0
     for gm in graphs.values():
         whole = copy_of(gm)
-        apply(whole, LOWERED, OFFLOADING)
+        apply(whole, LOWERED)
         for index in range(len(find(whole.graph, ops.wait_))):
             broken = copy_of(whole)
             broken.graph.erase_node(find(broken.graph, ops.wait_)[index])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from torchloom.pipeline.report import GraphReport
 from torchloom.shard import plan_layout, shard_module
 
 CONTEXT = PassContext(world_size=2)
+Options = Mapping[str, Mapping[str, object]]
+NO_OPTIONS: Options = {}
 
 
 class TwoLayers(nn.Module):
@@ -55,7 +57,7 @@ def captured(
     stage: int = 3,
     threshold: int = 20,
     context: PassContext = CONTEXT,
-    run: bool = False,
+    options: Options = NO_OPTIONS,
 ) -> dict[str, fx.GraphModule]:
     """Shard `model` for rank 0 of 2 and return its joint, forward and backward graphs.
 
@@ -76,7 +78,7 @@ def captured(
         return gm.forward
 
     def partition(gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
-        apply(gm, joint_passes, context)
+        apply(gm, joint_passes, context, options)
         found["joint"] = copy_of(gm)
         forward, backward = _torch.min_cut_partition(gm, joint_inputs, **kwargs)
         found["forward"], found["backward"] = copy_of(forward), copy_of(backward)
@@ -99,10 +101,16 @@ def captured(
     return found
 
 
-def apply(gm: fx.GraphModule, names: Sequence[str], context: PassContext = CONTEXT) -> GraphReport:
-    """Run passes by name over a graph."""
+def apply(
+    gm: fx.GraphModule,
+    names: Sequence[str],
+    context: PassContext = CONTEXT,
+    options: Options = NO_OPTIONS,
+) -> GraphReport:
+    """Run passes by name over a graph, with options by the names of passes."""
     report = GraphReport("graph", len(gm.graph.nodes), "test", digest="0")
-    PassManager([PASSES[name] for name in names], context).run(gm, context, "graph.test", report)
+    passes = [PASSES[name].with_options(**options.get(name, {})) for name in names]
+    PassManager(passes, context).run(gm, context, "graph.test", report)
     return report
 
 

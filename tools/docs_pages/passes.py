@@ -65,8 +65,8 @@ def _facts(each: GraphPass, *, alone: bool) -> str:
         if names:
             facts.append(f"{label}: {', '.join(f'`{name}`' for name in sorted(names))}.")
     facts.append(f"In the presets of stages {', '.join(stages)}." if stages else "In no preset.")
-    if each.name in keys_of(CompileSection):
-        facts.append(f"`compile.{each.name}` adds it.")
+    keys = keys_of(CompileSection).values()
+    facts += [f"`compile.{key.name}` adds it." for key in keys if key.adds == each.name]
     text = " ".join(facts)
     if alone:
         return text

@@ -152,7 +152,7 @@ def _schedule(
 
 
 def _entry_names(names: object, path: str, findings: Findings) -> tuple[PassName, ...]:
-    """Return the names of one entry, each alone or paired with a memory budget."""
+    """Return the names of one entry, each alone or paired with a memory budget or with options."""
     if not isinstance(names, list | tuple):
         findings.error(path, f"{show(names)} is not a list of names", 'write ["name", ...]')
         return ()
@@ -163,6 +163,8 @@ def _entry_names(names: object, path: str, findings: Findings) -> tuple[PassName
             findings.error(f"{path}[{index}]", f"{show(name)} is not a name", "write a string")
         elif budget is None:
             found.append(name)
+        elif isinstance(budget, Mapping):
+            found.append((name, frozen_map(budget)))
         else:
             try:
                 found.append((name, parse_budget(budget)))

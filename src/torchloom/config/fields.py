@@ -51,6 +51,10 @@ class Key:
     idle: tuple[object, ...] = ()
     """More values that ask for nothing."""
     free_form: bool = False
+    option: str = ""
+    """The option of a pass that this key sets, "pass.option"."""
+    adds: str = ""
+    """The pass that is added if this key is true."""
     section: type[Section] | None = None
 
 
@@ -61,6 +65,8 @@ def used(
     auto: OnAuto = "default",
     aliases: tuple[str, ...] = (),
     old: tuple[str, ...] = (),
+    option: str = "",
+    adds: str = "",
 ) -> Any:
     """Declare a key that takes effect.
 
@@ -70,8 +76,19 @@ def used(
         auto: what "auto" means if the caller gives no value for it.
         aliases: other names, accepted without a warning.
         old: deprecated names, accepted with a warning.
+        option: the option of a pass that the key sets, as "pass.option"; then no other code reads the key.
+        adds: the pass that is added if the key is true.
     """
-    return _field(default, doc, treatment="used", auto=auto, aliases=aliases, old=old)
+    return _field(
+        default,
+        doc,
+        treatment="used",
+        auto=auto,
+        aliases=aliases,
+        old=old,
+        option=option,
+        adds=adds,
+    )
 
 
 def section(of: type[Section], doc: str, *, aliases: tuple[str, ...] = ()) -> Any:

@@ -23,6 +23,7 @@ from torchloom.config.non_finite import resolve_non_finite
 from torchloom.config.notices import tell_treatments
 from torchloom.config.offload import resolve_offload
 from torchloom.config.optimizer import resolve_optimizer
+from torchloom.config.pass_options import resolve_extra_passes, resolve_pass_options
 from torchloom.config.precision import resolve_precision
 from torchloom.config.scheduler import resolve_scheduler
 from torchloom.config.schema import ConfigSchema
@@ -125,16 +126,23 @@ def _resolve(
 ) -> Config:
     precision = resolve_precision(schema, written, findings)
     optimizer = resolve_optimizer(schema.optimizer, findings)
+    zero = resolve_zero(schema.zero_optimization, precision, world_size, findings)
+    compiling = resolve_compile(schema.compile, schema.zero_optimization.stage, written, findings)
+    offload = resolve_offload(schema, world_size, findings)
     return Config(
         batch=resolve_batch(schema, world_size, written, findings),
-        zero=resolve_zero(schema.zero_optimization, precision, world_size, findings),
+        zero=zero,
         precision=precision,
         gradient_clipping=_clipping(schema, written, findings),
         non_finite=resolve_non_finite(schema, precision, findings),
         optimizer=optimizer,
         scheduler=resolve_scheduler(schema.scheduler, optimizer, findings),
-        offload=resolve_offload(schema, world_size, findings),
-        compile=resolve_compile(schema.compile, schema.zero_optimization.stage, written, findings),
+        offload=offload,
+        compile=replace(
+            compiling,
+            pass_options=resolve_pass_options(schema.compile, zero),
+            extra_passes=resolve_extra_passes(schema.compile, offload),
+        ),
         timeouts=resolve_timeouts(schema.timeouts),
         checkpoint=CheckpointConfig(
             async_save=schema.checkpoint.async_save, keep_last=schema.checkpoint.keep_last

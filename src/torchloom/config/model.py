@@ -10,14 +10,14 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torchloom.config.budget import MemoryBudget
 from torchloom.config.findings import Hint, Note
 from torchloom.config.frozen import FrozenMap, thaw
 
 MIB = 1 << 20
-PassName = str | tuple[str, MemoryBudget]
+PassName = str | tuple[str, MemoryBudget | Mapping[str, object]]
 DType = Literal["fp32", "bf16", "fp16"]
 
 
@@ -169,8 +169,13 @@ class CompileOptions:
     """Passes to run, in order; None is the preset of the ZeRO stage."""
     disable_passes: tuple[str, ...] = ()
     """Passes removed from the preset."""
+    extra_passes: tuple[str, ...] = ()
+    """Passes that other keys add to the list or preset."""
     schedule: tuple[tuple[int, tuple[PassName, ...]], ...] | None = None
-    """Steps, and the passes that run from them on; each a name, or a name and a memory budget."""
+    """Steps, and the passes that run from them on; each a name, or a name and a memory budget or its
+    options."""
+    pass_options: Mapping[str, Any] = field(default_factory=FrozenMap)
+    """Options of passes that other keys set, by the name of the pass."""
     memory_budget: MemoryBudget | None = None
     """Device memory that a step may use at its peak; None: no budget."""
     plan: str | None = None

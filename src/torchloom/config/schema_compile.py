@@ -60,29 +60,41 @@ class CompileSection(Section):
         False,
         "free saved activations right after their last use also under backends that keep their "
         "arguments; Inductor and torchloom's own runner always do so",
+        adds="free_activation",
     )
     free_activation_threshold: Count = used(
-        10 << 20, "smallest size in bytes that `free_activation` frees"
+        10 << 20,
+        "smallest size in bytes that `free_activation` frees",
+        option="free_saved.min_bytes",
     )
     double_buffer: Flag = used(
         True,
         "run two transfers at a time in each direction between device and host, instead of one",
     )
     offload_activation: Flag = used(
-        False, "move saved activations to host memory until backward needs them"
+        False,
+        "move saved activations to host memory until backward needs them",
+        adds="offload_activation",
     )
     offload_activation_threshold: Count = used(
-        1 << 20, "torchloom's own: smallest size in bytes of an activation that is offloaded"
+        1 << 20,
+        "torchloom's own: smallest size in bytes of an activation that is offloaded",
+        option="offload_activation.min_bytes",
     )
     offload_activation_pin_memory: Flag = used(
-        True, "page-lock the host copies of activations; no effect on a CPU"
+        True,
+        "page-lock the host copies of activations; no effect on a CPU",
+        option="offload_activation.pin_memory",
     )
     offload_opt_states: Flag = used(
         False,
         "keep optimizer states in host memory and stream them through the device during the step",
+        adds="offload_opt_states",
     )
     offload_parameters: Flag = used(
-        False, "keep this rank's shards of parameters in host memory until they are gathered"
+        False,
+        "keep this rank's shards of parameters in host memory until they are gathered",
+        adds="offload_parameters",
     )
     symmetric_memory: Flag = used(
         False,

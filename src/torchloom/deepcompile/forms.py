@@ -72,24 +72,29 @@ class Adapted:
         """Whether its result may depend on more than the graph and the context."""
         return bool(self.takes & BEYOND)
 
-    def __call__(self, gm: fx.GraphModule, ctx: PassContext) -> int:
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The function itself: `inspect.signature` reads its options there."""
+        return self.fn
+
+    def __call__(self, gm: fx.GraphModule, ctx: PassContext, **options: object) -> int:
         """Refuse: a compile session binds the function to its site first.
 
         Raises:
             PassError: always, unless the function has torchloom's own form.
         """
         if self.takes <= set(OWN):
-            return self.at(_Nowhere())(gm, ctx)
+            return self.at(_Nowhere())(gm, ctx, **options)
         raise PassError("a pass of DeepCompile's form runs in a compile session only")
 
-    def at(self, site: Site) -> Callable[[fx.GraphModule, PassContext], int]:
-        """Return the function as `(gm, ctx) -> number of edits`, bound to where it runs."""
+    def at(self, site: Site) -> Callable[..., int]:
+        """Return the function as `(gm, ctx, **options) -> number of edits`, bound to where it runs."""
 
-        def run(gm: fx.GraphModule, ctx: PassContext) -> int:
+        def run(gm: fx.GraphModule, ctx: PassContext, **options: object) -> int:
             positional = [site.argument(name, gm, ctx) for name in self.positional]
             named = {name: site.argument(name, gm, ctx) for name in self.named}
             shape, before = _shape_of(gm.graph), graph_text(gm.graph)
-            result = self.fn(*positional, **named)
+            result = self.fn(*positional, **{**named, **options})
             num_edits = _take_over(gm, result)
             if _shape_of(gm.graph) != shape:
                 raise PassError(

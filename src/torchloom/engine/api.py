@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -22,14 +21,16 @@ from torchloom.engine.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.engine.groups import World, ensure_process_group, make_world
 from torchloom.engine.loader import make_loader
 from torchloom.engine.local import LocalParams
+from torchloom.engine.notices import log_notes
 from torchloom.engine.optim import make_lr_scheduler, make_optimizer
 from torchloom.engine.own_loops import count_steps_of
-from torchloom.engine.precision import cast_params, shard_precision
+from torchloom.engine.precision import shard_precision
 from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
 from torchloom.runtime.lines import Limits, set_limits, show_last_words
 from torchloom.shard import facts_of, is_sharded, plan_layout, shard_module
+from torchloom.step.casts import cast_params
 
 logger = get_logger(__name__)
 
@@ -114,7 +115,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     world = make_world(mesh, early.zero.shard_size, symmetric_memory=early.compile.symmetric_memory)
     settings = load_config(source, world_size=world.world_size)
     if world.rank == 0:
-        _log_notes(settings)
+        log_notes(settings)
     agreement = new_agreement(world.rank, world.world_size)
     agreement.check_facts("the config", config_facts(settings))
     world = replace(world, comm=communicator_of(world.comm, agreement))
@@ -182,9 +183,3 @@ def _launched_world_size(mesh: DeviceMesh | None) -> int:
     if isinstance(mesh, DeviceMesh):  # anything else is refused once there is a process group
         return mesh.size()
     return dist.get_world_size() if dist.is_initialized() else envs.launch().world_size
-
-
-def _log_notes(config: Config) -> None:
-    for note in config.notes:
-        level = logging.WARNING if note.level == "warning" else logging.INFO
-        logger.log(level, "%s: %s", note.path, note.message)

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torchloom import _torch
 from torchloom.compiler.support import check_supported
 from torchloom.config import Config
-from torchloom.engine import compiled, export
+from torchloom.engine import compiling, export
 from torchloom.engine.agreement import Agreement
 from torchloom.engine.boundary import (
     Boundary,
@@ -44,6 +44,7 @@ from torchloom.engine.shared_loss import Scaling, SharedLoss
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
 from torchloom.errors import unwrapped
+from torchloom.log import get_logger
 from torchloom.pipeline import (
     REGISTRY,
     CompileReport,
@@ -55,7 +56,10 @@ from torchloom.pipeline import (
 from torchloom.plan import Plan
 from torchloom.position import POSITION
 from torchloom.runtime import Account, CommStats, MoveStats, mover_of, tell_step
-from torchloom.shard import layout_of, owners_of, sync_in_backward, unshard
+from torchloom.shard import layout_of, owners_of, unshard
+from torchloom.step import CompileCall, CompiledStep
+
+logger = get_logger(__name__)
 
 _SERIALS = itertools.count(1)
 _SHARED_LOSS = SharedLoss()
@@ -92,7 +96,7 @@ class Engine:
         self._serial = next(_SERIALS)
         self._comm_before = world.comm.stats()  # an earlier model may have had this communicator
         self._checkpoints = Checkpoints(agreement)
-        self._compiled: compiled.Compiled | None = None
+        self._compiled: CompiledStep | None = None
         self._passes = PassRegistry(REGISTRY)
         self._account = Account()
         with self._account.charged():
@@ -187,7 +191,7 @@ class Engine:
             self._take_place()
             tell_step(self.global_steps)
             with self._account.charged():
-                compiled.advance(self._compiled, self.global_steps)
+                compiling.advance(self._compiled, self.global_steps)
             print_progress(self)
             self._checkpoints.after_step(self.global_steps)
         self._share.forget()
@@ -257,22 +261,21 @@ class Engine:
         check_supported()
         if self._compiled is not None:
             asks = backend or compile_kwargs or passes or schedule
-            compiled.refuse_second(bool(asks), self.config.compile.enabled)
+            compiling.refuse_second(bool(asks), self.config.compile.enabled)
             return
+        call = CompileCall(
+            backend=backend,
+            compile_kwargs=compile_kwargs,
+            passes=passes,
+            schedule=schedule,
+            registry=self._passes,
+        )
+        if compiled_autograd_enabled:
+            logger.warning("compiled_autograd_enabled has no effect: backward graphs are compiled")
         if self.gradient_accumulation_steps() == 1:
-            sync_in_backward(self.module, True)
-            self.local.averages_in_backward = True
+            self.local.average_in_backward(self.module)
         with self._account.charged():
-            self._compiled = compiled.start(
-                self,
-                self._agreement,
-                self._passes,
-                backend,
-                compile_kwargs,
-                passes,
-                schedule,
-                compiled_autograd_enabled,
-            )
+            self._compiled = compiling.compile_engine(self, self._agreement, call)
 
     @property
     def is_compiled(self) -> bool:
@@ -293,7 +296,7 @@ class Engine:
 
     def plan(self) -> Plan:
         """Return what was planned for the graphs compiled so far; see `compile.memory_budget`."""
-        return compiled.plan_of(self._compiled, self.world)
+        return compiling.plan_of(self._compiled, self.world)
 
     def get_compile_time(self) -> list[tuple[str, int, int, float]]:
         """Return `("fwd" or "bwd", place, graph id, seconds)` of each compiled graph."""
@@ -518,7 +521,7 @@ class Engine:
         self._take_place()
         self.world.comm.residents.invalidate()
         with self._account.charged():
-            compiled.advance(self._compiled, self.global_steps)
+            compiling.advance(self._compiled, self.global_steps)
         return loaded.path, loaded.client_state
 
     def save_16bit_model(

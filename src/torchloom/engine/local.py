@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom.engine.slices import Slices
 from torchloom.errors import EngineError, ShardError
 from torchloom.runtime import Communicator
-from torchloom.shard import Layout, ParamSpec, owners_of
+from torchloom.shard import Layout, ParamSpec, owners_of, sync_in_backward
 from torchloom.shard.pieces import clear_padding_, piece_numel
 
 
@@ -60,13 +60,22 @@ class LocalParams:
         """Averaged gradients of slices that are not stepped yet."""
         self.is_stepping = False
         """Whether parameters hold what is stepped."""
-        self.averages_in_backward = False
+        self._averages_in_backward = False
         """Whether gradients of whole parameters are those of all ranks once backward is done."""
         for each in self._leaves:
             _LOCALS.setdefault(each.param, weakref.WeakSet()).add(self)
 
     def __iter__(self) -> Iterator[Leaf]:
         return iter(self._leaves)
+
+    def average_in_backward(self, model: nn.Module) -> None:
+        """Let backward passes of `model` average the gradients of whole parameters from now on.
+
+        Raises:
+            ShardError: forward writes into parameters, which become copies.
+        """
+        sync_in_backward(model, True)
+        self._averages_in_backward = True
 
     def check(self, params: Mapping[str, nn.Parameter]) -> None:
         """Raise unless these are the parameters that the optimizer steps.
@@ -138,7 +147,7 @@ class LocalParams:
     @property
     def waits_for_step(self) -> bool:
         """Whether gradients wait that only `stepping` makes those of all ranks."""
-        is_local = self._layout.num_ranks > 1 and not self.averages_in_backward
+        is_local = self._layout.num_ranks > 1 and not self._averages_in_backward
         return any(
             each.param.grad is not None
             for each in self._leaves

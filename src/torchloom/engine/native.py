@@ -1,16 +1,14 @@
-"""For one's own training loop: shard, compile and clip without an engine."""
+"""For one's own training loop: shard and clip without an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchloom.config import load_config
 from torchloom.engine.agreement import new_agreement
 from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.elementwise import watch_steps
@@ -18,11 +16,9 @@ from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.engine.nonfinite import find_non_finite
 from torchloom.engine.own_loops import count_steps_of
 from torchloom.engine.twins import communicator_of
-from torchloom.engine.weave import build_session, start_compiled
 from torchloom.errors import NonFiniteError, ShardError
-from torchloom.pipeline import CompileSession, PassItem, resolve_passes
 from torchloom.runtime import lookup
-from torchloom.runtime.lines import show_last_words, tell_graph
+from torchloom.runtime.lines import show_last_words
 from torchloom.shard import (
     Precision,
     facts_of,
@@ -120,47 +116,6 @@ def check_devices(model: nn.Module, backend: str) -> None:
                 f"{other!r} is on {there} and {name!r} on {device}: a rank computes on one device; "
                 "move the model to it before torchloom.shard_model"
             )
-
-
-def compile_model(
-    model: nn.Module,
-    *,
-    backend: str | Callable[..., Any] = "inductor",
-    passes: Sequence[PassItem] | None = None,
-    strict: bool = False,
-    **compile_kwargs: Any,
-) -> CompileSession:
-    """Compile a sharded model in place with the passes of its stage.
-
-    Args:
-        model: a model that `shard_model` or `initialize` sharded.
-        backend: as for `Engine.compile`.
-        passes: names, passes or functions instead of the stage's preset.
-        strict: raise when weaving fails instead of running eagerly.
-        compile_kwargs: more arguments for `torch.compile`.
-
-    Returns:
-        The session, whose `report` tells what was woven.
-
-    Raises:
-        ShardError: the model is not sharded.
-        AgreementError: the ranks were given different passes or options.
-    """
-    layout = layout_of(model)
-    config = load_config({"compile": {"deepcompile": True, "strict": strict}}, world_size=1)
-    session, kwargs = build_session(
-        config,
-        model,
-        passes=resolve_passes(layout.stage, passes),
-        backend=backend,
-        compile_kwargs=compile_kwargs,
-    )
-    session.book.layout, session.book.parameters = layout, owners_of(model)
-    agreement = new_agreement(dist.get_rank(), dist.get_world_size())
-    agreement.check_facts("what torchloom.compile weaves", session.facts)
-    session.tell = tell_graph
-    start_compiled(model, session, **kwargs)
-    return session
 
 
 def clip_grad_norm_(

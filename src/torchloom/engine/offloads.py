@@ -1,7 +1,7 @@
 """What of the training state lives in host memory: asked for by settings, or by passes by name.
 
     optimizer states   pass `offload_opt_states`: the step streams them, see `engine.stream`
-    pieces             pass `offload_parameters`: gathers reload them, see `engine.pieces`
+    shards             pass `offload_parameters`: gathers reload them, see `step.host_shards`
 
 Without compiled code the settings decide; with it the passes that run do, so a schedule can begin or
 end either at a step, and `compile.disable_passes` turns it off.
@@ -9,38 +9,39 @@ end either at a step, and `compile.disable_passes` turns it off.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom.config import Config
-from torchloom.engine.pieces import offloaded_params, place_pieces
 from torchloom.engine.stream import StateStream
 from torchloom.errors import ConfigError
+from torchloom.pipeline.options import offloadable_params
 from torchloom.pipeline.presets import ALIASES
 from torchloom.runtime import mover_of
 from torchloom.shard import Layout
-
-STATES, PIECES = "offload_opt_states", "offload_parameters"
+from torchloom.step.host_shards import place_shards
+from torchloom.step.ports import SHARDS, STATES
 
 
 @dataclass
 class Offloads:
-    """Moves optimizer states and pieces of one sharded model, and steps its optimizer.
+    """Moves optimizer states and shards of one sharded model, and steps its optimizer.
 
     Args:
         config: the run's settings.
-        model: sharded; its pieces are where they were made.
+        model: sharded; its shards are where they were made.
         layout: how it is sharded.
         optimizer: steps this rank's leaves; None for a model that is only evaluated.
         device: where the model computes.
     """
 
     config: Config
-    model: nn.Module
+    model: InitVar[nn.Module]
     layout: Layout
     optimizer: Optimizer | None
     device: torch.device
@@ -48,24 +49,25 @@ class Offloads:
     """What lives on the host now, by the names of passes."""
     _stream: StateStream | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        asked = {STATES: self.config.offload.opt_states, PIECES: self.config.offload.parameters}
+    def __post_init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)  # whoever drives a model keeps it
+        asked = {STATES: self.config.offload.opt_states, SHARDS: self.config.offload.parameters}
         disabled = {ALIASES.get(name, name) for name in self.config.compile.disable_passes}
         self.follow([name for name, on in asked.items() if on and name not in disabled])
 
     def follow(self, names: Collection[str]) -> None:
-        """Let live on the host what these passes say; the rest comes back to the device.
+        """Move to the host what the passes of these names ask for; the rest comes back to the device.
 
         Raises:
             EngineError: the optimizer does more than step each parameter on its own.
-            ConfigError: pieces cannot leave memory that ranks share.
+            ConfigError: shards cannot leave memory that ranks share.
         """
-        wanted = frozenset({STATES, PIECES}) & frozenset(names)
+        wanted = frozenset({STATES, SHARDS}) & frozenset(names)
         if wanted == self.names:
             return
-        if PIECES in wanted and self.config.compile.symmetric_memory:
+        if SHARDS in wanted and self.config.compile.symmetric_memory:
             raise ConfigError(
-                f"pass {PIECES!r} and compile.symmetric_memory exclude each other: the latter keeps "
+                f"pass {SHARDS!r} and compile.symmetric_memory exclude each other: the latter keeps "
                 "parameters in memory that ranks share. Drop one of them"
             )
         moved = wanted ^ self.names
@@ -73,8 +75,8 @@ class Offloads:
             slots = 2 if self.config.offload.double_buffer else 1
             self._stream = StateStream(self.optimizer, mover_of(self.device), num_slots=slots)
         self.names = wanted
-        if PIECES in moved:
-            self.keep_pieces(())
+        if SHARDS in moved:
+            self.keep_shards(())
         if self._stream is not None:
             self._stream.states = STATES in wanted
             if STATES in moved and STATES not in wanted:
@@ -87,11 +89,13 @@ class Offloads:
         else:
             self._stream.step()
 
-    def keep_pieces(self, names: Collection[str]) -> None:
-        """Let the pieces of these parameters, and no others, stay on the device."""
-        waiting = frozenset(offloaded_params(self.layout)) - frozenset(names)
-        place_pieces(
-            self.model, self.layout, mover_of(self.device), waiting if PIECES in self.names else ()
+    def keep_shards(self, names: Collection[str]) -> None:
+        """Let the shards of these parameters, and no others, stay on the device."""
+        waiting = frozenset(offloadable_params(self.layout)) - frozenset(names)
+        model = self._model()
+        assert model is not None, "its driver has let go of it"
+        place_shards(
+            model, self.layout, mover_of(self.device), waiting if SHARDS in self.names else ()
         )
 
     def placed(self, value: Tensor, *, like: Tensor) -> Tensor:
@@ -106,9 +110,9 @@ class Offloads:
         return host
 
     def make_room(self) -> None:
-        """Let no states and pieces stay on the device, until the next `fit` and `keep_pieces`."""
-        if PIECES in self.names:
-            self.keep_pieces(())
+        """Let no states and shards stay on the device, until the next `fit` and `keep_shards`."""
+        if SHARDS in self.names:
+            self.keep_shards(())
         if self._stream is not None and STATES in self.names:
             self._stream.offload_all()
 

@@ -8,7 +8,8 @@ not. In loops without an engine they also tell the step that a run is in.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -41,6 +42,41 @@ def count_steps_of(params: Iterable[nn.Parameter], *, has_engine: bool = False) 
         _OF_ENGINES.update(found)
 
 
+@dataclass(frozen=True)
+class _Listener:
+    """Who is told of steps over one model's parameters."""
+
+    params: frozenset[int]
+    optimizer: weakref.ref[Optimizer] | None
+    """Whose steps count; None: those of any."""
+    tell: Callable[[bool], None]
+
+
+_LISTENERS: weakref.WeakKeyDictionary[nn.Module, _Listener] = weakref.WeakKeyDictionary()
+
+
+def after_steps_of(
+    model: nn.Module, optimizer: Optimizer | None, tell: Callable[[bool], None]
+) -> None:
+    """Call `tell` after each optimizer step over a model's parameters, as long as the model lives.
+
+    Args:
+        model: sharded; `tell` must not hold it, or it would never be freed.
+        optimizer: whose steps count as steps of the loop; None: those of any.
+        tell: is given whether the step counts. A second call replaces the first.
+    """
+    params = frozenset(id(param) for param in model.parameters())
+    own = None if optimizer is None else weakref.ref(optimizer)
+    _LISTENERS[model] = _Listener(params, own, tell)
+
+
+def _tell_listeners(optimizer: Optimizer) -> None:
+    stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    for each in list(_LISTENERS.values()):
+        if not each.params.isdisjoint(stepped):
+            each.tell(each.optimizer is None or each.optimizer() is optimizer)
+
+
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     check_steps_alone(param for group in optimizer.param_groups for param in group["params"])
 
@@ -55,6 +91,7 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
         POSITION.step += 1
         note_rates(optimizer)
         tell_step(POSITION.step)
+    _tell_listeners(optimizer)
 
 
 _IS_HOOKED: list[bool] = []

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Iterable, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchloom.config import PrecisionConfig
-from torchloom.errors import ConfigError
-from torchloom.shard import Layout, Precision, class_of
+from torchloom.shard import Precision
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -86,35 +84,3 @@ def autocasting(config: PrecisionConfig, device: torch.device) -> AbstractContex
     if config.autocast is None:
         return nullcontext()
     return torch.autocast(device.type, dtype_of(config.autocast.dtype))
-
-
-def cast_params(
-    config: PrecisionConfig, model: nn.Module, layout: Layout
-) -> tuple[str, ...] | None:
-    """Return the parameters that may be cast before they travel; None: all.
-
-    Args:
-        config: names classes of modules.
-        model: sharded or not.
-        layout: of its parameters.
-
-    Raises:
-        ConfigError: there is no such class.
-    """
-    if config.autocast is None or config.autocast.modules is None:
-        return None
-    classes = {_class_named(name) for name in config.autocast.modules}
-    safe = {path for path, module in model.named_modules() if class_of(module) in classes}
-    return tuple(spec.name for spec in layout if any(owner.module in safe for owner in spec.owners))
-
-
-def _class_named(name: str) -> type[nn.Module]:
-    """Return a class; it has been imported, or no module of the model would be of it."""
-    package, _, last = name.rpartition(".")
-    found = getattr(sys.modules.get(package), last, None)
-    if isinstance(found, type) and issubclass(found, nn.Module):
-        return found
-    raise ConfigError(
-        f"torch_autocast.lower_precision_safe_modules: {name!r} is no class of modules that has been "
-        "imported; write package.Class, as in torch.nn.Linear"
-    )

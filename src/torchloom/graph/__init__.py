@@ -29,6 +29,7 @@ from torchloom.graph.contract import (
     PassFn,
     SharedWeights,
     Stage,
+    options_of,
 )
 from torchloom.graph.edit import call, move_after, move_before, record_values, replace
 from torchloom.graph.liveness import live_bytes
@@ -81,6 +82,7 @@ __all__ = [
     "mutated_inputs",
     "nbytes",
     "op_counts",
+    "options_of",
     "outputs_of",
     "owners",
     "positions",

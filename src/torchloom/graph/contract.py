@@ -1,18 +1,28 @@
-"""What a pass is: one function, one signature, declared needs.
+"""What a pass is: one function, one signature, declared needs, options of its own.
+
+    def prefetch(gm: fx.GraphModule, ctx: PassContext, *, max_bytes: int = 16 << 20) -> int: ...
 
 A pass edits `gm.graph` in place and returns how many edits it made. Lint, recompilation, timing,
-text dumps and error context belong to the pass manager. A pass is a pure function of the graph
-and the context: no clock, no environment, no rank, so that all ranks build the same graph.
+text dumps and error context belong to the pass manager. A pass is a pure function of the graph, the
+context and its options: no clock, no environment, no rank, so that all ranks build the same graph.
+
+Keyword-only parameters are the options of a pass. They are bound where the pass is named (a preset, a
+schedule, the configuration), so no other pass sees them. The context holds facts that several passes share.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import fx
+
+from torchloom.errors import PassError
 
 Stage = Literal["joint", "lowered"]
 """joint: before the forward/backward split. lowered: each of the two graphs after it."""
@@ -34,9 +44,9 @@ class Choices:
     keep: frozenset[str] = frozenset()
     """Parameters whose gathered weight stays from forward to backward."""
     prefetch_bytes: int | None = None
-    """Weights gathered ahead of their use may hold this much; None leaves it to the context."""
+    """Weights gathered ahead of their use may hold this much; None leaves it to `prefetch`."""
     bucket_bytes: int | None = None
-    """Transfers are merged up to this size, or the context's where that is smaller."""
+    """Transfers are merged up to this size, or up to those of `bucket` where they are smaller."""
 
     def key(self) -> str:
         """Return the choices as text that is equal on all ranks, whatever the order of sets."""
@@ -59,49 +69,38 @@ class SharedWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassContext:
-    """Read-only facts shared by all passes of one compile."""
+    """Read-only facts that several passes of one compile share."""
 
     world_size: int
     """Ranks that share one copy of the weights."""
-    gather_bucket_bytes: int = 16 << 20
-    """Gathers are merged until their results reach this size."""
-    reduce_bucket_bytes: int = 16 << 20
-    """Reductions are merged until their inputs reach this size."""
-    prefetch_bytes: int = 16 << 20
-    """Weights gathered ahead of their use may hold this much memory."""
-    prefetch_is_bound: bool = False
-    """Whether the user gave `prefetch_bytes`: a plan may then only take less."""
     handle: str = ""
     """The communicator of the model that these facts are about; "": a graph names no other."""
-    sliced: tuple[str, ...] = ()
-    """Whole parameters of which each rank's optimizer steps only its own slice (stage 1)."""
-    host_params: tuple[str, ...] = ()
-    """Sharded parameters whose pieces can wait in host memory until they are gathered."""
-    offload_min_bytes: int = 1 << 20
-    """Activations with fewer bytes stay on the device, unless a plan names them."""
-    pin_memory: bool = True
-    """Host copies are page-locked where the device can use it."""
-    copy_slots: int = 2
-    """Copies under way at a time between device and host, per direction."""
-    copy_bytes: int = 256 << 20
-    """Device memory that copies under way may hold; a single copy may always run."""
-    free_min_bytes: int = 10 << 20
-    """Saved activations with fewer bytes are left to the backend."""
-    keeps_inputs: bool = False
-    """Whether the backend's code holds its inputs until it returns."""
     is_backward: bool = False
     """Whether the lowered graph is the backward one."""
     choices: Choices | None = None
     """What the plan decided about this graph; None where there is no plan."""
     memory_budget_bytes: int | None = None
     """Device memory that a step may use at its peak; None where nobody has said."""
-    params: Mapping[str, str] = field(default_factory=dict)
-    """Which parameter each input of this graph holds (a piece of it, or all): input -> name.
-    Follows from the graph, so it is not part of the key."""
-    cast_params: tuple[str, ...] | None = None
-    """Parameters that may be cast before they are gathered; None: all."""
     shared_weights: SharedWeights | None = None
     """Weights that are read in place, without a gather."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """Which parameter each input of this graph holds (a shard of it, or all): input -> name.
+    Follows from the graph, so it is not part of the key."""
+    bound_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
+    """Options of the passes that run, by pass. Only for the old names below; not part of the key."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an option that was a field of the context before passes had options of their own."""
+        if name not in _MOVED:
+            raise AttributeError(f"PassContext has no attribute {name!r}")
+        pass_name, option = _MOVED[name]
+        warnings.warn(
+            f"PassContext.{name} is option {option!r} of pass {pass_name!r} now: give your pass an "
+            "option of its own, as a keyword-only parameter",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.bound_options.get(pass_name, {}).get(option)
 
     def is_about(self, handle: str) -> bool:
         """Say whether these facts are about the parameters that a node names beside this handle.
@@ -112,17 +111,34 @@ class PassContext:
         return self.handle in ("", handle)
 
     def key(self) -> str:
-        """Return everything a pass may depend on, as text for cache keys."""
+        """Return everything a pass may depend on beside its options, as text for cache keys."""
         choices = "None" if self.choices is None else self.choices.key()
-        return f"{replace(self, choices=None, params={})!r} {choices}"
+        facts = replace(self, choices=None, params={}, bound_options={})
+        return f"{facts!r} {choices}"
 
 
-PassFn = Callable[[fx.GraphModule, PassContext], int]
+_MOVED = {
+    "gather_bucket_bytes": ("bucket", "gather_bytes"),
+    "reduce_bucket_bytes": ("bucket", "reduce_bytes"),
+    "prefetch_bytes": ("prefetch", "max_bytes"),
+    "sliced": ("zero1", "params"),
+}
+"""Documented fields of earlier contexts, and the options that took their place."""
+
+PassFn = Callable[..., int]
+"""`(gm, ctx, *, options) -> number of edits`"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphPass:
-    """A pass and what it needs and gives."""
+    """A pass, its options, and what it needs and gives.
+
+    Example:
+        >>> def shrink(gm, ctx, *, min_bytes: int = 1 << 20) -> int:
+        ...     return 0
+        >>> GraphPass(name="shrink", fn=shrink, stage="lowered").with_options(min_bytes=5).options
+        (('min_bytes', 5),)
+    """
 
     name: str
     fn: PassFn
@@ -132,3 +148,43 @@ class GraphPass:
     conflicts_with: frozenset[str] = frozenset()
     memory_budget_bytes: int | None = None
     """What a schedule gave this pass; replaces the context's budget."""
+    options: tuple[tuple[str, object], ...] = ()
+    """Keyword arguments of `fn`, by name; what is not here has the default of `fn`."""
+
+    def __call__(self, gm: fx.GraphModule, ctx: PassContext) -> int:
+        """Run the pass with its options; return how many edits it made."""
+        return self.fn(gm, ctx, **dict(self.options))
+
+    def with_options(self, **options: object) -> GraphPass:
+        """Return the pass with options bound, beside those that are bound already.
+
+        Raises:
+            PassError: the pass has no such option.
+        """
+        known = options_of(self.fn)
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = (
+                    f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+                )
+                raise PassError(f"pass {self.name!r} has no option {name!r}: {hint}")
+        return replace(self, options=tuple(sorted({**dict(self.options), **options}.items())))
+
+    def option(self, name: str) -> Any:
+        """Return the value of an option: what was bound, or else the default.
+
+        Raises:
+            KeyError: the pass has no such option.
+        """
+        return {**options_of(self.fn), **dict(self.options)}[name]
+
+
+def options_of(fn: Callable[..., Any]) -> dict[str, object]:
+    """Return the options of a pass's function, its keyword-only parameters, with their defaults."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # some callables of C tell no names
+        return {}
+    only = inspect.Parameter.KEYWORD_ONLY
+    return {each.name: each.default for each in parameters if each.kind is only}

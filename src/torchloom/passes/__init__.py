@@ -1,7 +1,8 @@
 """One file per rewrite; passes do not know each other.
 
 `PASSES` lists them by name; presets in `torchloom.pipeline.presets` order them. Adding a pass is
-one file here, one line below and one line in a preset.
+one file here, one line below and one line in a preset. Options of a pass are the keyword-only parameters of
+its function; a key of the configuration that sets one names it: `used(..., option="free_saved.min_bytes")`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
     after    [a, b] = gather_start([x, y]) .. wait_([a, b])
 
 A bucket of gathers stands where its first member stood, a bucket of reductions where its last did:
-results are never late and inputs never missing. A bucket closes when it reaches the size cap of
-the context, or a smaller one of the plan, so the memory that merging costs is bounded by it. Needs:
-transfers. Changes no values.
+results are never late and inputs never missing. A bucket closes when it reaches its size limit, or a
+smaller one of the plan, which bounds the memory that merging costs. Needs: transfers. Changes no values.
 """
 
 from __future__ import annotations
@@ -19,8 +18,21 @@ from torchloom.graph import PassContext, positions
 from torchloom.ops.match import Transfer, gathers, merge, reductions
 
 
-def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
-    """Merge transfers up to the size caps; return how many starts went away."""
+def bucket(
+    gm: fx.GraphModule,
+    ctx: PassContext,
+    *,
+    gather_bytes: int = 16 << 20,
+    reduce_bytes: int = 16 << 20,
+) -> int:
+    """Merge transfers up to a size; return how many starts went away.
+
+    Args:
+        gm: a lowered graph with transfers; edited in place.
+        ctx: its plan may lower both limits (`choices.bucket_bytes`).
+        gather_bytes: gathers are merged until their results reach this many bytes; 0 merges none.
+        reduce_bytes: reductions are merged until their inputs reach this many bytes; 0 merges none.
+    """
     graph = gm.graph
     planned = None if ctx.choices is None else ctx.choices.bucket_bytes
     most = float("inf") if planned is None else planned
@@ -28,7 +40,7 @@ def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
     where = positions(graph)
     for group in _group(
         gathers(graph),
-        cap_bytes=min(ctx.gather_bucket_bytes, most),
+        cap_bytes=min(gather_bytes, most),
         size=lambda transfer: transfer.result_bytes,
         fits=lambda group, new: _inputs_ready(new, group[0], where),
     ):
@@ -37,7 +49,7 @@ def bucket(gm: fx.GraphModule, ctx: PassContext) -> int:
     where = positions(graph)
     for group in _group(
         reductions(graph),
-        cap_bytes=min(ctx.reduce_bucket_bytes, most),
+        cap_bytes=min(reduce_bytes, most),
         size=lambda transfer: transfer.input_bytes,
         fits=lambda group, new: _not_yet_read(group, new, where),
     ):

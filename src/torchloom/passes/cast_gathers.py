@@ -37,14 +37,25 @@ _REORDERS = frozenset(
 """Views of all elements of a weight, each of them once."""
 
 
-def cast_gathers(gm: fx.GraphModule, ctx: PassContext) -> int:
-    """Cast before gathering where that is all the same; return how many gathers."""
-    return sum(_cast_first(gm.graph, node, ctx) for node in find(gm.graph, ops.gather))
+def cast_gathers(
+    gm: fx.GraphModule, ctx: PassContext, *, params: tuple[str, ...] | None = None
+) -> int:
+    """Cast before gathering where that changes no value; return how many gathers.
+
+    Args:
+        gm: a joint graph; edited in place.
+        ctx: weights in shared memory do not travel and are left alone.
+        params: names of parameters that may be cast before they are gathered; None: all.
+    """
+    gathers = find(gm.graph, ops.gather)
+    return sum(_cast_first(gm.graph, node, ctx, params) for node in gathers)
 
 
-def _cast_first(graph: fx.Graph, gather: fx.Node, ctx: PassContext) -> bool:
+def _cast_first(
+    graph: fx.Graph, gather: fx.Node, ctx: PassContext, params: tuple[str, ...] | None
+) -> bool:
     shard, shape, _dtype, wire_dtype, handle, param = args_of(gather)
-    if ctx.is_about(handle) and not _may_travel_cast(param, ctx):
+    if ctx.is_about(handle) and not _may_travel_cast(param, ctx, params):
         return False
     readers = _readers(gather)
     if readers is None:
@@ -67,8 +78,8 @@ def _cast_first(graph: fx.Graph, gather: fx.Node, ctx: PassContext) -> bool:
     return True
 
 
-def _may_travel_cast(param: str, ctx: PassContext) -> bool:
-    if ctx.cast_params is not None and param not in ctx.cast_params:
+def _may_travel_cast(param: str, ctx: PassContext, params: tuple[str, ...] | None) -> bool:
+    if params is not None and param not in params:
         return False
     shared = ctx.shared_weights  # those are read where they are, and do not travel
     return shared is None or param not in {name for name, _ in shared.params}

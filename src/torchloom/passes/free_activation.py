@@ -6,7 +6,7 @@
 A compiler that takes its arguments one by one leaves them in its caller's hands until it returns, so
 everything that forward saved lives through all of backward. `free_activation` marks, on the joint
 graph, the saved values that may go: those that share no memory with an input or a result of the
-model, which others may read. `free_saved` frees them in the backward graph, from `free_min_bytes`
+model, which others may read. `free_saved` frees them in the backward graph, from `min_bytes`
 on; it does nothing where the backend frees its arguments itself (Inductor and torchloom's own
 runner). A backward pass that keeps its graph (`retain_graph`) frees nothing. Changes no values.
 """
@@ -45,9 +45,22 @@ def free_activation(gm: fx.GraphModule, ctx: PassContext) -> int:
     return num_marked
 
 
-def free_saved(gm: fx.GraphModule, ctx: PassContext) -> int:
-    """Free marked inputs of a backward graph after their last use; return how many."""
-    if not (ctx.is_backward and ctx.keeps_inputs):
+def free_saved(
+    gm: fx.GraphModule,
+    ctx: PassContext,
+    *,
+    min_bytes: int = 10 << 20,
+    keeps_inputs: bool = False,
+) -> int:
+    """Free marked inputs of a backward graph after their last use; return how many.
+
+    Args:
+        gm: a lowered graph; edited in place where it is the backward one.
+        ctx: tells whether it is.
+        min_bytes: smaller saved activations are left to the backend.
+        keeps_inputs: whether the backend's code holds its inputs until it returns.
+    """
+    if not (ctx.is_backward and keeps_inputs):
         return 0
     graph = gm.graph
     groups: dict[int, list[fx.Node]] = {}
@@ -61,7 +74,7 @@ def free_saved(gm: fx.GraphModule, ctx: PassContext) -> int:
         users = readers(nodes)
         if not all(node.meta.get(_MARK) for node in nodes) or graph.output_node() in users:
             continue
-        if _storage_bytes(nodes[0]) >= ctx.free_min_bytes and users:
+        if _storage_bytes(nodes[0]) >= min_bytes and users:
             last = max(users, key=where.__getitem__)
             dying.setdefault(last, []).append(nodes[0])
     for last, nodes in dying.items():

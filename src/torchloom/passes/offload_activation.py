@@ -4,7 +4,7 @@
     after    x ... last forward use, h = offload(x) ....... y = reload(h), backward use of y
 
 Chosen are the activations that the plan names, or without a plan all that the partitioner would
-keep and that have at least `offload_min_bytes`. The host copy is saved, the device copy dies after
+keep and that have at least `min_bytes`. The host copy is saved, the device copy dies after
 its last forward use. What backward computes again from x it computes from y: a recomputation never
 reaches across, or x would have to stay. Of a view its whole base moves, since a kept view keeps
 that.
@@ -37,21 +37,30 @@ from torchloom.graph import (
 )
 
 
-def offload_activation(gm: fx.GraphModule, ctx: PassContext) -> int:
-    """Insert an offload and a reload for each chosen activation; return how many."""
+def offload_activation(
+    gm: fx.GraphModule, ctx: PassContext, *, min_bytes: int = 1 << 20, pin_memory: bool = True
+) -> int:
+    """Insert an offload and a reload for each chosen activation; return how many.
+
+    Args:
+        gm: a joint graph; edited in place.
+        ctx: its plan may name the activations (`choices.offload`).
+        min_bytes: smaller activations stay on the device, unless the plan names them.
+        pin_memory: whether host copies are page-locked where the device can use it.
+    """
     owner = movable(gm.graph)
     if ctx.choices is None or ctx.choices.offload is None:
         split = split_of(gm)
         if split is None:
             return 0
         saved = [owner[node] for node in owner if node.name in split.saved]
-        chosen = [node for node in saved if nbytes(node) >= ctx.offload_min_bytes]
+        chosen = [node for node in saved if nbytes(node) >= min_bytes]
     else:
         chosen = _kept(gm.graph, ctx.choices.offload)
         split = split_of(gm) if chosen else None
         if split is None:
             return 0
-    move = _Move(gm.graph, split, ctx.pin_memory)
+    move = _Move(gm.graph, split, pin_memory)
     return move.run(list(dict.fromkeys(chosen)))
 
 

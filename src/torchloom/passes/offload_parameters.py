@@ -1,10 +1,10 @@
-"""Pieces of parameters wait in host memory and are reloaded before they are gathered.
+"""Shards of parameters wait in host memory and are reloaded before they are gathered.
 
-    before   w = gather(piece)
-    after    p = reload(piece), w = gather(p)
+    before   w = gather(shard)
+    after    s = reload(shard), w = gather(s)
 
-Applies to the parameters that the context names; the engine keeps their pieces on the host. The
-reload is computed again wherever the gather is, so the piece on the device dies with its gather.
+Applies to the parameters that `params` names; the engine keeps their shards on the host. The
+reload is computed again wherever the gather is, so the shard on the device dies with its gather.
 Needs: zero. Changes no values.
 """
 
@@ -19,15 +19,23 @@ from torchloom import ops
 from torchloom.graph import PassContext, args_of, call, find, value_of
 
 
-def offload_parameters(gm: fx.GraphModule, ctx: PassContext) -> int:
-    """Insert a reload before each gather of a piece on the host; return how many."""
-    chosen = set(ctx.host_params)
+def offload_parameters(
+    gm: fx.GraphModule, ctx: PassContext, *, params: tuple[str, ...] = ()
+) -> int:
+    """Insert a reload before each gather of a shard on the host; return how many.
+
+    Args:
+        gm: a joint graph; edited in place.
+        ctx: tells which communicator is this model's.
+        params: names of sharded parameters whose shards can wait in host memory.
+    """
+    chosen = set(params)
     nodes = [node for node in find(gm.graph, ops.gather) if _names_one_of(node, chosen, ctx)]
     for node in nodes:
-        piece = args_of(node)[0]
+        shard = args_of(node)[0]
         with gm.graph.inserting_before(node):
-            args = (piece, value_of(piece).device)
-            back = call(gm.graph, ops.reload, args, name=f"{piece.name}_back")
+            args = (shard, value_of(shard).device)
+            back = call(gm.graph, ops.reload, args, name=f"{shard.name}_back")
         back.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         back.meta["ac_graph_id"] = 0
         node.args = (back, *args_of(node)[1:])

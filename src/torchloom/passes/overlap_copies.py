@@ -5,12 +5,14 @@
 
 A copy to the host starts right after the last use of its tensor, and its wait sinks. A copy to the
 device starts ahead of its use, and its wait stands before that. Both are bounded: at most
-`copy_slots` copies per direction are under way, and they hold at most `copy_bytes` of device memory
+`slots` copies per direction are under way, and they hold at most `max_bytes` of device memory
 (a single one may be larger). With two slots one copy runs while the next is issued (double
 buffering). Needs: transfers. Changes no values.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from torch import fx
 
@@ -18,12 +20,34 @@ from torchloom.graph import PassContext, move_after, move_before, positions, rea
 from torchloom.ops.match import Transfer, offloads, reloads
 
 
-def overlap_copies(gm: fx.GraphModule, ctx: PassContext) -> int:
-    """Move starts up and waits down; return how many copies moved."""
-    return _sink_offloads(gm.graph, ctx) + _hoist_reloads(gm.graph, ctx)
+class _Limits(NamedTuple):
+    """How many copies of one direction may be under way."""
+
+    slots: int
+    max_bytes: int
+
+    def allow(self, under_way: list[Transfer], new_bytes: int) -> bool:
+        """Say whether a copy of `new_bytes` may start beside others."""
+        used = sum(max(copy.input_bytes, copy.result_bytes) for copy in under_way)
+        return len(under_way) < self.slots and used + new_bytes <= self.max_bytes
 
 
-def _sink_offloads(graph: fx.Graph, ctx: PassContext) -> int:
+def overlap_copies(
+    gm: fx.GraphModule, ctx: PassContext, *, slots: int = 2, max_bytes: int = 256 << 20
+) -> int:
+    """Move starts up and waits down; return how many copies moved.
+
+    Args:
+        gm: a lowered graph with transfers; edited in place.
+        ctx: not used.
+        slots: copies that may be under way at a time, per direction.
+        max_bytes: device memory that copies under way may hold, per direction.
+    """
+    limits = _Limits(slots, max_bytes)
+    return _sink_offloads(gm.graph, limits) + _hoist_reloads(gm.graph, limits)
+
+
+def _sink_offloads(graph: fx.Graph, limits: _Limits) -> int:
     where = positions(graph)
     before = dict(where)
     copies = offloads(graph)
@@ -36,7 +60,7 @@ def _sink_offloads(graph: fx.Graph, ctx: PassContext) -> int:
     copies.sort(key=lambda copy: where[copy.start])
     under_way: list[Transfer] = []
     for copy in copies:
-        while under_way and not _fits(under_way, copy.input_bytes, ctx):
+        while under_way and not limits.allow(under_way, copy.input_bytes):
             move_before([under_way.pop(0).wait], copy.start)
         under_way.append(copy)
     for copy in under_way:
@@ -44,7 +68,7 @@ def _sink_offloads(graph: fx.Graph, ctx: PassContext) -> int:
     return _num_moved(graph, copies, before)
 
 
-def _hoist_reloads(graph: fx.Graph, ctx: PassContext) -> int:
+def _hoist_reloads(graph: fx.Graph, limits: _Limits) -> int:
     where = positions(graph)
     before = dict(where)
     copies = reloads(graph)
@@ -58,7 +82,7 @@ def _hoist_reloads(graph: fx.Graph, ctx: PassContext) -> int:
         # All that were issued before and are not used yet, when this one is issued.
         ahead: list[Transfer] = []
         for earlier in reversed(copies[:index]):
-            if not _fits([*ahead, earlier], copy.result_bytes, ctx):
+            if not limits.allow([*ahead, earlier], copy.result_bytes):
                 break
             ahead.append(earlier)
         earliest = [*copy.inputs]
@@ -71,12 +95,6 @@ def _hoist_reloads(graph: fx.Graph, ctx: PassContext) -> int:
             move_after([copy.start, *copy.results], anchor)
             where = positions(graph)
     return _num_moved(graph, copies, before)
-
-
-def _fits(under_way: list[Transfer], new_bytes: int, ctx: PassContext) -> bool:
-    """Say whether a copy of `new_bytes` may start beside others."""
-    used = sum(max(copy.input_bytes, copy.result_bytes) for copy in under_way)
-    return len(under_way) < ctx.copy_slots and used + new_bytes <= ctx.copy_bytes
 
 
 def _first_reader(copy: Transfer, graph: fx.Graph, where: dict[fx.Node, int]) -> fx.Node:

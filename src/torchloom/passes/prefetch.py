@@ -3,7 +3,7 @@
     before   start a, wait a, use a, start b, wait b, use b
     after    start a, start b, wait a, use a, wait b, use b
 
-A gather starts as early as `prefetch_bytes` (the plan's, or else the context's) allow: before the
+A gather starts as early as `max_bytes` (the plan's, or else its own) allow: before the
 first use of an earlier weight, such that all weights started but not yet used fit. A reduction's wait
 sinks to its first reader, or to where the gradients in flight would exceed the same bound; where ranks
 share memory, and without a memory budget, also beyond it, as long as no more is alive than the graph holds
@@ -33,10 +33,16 @@ class _Need(NamedTuple):
     use: fx.Node
 
 
-def prefetch(gm: fx.GraphModule, ctx: PassContext) -> int:
-    """Move starts up and waits down; return how many transfers moved."""
+def prefetch(gm: fx.GraphModule, ctx: PassContext, *, max_bytes: int = 16 << 20) -> int:
+    """Move starts up and waits down; return how many transfers moved.
+
+    Args:
+        gm: a lowered graph with transfers; edited in place.
+        ctx: its plan may replace the bound (`choices.prefetch_bytes`).
+        max_bytes: weights that are gathered ahead of their use hold at most this many bytes.
+    """
     planned = None if ctx.choices is None else ctx.choices.prefetch_bytes
-    limit_bytes = ctx.prefetch_bytes if planned is None else planned
+    limit_bytes = max_bytes if planned is None else planned
     num_moved = _hoist_gathers(gm.graph, limit_bytes) + _sink_waits(gm.graph, limit_bytes)
     # Where memory is shared, ranks that wait less keep less in step. Over a network a later wait brings
     # nothing that the bound above does not bring, and under a budget each byte has its use.

@@ -9,7 +9,6 @@ stage, and with it the preset. Any other graph runs the passes that are asked fo
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +20,19 @@ from torchloom import ops
 from torchloom.errors import BackendError
 from torchloom.graph import PassContext, find
 from torchloom.log import get_logger
+from torchloom.pipeline.options import PassOptions, derived_options, joined_options
 from torchloom.pipeline.schedule import resolve_passes
 from torchloom.pipeline.session import CompileSession
 from torchloom.shard import Layout, living_layouts
 
 logger = get_logger(__name__)
 
-_SIZES = ("gather_bucket_bytes", "reduce_bucket_bytes", "prefetch_bytes")
+_SIZES = {
+    "gather_bucket_bytes": ("bucket", "gather_bytes"),
+    "reduce_bucket_bytes": ("bucket", "reduce_bytes"),
+    "prefetch_bytes": ("prefetch", "max_bytes"),
+}
+"""Options of this backend that are options of a pass."""
 _OPTIONS = (
     "lowering",
     "passes",
@@ -74,9 +79,7 @@ def weave(
     layout = _layout_of_graph(gm)
     context = PassContext(world_size=1)
     if layout is not None:
-        sliced = tuple(sorted(spec.name for spec in layout if spec.is_sliced))
-        context = PassContext(world_size=layout.world_size, handle=layout.handle, sliced=sliced)
-    sizes = {key: given[key] for key in _SIZES if key in given}
+        context = PassContext(world_size=layout.world_size, handle=layout.handle)
     asked = given.get("passes", None if layout else ())
     folder = given.get("dump_graphs")
     session = CompileSession(
@@ -84,8 +87,9 @@ def weave(
             layout.stage if layout else 0,
             asked,
             given.get("disable_passes", ()),
+            options=_pass_options(given, layout),
         ),
-        context=dataclasses.replace(context, **sizes),
+        context=context,
         backend=given.get("lowering", "inductor"),
         options=dict(given.get("inductor", {})),
         strict=bool(given.get("strict", False)),
@@ -104,6 +108,11 @@ def _check_options(given: Mapping[str, Any]) -> None:
                 f"backend 'torchloom' has no option {name!r}: {hint} Settings of Inductor go into "
                 'options={"inductor": {...}}'
             )
+
+
+def _pass_options(given: Mapping[str, Any], layout: Layout | None) -> PassOptions:
+    sizes = [{name: {option: given[key]}} for key, (name, option) in _SIZES.items() if key in given]
+    return joined_options(derived_options(layout, given.get("lowering", "inductor")), *sizes)
 
 
 def _layout_of_graph(gm: fx.GraphModule) -> Layout | None:

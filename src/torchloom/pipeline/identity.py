@@ -43,7 +43,12 @@ def identity_of(each: GraphPass) -> Identity:
     if not body.is_complete:
         with contextlib.suppress(TypeError):  # no weak references, or no hash
             told = _FIRST.setdefault(each.fn if adapted is None else adapted.fn, told)
-    return Identity(f"{each.name}/{each.stage}/{each.memory_budget_bytes}: {told}", is_complete)
+    options = _joined([_value(value) for _, value in each.options])
+    named = f"{[name for name, _ in each.options]} {options.text}"
+    return Identity(
+        f"{each.name}/{each.stage}/{each.memory_budget_bytes}/{named}: {told}",
+        is_complete and options.is_complete,
+    )
 
 
 def _function(fn: Callable[..., Any]) -> Identity:

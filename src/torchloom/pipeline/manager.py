@@ -103,7 +103,7 @@ def _run_one(
     try:
         if each.memory_budget_bytes is not None:
             context = replace(context, memory_budget_bytes=each.memory_budget_bytes)
-        num_edits = each.fn(gm, context)
+        num_edits = each(gm, context)
         if before is not None:
             gm.graph.lint()
     except Exception as error:

@@ -24,6 +24,7 @@ from torchloom.costs import CollectiveKind
 from torchloom.costs.timeline import timeline
 from torchloom.graph import (
     Choices,
+    GraphPass,
     KnownValues,
     PassContext,
     Split,
@@ -61,7 +62,7 @@ class PlannedSplit:
         context: what passes may know.
         lower: the passes behind the split, for trials.
         report: receives the plan.
-        passes: names of the passes that run: what a plan may decide about.
+        passes: those that run: what a plan may decide about, within their options.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class PlannedSplit:
         context: PassContext,
         lower: Lower,
         report: GraphReport,
-        passes: Collection[str],
+        passes: Iterable[GraphPass],
     ) -> None:
         self._planner, self._context, self._lower = planner, context, lower
-        self._report, self._passes = report, passes
+        self._report, self._passes = report, {each.name: each for each in passes}
         self._interface: Interface | None = None
         self._fetched: frozenset[str] = frozenset()
 
@@ -138,7 +139,6 @@ class _Trials:
 
     def task(self, joint: fx.GraphModule, *, may_swap: bool = True) -> Task:
         """Return what is to be planned about a joint graph, which stays as it is."""
-        context = self._context
 
         def swap(names: frozenset[str], again: frozenset[str]) -> Task:
             moved = copy_graph_module(joint, is_sketch=True)
@@ -158,7 +158,7 @@ class _Trials:
             traffic=traffic,
             flights=self._flights(traffic),
             swap=swap if may_swap and OFFLOAD in self._passes else None,
-            swap_min_bytes=context.offload_min_bytes,
+            swap_min_bytes=self._option(OFFLOAD, "min_bytes"),
         )
 
     def move(self, joint: fx.GraphModule, names: frozenset[str], again: frozenset[str]) -> None:
@@ -172,7 +172,7 @@ class _Trials:
             saved=frozenset(name for name in inputs if not name.startswith("tangents")),
             num_outputs=self._num_results,
         )
-        offload_named(joint, names, split, pin=self._context.pin_memory)
+        offload_named(joint, names, split, pin=self._option(OFFLOAD, "pin_memory"))
         joint.graph.lint()
         joint.recompile()
 
@@ -209,7 +209,7 @@ class _Trials:
             planner.costs,
             self._context.world_size,
             gathers_per_use=1 / planner.micro_steps,
-            bucket_bytes=self._context.gather_bucket_bytes,
+            bucket_bytes=self._option("bucket", "gather_bytes"),
         )
         peak_bytes = micro_step(
             *graphs, probe=planner.workspaces, transit=planner.transit
@@ -238,21 +238,26 @@ class _Trials:
 
     def _flights(self, traffic: Traffic) -> tuple[Flight, ...]:
         """Return other ways to send than what the config says: more ahead, less, and in smaller buckets."""
-        context, found = self._context, list[Flight]()
+        found, configured = list[Flight](), self._option("prefetch", "max_bytes")
         gathered = sum(each.num_bytes for each in traffic.gathers.values())
         most = max(gathered, *traffic.reductions.values())
         if not most:
             return ()
-        ahead = min(context.prefetch_bytes, most)
-        bucket = min(max(context.gather_bucket_bytes, context.reduce_bucket_bytes), most)
+        ahead = min(configured, most)
+        gather, reduce = (self._option("bucket", f"{kind}_bytes") for kind in ("gather", "reduce"))
+        bucket = min(max(gather, reduce), most)
         if gathered and "prefetch" in self._passes:
             found.append(Flight(prefetch_bytes=ahead // _STEP))
-            if gathered > context.prefetch_bytes and not context.prefetch_is_bound:
-                found.append(Flight(prefetch_bytes=_STEP * context.prefetch_bytes))
+            if gathered > configured and not self._planner.prefetch_is_bound:
+                found.append(Flight(prefetch_bytes=_STEP * configured))
         if "bucket" in self._passes:
             found.append(Flight(bucket // _STEP, ahead // _STEP))
             found.append(Flight(0, 0))
         return tuple(found)
+
+    def _option(self, name: str, option: str) -> Any:
+        """Return what a pass is given; its default where it does not run."""
+        return self._passes.get(name, PASSES[name]).option(option)
 
     def _traffic(self, joint: fx.GraphModule) -> Traffic:
         """Return what this graph sends whatever is decided about it."""
@@ -270,9 +275,9 @@ class _Trials:
             "all_reduce": sum(nbytes(args_of(n)[0]) for n in find(joint.graph, ops.sync)),
         }
         # A bucket in use, those ahead of it, and one weight that is larger than a bucket.
-        ahead = _STEP * self._context.prefetch_bytes
+        ahead = _STEP * self._option("prefetch", "max_bytes")
         largest = max((each.num_bytes for each in gathers.values()), default=0)
-        in_flight = self._context.gather_bucket_bytes + ahead + largest
+        in_flight = self._option("bucket", "gather_bytes") + ahead + largest
         return Traffic(world_size, gathers, reductions, in_flight)
 
 

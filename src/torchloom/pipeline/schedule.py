@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from torchloom.config.budget import parse_budget
 from torchloom.config.kinds import RefusedError
-from torchloom.errors import PassOrderError
+from torchloom.errors import PassError, PassOrderError
 from torchloom.graph import GraphPass
 from torchloom.log import get_logger
 from torchloom.passes import PASSES
@@ -33,7 +33,7 @@ from torchloom.pipeline.registry import REGISTRY, PassRegistry
 logger = get_logger(__name__)
 
 PassItem: TypeAlias = "str | GraphPass | Callable[..., Any] | tuple[Any, Any]"
-"""A name, a pass, a function, or one of them with a memory budget."""
+"""A name, a pass, a function, or a pair of one of them and a memory budget or its options."""
 Schedule: TypeAlias = "Sequence[tuple[int, Sequence[PassItem]]]"
 
 
@@ -78,6 +78,8 @@ class Resolver:
     """Memory of the device, of which budgets given as fractions are a part."""
     extra: tuple[str, ...] = ()
     """Names of passes that run last of their stage, unless they are among the others."""
+    options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Options of passes by their names; those that a schedule gives a pass win."""
 
     def passes(
         self, asked: Sequence[PassItem] | None = None, where: str = ""
@@ -100,10 +102,12 @@ class Resolver:
             found = self._resolved(item, known, where)
             extra = {each.name for each in chosen} | (said & {"bucket"})
             chosen += [each for each in found if len(found) == 1 or each.name not in extra]
-        chosen = _with_extra(chosen, [_lookup(name, known, where) for name in self.extra], known)
+        extra = [_lookup(name, known, where) for name in self.extra]
+        extra.sort(key=lambda each: list(known).index(each.name))
+        chosen = _with_extra(chosen, extra, known)
         disabled = [name for name in self.disabled if name not in NO_OPS]
         without = {_lookup(name, known, where).name for name in disabled}
-        passes = tuple(each for each in chosen if each.name not in without)
+        passes = tuple(self._bound(each) for each in chosen if each.name not in without)
         if speaks_deepspeed:
             passes = _in_order_of_preset(passes, self.stage)
         check_order(passes, known, where)
@@ -139,9 +143,13 @@ class Resolver:
     def _resolved(
         self, item: PassItem, known: Mapping[str, GraphPass], where: str
     ) -> tuple[GraphPass, ...]:
-        budget = None
+        budget, options = None, {}
         if isinstance(item, tuple | list):
-            item, budget = _pair(item, self.total_bytes, where)
+            item, given = _pair(item, where)
+            if isinstance(given, Mapping):
+                options = dict(given)
+            else:
+                budget = _budget(given, self.total_bytes, where)
         if isinstance(item, GraphPass):
             found: tuple[GraphPass, ...] = (item,)
         elif isinstance(item, str):
@@ -151,11 +159,22 @@ class Resolver:
         else:
             raise PassOrderError(
                 f"{where}{item!r} is no pass: give a name, a function, a GraphPass, or a pair of "
-                "one of them and a memory budget"
+                "one of them and a memory budget or a dict of its options"
             )
+        if options and len(found) != 1:
+            raise PassOrderError(
+                f"{where}{item!r} stands for several passes: give options to one of them"
+            )
+        if options:
+            found = (_with_options(found[0], options, where),)
         if budget is None:
             return found
         return tuple(replace(each, memory_budget_bytes=budget) for each in found)
+
+    def _bound(self, each: GraphPass) -> GraphPass:
+        """Return a pass with the options that settings give it, under those that it has."""
+        given = self.options.get(each.name, {})
+        return each.with_options(**{**given, **dict(each.options)}) if given else each
 
     def _named(
         self, name: str, known: Mapping[str, GraphPass], where: str
@@ -175,6 +194,7 @@ def resolve_passes(
     disabled: Iterable[str] = (),
     registry: PassRegistry = REGISTRY,
     extra: Iterable[str] = (),
+    options: Mapping[str, Mapping[str, object]] | None = None,
 ) -> tuple[GraphPass, ...]:
     """Turn a user's choice into a checked list of passes.
 
@@ -184,11 +204,13 @@ def resolve_passes(
         disabled: names to leave out.
         registry: passes by name.
         extra: names to run last of their stage, unless they are among the others.
+        options: options of passes by their names.
 
     Raises:
         PassOrderError: an unknown name, a missing requirement, or a conflict.
     """
-    return Resolver(stage, registry, tuple(disabled), extra=tuple(extra)).passes(asked)
+    resolver = Resolver(stage, registry, tuple(disabled), extra=tuple(extra), options=options or {})
+    return resolver.passes(asked)
 
 
 def validate_schedule(schedule: Schedule, registry: PassRegistry | None = None) -> None:
@@ -305,10 +327,23 @@ def _as_list(value: Any, where: str) -> Sequence[Any]:
     return value
 
 
-def _pair(item: Sequence[Any], total_bytes: int, where: str) -> tuple[Any, int]:
+def _pair(item: Sequence[Any], where: str) -> tuple[Any, Any]:
     if len(item) != 2:
-        raise PassOrderError(f"{where}{item!r} is not a pair: write (pass, memory budget)")
+        raise PassOrderError(
+            f"{where}{item!r} is not a pair: write (pass, memory budget) or (pass, {{option: value}})"
+        )
+    return item[0], item[1]
+
+
+def _with_options(each: GraphPass, options: Mapping[str, Any], where: str) -> GraphPass:
     try:
-        return item[0], parse_budget(item[1]).resolve(total_bytes)
+        return each.with_options(**options)
+    except PassError as error:
+        raise PassOrderError(f"{where}{error}") from None
+
+
+def _budget(given: Any, total_bytes: int, where: str) -> int:
+    try:
+        return parse_budget(given).resolve(total_bytes)
     except RefusedError as refusal:
         raise PassOrderError(f"{where}{refusal.what}; {refusal.fix}") from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, fx
 
@@ -32,7 +32,7 @@ from torchloom.pipeline.second import SecondPlan
 from torchloom.pipeline.sidecar import calling_text
 from torchloom.pipeline.sizes import Sizes
 from torchloom.pipeline.weaving import Weaving, common_key_of, facts_of
-from torchloom.plan import GraphPlan, Planner
+from torchloom.plan import GraphPlan, Plan, Planner
 from torchloom.position import POSITION
 from torchloom.shard.regather import LIVE
 from torchloom.shard.writes import check_graph
@@ -229,6 +229,19 @@ class CompileSession:
         kinds = None if self.alike is None else self.alike.remember()
         self.trial = SecondPlan(texts, plans, kinds, list(self._woven), keep)
 
+    def conclude_second(self) -> Literal["open", "kept", "refused"] | None:
+        """Return what becomes of a second plan, at a boundary between steps; None: there is none.
+
+        All ranks must call. A plan that is kept is no longer on trial; where it is refused, the caller lets
+        the first plan's code run again and calls `return_to_first`.
+        """
+        if self.trial is None:
+            return None
+        became = self.trial.conclude()
+        if became == "kept":
+            self.trial = None
+        return became
+
     def return_to_first(self) -> None:
         """Know again what was known before a second plan, whose code is no longer called."""
         trial, self.trial = self.trial, None
@@ -245,6 +258,17 @@ class CompileSession:
         """Whether a pass chose residents that a graph compiled before does not know of."""
         residents = self.book.residents
         return any(params & (residents - known) for params, known in self._woven)
+
+    def plan(self) -> Plan:
+        """Return the plan of what has been compiled so far; without graphs before the first call."""
+        standing = self.standing
+        return Plan(
+            world_size=self.context.world_size,
+            budget_bytes=None if standing is None else standing.budget_bytes,
+            base_bytes=0 if standing is None else standing.base_bytes,
+            optimizer_bytes=0 if standing is None else standing.step_bytes,
+            graphs=self.plans,
+        )
 
     @property
     def plans(self) -> tuple[GraphPlan, ...]:

@@ -21,7 +21,7 @@ from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
 from torchloom.deepcompile.forms import adapted_of
 from torchloom.deepcompile.site import Book, Spot
-from torchloom.graph import Choices, GraphPass, PassContext, graph_digest
+from torchloom.graph import Choices, GraphPass, PassContext, graph_digest, options_of
 from torchloom.log import get_logger
 from torchloom.memory import alive_at_peak, micro_step
 from torchloom.pipeline import sidecar
@@ -35,8 +35,8 @@ from torchloom.plan import GraphPlan, Planner
 
 logger = get_logger(__name__)
 
-_BOXED = ("inductor", "aot_eager", "eager")
-"""Routes whose code takes its inputs in a list that it empties."""
+_PER_GRAPH = ("choices", "params", "bound_options")
+"""Fields of the context that are not facts of the session."""
 
 
 class Setup(Protocol):
@@ -242,16 +242,21 @@ class Weaving:
             )
             PassManager(passes, context, is_trial=True).run(gm, context, f"trial.{kind}", trial)
 
-        names = {each.name for each in self.setup.passes}
-        return PlannedSplit(self.setup.planner, self.context, lower, report, names)
+        return PlannedSplit(self.setup.planner, self.context, lower, report, self.setup.passes)
 
     def _context_of(self, kind: GraphKind) -> PassContext:
         return dataclasses.replace(
             self.context,
             is_backward=kind == "backward",
-            keeps_inputs=self.setup.backend not in _BOXED,
             choices=self._choices(),
+            bound_options=self._options,
         )
+
+    @cached_property
+    def _options(self) -> dict[str, dict[str, object]]:
+        return {
+            each.name: {**options_of(each.fn), **dict(each.options)} for each in self.setup.passes
+        }
 
     def _passes_of(self, stage: str) -> list[GraphPass]:
         """Return the passes of a stage; residents that passes ask for are read at the end."""
@@ -289,7 +294,9 @@ def key_of(setup: Setup, context: PassContext, planned: str) -> str:
         planned: what plans depend on.
     """
     parts = [
-        f"{each.name}/{each.memory_budget_bytes}" if _is_built_in(each) else identity_of(each).text
+        f"{each.name}/{each.memory_budget_bytes}/{each.options}"
+        if _is_built_in(each)
+        else identity_of(each).text
         for each in setup.passes
     ]
     text = f"{_sources_digest()}|{parts}|{context.key()}|{planned}"
@@ -304,13 +311,18 @@ def common_key_of(setup: Setup, context: PassContext) -> str:
 def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
     """Return by name what `common_key_of` is a hash of, for ranks to compare in words."""
     foreign = [each for each in setup.passes if not _is_built_in(each)]
-    settings = [f.name for f in dataclasses.fields(context) if f.name not in ("choices", "params")]
+    settings = [f.name for f in dataclasses.fields(context) if f.name not in _PER_GRAPH]
     return {
         "passes": [each.name for each in setup.passes],
         "backend": name_of(setup.backend),
         "strict": setup.strict,
         **{f"pass {each.name}": identity_of(each).text for each in foreign},
         **{f"setting {name}": str(getattr(context, name)) for name in settings},
+        **{
+            f"option {name} of pass {each.name}": repr(value)
+            for each in setup.passes
+            for name, value in each.options
+        },
         "everything else": common_key_of(setup, context),
     }
 

@@ -38,6 +38,7 @@ class Planner:
             once for.
         states: optimizer states that wait on the host unless there is room; None where they stay.
         base_bytes: what lives on in any case, which the budget does not count and its user does.
+        prefetch_is_bound: whether plans may prefetch less than `prefetch` is given, and never more.
     """
 
     budget_bytes: int | None
@@ -49,6 +50,7 @@ class Planner:
     transit: Transit | None = None
     states: HostStates | None = None
     base_bytes: int = 0
+    prefetch_is_bound: bool = False
     agreed: dict[str, GraphPlan] = field(default_factory=dict)
     """By kind: what graphs of it follow as long as it fits."""
     _known: dict[str, _Known] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Planner:
         costs = hashlib.blake2b(table_to_json(self.costs).encode(), digest_size=8).hexdigest()
         pinned = None if self.pinned is None else self.pinned.digest
         kept = f"{self.budget_bytes} {self.states}"
-        return f"{kept} {self.micro_steps} {costs} {pinned}"
+        return f"{kept} {self.micro_steps} {costs} {pinned} {self.prefetch_is_bound}"
 
     def learn(self, plan: GraphPlan) -> None:
         """Take the difference between a graph and its code into account from now on.

@@ -10,7 +10,12 @@ from __future__ import annotations
 from torchloom._torch.untraced import leave_frames_alone
 from torchloom.runtime import bodies as _bodies  # binds the operators
 from torchloom.runtime.communicator import CommStats, Communicator
-from torchloom.runtime.communicators import for_model, get_communicator, lookup
+from torchloom.runtime.communicators import (
+    for_model,
+    get_communicator,
+    lookup,
+    use_shared_memory,
+)
 from torchloom.runtime.digests import tell_step
 from torchloom.runtime.host import Account, Mover, MoveStats, move_stats, mover_of
 from torchloom.runtime.transit import refresh_bytes, transit_bytes
@@ -32,6 +37,7 @@ __all__ = [
     "refresh_bytes",
     "tell_step",
     "transit_bytes",
+    "use_shared_memory",
 ]
 
 leave_frames_alone(_bodies)

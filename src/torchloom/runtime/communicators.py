@@ -82,6 +82,21 @@ def for_model(comm: Communicator, number: int) -> Communicator:
     return known
 
 
+def use_shared_memory(comm: Communicator) -> None:
+    """Let the ranks of a communicator talk through memory that they share from now on. All must call.
+
+    Where that cannot be had, the log says why and all stays as it is. Other models over the same ranks
+    keep what they have.
+    """
+    if comm.symmetric_memory:
+        return
+    comm.symmetric_memory = True
+    comm.shard = _implementation(comm.shard_group, True, f"{comm.handle} shard shared")
+    if comm.replicate_group is not None:
+        name = f"{comm.handle} replicate shared"
+        comm.replicate = _implementation(comm.replicate_group, True, name)
+
+
 def lookup(handle: str) -> Communicator:
     """Return the communicator that a graph names.
 

@@ -23,7 +23,7 @@ _NO_HOST_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc
 _NO_DEVICE_MEMORY = ("CUDA out of memory", "CUDA error: out of memory")
 
 _PHASES = (
-    ("while planning", ("/torchloom/plan/", "/torchloom/engine/planning.py")),
+    ("while planning", ("/torchloom/plan/", "/torchloom/step/planner.py")),
     (
         "while saving or loading a checkpoint",
         ("/torchloom/engine/checkpoint", "/distributed/checkpoint/"),

@@ -1,4 +1,4 @@
-"""The planner of an engine, and the figures by which all its ranks plan alike."""
+"""The planner of a step, and the figures by which all its ranks plan alike."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 import torch
 
 from torchloom.costs import CostTable, Network, load_table, save_table, shared_table
-from torchloom.engine.agreement import Agreement
-from torchloom.engine.standing import Standing
 from torchloom.errors import PlanError
 from torchloom.log import get_logger
 from torchloom.memory import Transit
 from torchloom.plan import Plan, Planner
 from torchloom.runtime import refresh_bytes, transit_bytes
+from torchloom.step.ports import Ranks
+from torchloom.step.standing import Standing
 
 logger = get_logger(__name__)
 
@@ -29,6 +29,7 @@ def make_planner(
     *,
     is_estimate: bool = False,
     micro_steps: int = 1,
+    prefetch_is_bound: bool = False,
 ) -> Planner | None:
     """Return a planner for what the budget leaves to forward and backward.
 
@@ -38,6 +39,7 @@ def make_planner(
         pinned: a plan to follow.
         is_estimate: see `Planner`.
         micro_steps: see `Planner`.
+        prefetch_is_bound: see `Planner`.
 
     Returns:
         None when there is neither a budget nor a plan.
@@ -64,20 +66,8 @@ def make_planner(
         transit=Transit(transit_bytes, refresh_bytes),
         states=standing.states,
         base_bytes=standing.base_bytes,
+        prefetch_is_bound=prefetch_is_bound,
     )
-
-
-def load_pinned(path: str | None, world_size: int) -> Plan | None:
-    """Read the plan that a config names.
-
-    Raises:
-        PlanError: it cannot be read, or was made for another number of ranks.
-    """
-    if path is None:
-        return None
-    plan = Plan.load(path)
-    plan.check_world(world_size)
-    return plan
 
 
 def costs_of(device: torch.device, network: Network) -> CostTable:
@@ -88,7 +78,7 @@ def costs_of(device: torch.device, network: Network) -> CostTable:
     return replace(shared_table(load_table(device)), network=network)
 
 
-def plan_again(planner: Planner, agreement: Agreement, device: torch.device) -> bool:
+def plan_again(planner: Planner, ranks: Ranks, device: torch.device) -> bool:
     """Measure the operators of the planned graphs and say whether that changes the plan.
 
     All ranks must call. Each operator runs alone, on random tensors; the slowest rank's figures
@@ -99,24 +89,24 @@ def plan_again(planner: Planner, agreement: Agreement, device: torch.device) -> 
         The same on all ranks.
     """
     # A rank that took its graphs from a cache has none to plan: nobody changes anything then.
-    if agreement.least("graphs that were planned", planner.num_known) == 0:
+    if ranks.least("graphs that were planned", planner.num_known) == 0:
         return False
     first = planner.costs
     _, is_measured = _tried(planner.measure, 0)
     planner.costs = replace(shared_table(planner.costs, "max"), network=first.network)
     changes, is_planned = _tried(planner.would_change, default=False)
-    if not agreement.least("whether planning again worked", int(is_measured and is_planned)):
+    if not ranks.least("whether planning again worked", int(is_measured and is_planned)):
         planner.costs = first
         return False
-    has_changed = agreement.most("whether the plan changes", int(changes)) > 0
+    has_changed = ranks.most("whether the plan changes", int(changes)) > 0
     if not has_changed:
-        keep_figures(planner, agreement, device)
+        keep_figures(planner, ranks, device)
     return has_changed
 
 
-def keep_figures(planner: Planner, agreement: Agreement, device: torch.device) -> None:
+def keep_figures(planner: Planner, ranks: Ranks, device: torch.device) -> None:
     """Let the next run on this machine plan by what was measured."""
-    if agreement.rank != 0:
+    if ranks.rank != 0:
         return
     try:
         save_table(planner.costs, device)

@@ -1,4 +1,4 @@
-"""Pieces of sharded parameters that wait in host memory until they are gathered.
+"""Shards of parameters that wait in host memory until they are gathered.
 
 The parameter stays the same object with the same device, shape and dtype; only its memory moves.
 All that reads it goes on to work. Gathers reload it first, and the step streams it.
@@ -10,24 +10,22 @@ from collections.abc import Collection
 
 from torch import nn
 
+from torchloom.pipeline.options import offloadable_params
 from torchloom.runtime import Mover
 from torchloom.shard import Layout, owners_of
 
 
-def offloaded_params(layout: Layout) -> tuple[str, ...]:
-    """Return the names of the parameters whose pieces can wait on the host: the sharded ones."""
-    return tuple(sorted(spec.name for spec in layout.sharded))
+def place_shards(model: nn.Module, layout: Layout, mover: Mover, waiting: Collection[str]) -> None:
+    """Let these parameters' shards, and no others, wait on the host.
 
-
-def piece_bytes(layout: Layout) -> int:
-    """Return the bytes of all pieces that can wait on the host."""
-    return sum(spec.shard_numel * spec.dtype.itemsize for spec in layout.sharded)
-
-
-def place_pieces(model: nn.Module, layout: Layout, mover: Mover, waiting: Collection[str]) -> None:
-    """Let these parameters' pieces, and no others, wait on the host."""
+    Args:
+        model: sharded.
+        layout: how it is sharded.
+        mover: copies between device and host.
+        waiting: names of parameters.
+    """
     params, chosen = owners_of(model), set(waiting)
-    for name in offloaded_params(layout):
+    for name in offloadable_params(layout):
         data = params[name].data
         is_on_host = mover.arena.owns(data)
         if name in chosen and not is_on_host:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom import events
-from torchloom.engine.standing import Standing, num_states_of
 from torchloom.runtime.host import is_on_host
+from torchloom.step.standing import Standing, num_states_of
 
 PARAMETERS, BUFFERS, GRADIENTS = "parameters", "buffers", "gradients"
 STATES, MASTERS = "optimizer states", "master copies"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom.engine.agreement import Agreement
 from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes, optimizer_peak
 from torchloom.plan import HostStates
 from torchloom.runtime.host import is_on_host
+from torchloom.step.ports import Ranks
 
 logger = get_logger(__name__)
 
@@ -29,8 +29,8 @@ class MayWait:
 
     states: bool
     """Optimizer states, streamed through the step."""
-    piece_bytes: int | None
-    """Of this rank's pieces of parameters that may; None where none may."""
+    shard_bytes: int | None
+    """Of this rank's shards of parameters that may; None where none may."""
     num_slots: int
     """Chunks of states that may be on the device at a time."""
 
@@ -62,7 +62,7 @@ class Standing:
 def standing_of(
     model: nn.Module,
     optimizer: Optimizer | None,
-    agreement: Agreement,
+    ranks: Ranks,
     *,
     budget_bytes: int | None,
     accumulates: bool,
@@ -72,15 +72,15 @@ def standing_of(
     """Return what stands beside the graphs of a sharded model. All ranks must call.
 
     Args:
-        model: sharded, so that its parameters hold this rank's pieces.
+        model: sharded, so that its parameters hold this rank's shards.
         optimizer: over this rank's leaves.
-        agreement: of the ranks.
+        ranks: all of them.
         budget_bytes: what the user gave for everything.
         accumulates: whether gradients wait from one micro-step for the next.
         may_wait: on the host, by the config.
         copy_bytes: of this rank's weights, where ranks share them in another dtype.
     """
-    base = agreement.most(
+    base = ranks.most(
         "bytes that live on",
         copy_bytes
         + _base_bytes(
@@ -91,12 +91,12 @@ def standing_of(
     if budget_bytes is None:
         return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
     if not may_wait.states:
-        update = agreement.most("bytes of the optimizer's step", _optimizer_bytes(optimizer))
+        update = ranks.most("bytes of the optimizer's step", _optimizer_bytes(optimizer))
     states = None
-    if optimizer is not None and (may_wait.states or may_wait.piece_bytes is not None):
+    if optimizer is not None and (may_wait.states or may_wait.shard_bytes is not None):
         states = _host_states(
             optimizer,
-            agreement,
+            ranks,
             step_bytes=budget_bytes - base - gradients,
             may_wait=may_wait,
         )
@@ -119,7 +119,7 @@ def _base_bytes(
     """Return the bytes that live before and after each forward and backward on this rank.
 
     Args:
-        model: sharded, so that its parameters hold this rank's pieces.
+        model: sharded, so that its parameters hold this rank's shards.
         optimizer: over this rank's leaves; its states count although the first step makes them.
         keeps_gradients: whether gradients wait from one micro-step for the next.
         keeps_states: whether optimizer states live on the device, not in host memory.
@@ -144,7 +144,7 @@ def _base_bytes(
 
 def _host_states(
     optimizer: Optimizer,
-    agreement: Agreement,
+    ranks: Ranks,
     *,
     step_bytes: int,
     may_wait: MayWait,
@@ -153,20 +153,20 @@ def _host_states(
 
     Args:
         optimizer: over this rank's leaves; its states count although the first step makes them.
-        agreement: of the ranks, which plan alike.
+        ranks: all of them, which plan alike.
         step_bytes: device memory that is free in a step which keeps no states.
-        may_wait: states, pieces of parameters, or both.
+        may_wait: states, shards of parameters, or both.
     """
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
     num_states = num_states_of(optimizer) if may_wait.states else 0
     sizes = [num_states * leaf.numel() * leaf.element_size() for leaf in leaves]
     return HostStates(
-        total_bytes=agreement.most("bytes of optimizer states", sum(sizes)),
-        largest_bytes=agreement.most("bytes of one parameter's states", max(sizes, default=0)),
-        num_params=agreement.most("trained elements", sum(leaf.numel() for leaf in leaves)),
-        step_bytes=agreement.least("bytes free in the optimizer's step", step_bytes),
+        total_bytes=ranks.most("bytes of optimizer states", sum(sizes)),
+        largest_bytes=ranks.most("bytes of one parameter's states", max(sizes, default=0)),
+        num_params=ranks.most("trained elements", sum(leaf.numel() for leaf in leaves)),
+        step_bytes=ranks.least("bytes free in the optimizer's step", step_bytes),
         num_slots=may_wait.num_slots,
-        piece_bytes=agreement.most("bytes of pieces", may_wait.piece_bytes or 0),
+        piece_bytes=ranks.most("bytes of pieces", may_wait.shard_bytes or 0),
     )
 
 

@@ -25,13 +25,13 @@ class Shared:
     store: WeightStore
     facts: SharedWeights
     copy_bytes: int
-    """Of this rank's slices that exist beside its pieces, in the dtype that compute reads."""
+    """Of this rank's slices that exist beside its shards, in the dtype that compute reads."""
 
 
 def share_weights(
     model: nn.Module, comm: Communicator, passes: tuple[GraphPass, ...]
 ) -> Shared | None:
-    """Move a model's pieces into shared memory if its passes read them there.
+    """Move a model's shards into shared memory if its passes read them there.
 
     All ranks must call. Compiled code needs the result for as long as it runs.
 

@@ -1,0 +1,167 @@
+"""`torchloom.compile`: a sharded model in a loop of one's own, compiled as an engine compiles it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from torchloom.config import Config, load_config, thawed_map
+from torchloom.engine.agreement import new_agreement
+from torchloom.engine.facts import config_facts
+from torchloom.engine.notices import log_notes
+from torchloom.engine.offloads import Offloads
+from torchloom.engine.own_loops import after_steps_of
+from torchloom.errors import ConfigError
+from torchloom.log import get_logger
+from torchloom.pipeline import CompileSession, PassItem, Schedule
+from torchloom.pipeline.device import device_bytes
+from torchloom.runtime import Communicator, lookup, use_shared_memory
+from torchloom.shard import Layout, layout_of
+from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
+from torchloom.step.ports import STATES
+
+logger = get_logger(__name__)
+
+ConfigSource = Mapping[str, Any] | str | Path
+
+_SECTIONS = ("compile", "zero_optimization", "gradient_accumulation_steps", "torch_autocast")
+"""What of a whole config means something here; the loop does the rest."""
+
+
+def compile_model(
+    model: nn.Module,
+    *,
+    config: ConfigSource | None = None,
+    optimizer: Optimizer | None = None,
+    backend: str | Callable[..., Any] | None = None,
+    passes: Sequence[PassItem] | None = None,
+    schedule: Schedule | None = None,
+    strict: bool = False,
+    **compile_kwargs: Any,
+) -> CompileSession:
+    """Compile a sharded model in place, as `engine.compile()` does. All ranks must call.
+
+    Args:
+        model: a model that `shard_model` or `initialize` sharded.
+        config: keys of the section `compile`, as `torchloom.initialize` takes them, such as
+            `{"memory_budget": "40GB"}`. Or a whole config, as a dict or the path of a file, of which these
+            sections count: `compile`, `zero_optimization` (sizes of buckets), `torch_autocast` and
+            `gradient_accumulation_steps`.
+        optimizer: steps the model's parameters. A memory budget needs it, as its states take memory. Its
+            steps move the schedule; without it the steps of any optimizer over these parameters do.
+        backend: as for `Engine.compile`.
+        passes: names, passes or functions instead of the stage's preset.
+        schedule: as for `Engine.compile`.
+        strict: raise when weaving fails instead of running eagerly.
+        compile_kwargs: more arguments for `torch.compile`.
+
+    Returns:
+        The session: its `report` tells what was woven, `plan()` what was planned.
+
+    Raises:
+        ConfigError: a key is wrong, or asks for what an own loop cannot do.
+        ShardError: the model is not sharded.
+        PlanError: the budget does not hold what lives on between steps.
+        AgreementError: the ranks were given different passes or options.
+
+    Example:
+        >>> optimizer = torch.optim.AdamW(model.parameters())  # doctest: +SKIP
+        >>> torchloom.compile(  # doctest: +SKIP
+        ...     model, config={"memory_budget": "40GB"}, optimizer=optimizer
+        ... )
+    """
+    layout = layout_of(model)
+    settings = _settings(config, layout, strict)
+    if dist.get_rank() == 0:
+        log_notes(settings)
+    _check(settings, optimizer)
+    comm = lookup(layout.handle)
+    agreement = new_agreement(dist.get_rank(), dist.get_world_size())
+    agreement.check_facts("the config of torchloom.compile", config_facts(settings))
+    if settings.compile.symmetric_memory:
+        use_shared_memory(comm)
+    device = next(model.parameters(), torch.empty(0)).device
+    description = describe_step(
+        settings,
+        CompileCall(
+            backend=backend,
+            compile_kwargs=compile_kwargs,
+            passes=passes,
+            schedule=schedule,
+            name="torchloom.compile",
+        ),
+        model,
+        comm,
+        device,
+        total_bytes=agreement.least("the device's memory", device_bytes(device)),
+    )
+    _refuse_streaming(each.name for each in description.timetable.all_passes)
+    # The loop's own optimizer steps shards wherever they are: nothing is streamed for it.
+    host = Offloads(settings, model, layout, None, device)
+    driver = Driver(ranks=agreement, host=host, optimizer=optimizer, name="torchloom.compile")
+    compiled = build_step(description, model, comm, driver)
+    after_steps_of(model, optimizer, _on_step(compiled, comm))
+    return compiled.session
+
+
+def _settings(config: ConfigSource | None, layout: Layout, strict: bool) -> Config:
+    """Return the config of a loop: its keys of `compile`, or a whole one of which parts count."""
+    world_size = dist.get_world_size()
+    if config is None or (isinstance(config, Mapping) and not config.keys() & set(_SECTIONS)):
+        tree: dict[str, Any] = {"compile": dict(config or {})}
+    else:
+        tree = thawed_map(load_config(config, world_size=world_size).source)
+        _warn_of_others(tree)
+    zero = dict(tree.get("zero_optimization") or {})
+    if zero.setdefault("stage", layout.stage) != layout.stage:
+        raise ConfigError(
+            f"zero_optimization.stage is {zero['stage']}, but this model is sharded at stage "
+            f"{layout.stage}: make them equal, or remove the key"
+        )
+    found = load_config({**tree, "zero_optimization": zero}, world_size=world_size)
+    return replace(found, compile=replace(found.compile, strict=strict or found.compile.strict))
+
+
+def _warn_of_others(tree: Mapping[str, Any]) -> None:
+    others = [name for name in tree if name not in _SECTIONS]
+    if others and dist.get_rank() == 0:
+        logger.warning(
+            "torchloom.compile has no use for %s of the config: a loop of one's own does these itself",
+            ", ".join(others),
+        )
+
+
+def _check(settings: Config, optimizer: Optimizer | None) -> None:
+    """Refuse what a loop without an engine cannot keep."""
+    if settings.compile.memory_budget is not None and optimizer is None:
+        raise ConfigError(
+            "compile.memory_budget counts optimizer states: pass optimizer= to torchloom.compile"
+        )
+
+
+def _refuse_streaming(names: Iterable[str]) -> None:
+    if STATES in names:
+        raise ConfigError(
+            f"pass {STATES!r} streams optimizer states through engine.step(), which a loop of one's "
+            "own does not call: remove it, or train with torchloom.initialize"
+        )
+
+
+def _on_step(compiled: CompiledStep, comm: Communicator) -> Callable[[bool], None]:
+    """Return what follows a step of an optimizer: weights are gathered anew, the schedule moves."""
+    steps = itertools.count(1)
+
+    def moved(counts: bool) -> None:
+        comm.residents.invalidate()
+        if counts:
+            compiled.advance(next(steps))
+
+    return moved

@@ -1,0 +1,31 @@
+"""One compiled training step: described by one value, built whole by one function.
+
+    description      what is sharded, which passes with which options from which step on, which compiler, which
+                     budget, what may wait on the host, what is pinned: `describe_step`
+    build            from a description and a model to a `CompiledStep`: `build_step`
+    standing         device memory that no graph shows: parameters, gradients, optimizer states
+    shared_weights   weights in memory that ranks share
+    planner          the planner of a step, and measuring to plan again
+    compiled         the running step: follows its schedule, replans, keeps the first plan's code until a
+                     second one has been compiled
+
+`engine.compile()` and `torchloom.compile(model, ...)` are two callers of `build_step`.
+"""
+
+from __future__ import annotations
+
+from torchloom.step.build import build_step
+from torchloom.step.compiled import CompiledStep
+from torchloom.step.description import CompileCall, StepDescription, describe_step
+from torchloom.step.ports import Driver, HostMemory, Ranks
+
+__all__ = [
+    "CompileCall",
+    "CompiledStep",
+    "Driver",
+    "HostMemory",
+    "Ranks",
+    "StepDescription",
+    "build_step",
+    "describe_step",
+]

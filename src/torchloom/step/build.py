@@ -1,0 +1,149 @@
+"""From a description and a model to a compiled step, in the order in which it comes to be.
+
+share      weights move into memory that ranks share, where passes read them there
+stand      what lives on the device beside the graphs is added up; it is what a budget leaves no room for
+plan       a planner for the rest, where there is a budget or a plan to follow
+session    built whole: passes, context, planner, what custom passes may see
+agree      all ranks compare what they are about to weave
+start      from now on calls of the model go through the session
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from torchloom import _torch
+from torchloom._torch.cache import why_cache_is_open
+from torchloom.deepcompile.site import Book
+from torchloom.graph import GraphPass
+from torchloom.log import get_logger
+from torchloom.pipeline import CompileSession
+from torchloom.pipeline.alike import Alike
+from torchloom.runtime import Communicator
+from torchloom.runtime.lines import tell_graph
+from torchloom.shard import detach_hooks, owners_of
+from torchloom.shard.regather import around_compiled
+from torchloom.step.compiled import CompiledStep
+from torchloom.step.description import StepDescription
+from torchloom.step.planner import costs_of, make_planner
+from torchloom.step.ports import Driver
+from torchloom.step.shared_weights import share_weights
+from torchloom.step.standing import standing_of
+from torchloom.step.standing_parts import found_standing
+
+logger = get_logger(__name__)
+
+
+def build_step(
+    description: StepDescription, model: nn.Module, comm: Communicator, driver: Driver
+) -> CompiledStep:
+    """Compile a sharded model in place as described. All ranks must call.
+
+    Args:
+        description: equal on all ranks.
+        model: sharded; the session lets go of it when it is deleted.
+        comm: the model's communicator.
+        driver: steps the model, and speaks with the other ranks.
+
+    Raises:
+        AgreementError: the ranks were given different passes or options.
+        PlanError: the budget does not even hold what lives beside the graphs.
+        ConfigError: the passes ask for what excludes each other.
+    """
+    ranks, optimizer = driver.ranks, driver.optimizer
+    entry = description.timetable.due(driver.step)
+    shared = share_weights(model, comm, description.timetable.all_passes)
+    book = Book(
+        layout=description.layout,
+        parameters=owners_of(model),
+        residency=comm.residents,
+        optimizer=optimizer,
+        table=costs_of(description.device, description.network),
+    )
+    driver.host.follow([each.name for each in entry.passes])
+    accumulates, may_wait = description.accumulates, description.may_wait
+    with driver.as_shards():  # states are as large as what the optimizer steps
+        standing = standing_of(
+            model,
+            optimizer,
+            ranks,
+            budget_bytes=description.budget_bytes,
+            accumulates=accumulates,
+            may_wait=may_wait,
+            copy_bytes=0 if shared is None else shared.copy_bytes,
+        )
+        found = found_standing(
+            standing, model, optimizer, accumulates=accumulates, waits=may_wait.states
+        )
+    planner = make_planner(
+        standing,
+        book.table,
+        description.pinned,
+        is_estimate=description.backend == "inductor",
+        micro_steps=description.micro_steps,
+        prefetch_is_bound=description.prefetch_is_bound,
+    )
+    comm.residents.bucket_bytes = description.resident_bucket_bytes
+    session = CompileSession(
+        passes=entry.passes,
+        context=replace(
+            description.context, shared_weights=None if shared is None else shared.facts
+        ),
+        backend=description.backend,
+        options=description.inductor_options,
+        strict=description.strict,
+        regather=description.layout.stage == 3,
+        debug_log=description.debug_log,
+        announce=dist.get_rank() == 0,
+        dump_dir=description.dump_dir,
+        planner=planner,
+        alike=Alike(ranks.rank, ranks.texts),
+        book=book,
+        standing=found,
+        keeps=None if shared is None else shared.store,
+        tell=tell_graph,
+    )
+    # Dynamo keeps code that it made of parts of a model, and the session behind it, for good.
+    weakref.finalize(model, session.close).atexit = False  # type: ignore[misc]
+    ranks.check_facts(f"what {driver.name} weaves", session.facts)
+    start_compiled(model, session, **description.compile_kwargs)
+    return CompiledStep(
+        model=model,
+        session=session,
+        description=description,
+        entry=entry,
+        ranks=ranks,
+        host=driver.host,
+        standing=standing,
+        replan_step=description.replan_step,
+        start=start_compiled,
+    )
+
+
+def start_compiled(
+    model: nn.Module,
+    session: CompileSession,
+    passes: tuple[GraphPass, ...] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Let calls of a sharded model go through a session from now on.
+
+    Args:
+        model: sharded.
+        session: what compiles its graphs.
+        passes: what runs from now on; None: what the session runs already.
+        kwargs: more arguments of `torch.compile`.
+    """
+    if session.backend == "inductor":
+        _torch.load_inductor()
+        if (reason := why_cache_is_open()) and session.announce:
+            logger.warning("%s", reason)
+    around = partial(around_compiled, regather=session.regather)
+    _torch.compile_in_place(model, session.begin(passes), around=around, **kwargs)
+    detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was

@@ -1,0 +1,122 @@
+"""A compiled step that runs: one session, its schedule, and the clock that moves it.
+
+advance   after an optimizer step: when another entry of the schedule is due, or a pass asked for residents in
+          a graph that was compiled before, the model is captured anew with its weights, optimizer and counters
+          as they are. The code of the first plan is kept until a second one has been compiled on all ranks
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass
+from typing import Any
+
+from torch import nn
+
+from torchloom import _torch, events
+from torchloom.log import get_logger
+from torchloom.pipeline import CompileSession
+from torchloom.pipeline.schedule import Entry
+from torchloom.step.description import StepDescription
+from torchloom.step.planner import keep_figures, plan_again
+from torchloom.step.ports import SHARDS, HostMemory, Ranks
+from torchloom.step.standing import Standing
+
+logger = get_logger(__name__)
+
+
+@dataclass(kw_only=True)
+class CompiledStep:
+    """A model that is compiled in place, by a schedule; made by `build_step`."""
+
+    model: InitVar[nn.Module]
+    session: CompileSession
+    description: StepDescription
+    entry: Entry
+    """What runs now."""
+    ranks: Ranks
+    host: HostMemory
+    standing: Standing
+    replan_step: int
+    """When the plan is made again by measured times; 0: not any more, or never."""
+    start: Callable[..., None]
+    """Lets calls of the model go through the session."""
+    _first_call: Callable[..., Any] | None = None
+    """What calls the code of the first plan while a second one is on trial."""
+
+    def __post_init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)  # whoever drives the step keeps it
+        self._place()
+
+    def advance(self, step: int) -> bool:
+        """Switch to the entry that is due before optimizer step `step` runs. All ranks must call.
+
+        Returns:
+            Whether the model will be captured anew.
+
+        Raises:
+            AgreementError: the ranks do not switch alike.
+        """
+        entry = self.description.timetable.due(step)
+        switches = entry.passes != self.entry.passes
+        self._conclude(is_last=switches)
+        if not switches:
+            self._place()
+        if not switches and not self.session.is_outdated and not self._plans_again(step):
+            self.entry = entry
+            return False
+        passes = entry.passes if switches else None
+        self.host.make_room()  # what is compiled now may have another peak
+        self.start(self._owner(), self.session, passes, **self.description.compile_kwargs)
+        self.entry = entry
+        self.host.follow([each.name for each in entry.passes])
+        if switches:
+            logger.info("step %d: the schedule's entry of step %d is compiled", step, entry.step)
+        self.ranks.check_facts(f"the passes from step {step} on", self.session.facts)
+        return True
+
+    def _owner(self) -> nn.Module:
+        model = self._model()
+        assert model is not None, "its driver has let go of it"
+        return model
+
+    def _place(self) -> None:
+        """Move to the host what the running passes ask for, as far as the budget needs it."""
+        self.host.follow([each.name for each in self.entry.passes])
+        plans = self.session.plans
+        peaks = [p.batch_bytes + p.peak_bytes + p.beside_bytes for p in plans]
+        if SHARDS in self.host.names and plans:
+            self.host.keep_shards({name for plan in plans for name in plan.pieces})
+        if self.standing.budget_bytes is not None and plans:
+            spare = self.standing.budget_bytes - self.standing.base_bytes
+            self.host.fit(spare - max(peaks), spare - self.standing.gradient_bytes)
+
+    def _plans_again(self, step: int) -> bool:
+        planner, ranks, device = self.session.planner, self.ranks, self.description.device
+        if planner is None or not 0 < self.replan_step <= step:
+            return False
+        self.replan_step = 0
+        started = time.perf_counter()
+        first = planner.costs
+        changes = plan_again(planner, ranks, device)
+        duration_s = time.perf_counter() - started
+        events.emit(events.PlanReviewed(step=step, duration_s=duration_s, changes=changes))
+        if changes:
+            logger.info("step %d: measured times change the plan, which is compiled", step)
+            self._first_call = _torch.compiled_in_place(self._owner())
+            self.session.start_second(
+                ranks.texts, first, lambda: keep_figures(planner, ranks, device)
+            )
+        return changes
+
+    def _conclude(self, *, is_last: bool) -> None:
+        """Let go of the first plan, or return to it, once it is known what becomes of the second."""
+        became = self.session.conclude_second()
+        if became == "kept":
+            self._first_call = None
+        elif became == "refused" or (became == "open" and is_last):
+            _torch.call_in_place(self._owner(), self._first_call)
+            self._first_call = None
+            self.session.return_to_first()

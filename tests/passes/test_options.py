@@ -1,0 +1,108 @@
+"""Options are bound to the pass that uses them, and are part of what compiled graphs are cached under."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from support.graphs import CONTEXT
+from torchloom.config import load_config
+from torchloom.errors import PassError, PassOrderError
+from torchloom.graph import GraphPass, PassContext, options_of
+from torchloom.passes import PASSES
+from torchloom.pipeline import CompileSession, Resolver, resolve_passes
+from torchloom.pipeline.identity import identity_of
+
+
+def test_every_option_of_a_built_in_pass_has_a_default() -> None:
+    found = {name: options_of(each.fn) for name, each in PASSES.items()}
+    assert found["bucket"] == {"gather_bytes": 16 << 20, "reduce_bytes": 16 << 20}
+    assert found["prefetch"] == {"max_bytes": 16 << 20}
+    assert found["zero3"] == {}
+
+
+def test_bound_options_reach_the_function_alone() -> None:
+    seen = []
+
+    def mine(gm, ctx, *, depth: int = 1, name: str = "a") -> int:
+        seen.append((depth, name))
+        return 0
+
+    plain = GraphPass(name="mine", fn=mine, stage="lowered")
+    deep = plain.with_options(depth=3)
+    deep(None, CONTEXT)  # type: ignore[arg-type]
+    plain(None, CONTEXT)  # type: ignore[arg-type]
+    assert seen == [(3, "a"), (1, "a")]
+    assert deep.option("depth") == 3
+    assert deep.option("name") == "a"
+    with pytest.raises(PassError, match="pass 'mine' has no option 'dept': did you mean 'depth'"):
+        plain.with_options(dept=3)
+
+
+def test_a_schedule_gives_a_pass_options_which_win_over_settings() -> None:
+    resolver = Resolver(3, options={"prefetch": {"max_bytes": 5}, "bucket": {"gather_bytes": 7}})
+    own = [*("zero3", "place", "bucket"), ("prefetch", {"max_bytes": 9})]
+    passes = {each.name: each for each in resolver.passes(own)}
+    assert passes["prefetch"].option("max_bytes") == 9
+    assert passes["bucket"].option("gather_bytes") == 7
+    assert passes["bucket"].option("reduce_bytes") == 16 << 20
+    with pytest.raises(
+        PassOrderError, match="schedule step 0: pass 'prefetch' has no option 'max'"
+    ):
+        resolver.timetable([(0, ["zero3", "place", ("prefetch", {"max": 9})])])
+    with pytest.raises(PassOrderError, match="stands for several passes"):
+        resolver.passes([("zero3_compile", {"max_bytes": 9})])
+
+
+def test_the_config_names_options_of_passes() -> None:
+    config = load_config(
+        {
+            "zero_optimization": {"stage": 3, "allgather_bucket_size": 1000},
+            "compile": {
+                "offload_activation": True,
+                "offload_activation_threshold": 77,
+                "double_buffer": False,
+                "schedule": [[0, ["zero3", "place", ["prefetch", {"max_bytes": 11}]]]],
+            },
+        }
+    )
+    options = config.compile.pass_options
+    assert options["offload_activation"]["min_bytes"] == 77
+    assert options["overlap_copies"]["slots"] == 1
+    assert options["bucket"]["gather_bytes"] == 4000
+    assert config.compile.extra_passes == ("offload_activation",)
+    for name, given in options.items():  # no setting names an option that its pass does not have
+        PASSES[name].with_options(**given)
+    passes = Resolver(3, options=options).timetable(config.compile.schedule).due(0).passes
+    assert passes[-1].option("max_bytes") == 11
+
+
+def test_options_are_part_of_the_cache_key() -> None:
+    def key_of(options) -> str:
+        passes = resolve_passes(3, options=options)
+        return CompileSession(passes=passes, context=PassContext(world_size=2)).round_key
+
+    assert key_of({}) == key_of({})
+    assert len({key_of({"prefetch": {"max_bytes": size}}) for size in (1, 2)}) == 2
+
+    def mine(gm, ctx, *, depth: int = 1) -> int:
+        return 0
+
+    plain = GraphPass(name="mine", fn=mine, stage="lowered")
+    assert identity_of(plain) != identity_of(plain.with_options(depth=2))
+    assert not identity_of(plain.with_options(depth=object())).is_complete
+
+
+def test_ranks_compare_options_by_name() -> None:
+    passes = resolve_passes(3, options={"prefetch": {"max_bytes": 1}})
+    facts = CompileSession(passes=passes, context=PassContext(world_size=2)).facts
+    assert facts["option max_bytes of pass prefetch"] == "1"
+
+
+def test_earlier_fields_of_the_context_can_be_read() -> None:
+    context = PassContext(world_size=2, bound_options={"prefetch": {"max_bytes": 5}})
+    with pytest.warns(DeprecationWarning, match="option 'max_bytes' of pass 'prefetch'"):
+        assert context.prefetch_bytes == 5
+    with warnings.catch_warnings(), pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = context.nothing
