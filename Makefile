@@ -9,7 +9,7 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test test-exhaustive check house bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
+.PHONY: help train test test-exhaustive check house docs-pages bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
@@ -18,6 +18,7 @@ help:
 	@echo "make faults  what users meet when ranks fail or differ     (ARGS=... go to faults.matrix)"
 	@echo "make check   ruff, import-linter, type checker"
 	@echo "make house   the source in numbers, by room               (ARGS=... are folders)"
+	@echo "make docs-pages   rewrite the generated parts of docs/, which tests compare"
 	@echo "make bench   torchloom beside its peers                    (ARGS=... go to bench/train.py)"
 	@echo "make bench-memory   peak memory against step time          (ARGS=... go to bench/memory.py)"
 	@echo "make bench-serve    every batch size with one compile      (ARGS=... go to bench/serve.py)"
@@ -59,6 +60,9 @@ check: setup-dev
 
 house:
 	$(PYTHON) tools/house.py $(ARGS)
+
+docs-pages: setup-dev
+	PYTHONPATH=$(CURDIR)/tools $(BIN)/python -m docs_pages
 
 bench: setup-dev
 	$(BIN)/python bench/train.py $(ARGS)

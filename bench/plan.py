@@ -23,12 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from _environment import snapshot
 from torchloom._torch import partition as torch_partition
 from torchloom.capture import WeaveHooks, compile_with_aot
-from torchloom.cli.train.model import Llama, LlamaConfig
 from torchloom.costs import CostTable, device_row, node_us
 from torchloom.graph import droppable
 from torchloom.memory.joint import joint_model
 from torchloom.plan.form import num_simulations
 from torchloom.plan.frontier import Frontier, frontier
+from torchloom.recipes.train.model import Llama, LlamaConfig
 
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
 """Budgets: parts of the way from the least peak to that of no recomputation."""

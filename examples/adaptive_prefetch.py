@@ -1,14 +1,15 @@
-"""DeepCompile's adaptive prefetch as a pass of one's own.
+"""DeepCompile's adaptive prefetch, written as a user's pass.
 
-The graph is walked backwards. Gathers join a group while one message for all is cheaper than two; a
-group starts as late as memory forces it to, else at the head of the graph. The waits stay where the
-weights are read.
+The pass goes through the graph backwards. It adds gathers to a group while one message for the group is
+cheaper than two messages. A group starts at the head of the graph, or later if memory requires it. The
+waits stay where the weights are read.
 
     before   start a, wait a, use a, start b, wait b, use b
     after    start a and b, wait a and b, use a, use b         where the budget allows it
 
-From step 2 on the example runs with the pass, under a budget of ample and then of scarce memory, and
-shows that gathers merge and move while losses stay equal. Start two ranks: one gathers nothing.
+From step 2 on the example runs with the pass, first with a large and then with a small memory budget. It
+shows that gathers are merged and moved, and that losses stay equal. Start two ranks: with one rank nothing
+is gathered.
 """
 
 from __future__ import annotations

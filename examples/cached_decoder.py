@@ -1,9 +1,10 @@
-"""A small decoder over bytes with a cache of keys and values: what the serving examples serve.
+"""A small decoder over bytes with a key-value cache; the serving examples use it.
 
     python examples/cached_decoder.py
 
-Each sequence has a slot in the cache. A call reads some tokens of some sequences, writes their keys and values
-into the cache, and returns logits of what follows: the same code for a prompt and for one more token of many.
+Each sequence has a slot in the cache. A call takes tokens of some sequences, writes their keys and values into
+the cache, and returns the logits of the next tokens. The same code handles a whole prompt of one sequence and one
+token of many sequences.
 """
 
 from __future__ import annotations

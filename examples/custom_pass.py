@@ -1,17 +1,17 @@
-"""A graph pass of your own: keep the last weights of the forward pass for the backward pass.
+"""A user's graph pass: keep the last weight of the forward pass for the backward pass.
 
     python -m torch.distributed.run --nproc-per-node 2 examples/custom_pass.py
 
 Stage 3 gathers each weight again in backward. The weight that forward gathers last is the one that
-backward needs first, so it would be released and gathered again at once. This pass tags it to be
-kept. It trades the memory of one weight for one gather in each step.
+backward needs first, so it would be released and immediately gathered again. This pass marks it as
+saved. It uses the memory of one weight and saves one gather in each step.
 
     before   w = gather(p)  # MUST_RECOMPUTE     forward and backward gather
-    after    w = gather(p)  # MUST_SAVE          forward alone gathers
+    after    w = gather(p)  # MUST_SAVE          only forward gathers
 
-The example trains twice, without and with the pass, and shows that the losses are equal and that a
-gather has gone. Bucketing is left out, so that each gather is a node of its own. One rank alone
-gathers nothing; start two.
+The example trains twice, without and with the pass, and shows that the losses are equal and that there
+is one gather less. It does not use bucketing, so that each gather is a separate node. Start two ranks:
+with one rank nothing is gathered.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A pass that fuses a cast into the gather, so that the wire carries the smaller type.
+"""A pass that moves a cast before the gather, so that the smaller type is sent.
 
     before   w = gather(p, f32)   c = cast(w, bf16)    4 bytes per element travel
-    after    c = gather(p, bf16)                       each rank casts its piece: 2 bytes
+    after    c = gather(p, bf16)                       each rank casts its shard: 2 bytes
 
-It is for autocast, and the simple form of the built-in `cast_gathers`, which also looks through views and
-at several readers. The example trains under autocast without and with the pass, and shows that fewer bytes
-travel and that losses stay equal: each element is cast alone, before or after it travels. Start two ranks:
-one gathers nothing.
+It is a simple form of the built-in pass `cast_gathers`, which also handles views and several readers. The
+example trains under autocast without and with the pass, and shows that fewer bytes are sent and that losses
+stay equal, because each element is cast by itself, before or after it is sent. Start two ranks: with one rank
+nothing is gathered.
 """
 
 from __future__ import annotations

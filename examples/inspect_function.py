@@ -2,8 +2,8 @@
 
     python examples/inspect_function.py [--out runs/inspect]
 
-The function branches on data, so its graph breaks there; a second size of input makes a second,
-dynamic entry of each of the two pieces.
+The function branches on data, so its graph breaks there. An input of a second size adds a second,
+dynamic entry to each of the two parts.
 """
 
 from __future__ import annotations

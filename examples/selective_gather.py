@@ -1,14 +1,14 @@
-"""DeepCompile's selective gather as a pass of one's own.
+"""DeepCompile's selective gather, written as a user's pass.
 
-Weights whose gathers cost the most time per byte stay gathered between steps, as many as the memory
-budget leaves room for beside the step's peak. With accumulation a kept weight saves two gathers in
-every micro-step.
+The weights whose gathers cost the most time per byte stay gathered between steps, as many as fit into the
+memory budget beside the peak of a step. With accumulation, such a weight saves two gathers in every
+micro-step.
 
     before   forward: gather, backward: gather       in each of 4 micro-steps
     after    one gather per optimizer step
 
-The example trains without and with the pass, and shows that gathers go while losses stay equal. Start
-two ranks: one gathers nothing.
+The example trains without and with the pass, and shows that there are fewer gathers and that losses stay
+equal. Start two ranks: with one rank nothing is gathered.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/serve_generate.py --prompt "Once upon" [--store runs/programs]
 
-The weights are random unless `--weights` names a file that `torch.save(model.state_dict())` wrote; what matters
-here is how the model is called.
+The weights are random unless `--weights` names a file written by `torch.save(model.state_dict())`. The example
+shows how the model is called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that decides by its batch size: refused, split into two programs, or hidden in an operator.
+"""A model that branches on its batch size: refused, split into two programs, or hidden in an operator.
 
 python examples/serve_hidden_branch.py
 """
@@ -20,7 +20,7 @@ def scaled(x: Tensor) -> Tensor:
 
 
 class Branching(nn.Module):
-    """Decides in the open."""
+    """Branches on its batch size in `forward`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale."""

@@ -4,8 +4,8 @@
     python examples/serve_http.py --port 8000
     curl -N localhost:8000/generate -d '{"prompt": "Once upon", "max_bytes": 32}'
 
-Each step decodes all sequences that are under way in one call, whatever their number: one program serves every
-batch. `/stats` says how many steps were made, of which sizes, and that nothing was compiled.
+Each step decodes all active sequences in one call; one program serves every batch size. `/stats` shows how many
+steps of which sizes were made, and that nothing was compiled.
 """
 
 from __future__ import annotations

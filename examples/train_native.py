@@ -1,11 +1,11 @@
-"""Train in a loop of your own: torchloom shards, compiles and clips; the rest is plain PyTorch.
+"""Train in your own loop: torchloom shards, compiles and clips; the rest is plain PyTorch.
 
     python examples/train_native.py
     python -m torch.distributed.run --nproc-per-node 2 examples/train_native.py
     python -m torch.distributed.run --nproc-per-node 2 examples/train_native.py --meta
 
-With `--meta` the model is built without memory and filled piece by piece, so that no rank ever
-holds it whole.
+With `--meta` the model is built on the meta device and initialised module by module, so that no rank
+ever holds the whole model.
 """
 
 from __future__ import annotations

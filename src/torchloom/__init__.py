@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchloom import backends, compiler, config, serve, shard
+    from torchloom import backends, compiler, config, records, report, serve, shard
     from torchloom.custom_ops import check_op, custom_op, propose_fake
-    from torchloom.engine import Engine, clip_grad_norm_, initialize, shard_model
+    from torchloom.engine import Engine, all_reduce, clip_grad_norm_, initialize, shard_model
     from torchloom.engine import compile_model as compile
     from torchloom.engine.padding import pad_tensors
     from torchloom.errors import PassContractError, TorchloomError
@@ -32,6 +32,7 @@ _EXPORTS = {
     "PassContract": ("torchloom.pipeline", "PassContract"),
     "PassContractError": ("torchloom.errors", "PassContractError"),
     "TorchloomError": ("torchloom.errors", "TorchloomError"),
+    "all_reduce": ("torchloom.engine", "all_reduce"),
     "backends": ("torchloom.backends", None),
     "bisect": ("torchloom.pipeline.bisect", "bisect"),
     "check_op": ("torchloom.custom_ops", "check_op"),
@@ -51,7 +52,9 @@ _EXPORTS = {
     "overhead": ("torchloom.inspect", "overhead"),
     "pad_tensors": ("torchloom.engine.padding", "pad_tensors"),
     "propose_fake": ("torchloom.custom_ops", "propose_fake"),
+    "records": ("torchloom.records", None),
     "register_compile_pass": ("torchloom.pipeline", "register_compile_pass"),
+    "report": ("torchloom.report", None),
     "validate_schedule": ("torchloom.pipeline", "validate_schedule"),
     "watch": ("torchloom.inspect", "watch"),
     "initialize": ("torchloom.engine", "initialize"),
@@ -68,6 +71,7 @@ __all__ = [
     "PassContract",
     "PassContractError",
     "TorchloomError",
+    "all_reduce",
     "backends",
     "bisect",
     "check_op",
@@ -88,7 +92,9 @@ __all__ = [
     "overhead",
     "pad_tensors",
     "propose_fake",
+    "records",
     "register_compile_pass",
+    "report",
     "serve",
     "shard",
     "shard_model",

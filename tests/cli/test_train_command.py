@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from torchloom import envs
 from torchloom.cli import make_app
-from torchloom.cli.train import outdir
-from torchloom.cli.train.options import TrainOptions, to_argv
+from torchloom.cli.train import to_argv
 from torchloom.errors import CheckpointError, ConfigError, DataError, TorchloomError
+from torchloom.recipes.train import TrainOptions, outdir
 
 NOT_LAUNCHED = {
     "RANK": None,
@@ -51,7 +51,7 @@ def test_help_is_quick_and_does_not_import_torch():
 def test_every_option_reaches_the_worker_unchanged(text, tmp_path, monkeypatch):
     launched = []
     monkeypatch.setattr(
-        "torchloom.cli.train.launcher.launch", lambda argv, nproc: launched.append(argv) or 0
+        "torchloom.cli.launch.launcher.launch", lambda argv, nproc: launched.append(argv) or 0
     )
     argv = ["--data", text, "--out", tmp_path / "out", "--steps", "7", "--no-compile", "--seed", "5",
             "--seq-len", "32", "--micro-batch", "2", "--eval-every", "3", "--log-every", "4",
@@ -60,7 +60,7 @@ def test_every_option_reaches_the_worker_unchanged(text, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert sorted(launched[0]) == sorted(["train", *map(str, argv)])
     seen = []
-    monkeypatch.setattr("torchloom.cli.train.command._become_worker", seen.append)
+    monkeypatch.setattr("torchloom.cli.train._become_worker", seen.append)
     worker_env = {**NOT_LAUNCHED, "WORLD_SIZE": "3", "RANK": "0"}
     CliRunner(env=worker_env).invoke(make_app("train"), launched[0])
     assert ["train", *to_argv(seen[0])] == launched[0]
@@ -96,7 +96,7 @@ def test_a_missing_extra_is_named(monkeypatch, text, tmp_path):
 
 def test_a_failing_worker_says_why_on_every_rank_and_fails_the_run(tmp_path):
     code = (
-        "from torchloom.cli.train.launcher import launch; import sys;"
+        "from torchloom.cli.launch.launcher import launch; import sys;"
         f"sys.exit(launch(['train', '--data', {str(tmp_path / 'no')!r}], 2))"
     )
     environment = {**envs.child_environment({}), "OMP_NUM_THREADS": "1"}

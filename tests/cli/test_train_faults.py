@@ -6,16 +6,18 @@ import errno
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from cli.test_train_loop import Rows, make_loop
+from recipes.test_train_loop import Rows, make_loop
 from torchloom import cli, envs
-from torchloom.cli.train.failing import failing_in, full_memory
-from torchloom.cli.train.stop import StopRequest
-from torchloom.cli.train.terminal import LastingOutput
+from torchloom.cli.launch.terminal import LastingOutput
 from torchloom.errors import ConfigError, EngineError, NoMemoryError, PlanError
+from torchloom.recipes.train import failing
+from torchloom.recipes.train.failing import failing_in, full_memory
+from torchloom.recipes.train.stop import StopRequest
 
 FULL = [
     (MemoryError(), "host"),
@@ -37,12 +39,10 @@ def raised_from(path: str, error: Exception) -> None:
 
 
 @pytest.mark.parametrize(("error", "memory"), FULL)
-def test_full_memory_is_known_by_any_of_its_names(monkeypatch, error, memory: str) -> None:
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
+def test_full_memory_is_known_by_any_of_its_names(error, memory: str) -> None:
     with (
         pytest.raises(NoMemoryError, match=f"rank 3 ran out of {memory} memory in step 2"),
-        failing_in("in step 2"),
+        failing_in("in step 2", rank=3),
     ):
         raise error
 
@@ -59,7 +59,7 @@ def test_full_memory_is_known_by_any_of_its_names(monkeypatch, error, memory: st
     ],
 )
 def test_the_phase_is_where_memory_ran_out(path: str, phase: str) -> None:
-    with pytest.raises(NoMemoryError, match=phase), failing_in("in step 2"):
+    with pytest.raises(NoMemoryError, match=phase), failing_in("in step 2", rank=3):
         try:
             raised_from(path, MemoryError())
         except MemoryError as error:  # compilers wrap what they raise
@@ -69,7 +69,7 @@ def test_the_phase_is_where_memory_ran_out(path: str, phase: str) -> None:
 def test_other_errors_stay_themselves() -> None:
     for error in (PlanError("no plan fits"), ValueError("a"), RuntimeError("b"), OSError(2, "c")):
         assert full_memory(error) is None
-        with pytest.raises(type(error)) as caught, failing_in("in step 2"):
+        with pytest.raises(type(error)) as caught, failing_in("in step 2", rank=3):
             raise error
         assert caught.value is error
 
@@ -188,3 +188,13 @@ def test_a_traceback_is_shown_where_it_is_asked_for(
     assert words in said
     assert ("Traceback" in said) == (switch == "1")
     assert ("/home/someone/model.py" in said) == (switch == "1" or isinstance(error, KeyError))
+
+
+def test_phases_name_files_that_exist() -> None:
+    """Phases are known by paths: when files move, these must move with them."""
+    source = Path(cli.__file__).parents[1]
+    files = [str(path.as_posix()) for path in source.rglob("*.py")]
+    for _, places in failing._PHASES:
+        for place in places:
+            if place.startswith("/torchloom/"):
+                assert any(place in file for file in files), place

@@ -12,12 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 from torchloom.cli import make_app
-from torchloom.cli.train.options import TrainOptions
-from torchloom.cli.train.task import build_task
 from torchloom.costs import store
 from torchloom.errors import TorchloomError
 from torchloom.pipeline import sidecar
 from torchloom.plan import Plan
+from torchloom.recipes.train.options import TrainOptions
+from torchloom.recipes.train.task import build_task
 from torchloom.records import load_record
 
 DEEP = "[" * 200_000

@@ -1,6 +1,6 @@
-"""The command `torchloom`: only the subcommand that was asked for is imported.
+"""The command `torchloom`. It imports only the subcommand that was asked for.
 
-The others are known by name and one line of help, so that `torchloom --help` answers at once.
+Of the others it knows the name and one line of help, so `torchloom --help` answers at once.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ from torchloom.cli.terminal import drop_unread, printable
 from torchloom.errors import ConfigError, own_error
 
 _LAST_WORDS_S = 3.0
+"""Seconds that a failed rank waits before it exits: launchers kill all ranks when the first one exits,
+and the others need time to print their errors."""
 
 _COMMANDS = {
-    "train": ("torchloom.cli.train.command", "Train a decoder on text, on this host or many."),
-    "backends": ("torchloom.cli.backends", "Show the backends that torch.compile knows here."),
+    "train": ("torchloom.cli.train", "Train a decoder on text, on this host or many."),
+    "backends": ("torchloom.cli.backends", "Show the backends that torch.compile can use here."),
     "explain": ("torchloom.cli.explain", "Run a script and show what torch.compile did."),
     "report": ("torchloom.cli.report", "Write the HTML report of a record or a run."),
     "diff": ("torchloom.cli.diff", "Show what changed between two records."),
     "check-record": ("torchloom.cli.check_record", "Check a record against limits, for CI."),
-    "plan": ("torchloom.cli.plan", "Show a plan of memory, or what differs between two."),
-    "serve": ("torchloom.cli.serve", "Compile models for serving, and look into stores."),
+    "plan": ("torchloom.cli.plan", "Show a memory plan, or compare two."),
+    "serve": ("torchloom.cli.serve", "Compile models for serving, and inspect stores."),
     "checkpoint": ("torchloom.cli.checkpoint", "Verify, list, show and export checkpoints."),
-    "doctor": ("torchloom.cli.doctor", "Show what works on this machine, and cures."),
+    "doctor": ("torchloom.cli.doctor", "Show what works on this machine, and how to fix the rest."),
     "calibrate": ("torchloom.cli.calibrate", "Measure this machine: products, memory, links."),
-    "check": ("torchloom.cli.check", "Show what a configuration means, and all that is wrong."),
+    "check": (
+        "torchloom.cli.check",
+        "Show the effective values and all errors of a configuration.",
+    ),
 }
 
 
@@ -42,17 +47,17 @@ def main() -> None:
     atexit.register(drop_unread)
     try:
         make_app(asked)()
-    except Exception as error:  # noqa: BLE001  whatever ends a command is told in one sentence
+    except Exception as error:  # noqa: BLE001 - any error of user code or torch becomes one message
         _tell(asked, error)
         sys.exit(1)
 
 
 def _tell(asked: str | None, error: Exception) -> None:
-    """Print what ended a command; Python's traceback only where it is asked for."""
+    """Print the error that ended a command; with TORCHLOOM_TRACEBACK also Python's traceback."""
     try:
         launch = envs.launch() if envs.is_launched() else None
         with_traceback = envs.is_on(envs.TRACEBACK)
-    except ConfigError:  # wrong variables are perhaps the very error
+    except ConfigError:  # bad environment variables may be the error that is being printed
         launch, with_traceback = None, False
     rank = "" if launch is None else f"[rank {launch.rank}] "
     own = own_error(error)
@@ -65,15 +70,14 @@ def _tell(asked: str | None, error: Exception) -> None:
         words = failures.told(f"torchloom {asked}", error, more=more)
         print(f"{rank}{printable(words)}", file=sys.stderr, flush=True)
     if launch is not None and launch.world_size > 1:
-        # Launchers kill all ranks when the first one ends: let the others say theirs before.
         time.sleep(_LAST_WORDS_S)
 
 
 def make_app(asked: str | None) -> typer.Typer:
-    """Return the command line with the command `asked` in full and the others by name.
+    """Return the command line: the command `asked` in full, the others by name.
 
     Args:
-        asked: the name of a command; unknown ones and `None` import none.
+        asked: the name of a command; for an unknown name or `None` nothing is imported.
     """
     app = typer.Typer(
         name="torchloom",
@@ -93,9 +97,14 @@ def make_app(asked: str | None) -> typer.Typer:
     return app
 
 
+def command_names() -> tuple[str, ...]:
+    """Return the names of all commands, in the order of `torchloom --help`."""
+    return tuple(_COMMANDS)
+
+
 def _torchloom() -> None:
     """Weave sharding and communication into the graph that torch.compile captured."""
 
 
 def _unused() -> None:
-    """Stand for a command that is not the one asked for."""
+    """Placeholder for a command that was not asked for."""

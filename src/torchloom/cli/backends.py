@@ -1,4 +1,4 @@
-"""`torchloom backends`: every name that torch.compile takes, where it comes from, and if it works."""
+"""`torchloom backends`: each backend of torch.compile, its origin, and whether it works here."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HIDDEN_TAGS = {"debug", "experimental"}
 
 def backends(
     show_all: Annotated[
-        bool, typer.Option("--all", "-a", help="Debug and experimental ones, too.")
+        bool, typer.Option("--all", "-a", help="Also show debug and experimental backends.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
-    """Show the backends of torch.compile that are known here."""
+    """Show the backends of torch.compile, where they come from, and whether they work here."""
     rows = [row for row in describe_backends() if show_all or not _is_hidden(row)]
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))

@@ -1,4 +1,4 @@
-"""`torchloom check CONFIG`: what a configuration means, before anything starts.
+"""`torchloom check CONFIG`: effective values and errors of a configuration, before a run starts.
 
     effective values    as the engine will see them
     hints               path: asked / used (why); "-" is nothing
@@ -27,18 +27,29 @@ from torchloom.errors import ConfigError
 
 
 def check(
-    config: Annotated[str, typer.Argument(help="A JSON file in DeepSpeed's shape, or base64.")],
+    config: Annotated[
+        str, typer.Argument(help="A JSON file in DeepSpeed's format, or base64 of its text.")
+    ],
     world_size: Annotated[
         int | None,
-        typer.Option("--world-size", "-n", min=1, help="Data-parallel ranks; 1 if not given."),
+        typer.Option(
+            "--world-size", "-n", min=1, help="Number of data-parallel ranks.", show_default="1"
+        ),
     ] = None,
     auto: Annotated[
         list[str] | None,
-        typer.Option("--auto", metavar="PATH=VALUE", help='A value for "auto"; repeatable.'),
+        typer.Option(
+            "--auto",
+            metavar="PATH=VALUE",
+            help='A value for a key that is "auto"; may be repeated.',
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the effective values of a configuration, and everything that is wrong with it."""
+    """Show the effective values of a configuration, and all errors in it.
+
+    The exit code is 1 if there are errors.
+    """
     try:
         checked = check_config(config, world_size=world_size, auto=_values(auto or []))
     except ConfigError as error:

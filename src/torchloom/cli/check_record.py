@@ -1,4 +1,4 @@
-"""`torchloom check-record RECORD`: limits on a record, for CI; exit code 1 when one is passed."""
+"""`torchloom check-record RECORD`: limits on a record, for CI; the exit code is 1 if one is exceeded."""
 
 from __future__ import annotations
 
@@ -16,28 +16,34 @@ from torchloom.records.eager import eager_calls, given_up
 def check_record(
     source: Annotated[Path, typer.Argument(help="A record.json, or a folder that holds one.")],
     max_recompiles: Annotated[
-        int | None, typer.Option(min=0, help="Most entries beyond the first of a function.")
+        int | None,
+        typer.Option(
+            min=0, help="Allowed recompiles: entries after the first one of each function."
+        ),
     ] = None,
-    max_breaks: Annotated[
-        int | None, typer.Option(min=0, help="Most places where a graph ends.")
+    max_breaks: Annotated[int | None, typer.Option(min=0, help="Allowed graph breaks.")] = None,
+    max_entries: Annotated[
+        int | None, typer.Option(min=0, help="Allowed entries in total.")
     ] = None,
-    max_entries: Annotated[int | None, typer.Option(min=0, help="Most entries in all.")] = None,
     max_compile_s: Annotated[
-        float | None, typer.Option(min=0, help="Most seconds of compiling.")
+        float | None, typer.Option(min=0, help="Allowed compile time in seconds.")
     ] = None,
     max_eager_calls: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Most calls that ran eagerly since no entry fitted, as over the recompile limit; "
-            "0 where recompiles are limited.",
+            help="Allowed calls that ran eagerly because no entry fitted, as after the recompile limit.",
+            show_default="0 if recompiles are limited",
         ),
     ] = None,
 ) -> None:
-    """Check a record against limits; say what passes them, and where it comes from."""
+    """Check a record against limits; print what exceeds them, and where in the code it comes from.
+
+    The exit code is 1 if a limit is exceeded.
+    """
     session = load_record(find_record(source))
     entries = list(session.entries())
-    # What runs eagerly makes neither recompiles nor breaks: it must be no way around their limits.
+    # Code that runs eagerly causes neither recompiles nor breaks, so limits on these imply limits on it.
     if max_eager_calls is None and max_recompiles is not None:
         max_eager_calls = 0
     max_given_up = None if max_recompiles is None and max_breaks is None else 0

@@ -1,6 +1,6 @@
-"""`torchloom checkpoint`: verify, list, show and export what `engine.save_checkpoint` wrote.
+"""`torchloom checkpoint`: verify, list, show and export checkpoints of `engine.save_checkpoint`.
 
-No process group and no GPU is needed, and nothing in a checkpoint is executed.
+These commands need no process group and no GPU, and execute nothing from a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchloom.errors import CheckpointError, ConfigError
 checkpoint = typer.Typer(no_args_is_help=True, help="Verify, list, show and export checkpoints.")
 
 Folder = Annotated[Path, typer.Argument(help="A folder of checkpoints, or one checkpoint.")]
-Tag = Annotated[str | None, typer.Option(help="Which checkpoint of the folder.")]
+Tag = Annotated[str | None, typer.Option(help="Name of a checkpoint in the folder.")]
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _GB = 1e9
@@ -35,7 +35,7 @@ _GB = 1e9
 
 @checkpoint.command()
 def verify(folder: Folder, tag: Tag = None) -> None:
-    """Compare all files with their digests; the exit code is 1 if any is damaged."""
+    """Compare all files with their digests; the exit code is 1 if any file is damaged."""
     bad = 0
     for each in _chosen(folder, tag) if tag is not None else _all(folder):
         started = time.perf_counter()
@@ -58,7 +58,7 @@ def verify(folder: Folder, tag: Tag = None) -> None:
 
 @checkpoint.command("list")
 def list_(folder: Folder) -> None:
-    """List the checkpoints of a folder, the newest first; names and sizes are checked."""
+    """List the checkpoints of a folder, newest first, and check names and sizes of their files."""
     table = Table("tag", "step", "saved", "ranks", "size", "state", box=None, pad_edge=False)
     for each in _all(folder):
         manifest = each.manifest
@@ -76,7 +76,7 @@ def list_(folder: Folder) -> None:
 
 @checkpoint.command()
 def show(folder: Folder, tag: Tag = None) -> None:
-    """Show what a checkpoint holds; without a tag, the newest one."""
+    """Show the contents of a checkpoint; without --tag, of the newest one."""
     chosen = next(iter(_chosen(folder, tag)))
     contents = read_contents(chosen.path)
     for name, value in _facts(chosen, contents):
@@ -89,11 +89,13 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="Folder to write to.")],
     tag: Tag = None,
     dtype: Annotated[
-        str, typer.Option(help="bf16, fp16, fp32, or keep: of floating-point weights.")
+        str, typer.Option(help="Type of floating-point weights: bf16, fp16, fp32, or keep.")
     ] = "keep",
-    shard_gb: Annotated[float, typer.Option(help="Size at which a new file begins, in GB.")] = 5.0,
+    shard_gb: Annotated[
+        float, typer.Option(help="Size in GB after which a new file begins.")
+    ] = 5.0,
 ) -> None:
-    """Verify a checkpoint and write its weights as safetensors, with an index if in several files."""
+    """Verify a checkpoint and write its weights as safetensors, with an index for several files."""
     if dtype != "keep" and dtype not in _DTYPES:
         raise ConfigError(f"--dtype {dtype}: use bf16, fp16, fp32 or keep")
     if not 0 < shard_gb * _GB < math.inf:

@@ -1,4 +1,4 @@
-"""`torchloom diff A B`: what changed from one record to another; exit code 1 if anything did."""
+"""`torchloom diff A B`: compare two records; the exit code is 1 if they differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def diff(
     before: Annotated[Path, typer.Argument(help="A record.json, or a folder that holds one.")],
     after: Annotated[Path, typer.Argument(help="The record to compare it with.")],
 ) -> None:
-    """Compare two records: functions, entries, graph breaks, guards, graphs, kernels, times."""
+    """Compare two records: functions, entries, graph breaks, guards, graphs, kernels and times.
+
+    The exit code is 1 if they differ.
+    """
     found = diff_records(load_record(find_record(before)), load_record(find_record(after)))
     typer.echo(printable(str(found)))
     if found:

@@ -1,8 +1,8 @@
-"""`torchloom explain FILE.py[:function]`: run it, watched, and say on one screen what was compiled.
+"""`torchloom explain FILE.py[:function]`: run it and print a summary of what was compiled.
 
-A script runs as `python FILE.py ARGS` would. A function is called without arguments; if it is not
-compiled itself, it is compiled for the call. What raises ends with one message, after the summary of
-what was compiled until then; the record keeps the whole traceback.
+A script runs as with `python FILE.py ARGS`. A function is called without arguments; if it is not
+compiled yet, it is compiled for the call. After an error, the summary of what was compiled until then
+is printed, then one message; the record keeps the whole traceback.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ def explain(
 
 
 _INTERRUPTED = 128 + signal.SIGINT
-"""As a shell tells of a program that Ctrl-C ended."""
+"""The exit code that shells report for a program that Ctrl-C ended."""
 
 
 class _Seen(NamedTuple):
-    """What a watch saw, and how the script or function ended."""
+    """What was recorded, and how the script or function ended."""
 
     session: Session
     error: Exception | None = None
     exit_code: int = 0
     num_lookups: int = 0
-    """How often Dynamo looked for an entry, also of what was compiled before."""
+    """How often Dynamo looked up an entry, including code that was compiled before."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is nothing to go on with."""
+        """Whether an error or an exit ended the run."""
         return self.error is not None or self.exit_code != 0
 
 
@@ -104,7 +104,7 @@ def _watched(call: Callable[[], object]) -> _Seen:
     try:
         with watch:
             call()
-    except KeyboardInterrupt:  # what was compiled until then is what one wants to see
+    except KeyboardInterrupt:  # show what was compiled until then
         typer.echo("interrupted: what was compiled until then", err=True)
         code = _INTERRUPTED
     except SystemExit as end:
@@ -117,7 +117,7 @@ def _watched(call: Callable[[], object]) -> _Seen:
 
 
 def _call(file: Path, name: str) -> _Seen:
-    """Call a function of a file; what importing the file compiles is seen as well."""
+    """Call a function of a file; what the import compiles is recorded too."""
     whole, loaded = Watch(), []
     with whole:
         seen = _watched(lambda: loaded.append(load_file(file)))
@@ -126,7 +126,7 @@ def _call(file: Path, name: str) -> _Seen:
             seen = _watched(fn)
     if seen.has_ended:
         return seen._replace(session=whole.record)
-    # Of functions that were compiled before, as by the import, the call makes no entry.
+    # A function that was compiled before, such as by the import, gets no new entry by the call.
     if seen.num_lookups or any(True for _ in seen.session.entries()):
         return seen._replace(session=whole.record)
     return _watched(lambda: explain_function(fn))
@@ -145,7 +145,7 @@ def _check_takes_nothing(fn: Callable[..., object], name: str) -> None:
     try:
         signature = inspect.signature(fn)
     except ValueError:
-        return  # one in C that tells nothing: the call will show
+        return  # a function in C without a signature: the call itself will tell
     try:
         signature.bind()
     except TypeError as error:

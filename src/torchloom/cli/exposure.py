@@ -1,4 +1,4 @@
-"""What of a run other users of this machine, and other machines, can reach: the part of `doctor` about trust."""
+"""The part of `doctor` about trust: what other users and other machines can reach of a run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LISTENS = "0A"
 
 
 def exposed(folders: Iterable[Path], run: Callable[[str, float], str | None]) -> Iterator[Finding]:
-    """Say what is open.
+    """Yield findings on files, keys, ports and shared memory.
 
     Args:
-        folders: stores, checkpoints and others that the user asks about.
+        folders: stores, checkpoints and others that the user names.
         run: runs code in a fresh interpreter and returns why it failed.
     """
     with suppress(OSError):  # it cannot be made: the check of caches says so
@@ -48,7 +48,7 @@ def exposed(folders: Iterable[Path], run: Callable[[str, float], str | None]) ->
 
 
 def listening(pid: int | str = "self") -> list[tuple[str, int]]:
-    """Return the addresses and ports that a process accepts connections at; none where there is no /proc."""
+    """Return the addresses and ports on which a process listens; none if there is no /proc."""
     known: dict[str, tuple[str, int]] = {}
     for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         try:
@@ -147,10 +147,10 @@ def _ports(run: Callable[[str, float], str | None]) -> Iterator[Finding]:
 
 
 def told_listening() -> None:
-    """Fail if this process accepts connections of other hosts.
+    """Raise if this process accepts connections from other hosts.
 
     Raises:
-        RuntimeError: it does; the text says where.
+        RuntimeError: it does; the message has address and port.
     """
     wide = [
         f"{host} port {port}"

@@ -1,4 +1,4 @@
-"""Failures of a user's code or disk as one message: what, where in the user's files, what to do."""
+"""Errors of a user's code or disk as one message: what, where in the user's files, what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_THE_USERS = (
 def told(
     what: str, error: BaseException, *, kept_in: Path | None = None, more: str | None = None
 ) -> str:
-    """Return what a user's code raised and the lines of that code that it came through.
+    """Return a message: what a user's code raised, and the lines of that code in the traceback.
 
     Args:
         what: the script or function that was run.
@@ -50,7 +50,7 @@ def whole(error: BaseException) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses inside a `with` block into one message.
+    """Turn an `OSError` inside a `with` block into one message.
 
     Raises:
         RecordError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""One line of what `torchloom doctor` says."""
+"""One line of the report of `torchloom doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's Python file as a module."""
+"""Import a user's Python file as a module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchloom.errors import TorchloomError
 
 
 def load_file(path: str | Path) -> ModuleType:
-    """Import a file under its own name, as if it were imported from its folder.
+    """Import a file under its stem, with its folder on `sys.path`.
 
     Raises:
         TorchloomError: there is no such file.

@@ -11,7 +11,7 @@ from torchloom.cli.terminal import printable
 from torchloom.plan import Plan
 from torchloom.plan.text import diff_plans, show_plan
 
-plan = typer.Typer(no_args_is_help=True, help="Show and compare plans of memory.")
+plan = typer.Typer(no_args_is_help=True, help="Show and compare memory plans.")
 
 _FILE = "A plan.json, as `engine.plan().save()` writes it."
 
@@ -21,7 +21,7 @@ def show(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help=_FILE)],
     show_all: Annotated[bool, typer.Option("--all", "-a", help="List every value.")] = False,
 ) -> None:
-    """Show what a plan decided, for which peak and at which cost."""
+    """Show the decisions of a plan, its predicted peak and its cost."""
     typer.echo(printable(show_plan(Plan.load(path), None if show_all else 20)))
 
 
@@ -30,7 +30,7 @@ def diff(
     before: Annotated[Path, typer.Argument(help=_FILE)],
     after: Annotated[Path, typer.Argument(help="The plan to compare it with.")],
 ) -> None:
-    """Show what differs between two plans; exit code 1 if anything does."""
+    """Compare two plans; the exit code is 1 if they differ."""
     found = diff_plans(Plan.load(before), Plan.load(after))
     typer.echo(printable(found or "the plans are equal"))
     if found:

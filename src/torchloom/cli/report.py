@@ -1,4 +1,4 @@
-"""`torchloom report RECORD_OR_RUN_DIR -o report.html`: a record as one offline page."""
+"""`torchloom report RECORD_OR_RUN_DIR -o report.html`: write a record as one offline page."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from torchloom.report.page import write_page, write_trace
 def report(
     source: Annotated[Path, typer.Argument(help="A record.json, or a folder that holds one.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page; default: beside the record.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The page to write.", show_default="report.html beside the record"
+        ),
     ] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Also write a Chrome/Perfetto trace.")
     ] = None,
 ) -> None:
-    """Write the HTML report of a record, one file that opens without a network."""
+    """Write the HTML report of a record: one file that opens without a network."""
     path = find_record(source)
     session = load_record(path)
     target = out or path.with_name("report.html")

@@ -1,4 +1,4 @@
-"""Texts of unknown origin on a terminal, and terminals that have gone."""
+"""Printing text of unknown origin, and output whose reader is gone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from typing import TextIO
 
 GONE = (errno.EIO, errno.EPIPE, errno.EBADF, errno.ENXIO)
-"""What writing fails with where nobody can read any more."""
+"""Error numbers of writes to a closed terminal or pipe."""
 
 
 def printable(text: str) -> str:
-    """Return a text without what would steer a terminal.
+    """Return a text with control characters escaped, so that it cannot control the terminal.
 
     Example:
         >>> printable("a\\x1b[2Jb")
@@ -25,10 +25,10 @@ def printable(text: str) -> str:
 
 
 def drop_unread() -> None:
-    """Let go of output that nobody can read any more.
+    """Discard output that nobody can read any more.
 
-    Python flushes at its end what is left of it, and a failure of that is exit code 120 whatever
-    the command came to. A full disk stays an error.
+    Python flushes stdout and stderr when it exits. If that fails, the exit code is 120, whatever the
+    command's result was. A full disk stays an error.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and _is_gone(stream):

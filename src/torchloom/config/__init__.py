@@ -1,4 +1,4 @@
-"""What may be asked for, checked: DeepSpeed-shaped JSON in, one frozen `Config` out."""
+"""Configurations: DeepSpeed-shaped JSON is checked and becomes one frozen `Config`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The batch triple: any part of it that follows from the others is derived.
+"""The batch triple: values that are not given are derived from the others.
 
     train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x world size
 
-The world size is that of the data-parallel group. While it is not known, the triple is resolved
-for as many ranks as it allows, one if it does not say.
+The world size is that of the data-parallel group. If it is not known, three given values determine the
+number of ranks; otherwise one rank is assumed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ class Triple(NamedTuple):
 def resolve_batch(
     schema: ConfigSchema, world_size: int | None, written: Written, findings: Findings
 ) -> BatchConfig:
-    """Return the resolved triple; contradictions become errors."""
+    """Return the resolved triple; contradictions become errors.
+
+    Args:
+        schema: the validated document.
+        world_size: data-parallel ranks; None if not known.
+        written: which values the user gave as "auto" or null.
+        findings: collects errors, notes and hints.
+    """
     given = Triple(
         schema.train_batch_size,
         schema.train_micro_batch_size_per_gpu,

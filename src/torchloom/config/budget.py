@@ -2,8 +2,8 @@
 
     42949672960   "40GB"   "40GiB"   0.8   "80%"   "auto"
 
-GB is 10^9 bytes and GiB is 2^30, as in data sheets. A fraction is one of the device's memory; "auto"
-leaves a tenth of the device to everything else.
+GB is 10^9 bytes and GiB is 2^30, as in data sheets. A fraction is a fraction of the device's memory;
+"auto" means 0.9 of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from torchloom.config.kinds import RefusedError, show
 
 AUTO_FRACTION = 0.9
-"""What DeepCompile leaves to a step as well; a guess at what allocator and libraries take."""
+"""DeepCompile uses the same fraction. It assumes that allocator and libraries need the rest."""
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -26,11 +26,11 @@ _FIX = 'write bytes, "40GB", "40GiB", a fraction such as 0.8 or "80%", or "auto"
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """A bound on device memory: so many bytes, or a part of the device."""
+    """A limit on device memory, in bytes or as a fraction of the device."""
 
     num_bytes: int | None = None
     fraction: float | None = None
-    """Part of the device's memory, where no bytes are given."""
+    """Fraction of the device's memory, if `num_bytes` is not given."""
 
     def resolve(self, total_bytes: int) -> int:
         """Return the bound in bytes on a device with `total_bytes`.

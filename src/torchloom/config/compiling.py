@@ -1,4 +1,4 @@
-"""From the `compile` section to one `CompileOptions`; DeepSpeed's pass names become torchloom's."""
+"""Make one `CompileOptions` from the `compile` section; DeepSpeed's pass names become torchloom's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,14 @@ _REFUSED = {
 def resolve_compile(
     section: CompileSection, stage: int, written: Written, findings: Findings
 ) -> CompileOptions:
-    """Return what `engine.compile()` is to do."""
+    """Return the options of `engine.compile()`.
+
+    Args:
+        section: the section `compile`.
+        stage: the ZeRO stage, which passes may contradict.
+        written: which values the user gave as "auto" or null.
+        findings: collects errors, notes and hints.
+    """
     budget = section.memory_budget
     if "compile.memory_budget" in written.auto:
         budget = parse_budget("auto")

@@ -3,12 +3,12 @@
 Each key says what torchloom does with it:
 
     used        the value takes effect
-    hint        taken as advice; something better informed decides
+    hint        torchloom decides, and reports what was asked and what is used
     no effect   accepted, changes nothing; a warning when it asks for something
     refused     an error when it asks for something, silent when it is off
 
-The declaration is plain data in the field's JSON schema, so that checks, messages and the
-reference page all read the same words.
+The declaration is plain data in the field's JSON schema, so checks, messages and docs/config.md use the
+same text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Key:
     default: object
     treatment: Treatment
     auto: OnAuto = "default"
-    """What an "auto" that nobody resolved means."""
+    """What "auto" means if the caller gives no value for it."""
     aliases: tuple[str, ...] = ()
     old: tuple[str, ...] = ()
     """Deprecated names; accepted with a warning."""
@@ -54,7 +54,7 @@ class Key:
     option: str = ""
     """The option of a pass that this key sets, "pass.option"."""
     adds: str = ""
-    """The pass that this key adds where it is true."""
+    """The pass that is added if this key is true."""
     section: type[Section] | None = None
 
 
@@ -71,13 +71,13 @@ def used(
     """Declare a key that takes effect.
 
     Args:
-        default: its value when it is not given.
-        doc: what it does, for the reference and for messages.
-        auto: what "auto" means where nobody has resolved it.
-        aliases: other names.
+        default: the value when the key is not given.
+        doc: what the key does, as docs/config.md shows it.
+        auto: what "auto" means if the caller gives no value for it.
+        aliases: other names, accepted without a warning.
         old: deprecated names, accepted with a warning.
-        option: the option of a pass that it sets, "pass.option"; nothing else need know of it then.
-        adds: the pass that runs as well where the key is true.
+        option: the option of a pass that the key sets, as "pass.option"; then no other code reads the key.
+        adds: the pass that is added if the key is true.
     """
     return _field(
         default,
@@ -92,7 +92,13 @@ def used(
 
 
 def section(of: type[Section], doc: str, *, aliases: tuple[str, ...] = ()) -> Any:
-    """Declare a nested object that is all defaults when it is not given."""
+    """Declare a nested object that is all defaults when it is not given.
+
+    Args:
+        of: the schema of the object.
+        doc: what the key does.
+        aliases: other names of the key.
+    """
     extra: dict[str, Any] = {"treatment": "used", "aliases": list(aliases)}
     return Field(default_factory=of, description=doc, json_schema_extra=extra)
 
@@ -104,12 +110,25 @@ def free_form(doc: str) -> Any:
 
 
 def hint(doc: str, instead: str, *, aliases: tuple[str, ...] = ()) -> Any:
-    """Declare a key that is taken as advice; an empty `instead` is reported by its user."""
+    """Declare a key that is treated as a hint.
+
+    Args:
+        doc: what the key asks for.
+        instead: what torchloom does instead; "" if the code that reads the key reports that itself.
+        aliases: other names of the key.
+    """
     return _field(None, doc, treatment="hint", aliases=aliases, instead=instead)
 
 
 def no_effect(default: object, doc: str, instead: str, *, gated: bool = False) -> Any:
-    """Declare a key that changes nothing."""
+    """Declare a key that changes nothing.
+
+    Args:
+        default: a value that asks for nothing, so it gives no warning.
+        doc: what the key asks for, as in "no effect (DOC)".
+        instead: what happens instead, or what to do instead.
+        gated: whether the feature is off unless `enabled: true` is inside the value.
+    """
     return _field(default, doc, treatment="no effect", instead=instead, gated=gated)
 
 
@@ -121,7 +140,15 @@ def refused(
     gated: bool = False,
     aliases: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a key that is an error when it asks for something."""
+    """Declare a key that is an error when it asks for something.
+
+    Args:
+        doc: what the key asks for, as in "asks for DOC".
+        instead: what to do instead.
+        idle: values, beside null, false and 0, that ask for nothing.
+        gated: whether the feature is off unless `enabled: true` is inside the value.
+        aliases: other names of the key.
+    """
     return _field(
         None, doc, treatment="refused", instead=instead, idle=idle, gated=gated, aliases=aliases
     )

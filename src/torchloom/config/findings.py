@@ -1,4 +1,4 @@
-"""What checking a configuration finds: errors, notes and hints, collected before any is raised."""
+"""What checking a configuration finds: errors, notes and hints. All are collected, then raised at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hint:
-    """A key taken as advice: what was asked, what is used (None: nothing), and why."""
+    """A key treated as a hint: what was asked, what is used (None: nothing), and why."""
 
     path: str
     asked: object
@@ -50,14 +50,20 @@ class Hint:
 
 @dataclass(slots=True)
 class Findings:
-    """Collects what one check finds, so that all errors can be told at once."""
+    """Collects what one check finds, so that all errors can be reported at once."""
 
     errors: list[Problem] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     hints: list[Hint] = field(default_factory=list)
 
     def error(self, path: str, what: str, fix: str) -> None:
-        """Add an error, unless this path already has the same one."""
+        """Add an error, unless this path already has the same one.
+
+        Args:
+            path: the key, as the user wrote it.
+            what: what is wrong.
+            fix: what to do.
+        """
         problem = Problem(path=path, what=what, fix=fix)
         if problem not in self.errors:
             self.errors.append(problem)
@@ -71,7 +77,14 @@ class Findings:
         self.notes.append(Note(level="info", path=path, message=message))
 
     def hint(self, path: str, *, asked: object, used: object, why: str) -> None:
-        """Add a key that is taken as advice."""
+        """Add a key that is treated as a hint.
+
+        Args:
+            path: the key.
+            asked: the value that the user gave.
+            used: the value that torchloom uses; None: none.
+            why: the reason.
+        """
         self.hints.append(Hint(path=path, asked=asked, used=used, why=why))
 
     def has_error_at(self, *paths: str) -> bool:

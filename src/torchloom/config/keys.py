@@ -1,12 +1,12 @@
-"""From the keys that users write to the keys of the schema.
+"""Replace the keys that users write by the keys of the schema.
 
     {"zero_optimization": {"prefetch_bucket_size": "auto", "stag": 3}}
         -> {"zero_optimization": {}}
            + "stage3_prefetch_bucket_size" is "auto"
            + warning: unknown key zero_optimization.stag, did you mean zero_optimization.stage?
 
-Aliases become the schema's names, unknown keys become warnings, nulls count as not given, and
-"auto" takes the caller's value, a documented default, or is left for a later step to derive.
+Aliases are replaced by the schema's names, unknown keys give warnings, and null counts as not given.
+"auto" is replaced by the caller's value or a documented default, or is derived by a later step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Written:
     """Facts about what was written that the cleaned tree no longer shows."""
 
     auto: set[str] = field(default_factory=set)
-    """Paths whose "auto" nobody resolved and that are to be derived."""
+    """Paths that are "auto" without a value from the caller; their values are derived later."""
     null: set[str] = field(default_factory=set)
     """Paths given as null."""
     renamed: dict[str, str] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Cleaner:
 
 
 def unresolved(path: str) -> tuple[str, str]:
-    """Return what to say of an "auto" that has no value and no default."""
+    """Return the error for an "auto" that has no value and no default, and what to do."""
     return (
         '"auto" has no value: nobody resolved it',
         f"write a value, or pass auto={{{show(path)}: ...}} to load_config",

@@ -1,7 +1,7 @@
-"""Kinds of values: each takes what the user wrote and returns the value meant, or refuses it.
+"""Kinds of values: functions that take what the user wrote and return the value, or raise `RefusedError`.
 
-A refusal says what was wrong and what to write instead; the schema and the tables of optimizer
-and scheduler parameters share these functions.
+The error says what is wrong and what to write instead. The schema and the tables of optimizer and
+scheduler parameters share these functions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def flag(value: object) -> bool:
 
 
 def number(least: float = 0.0, most: float = math.inf) -> Callable[[object], float]:
-    """Return the kind of finite numbers from `least` to `most`.
+    """Return the kind of finite numbers from `least` to `most`; it raises `RefusedError` for others.
 
     Example:
         >>> number()(1)
@@ -80,7 +80,7 @@ def number(least: float = 0.0, most: float = math.inf) -> Callable[[object], flo
 
 
 def above(least: float) -> Callable[[object], float]:
-    """Return the kind of numbers greater than `least`, Infinity included."""
+    """Return the kind of numbers above `least`, with Infinity; it raises `RefusedError` for others."""
 
     def take(value: object) -> float:
         taken = _real(value)
@@ -92,7 +92,9 @@ def above(least: float) -> Callable[[object], float]:
 
 
 def whole(least: int = 0, most: int | None = None) -> Callable[[object], int]:
-    """Return the kind of whole numbers of at least `least`; `1e9` counts as one.
+    """Return the kind of whole numbers from `least` to `most`; `1e9` counts as one.
+
+    It raises `RefusedError` for other values.
 
     Example:
         >>> whole()(1e9)
@@ -126,7 +128,7 @@ def text(value: object) -> str:
 
 
 def word(*words: str) -> Callable[[object], str]:
-    """Return the kind of one of these words, in any case.
+    """Return the kind of one of these words, in any case; it raises `RefusedError` for others.
 
     Example:
         >>> word("none", "cpu")("CPU")
@@ -201,7 +203,7 @@ def sequence(value: object) -> tuple[object, ...]:
 
 
 def numbers(kind: Kind, length: int | None = None) -> Kind:
-    """Return the kind of lists whose entries are of `kind`.
+    """Return the kind of lists whose entries are of `kind`; it raises `RefusedError` for others.
 
     Example:
         >>> numbers(whole())([1, 2e3])

@@ -1,9 +1,9 @@
-"""Load and check a configuration: read, clean, validate, resolve; then tell all at once.
+"""Load and check a configuration: read, clean, validate, resolve, then report everything at once.
 
     source -> plain dict -> schema's keys only -> validated schema -> frozen Config
 
-Each step adds to the same findings and goes on with defaults where something was wrong, so that
-one run of the check shows every problem.
+Each step adds to the same findings and continues with defaults where a value is wrong, so one run of
+the check shows every problem.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def load_config(
     """Read a DeepSpeed-shaped configuration and return it validated and resolved.
 
     Args:
-        source: a dict (never changed), the path of a JSON file, base64 of JSON text, or None for
+        source: a dict (it is not changed), the path of a JSON file, base64 of JSON text, or None for
             the defaults.
         world_size: ranks of the data-parallel group; None when it is not known yet.
         auto: values for keys written as "auto", by dotted path.
 
     Raises:
-        ConfigError: the source cannot be read, or something in it is wrong; all errors are told,
+        ConfigError: the source cannot be read, or something in it is wrong; the message has all errors,
             one per line, each with its path and what to do.
 
     Example:
@@ -86,7 +86,10 @@ def check_config(
 ) -> Checked:
     """Check a configuration and return what was found, instead of raising.
 
-    Takes the arguments of `load_config`.
+    Args:
+        source: as for `load_config`.
+        world_size: as for `load_config`.
+        auto: as for `load_config`.
 
     Raises:
         ConfigError: the source cannot be read, or `world_size` is not a positive number.

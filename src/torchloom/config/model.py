@@ -1,7 +1,7 @@
-"""The settings that the rest of torchloom reads: frozen, resolved, free of "auto".
+"""The settings that the rest of torchloom reads: frozen, with every "auto" resolved.
 
-A component receives its own part (`config.zero`, `config.precision`, ...), never the whole. These
-records are made by `load_config`; nothing here parses or forgives.
+A component receives its own part (`config.zero`, `config.precision`, ...), not the whole. `load_config`
+creates these records; this module does not parse or check anything.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class BatchConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZeroConfig:
-    """How training state is divided between ranks."""
+    """How training state is sharded over ranks."""
 
     stage: Literal[0, 1, 2, 3] = 0
-    """0 divides nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
+    """What is sharded: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
     param_persistence_threshold: int = 100_000
-    """Elements; smaller parameters stay whole on every rank (stage 3)."""
+    """Parameters with fewer elements are not sharded (stage 3)."""
     gather_bucket_bytes: int = 16 * MIB
     """Size up to which all-gathers are merged; 0 merges none."""
     reduce_bucket_bytes: int = 16 * MIB
     """Size up to which gradient reductions are merged; 0 merges none."""
     prefetch_bytes: int | None = None
-    """Transfers that may be in flight ahead of their use; 0 prefetches none; None leaves it to the
-    engine: one bucket over gloo, where transport and compute share the cores and nothing overlaps,
-    four over other backends."""
+    """Bytes that may be gathered ahead of their use; 0 prefetches nothing. None: the engine takes one
+    bucket over gloo, where transport and compute use the same cores and do not overlap, and four
+    buckets over other backends."""
     shard_size: int | None = None
     """Ranks per shard group (hybrid sharding); None is all ranks."""
     gather_16bit_weights_on_model_save: bool = False
@@ -60,17 +60,17 @@ class LossScaleConfig:
     """How an fp16 loss is scaled."""
 
     static_scale: float = 0.0
-    """The constant scale; 0 scales dynamically."""
+    """The constant scale; 0 means dynamic scaling."""
     initial_scale_power: int = 16
     """Dynamic scaling starts at 2 to this power."""
     window: int = 1000
-    """Good steps before the scale doubles."""
+    """Steps without overflow before the scale doubles."""
     hysteresis: int = 2
-    """Overflows that are forgiven before the scale halves."""
+    """Overflows tolerated before the scale halves."""
     min_scale: float = 1.0
-    """The scale never falls below this."""
+    """Lowest value of the dynamic scale."""
     consecutive_hysteresis: bool = False
-    """Whether a good step restores the forgiveness."""
+    """Whether a step without overflow resets the count of tolerated overflows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class AutocastConfig:
 
     dtype: Literal["bf16", "fp16"] = "bf16"
     modules: tuple[str, ...] | None = None
-    """Classes of modules whose weights may be cast before they travel; None: all."""
+    """Classes of modules whose weights may be gathered in `dtype`; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,22 +92,22 @@ class PrecisionConfig:
     """Type in which gradients are reduced over ranks."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     autocast: AutocastConfig | None = None
-    """None: forward runs as the caller runs it."""
+    """None: the engine adds no autocast."""
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients may be fp16 somewhere, whose range is small."""
+        """Whether gradients may be fp16, whose small range needs a scaled loss."""
         return self.dtype == "fp16" or (self.autocast is not None and self.autocast.dtype == "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NonFiniteConfig:
-    """What a step does whose gradients hold NaN or Inf; the same on all ranks."""
+    """What all ranks do in a step whose gradients hold NaN or Inf."""
 
     policy: Literal["skip", "raise", "stop"] = "skip"
-    """skip drops the step, raise is an error at once, stop drops it and asks the loop to end."""
+    """skip drops the step, raise raises an error at once, stop drops the step and asks the loop to end."""
     checks: bool = True
-    """Whether gradients are looked at; False only where bf16.check_grad_overflow says so."""
+    """Whether gradients are checked; False only if bf16.check_grad_overflow is false."""
     max_consecutive_skips: int = 50
     """Steps skipped in a row before training ends with an error."""
 
@@ -133,22 +133,22 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadConfig:
-    """What waits in host memory, and how it moves."""
+    """What is kept in host memory, and how it is moved."""
 
     activations: bool = False
-    """Whether saved activations wait on the host for backward (compiled graphs only)."""
+    """Whether saved activations are moved to the host until backward (compiled graphs only)."""
     activation_min_bytes: int = MIB
     """Smaller activations stay on the device."""
     pin_memory: bool = True
-    """Whether host copies of activations are page-locked where the device can use it."""
+    """Whether host copies of activations are page-locked, where the device supports that."""
     opt_states: bool = False
-    """Whether optimizer states wait on the host and stream through the step."""
+    """Whether optimizer states are kept on the host and streamed through the device in the step."""
     parameters: bool = False
-    """Whether this rank's pieces of sharded parameters wait on the host until they are gathered."""
+    """Whether this rank's shards of parameters are kept on the host until they are gathered."""
     double_buffer: bool = True
-    """Two transfers per direction may be under way, instead of one."""
+    """Whether two transfers run at a time in each direction, instead of one."""
     free_activations: bool = False
-    """Whether saved activations are freed right after their last use under any backend."""
+    """Whether saved activations are freed right after their last use under every backend."""
     free_min_bytes: int = 10 * MIB
     """Smaller activations are not freed early."""
 
@@ -160,7 +160,7 @@ class CompileOptions:
     enabled: bool = False
     """Whether `torchloom.initialize` calls `engine.compile()` itself."""
     deepcompile: bool = False
-    """The wish to weave sharding and communication into the graphs."""
+    """Accepted for DeepSpeed compatibility; no effect."""
     backend: str | Callable[..., object] = "inductor"
     """Compiler of the graphs: a registered name or a path "package.module.function"."""
     kwargs: Mapping[str, object] = field(default_factory=FrozenMap)
@@ -168,70 +168,70 @@ class CompileOptions:
     passes: tuple[str, ...] | None = None
     """Passes to run, in order; None is the preset of the ZeRO stage."""
     disable_passes: tuple[str, ...] = ()
-    """Passes left out of the preset."""
+    """Passes removed from the preset."""
     extra_passes: tuple[str, ...] = ()
-    """Passes that settings ask for, beside those of the list or preset."""
+    """Passes that other keys add to the list or preset."""
     schedule: tuple[tuple[int, tuple[PassName, ...]], ...] | None = None
     """Steps, and the passes that run from them on; each a name, or a name and a memory budget or its
     options."""
     pass_options: Mapping[str, Any] = field(default_factory=FrozenMap)
-    """Options of passes that settings give, by the name of the pass."""
+    """Options of passes that other keys set, by the name of the pass."""
     memory_budget: MemoryBudget | None = None
-    """Device memory that a step may use at its peak; None: nobody has said."""
+    """Device memory that a step may use at its peak; None: no budget."""
     plan: str | None = None
-    """A file with a plan to follow; None: a plan is made where there is a memory budget."""
+    """Path of a plan to follow; None: torchloom plans if there is a memory budget."""
     replan_step: int = 5
-    """Optimizer step after which the plan is made again by measured times; 0: never."""
+    """Optimizer step after which torchloom plans again with measured times; 0: never."""
     strict: bool = False
-    """Whether a failed weave is an error instead of an eager fallback."""
+    """Whether a failed weave raises an error, instead of running the graph eagerly."""
     dump_graphs: bool | str = False
     """Whether graphs are written before and after each pass; a string names the folder."""
     debug_log: bool = False
-    """Whether each pass logs what it did."""
+    """Whether each pass logs its edits and its time."""
     symmetric_memory: bool = False
-    """Whether ranks of one host communicate through memory that they share."""
+    """Whether ranks of one host communicate through shared memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeoutsConfig:
-    """How long a rank waits for others, in seconds."""
+    """How long a rank waits for other ranks, in seconds."""
 
     step_s: float = 600.0
-    """In the course of a step."""
+    """For another rank during a step."""
     compile_s: float = 1800.0
     """For a rank that compiles, loads or saves."""
     agree_s: float = 120.0
-    """For ranks to agree on configuration and model."""
+    """Until all ranks have compared configuration and model."""
     rendezvous_s: float = 120.0
-    """For ranks to come at all."""
+    """For all ranks to connect."""
     process_group_s: float = 1860.0
-    """For collectives that are not torchloom's, in a process group that torchloom makes."""
+    """For collectives of others in a process group that torchloom creates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """How checkpoints are saved when the call does not say."""
+    """Defaults for `engine.save_checkpoint`."""
 
     async_save: bool = False
-    """Whether training goes on while a checkpoint is written."""
+    """Whether checkpoints are written in the background while training continues."""
     keep_last: int | None = None
     """How many of the newest checkpoints are kept; None keeps all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """Every setting of one run, validated; made by `load_config`."""
+    """All settings of one run, validated; `load_config` creates it."""
 
     batch: BatchConfig = field(default_factory=BatchConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     gradient_clipping: float = 0.0
-    """Largest global gradient norm; 0 is off."""
+    """Largest global gradient norm; 0 turns clipping off."""
     non_finite: NonFiniteConfig = field(default_factory=NonFiniteConfig)
     optimizer: OptimizerConfig | None = None
-    """None: the caller brings the optimizer."""
+    """None: the caller passes an optimizer."""
     scheduler: SchedulerConfig | None = None
-    """None: the caller brings the schedule, or there is none."""
+    """None: the caller passes a schedule, or there is none."""
     compile: CompileOptions = field(default_factory=CompileOptions)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
@@ -243,11 +243,11 @@ class Config:
     dataloader_drop_last: bool = False
     """Whether the engine's data loader drops an incomplete last batch."""
     seed: int | None = None
-    """Seed of the engine's own random choices; None leaves the generators alone."""
+    """Seed of the engine's random choices; None does not seed the generators."""
     notes: tuple[Note, ...] = field(default=(), compare=False)
     """What was translated, assumed or ignored."""
     hints: tuple[Hint, ...] = field(default=(), compare=False)
-    """Keys that torchloom takes as advice, with what it uses instead."""
+    """Keys that torchloom treats as hints, with the value that it uses."""
     source: Mapping[str, object] = field(default_factory=FrozenMap, compare=False)
     """What the user wrote, as a frozen copy."""
 
@@ -266,9 +266,9 @@ class Config:
         }
 
     def shared_values(self) -> dict[str, object]:
-        """Return what must agree between ranks, as plain dicts, lists and numbers.
+        """Return the values that must be equal on all ranks, as plain dicts, lists and numbers.
 
-        What a rank prints, dumps or times may differ.
+        What a rank prints, dumps or times may differ, and is left out.
         """
         values = self.to_dict()
         for name in ("steps_per_print", "wall_clock_breakdown"):

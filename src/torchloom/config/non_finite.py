@@ -1,4 +1,4 @@
-"""From `non_finite` and the older keys beside it to one `NonFiniteConfig`."""
+"""Make one `NonFiniteConfig` from `non_finite` and the older keys of the same purpose."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from torchloom.config.schema import ConfigSchema
 def resolve_non_finite(
     schema: ConfigSchema, precision: PrecisionConfig, findings: Findings
 ) -> NonFiniteConfig:
-    """Return what a step does whose gradients are not finite; contradictions become errors."""
+    """Return what a step with NaN or Inf gradients does; contradictions become errors.
+
+    Args:
+        schema: the validated document.
+        precision: the resolved types; bf16 may switch the check off.
+        findings: collects errors, notes and hints.
+    """
     is_given = "non_finite" in schema.model_fields_set
     is_unchecked = precision.dtype == "bf16" and not schema.bf16.check_grad_overflow
     if is_unchecked and is_given:
         findings.error(
             "non_finite",
-            f'"{schema.non_finite}", but bf16.check_grad_overflow is false: nothing is looked at',
+            f'"{schema.non_finite}", but bf16.check_grad_overflow is false, so gradients are not checked',
             "remove one of them",
         )
     if is_unchecked and not is_given:

@@ -1,4 +1,4 @@
-"""Tell what happens to each key that does not simply take effect."""
+"""Hints, warnings and errors for keys that do not simply take effect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from torchloom.config.kinds import show
 
 
 def tell_treatments(section: Section, findings: Findings, path: str = "") -> None:
-    """Add a hint, a warning or an error for each given key whose treatment calls for one."""
+    """Add a hint, a warning or an error for each given key whose treatment requires one.
+
+    Args:
+        section: a validated section.
+        findings: collects errors, notes and hints.
+        path: the path of the section; "" for the whole document.
+    """
     keys = keys_of(type(section))
     for name in keys:
         if name not in section.model_fields_set:

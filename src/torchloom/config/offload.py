@@ -1,4 +1,4 @@
-"""From the offload keys of `compile` and `zero_optimization` to one `OffloadConfig`."""
+"""Make one `OffloadConfig` from the offload keys of `compile` and `zero_optimization`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from torchloom.config.schema import ConfigSchema
 def resolve_offload(
     schema: ConfigSchema, world_size: int | None, findings: Findings
 ) -> OffloadConfig:
-    """Return what waits in host memory, and what frees device memory early."""
+    """Return what is kept in host memory, and what is freed early.
+
+    Args:
+        schema: the validated document.
+        world_size: data-parallel ranks; None if not known.
+        findings: collects errors, notes and hints.
+    """
     section, zero = schema.compile, schema.zero_optimization
     opt_states, parameters = section.offload_opt_states, section.offload_parameters
     if zero.offload_optimizer.device == "cpu" and not opt_states:
         opt_states = True
         findings.info(
             "zero_optimization.offload_optimizer",
-            "optimizer states wait on the host and stream through the step, which runs on the "
-            "device: compile.offload_opt_states says the same",
+            "optimizer states are kept in host memory and streamed through the step, which runs on the "
+            "device; compile.offload_opt_states does the same",
         )
     if zero.offload_param.device == "cpu" and not parameters:
         parameters = True
         findings.info(
             "zero_optimization.offload_param",
-            "this rank's pieces wait on the host until they are gathered: "
-            "compile.offload_parameters says the same",
+            "this rank's shards are kept in host memory until they are gathered; "
+            "compile.offload_parameters does the same",
         )
     if parameters:
         _check_parameters(schema, world_size, findings)
@@ -56,4 +62,4 @@ def _check_parameters(schema: ConfigSchema, world_size: int | None, findings: Fi
             "remove one of the two",
         )
     elif world_size == 1:
-        findings.warn(path, "a single rank shards nothing, so parameters stay on the device")
+        findings.warn(path, "one rank shards nothing, so parameters stay on the device")

@@ -1,7 +1,7 @@
-"""From the `optimizer` section to a torch optimizer's name and keyword arguments.
+"""Make a torch optimizer's name and keyword arguments from the `optimizer` section.
 
-DeepSpeed's "Adam" means AdamW unless `adam_w_mode` is false, and its Adam family starts with no
-weight decay; both are kept, and told.
+DeepSpeed's "Adam" means AdamW unless `adam_w_mode` is false, and the default weight decay of its Adam
+family is 0. torchloom does the same and adds a note.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _name(given: str, findings: Findings) -> Name | None:
 
 
 def _without_clipping(given: Mapping[str, object], findings: Findings) -> dict[str, object]:
-    """Refuse the key that people put here and that belongs at the top."""
+    """Refuse `max_grad_norm`, which belongs at the top level as `gradient_clipping`."""
     if "max_grad_norm" in given:
         value = show(given["max_grad_norm"])
         findings.error(
@@ -116,7 +116,7 @@ def _adam(name: Name, params: dict[str, object], findings: Findings) -> Name:
 
 
 def _weight_decay(name: Name, is_torch: bool, findings: Findings) -> float:
-    """Return the default of the optimizer that the user's section means in DeepSpeed."""
+    """Return the default weight decay that DeepSpeed would use for this section."""
     if name != "adamw":
         return 0.0
     if is_torch:
@@ -137,7 +137,7 @@ def _check_sgd(params: dict[str, object], findings: Findings) -> None:
 
 
 def _fill(name: Name, params: dict[str, object], findings: Findings) -> None:
-    """Write out the defaults that matter, and choose torch's fused kernel."""
+    """Fill in defaults, and choose torch's fused kernel."""
     if "lr" not in params and not findings.has_error_at(f"{_PATH}.lr"):
         findings.info(f"{_PATH}.lr", "not given: 0.001")
     params.setdefault("lr", 1e-3)

@@ -1,7 +1,7 @@
-"""Check free-form parameters (of optimizers, schedules, torch.compile) against a table.
+"""Check free-form parameters of optimizers, schedules and torch.compile against a table.
 
-A table maps each name to its kind. Unlike keys of the document, an unknown name here is an error:
-the constructor that receives the parameters would reject it.
+A table maps each name to its kind. An unknown name is an error here, because the constructor that
+receives the parameters would reject it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the fp16, bf16 and communication keys to one `PrecisionConfig`."""
+"""Make one `PrecisionConfig` from the fp16, bf16 and communication keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ _HALF = {"fp16.enabled", "bf16.enabled"}
 def resolve_precision(
     schema: ConfigSchema, written: Written, findings: Findings
 ) -> PrecisionConfig:
-    """Return in which types the run computes and communicates."""
+    """Return the types in which the run computes and communicates.
+
+    Args:
+        schema: the validated document.
+        written: which values the user gave as "auto" or null.
+        findings: collects errors, notes and hints.
+    """
     return PrecisionConfig(
         dtype=_dtype(schema, written, findings),
         reduce_dtype=cast("DType", schema.communication_data_type or "fp32"),
@@ -32,11 +38,13 @@ def _autocast(schema: ConfigSchema, findings: Findings) -> AutocastConfig | None
         if getattr(schema, name).enabled:
             findings.error(
                 "torch_autocast.enabled",
-                f"{name}.enabled is true as well: weights and inputs are {name} before autocast sees them",
+                f"{name}.enabled is true as well: weights and inputs would be {name} before autocast",
                 "set one of them to false",
             )
     if section.dtype == "fp32":
-        findings.error("torch_autocast.dtype", "torch.autocast knows no fp32", "write bf16 or fp16")
+        findings.error(
+            "torch_autocast.dtype", "torch.autocast does not support fp32", "write bf16 or fp16"
+        )
     return AutocastConfig(
         dtype="fp16" if section.dtype == "fp16" else "bf16",
         modules=section.lower_precision_safe_modules,

@@ -1,4 +1,4 @@
-"""From the `scheduler` section to a schedule's name and keyword arguments.
+"""Make a schedule's name and keyword arguments from the `scheduler` section.
 
 The Warmup family has DeepSpeed's names and meanings; every other name is a class of
 torch.optim.lr_scheduler. The tables are literal, because a configuration is checked without torch.
@@ -126,7 +126,13 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
 def resolve_scheduler(
     section: SchedulerSection | None, optimizer: OptimizerConfig | None, findings: Findings
 ) -> SchedulerConfig | None:
-    """Return the schedule to build, or None when there is none in the configuration."""
+    """Return the schedule to build, or None when there is none in the configuration.
+
+    Args:
+        section: the section `scheduler`.
+        optimizer: the resolved optimizer, whose lr is the default of `warmup_max_lr`: "auto".
+        findings: collects errors, notes and hints.
+    """
     if section is None or findings.has_error_at("scheduler.type"):
         return None
     name = _name(section.type, findings)
@@ -165,7 +171,7 @@ def _name(given: str, findings: Findings) -> str | None:
 
 
 def _fill_warmup(name: str, params: dict[str, object], lr: object, findings: Findings) -> None:
-    """Write out DeepSpeed's defaults, and tell when one of them overrules the optimizer."""
+    """Fill in DeepSpeed's defaults, and warn when one of them overrides the optimizer's rate."""
     path = f"{_PATH}.warmup_max_lr"
     is_open = "warmup_max_lr" in _DEFAULTS[name] and "warmup_max_lr" not in params
     if is_open and lr not in (None, 1e-3) and not findings.has_error_at(path):

@@ -27,73 +27,92 @@ class CompileSection(Section):
     """What `engine.compile()` does with the captured graphs."""
 
     deepcompile: Flag = used(
-        False, "the wish to weave; `engine.compile()` weaves in any case, without it nothing does"
+        False,
+        "accepted for DeepSpeed compatibility; `engine.is_deepcompile_enabled()` returns it. "
+        "`engine.compile()` weaves with either value",
     )
-    enabled: Flag = used(False, "`torchloom.initialize` calls `engine.compile()` itself")
-    backend: Name = used("inductor", "compiler of the graphs")
-    kwargs: Items = free_form("more keyword arguments for torch.compile")
+    enabled: Flag = used(False, "`torchloom.initialize` calls `engine.compile()`")
+    backend: Name = used(
+        "inductor", "compiler of the graphs: a registered name or a path `package.module.function`"
+    )
+    kwargs: Items = free_form("more keyword arguments for `torch.compile`")
     passes: MaybeNames = used(
-        None, 'passes to run, in order; `"z1"`, `"z2"`, `"z3"` mean the preset of that stage'
+        None,
+        'passes to run, in order, instead of the preset; `"z1"`, `"z2"`, `"z3"` mean the preset of that '
+        "stage",
     )
-    disable_passes: Names = used((), "passes left out of the preset")
+    disable_passes: Names = used((), "passes removed from the preset")
     schedule: MaybeList = used(
-        None, "`[[step, [name, [name, memory budget], ...]], ...]`: what runs from a step on"
+        None,
+        "`[[step, [name, [name, memory budget], ...]], ...]`: the passes to run from each of these "
+        "optimizer steps on",
     )
-    strict: Flag = used(False, "a failed weave is an error instead of an eager fallback")
-    dump_graphs: FlagOrText = used(False, "write graphs around each pass; a string is the folder")
-    debug_log: Flag = used(False, "each pass logs what it did")
+    strict: Flag = used(
+        False, "raise an error when weaving a graph fails, instead of running the graph eagerly"
+    )
+    dump_graphs: FlagOrText = used(
+        False,
+        "`true` (folder `runs/graphs`) or a folder: rank 0 writes each graph as captured and after each "
+        "pass that changed it",
+    )
+    debug_log: Flag = used(False, "each pass logs its edits and its time")
     free_activation: Flag = used(
         False,
-        "saved activations are freed right after their last use also by backends that keep their "
-        "arguments; Inductor and torchloom's own runner do so in any case",
+        "free saved activations right after their last use also under backends that keep their "
+        "arguments; Inductor and torchloom's own runner always do so",
         adds="free_activation",
     )
     free_activation_threshold: Count = used(
         10 << 20,
-        "bytes from which `free_activation` frees, this size included",
+        "smallest size in bytes that `free_activation` frees",
         option="free_saved.min_bytes",
     )
     double_buffer: Flag = used(
-        True, "two transfers between device and host per direction are under way, instead of one"
+        True,
+        "run two transfers at a time in each direction between device and host, instead of one",
     )
     offload_activation: Flag = used(
-        False, "saved activations wait on the host for backward", adds="offload_activation"
+        False,
+        "move saved activations to host memory until backward needs them",
+        adds="offload_activation",
     )
     offload_activation_threshold: Count = used(
         1 << 20,
-        "torchloom's own: bytes from which activations are offloaded, this size included",
+        "torchloom's own: smallest size in bytes of an activation that is offloaded",
         option="offload_activation.min_bytes",
     )
     offload_activation_pin_memory: Flag = used(
         True,
-        "host copies of activations are page-locked; nothing to do on a CPU",
+        "page-lock the host copies of activations; no effect on a CPU",
         option="offload_activation.pin_memory",
     )
     offload_opt_states: Flag = used(
         False,
-        "optimizer states wait on the host and stream through the step",
+        "keep optimizer states in host memory and stream them through the device during the step",
         adds="offload_opt_states",
     )
     offload_parameters: Flag = used(
         False,
-        "this rank's shards of parameters wait on the host until they are gathered",
+        "keep this rank's shards of parameters in host memory until they are gathered",
         adds="offload_parameters",
     )
     symmetric_memory: Flag = used(
         False,
-        "ranks of one host communicate through memory that they share; where that cannot be had, "
-        "the log says why and the process group is used",
+        "ranks of one host communicate through shared memory, in compiled and in eager code; where that "
+        "is not possible, the log says why and the process group is used",
     )
     memory_budget: Budget = used(
         None,
-        'device memory of a step: bytes, `"40GB"`, `"40GiB"`, a fraction of the device, `"auto"`',
+        'device memory that a step may use at its peak: bytes, `"40GB"`, `"40GiB"`, a fraction of the device, `"auto"`',
         auto="derive",
     )
-    plan: MaybeText = used(None, "a plan.json to follow, instead of planning for the memory budget")
+    plan: MaybeText = used(
+        None, "path of a plan.json to follow, instead of planning for the memory budget"
+    )
     replan_step: Count = used(
         5,
-        "optimizer step after which operators are measured, one at a time, and the plan is made "
-        "again by what was found; 0 keeps the first one",
+        "optimizer step after which torchloom measures the operators one by one and plans again with "
+        "the measured times; 0 keeps the first plan",
     )
     autoep_non_moe: AnyValue = refused("expert parallelism", "remove it; use ZeRO stage 3")
     sync_before_reduce: MaybeFlag = no_effect(False, "wait before a reduction", BARRIER)

@@ -1,4 +1,4 @@
-"""Top-level keys of DeepSpeed that torchloom does not build, each with what to do instead."""
+"""Top-level keys of DeepSpeed that torchloom does not implement, each with what to do instead."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ OWN_LOOP = "log from the training loop, or read the events that torchloom emits"
 BY_MODEL = "call torch.utils.checkpoint in the model"
 PROFILER = "profile with torch.profiler"
 CONSTANT = "remove it; prepare data and model outside the engine"
-MEAN = "gradients are averaged over ranks in one way"
+MEAN = "torchloom always averages gradients over ranks"
 
 
 class OtherKeys(Section):
-    """What other programs read, or what torchloom refuses."""
+    """Keys that have no effect here, and keys that torchloom refuses."""
 
     zero_allow_untested_optimizer: MaybeFlag = hint(
         "allow any torch optimizer", "the caller chooses the optimizer"
@@ -25,7 +25,9 @@ class OtherKeys(Section):
     prescale_gradients: MaybeFlag = no_effect(False, "divide before the reduction", MEAN)
     gradient_predivide_factor: AnyValue = no_effect(1.0, "divide in two parts", MEAN)
     disable_allgather: MaybeFlag = no_effect(False, "old switch of ZeRO-1", "remove it")
-    dump_state: MaybeFlag = no_effect(False, "print the engine's state", "torchloom check prints")
+    dump_state: MaybeFlag = no_effect(
+        False, "print the engine's state", "`torchloom check` prints the configuration"
+    )
     memory_breakdown: MaybeFlag = no_effect(False, "print memory use", "use torch.cuda.memory")
     activation_checkpointing: AnyValue = no_effect(None, "recompute activations", BY_MODEL)
     use_data_before_expert_parallelism: MaybeFlag = no_effect(

@@ -15,19 +15,19 @@ from torchloom.config.schema_types import (
     Stage,
 )
 
-PINNED = "host memory of a GPU is always page-locked, and sized by what waits in it"
-ON_DEVICE = "the optimizer steps on the device, whatever waits on the host"
+PINNED = "torchloom page-locks host memory for a GPU and sizes it by what is offloaded"
+ON_DEVICE = "the optimizer always runs on the device"
 NO_NVME = "nothing is offloaded to NVMe"
-PLANNED = "the order and overlap of collectives are decided per graph"
-ALWAYS = "always so: shards and gradients are contiguous and evenly split"
+PLANNED = "torchloom decides the order and overlap of collectives for each graph"
+ALWAYS = "always on: shards and gradients are contiguous and evenly split"
 LIVENESS = "each gathered weight is released after its last use in the graph"
-WHOLE_SHARDS = "the optimizer steps on all shards at once"
+WHOLE_SHARDS = "the optimizer updates all shards at once"
 NO_QUANTIZING = "remove it; weights and gradients travel in bf16, fp16 or fp32 only"
 HYBRID = "set zero_optimization.shard_size to the number of ranks per shard group"
 
 
 class OffloadSection(Section):
-    """Where a part of the training state lives."""
+    """Where a part of the training state is kept."""
 
     device: Device = used("none", '`"none"` or `"cpu"`; `"nvme"` is refused')
     pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
@@ -36,19 +36,21 @@ class OffloadSection(Section):
     buffer_size: Size = hint("elements per host buffer", PINNED)
     max_in_cpu: Size = hint("elements kept on the host", PINNED)
     fast_init: MaybeFlag = hint("faster start with NVMe", NO_NVME)
-    pipeline: MaybeFlag = hint("pipelined transfers", "compile.double_buffer decides")
-    pipeline_read: MaybeFlag = hint("pipelined reads", "compile.double_buffer decides")
-    pipeline_write: MaybeFlag = hint("pipelined writes", "compile.double_buffer decides")
+    pipeline: MaybeFlag = hint("pipelined transfers", "set compile.double_buffer")
+    pipeline_read: MaybeFlag = hint("pipelined reads", "set compile.double_buffer")
+    pipeline_write: MaybeFlag = hint("pipelined writes", "set compile.double_buffer")
     ratio: Number = hint("share of parameters updated on the host", ON_DEVICE)
 
 
 class ZeroSection(Section):
-    """How training state is divided between ranks."""
+    """How training state is sharded over ranks."""
 
-    stage: Stage = used(0, "0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters")
+    stage: Stage = used(
+        0, "what is sharded: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters"
+    )
     stage3_param_persistence_threshold: Count = used(
         100_000,
-        "elements; smaller parameters stay whole on every rank",
+        "parameters with fewer elements are not sharded",
         aliases=("param_persistence_threshold",),
     )
     stage3_gather_16bit_weights_on_model_save: Flag = used(
@@ -58,12 +60,13 @@ class ZeroSection(Section):
         old=("stage3_gather_fp16_weights_on_model_save", "gather_fp16_weights_on_model_save"),
     )
     shard_size: MaybeCount = used(
-        None, "torchloom's own: ranks per shard group (hybrid sharding); not given: all ranks"
+        None, "torchloom's own: ranks per shard group (hybrid sharding); the default is all ranks"
     )
-    reduce_bucket_size: Size = hint("elements per merged reduction, 16 MiB when not given", "")
-    allgather_bucket_size: Size = hint("elements per merged all-gather, 16 MiB when not given", "")
+    reduce_bucket_size: Size = hint("elements per merged reduction; the default is 16 MiB", "")
+    allgather_bucket_size: Size = hint("elements per merged all-gather; the default is 16 MiB", "")
     stage3_prefetch_bucket_size: Size = hint(
-        "elements gathered ahead of their use, one bucket over gloo and four over other backends when not given",
+        "elements gathered ahead of their use; the default is one bucket over gloo and four over other "
+        "backends",
         "",
         aliases=("prefetch_bucket_size",),
     )
@@ -75,7 +78,7 @@ class ZeroSection(Section):
         "elements before a weight is gathered again", LIVENESS, aliases=("max_reuse_distance",)
     )
     stage3_model_persistence_threshold: Size = hint(
-        "elements kept whole in total",
+        "elements left unsharded in total",
         "stage3_param_persistence_threshold alone decides",
         aliases=("model_persistence_threshold",),
     )
@@ -102,11 +105,11 @@ class ZeroSection(Section):
     pipeline_loading_checkpoint: MaybeFlag = no_effect(False, "pipelined loading", "remove it")
     override_module_apply: MaybeFlag = no_effect(True, "patch Module.apply", "nothing is patched")
     log_trace_cache_warnings: MaybeFlag = no_effect(
-        False, "log cache misses of the tracer", "there is no trace to miss"
+        False, "log cache misses of the tracer", "torchloom has no such tracer"
     )
     enable_sanity_checks: MaybeFlag = no_effect(False, "extra checks", "checks are always on")
-    offload_optimizer: OffloadSection = section(OffloadSection, "where optimizer state lives")
-    offload_param: OffloadSection = section(OffloadSection, "where parameters live")
+    offload_optimizer: OffloadSection = section(OffloadSection, "where optimizer states are kept")
+    offload_param: OffloadSection = section(OffloadSection, "where parameters are kept")
     cpu_offload: AnyValue = refused(
         "old name of offload_optimizer", 'write offload_optimizer: {"device": "cpu"}'
     )

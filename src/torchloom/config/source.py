@@ -1,4 +1,4 @@
-"""From whatever the caller hands over to one plain dict that belongs to us alone.
+"""Read a configuration from any source into one plain dict, a copy.
 
 A source is a mapping, a path, URL-safe base64 of JSON text (as launchers pass it), or nothing.
 """
@@ -27,7 +27,7 @@ class Document(NamedTuple):
 
 
 def read(source: Source, findings: Findings) -> Document:
-    """Read a source into a private dict; the caller's object is never changed.
+    """Read a source into a dict of our own; the caller's object is not changed.
 
     Raises:
         ConfigError: there is no such file, or it does not hold a JSON object.

@@ -1,4 +1,4 @@
-"""From the keys of `timeouts` to one `TimeoutsConfig`."""
+"""Make one `TimeoutsConfig` from the keys of `timeouts`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torchloom.config.model import TimeoutsConfig
 from torchloom.config.schema import TimeoutsSection
 
 _MARGIN_S = 60.0
-"""The process group outlasts torchloom's own limits, whose errors say more."""
+"""The process group times out later than torchloom's own limits, because torchloom's errors say more."""
 
 
 def resolve_timeouts(section: TimeoutsSection) -> TimeoutsConfig:

@@ -1,4 +1,4 @@
-"""Validate a cleaned document, turn pydantic's errors into ours, and go on without the bad parts."""
+"""Validate a cleaned document; parts that pydantic refuses become errors and are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From `zero_optimization` to one `ZeroConfig`; bucket sizes are hints."""
+"""Make one `ZeroConfig` from `zero_optimization`; bucket sizes are hints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torchloom.config.findings import Findings
 from torchloom.config.model import MIB, DType, PrecisionConfig, ZeroConfig
 from torchloom.config.schema_zero import ZeroSection
 
-MAX_BUCKET_BYTES = 64 * MIB  # a guess: beyond it, larger messages gain little and hold memory
+# Not measured: an assumption that larger messages gain little and hold memory longer.
+MAX_BUCKET_BYTES = 64 * MIB
 DefaultT = TypeVar("DefaultT")
 _ITEM_BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -16,7 +17,14 @@ _ITEM_BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 def resolve_zero(
     section: ZeroSection, precision: PrecisionConfig, world_size: int | None, findings: Findings
 ) -> ZeroConfig:
-    """Return how training state is divided; what cannot be offered becomes errors."""
+    """Return how training state is sharded; what torchloom does not support becomes an error.
+
+    Args:
+        section: the section `zero_optimization`.
+        precision: the resolved types, which give bucket sizes in bytes.
+        world_size: data-parallel ranks; None if not known.
+        findings: collects errors, notes and hints.
+    """
     _check_offload(section, findings)
     _check_stage(section, findings)
     _check_shard_size(section, world_size, findings)

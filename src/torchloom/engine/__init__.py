@@ -5,6 +5,14 @@ from __future__ import annotations
 from torchloom.engine.api import initialize
 from torchloom.engine.engine import Engine
 from torchloom.engine.native import clip_grad_norm_, shard_model
+from torchloom.engine.over_ranks import all_reduce
 from torchloom.engine.own_compile import compile_model
 
-__all__ = ["Engine", "clip_grad_norm_", "compile_model", "initialize", "shard_model"]
+__all__ = [
+    "Engine",
+    "all_reduce",
+    "clip_grad_norm_",
+    "compile_model",
+    "initialize",
+    "shard_model",
+]

@@ -1,8 +1,8 @@
-"""How long collectives take between the ranks that are here, by size.
+"""Time collectives between the ranks of this run, by size.
 
-Up to three transports are timed: torchloom's own over messages (`all_gather`) and, where the ranks can
-share memory, through that (`shm_all_gather`), which compiled steps use; and the process group's
-(`c10d_all_gather`), to compare with.
+Up to three transports are timed: torchloom's over messages (`all_gather`), torchloom's over shared
+memory if the ranks can share it (`shm_all_gather`), and, for comparison, the process group's
+(`c10d_all_gather`). Compiled steps use the first two.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torchloom.engine.groups import ensure_process_group
 from torchloom.runtime import Communicator, get_communicator
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))
-"""Bytes of the whole tensor: 1 KiB to 64 MiB."""
+"""Sizes of the whole tensor in bytes: 1 KiB to 64 MiB."""
 _QUICK_SIZES = (1 << 10, 1 << 16)
 
 Collective = Callable[[Tensor, Tensor], object]
 
 
 def join_ranks(device: torch.device) -> None:
-    """Make the process group; each rank takes the CUDA device of its place on the host."""
+    """Create the process group; on CUDA each rank takes the device of its local rank."""
     if device.type == "cuda":
         torch.cuda.set_device(envs.launch().local_rank)
     ensure_process_group()
@@ -38,6 +38,10 @@ def measure_collectives(
     device: torch.device, quick: bool = False
 ) -> dict[str, list[tuple[int, float]]]:
     """Time each collective over the default process group; all ranks must call.
+
+    Args:
+        device: where the tensors are.
+        quick: time two small sizes only.
 
     Returns:
         (bytes, median microseconds) by kind and number of ranks, e.g. `"all_gather/2"`.

@@ -1,11 +1,11 @@
-"""The command `torchloom calibrate`: measure, show, keep.
+"""The command `torchloom calibrate`: measure, print, save.
 
     torchloom calibrate                  this device: products, memory, AdamW, link to the host
     torchloom calibrate --nproc 2        also collectives between two ranks of this host
     torchrun ... -m torchloom calibrate  the same with the ranks that torchrun starts
     torchloom calibrate --show           what is known already
 
-Ranks measure at the same time, as they train, and the slowest figure counts. Nothing else should
+All ranks measure at the same time, as they train, and the slowest result counts. Nothing else should
 run on the machine.
 """
 
@@ -18,31 +18,36 @@ from typing import Annotated
 import typer
 
 from torchloom import envs
-from torchloom.cli.train.parent import begin_worker
+from torchloom.cli.launch.parent import begin_worker
 from torchloom.errors import PlanError
 
 _STOPPING = "stopping"
 
 
 def calibrate(
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device to measure: cpu, cuda or cuda:N.")] = "cpu",
     nproc: Annotated[
         int,
-        typer.Option(min=1, help="Ranks to start, to measure collectives; under torchrun: its."),
+        typer.Option(
+            min=1, help="Ranks to start, to measure collectives; not used under torchrun."
+        ),
     ] = 1,
     out: Annotated[
         Path | None,
         typer.Option(help="JSON file to write.", show_default="this machine's own cost table"),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--show", help="Measure nothing; show what is known.")
+        bool, typer.Option("--show", help="Do not measure; print the saved table.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small operands, kept only with --out: to try it out.")
+        bool,
+        typer.Option(
+            "--quick", help="Use small operands, to try the command; saved only with --out."
+        ),
     ] = False,
 ) -> None:
-    """Measure this machine, for plans and choices that rest on costs."""
+    """Measure the speed of this machine, for plans and other choices that depend on it."""
     _check_writable(out)
     if show:
         _show(device, out, as_json)
@@ -51,10 +56,10 @@ def calibrate(
             begin_worker()
         _measure(device, out, as_json, quick)
     else:
-        from torchloom.cli.train.launcher import launch  # imports torch's elastic agent
+        from torchloom.cli.launch.launcher import launch  # imports torch's elastic agent
         from torchloom.costs import find_device
 
-        find_device(device)  # a bad name is one message here, not one for each rank
+        find_device(device)  # a bad name gives one error here, not one per rank
         flags = [*(["--json"] if as_json else []), *(["--quick"] if quick else [])]
         where = [] if out is None else ["--out", str(out)]
         argv = ["calibrate", "--device", device, *where, *flags]
@@ -95,7 +100,7 @@ def _measure(device_name: str, path: Path | None, as_json: bool, quick: bool) ->
     if launch.rank == 0:
         table.figures["calibrated_in_s"] = time.perf_counter() - started
         where = None
-        if path is not None or not quick:  # figures from small operands would mislead plans
+        if path is not None or not quick:  # results of small operands would mislead plans
             try:
                 where = save_table(table, device, path)
             except OSError as error:
@@ -104,7 +109,7 @@ def _measure(device_name: str, path: Path | None, as_json: bool, quick: bool) ->
 
 
 def _check_writable(path: Path | None) -> None:
-    """Refuse a bad path before minutes of measuring."""
+    """Refuse a bad path before measuring, which takes minutes."""
     if path is not None and path.is_dir():
         raise PlanError(f"--out {path} is a folder: name a file, e.g. {path / 'costs.json'}")
     if path is not None and not path.parent.is_dir():

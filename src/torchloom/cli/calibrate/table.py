@@ -14,7 +14,13 @@ from torchloom.costs.store import table_to_json
 
 
 def print_table(table: CostTable, where: Path | None, as_json: bool) -> None:
-    """Print a table, and the file that holds it, if one does."""
+    """Print a table and the path of its file.
+
+    Args:
+        table: the measured figures.
+        where: its file; None if it was not saved.
+        as_json: print JSON instead.
+    """
     if as_json:
         typer.echo(table_to_json(table, machine_facts()).rstrip())
         return
@@ -26,7 +32,7 @@ def print_table(table: CostTable, where: Path | None, as_json: bool) -> None:
     if table.collectives:
         console.print(_collectives(table))
     console.print(f"{len(table.ops)} operators and products measured one by one")
-    kept = "not kept: --quick is for trying out" if where is None else str(where)
+    kept = "not kept: --quick is for trying the command" if where is None else str(where)
     console.print(kept, soft_wrap=True)
 
 
@@ -49,7 +55,7 @@ def _rows(table: CostTable) -> Iterator[tuple[str, str]]:
 def _collectives(table: CostTable) -> Table:
     """Return microseconds by size, one column for each kind and number of ranks."""
     kinds = sorted(table.collectives)
-    # Narrow columns: the header's words stand below each other.
+    # Line breaks in the header keep the columns narrow.
     headers = [kind.replace("_", "_\n", 1).replace("/", "\nranks: ") for kind in kinds]
     shown = Table("bytes", *headers, title="collectives, us", box=None, pad_edge=False)
     sizes = sorted({size for points in table.collectives.values() for size, _ in points})

@@ -1,0 +1,138 @@
+"""The text to train on, split into a training part and a held-out part.
+
+The default is the source code of the running Python's standard library, which every machine has.
+`--data` names a file or a folder instead; it may hold any bytes.
+
+A digest of names and positions decides what is held out: one sixteenth of the files, or of blocks of
+64 KiB if there are fewer than 32 files. The split is the same on every rank, in every run and for
+every seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchloom.errors import DataError
+
+MAX_STDLIB_BYTES = 16 << 20
+MAX_DATA_BYTES = 1 << 30
+_BLOCK_BYTES = 64 << 10
+_MIN_FILES = 32
+_HELD_OUT_PART = 16
+_CACHES = frozenset({"__pycache__"})
+# Tests are repetitive; character tables and generated help texts are neither prose nor code.
+_STDLIB_EXCLUDED = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """Text as bytes, in two parts that do not overlap."""
+
+    name: str
+    train: bytes
+    heldout: bytes
+    num_files: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.num_files} files, {len(self.train) / 1e6:.2f} MB to train on, "
+            f"{len(self.heldout) / 1e6:.2f} MB held out"
+        )
+
+
+def load_corpus(path: str | None, *, seq_len: int) -> Corpus:
+    """Read and split the text.
+
+    Args:
+        path: a file or folder; the standard library's sources when `None`.
+        seq_len: bytes per sample; each part must hold at least one sample and the byte after it.
+
+    Raises:
+        DataError: the path is missing, unreadable, empty or too small.
+    """
+    if path is None:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        name, files = "Python standard library", _list_stdlib(root)
+        limit_bytes = MAX_STDLIB_BYTES
+    else:
+        root = Path(path).expanduser()
+        name, files, limit_bytes = str(path), _list_files(root), MAX_DATA_BYTES
+    documents = _read(root, files, limit_bytes)
+    train, heldout = _split(documents)
+    shortest = min(len(train), len(heldout))
+    if shortest <= seq_len:
+        total = len(train) + len(heldout)
+        raise DataError(
+            f"data {name!r} holds {total} bytes: too few for samples of {seq_len} in both the "
+            f"training and the held-out part (one sixteenth): give more text or a smaller --seq-len"
+        )
+    return Corpus(name=name, train=train, heldout=heldout, num_files=len(documents))
+
+
+def _list_stdlib(root: Path) -> list[Path]:
+    skipped = _STDLIB_EXCLUDED | _CACHES
+    return [p for p in sorted(root.rglob("*.py")) if not skipped & set(p.relative_to(root).parts)]
+
+
+def _list_files(root: Path) -> list[Path]:
+    if root.is_file():
+        return [root]
+    if not root.exists():
+        raise DataError(f"data path {str(root)!r} does not exist: --data takes a file or a folder")
+    if not root.is_dir():
+        raise DataError(f"data path {str(root)!r} is neither a file nor a folder")
+    files = [p for p in sorted(root.rglob("*")) if p.is_file() and not _is_hidden(p, root)]
+    if not files:
+        raise DataError(f"data folder {str(root)!r} holds no file (hidden ones are not read)")
+    return files
+
+
+def _is_hidden(path: Path, root: Path) -> bool:
+    parts = path.relative_to(root).parts
+    return any(part.startswith(".") or part in _CACHES for part in parts)
+
+
+def _read(root: Path, files: list[Path], limit_bytes: int) -> list[tuple[str, bytes]]:
+    """Read whole files in order until `limit_bytes` are reached."""
+    documents, total = [], 0
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                content = file.read(limit_bytes - total)
+        except OSError as err:
+            raise DataError(f"data file {str(path)!r} cannot be read: {err.strerror}") from None
+        documents.append((str(path.relative_to(root)), content))
+        total += len(content)
+        if total >= limit_bytes:
+            break
+    if not total:
+        raise DataError(f"data {str(root)!r} is empty: there is nothing to train on")
+    return documents
+
+
+def _split(documents: list[tuple[str, bytes]]) -> tuple[bytes, bytes]:
+    """Return the training and the held-out part, each in reading order."""
+    pieces = documents if len(documents) >= _MIN_FILES else list(_blocks(documents))
+    by_digest = sorted(
+        range(len(pieces)), key=lambda i: hashlib.sha256(pieces[i][0].encode()).digest()
+    )
+    heldout = set(by_digest[: max(1, len(pieces) // _HELD_OUT_PART)])
+    return (
+        b"".join(content for i, (_, content) in enumerate(pieces) if i not in heldout),
+        b"".join(content for i, (_, content) in enumerate(pieces) if i in heldout),
+    )
+
+
+def _blocks(documents: list[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+    """Cut documents into blocks, small enough that one sixteenth of them can be held out."""
+    total = sum(len(content) for _, content in documents)
+    size = max(1, min(_BLOCK_BYTES, total // _HELD_OUT_PART))
+    for name, content in documents:
+        for start in range(0, len(content), size):
+            yield f"{name}@{start}", content[start : start + size]

@@ -1,0 +1,48 @@
+"""The options of a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PRESET_NAMES = ("llama-tiny", "llama-34m")
+"""The built-in models; `--model` also accepts a folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions:
+    """The options of one run; `None` means "as the config or the default says"."""
+
+    model: str = "llama-tiny"
+    """A built-in preset or a local folder in Hugging Face format."""
+    config: str | None = None
+    """A DeepSpeed-shaped JSON file."""
+    data: str | None = None
+    """A text file or a folder of them; the standard library's sources by default."""
+    out: str | None = None
+    """Where metrics, charts and checkpoints go; a fresh folder under `runs/` by default."""
+    nproc: int = 2
+    """Workers started on this host; ignored when a launcher started this process."""
+    steps: int = 120
+    """Optimizer steps of the whole run, those before a resume included."""
+    resume: bool = False
+    """Continue from the newest checkpoint in `out`."""
+    compile: bool = True
+    """Weave and compile the step; without it the engine runs eagerly sharded."""
+    seed: int = 0
+    """Decides initial weights, order of samples and dropout."""
+    seq_len: int = 256
+    """Tokens per sample."""
+    micro_batch: int | None = None
+    """Samples per rank and micro-step."""
+    eval_every: int = 20
+    """Steps between two evaluations of the held-out text."""
+    save_every: int | None = None
+    """Steps between two checkpoints; by default only the end is saved."""
+    keep_last: int | None = None
+    """How many checkpoints stay; all by default."""
+    log_every: int = 10
+    """Steps between two printed lines where there is no terminal for a progress bar."""
+    tensorboard: bool = False
+    """Also write TensorBoard events to `out/tensorboard`."""
+    report: bool = False
+    """Also watch the compile and the first steps, and leave `report.html` in `out`."""

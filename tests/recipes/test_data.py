@@ -1,0 +1,119 @@
+"""Text and the order of samples: deterministic, disjoint, resumable on another number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchloom.errors import CheckpointError, DataError
+from torchloom.recipes.train.corpus import load_corpus
+from torchloom.recipes.train.stream import SampleStream, heldout_batches, windows
+
+
+def stream(*, length=1001, **options):
+    defaults = {"seq_len": 10, "micro_batch": 2, "seed": 3}
+    return SampleStream(torch.arange(length), **{**defaults, **options})
+
+
+def take(source, num_batches):
+    return torch.cat([next(source) for _ in range(num_batches)])
+
+
+def test_the_default_text_is_the_same_each_time_and_large_enough():
+    one, two = load_corpus(None, seq_len=256), load_corpus(None, seq_len=256)
+    assert one == two
+    assert len(one.train) > 2_000_000
+    assert len(one.heldout) > 50_000
+    assert b"import " in one.heldout
+    assert "Python standard library" in str(one)
+
+
+def test_a_folder_is_split_by_file(tmp_path):
+    for i in range(64):
+        (tmp_path / f"{i:02}.txt").write_bytes(f"<{i}>".encode() * 100)
+    (tmp_path / ".hidden").write_text("secret" * 1000)
+    corpus = load_corpus(str(tmp_path), seq_len=16)
+    assert corpus.num_files == 64
+    assert b"secret" not in corpus.train + corpus.heldout
+    for i in range(64):
+        tag = f"<{i}>".encode()
+        assert (tag in corpus.train) != (tag in corpus.heldout)
+
+
+def test_one_file_is_split_by_block_and_nothing_is_lost(tmp_path):
+    content = b"".join(i.to_bytes(4, "big") for i in range(50_000))
+    (tmp_path / "a.bin").write_bytes(content)
+    corpus = load_corpus(str(tmp_path / "a.bin"), seq_len=16)
+    numbers = {
+        part[i : i + 4] for part in (corpus.train, corpus.heldout) for i in range(0, len(part), 4)
+    }
+    assert len(corpus.train) + len(corpus.heldout) == len(content)
+    assert 0 < len(corpus.heldout) < len(content) / 4
+    assert len(numbers) >= 49_000
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda p: p / "missing", "does not exist"),
+        (lambda p: p, "holds no file"),
+        (lambda p: (p / "empty.txt").touch() or p / "empty.txt", "is empty"),
+        (lambda p: (p / "s.txt").write_text("hello") and p / "s.txt", "too few"),
+    ],
+)
+def test_bad_data_is_refused_by_name(tmp_path, prepare, message):
+    path = prepare(tmp_path)
+    with pytest.raises(DataError, match=message) as caught:
+        load_corpus(str(path), seq_len=16)
+    assert str(path) in str(caught.value)
+
+
+def test_windows_share_one_token_and_cover_the_text():
+    rows = windows(torch.arange(31), 10)
+    assert rows.tolist() == [list(range(i, i + 11)) for i in (0, 10, 20)]
+    with pytest.raises(DataError, match="fewer than one sample"):
+        windows(torch.arange(10), 10)
+
+
+def test_an_epoch_visits_each_window_once_in_another_order_each_time():
+    source = stream(micro_batch=10)
+    epochs = [take(source, 10)[:, 0].tolist() for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(0, 1000, 10))
+    assert epochs[0] != epochs[1]
+    assert take(stream(micro_batch=10, seed=4), 10)[:, 0].tolist() != epochs[0]
+
+
+def test_ranks_share_one_global_sequence():
+    alone = take(stream(micro_batch=4), 3)
+    both = [take(stream(rank=rank, world_size=2), 3) for rank in (0, 1)]
+    merged = torch.cat([both[r][2 * i : 2 * i + 2] for i in range(3) for r in (0, 1)])
+    assert torch.equal(alone, merged)
+
+
+def test_a_resumed_stream_continues_on_another_number_of_ranks():
+    whole = take(stream(micro_batch=4), 8)
+    first = stream(rank=1, world_size=2)
+    take(first, 5)
+    second = stream(micro_batch=4)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(take(second, 3), whole[20:])
+
+
+@pytest.mark.parametrize("changes", [{"seed": 4}, {"length": 2001}, {"seq_len": 9}])
+def test_a_state_of_other_samples_is_refused(changes):
+    with pytest.raises(CheckpointError, match="resume with the same"):
+        stream(**changes).load_state_dict(stream().state_dict())
+
+
+def test_heldout_batches_are_disjoint_and_equally_many_on_all_ranks():
+    options = {"seq_len": 10, "micro_batch": 2, "world_size": 3, "max_samples": 20}
+    ranks = [heldout_batches(torch.arange(1001), rank=r, **options) for r in range(3)]
+    assert [len(batches) for batches in ranks] == [3, 3, 3]
+    starts = torch.cat([batch for batches in ranks for batch in batches])[:, 0].tolist()
+    assert len(set(starts)) == 18
+    assert max(starts) > 900
+
+
+def test_a_tiny_heldout_text_is_gone_through_again():
+    batches = heldout_batches(torch.arange(25), seq_len=10, micro_batch=4, rank=1, world_size=2)
+    assert [batch.shape for batch in batches] == [(4, 11)]

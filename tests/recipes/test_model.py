@@ -1,0 +1,125 @@
+"""The built-in decoder: sizes, causality, gradients, one graph, FLOP count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchloom.errors import ConfigError
+from torchloom.recipes.train.flops import flops_per_token, peak_tflops
+from torchloom.recipes.train.model import PRESETS, Llama, LlamaConfig, llama_34m, llama_tiny
+from torchloom.recipes.train.options import PRESET_NAMES
+
+SMALL = {"vocab_size": 32, "dim": 16, "num_layers": 2, "num_heads": 4, "hidden_dim": 24}
+
+
+def small(**changes):
+    torch.manual_seed(0)
+    return Llama(LlamaConfig(**{**SMALL, "max_seq_len": 12, **changes}))
+
+
+def count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_presets_have_the_sizes_that_they_claim():
+    assert tuple(PRESETS) == PRESET_NAMES
+    with torch.device("meta"):
+        assert count(Llama(llama_34m())) == 34_087_424
+        assert count(Llama(llama_tiny())) == 1_869_504
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 2}, {"tie_embeddings": True}])
+def test_a_later_token_changes_nothing_before_it(changes):
+    model = small(**changes)
+    tokens = torch.randint(32, (2, 12))
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 32
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+    assert before.shape == (2, 12, 32)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+def test_rotary_positions_tell_equal_tokens_apart_only_by_distance():
+    model = small(num_layers=1)
+    tokens = torch.tensor([[1, 2, 3, 1, 2, 3]])
+    with torch.no_grad():
+        logits = model(tokens)
+    assert not torch.allclose(logits[0, 2], logits[0, 5])
+
+
+def test_loss_is_that_of_the_logits_and_every_parameter_learns():
+    model = small()
+    tokens, labels = torch.randint(32, (2, 12)), torch.randint(32, (2, 12))
+    labels[0, :3] = -100
+    loss = model(tokens, labels=labels)
+    expected = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_tied_embeddings_are_one_parameter():
+    assert count(small()) - count(small(tie_embeddings=True)) == 32 * 16
+
+
+def test_grouped_queries_equal_full_heads_with_repeated_keys():
+    grouped, full = small(num_kv_heads=2, num_layers=1), small(num_layers=1)
+    state = grouped.state_dict()
+    for name in ("wk", "wv"):
+        key = f"layers.0.attention.{name}.weight"
+        heads = state[key].unflatten(0, (2, 4))
+        state[key] = heads.repeat_interleave(2, dim=0).flatten(0, 1)
+    full.load_state_dict(state)
+    tokens = torch.randint(32, (2, 12))
+    torch.testing.assert_close(grouped(tokens), full(tokens))
+
+
+def test_it_traces_as_one_graph():
+    model = small()
+    tokens = torch.randint(32, (2, 12))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(tokens, labels=tokens), model(tokens, labels=tokens))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"num_heads": 3}, "even head size"), ({"num_kv_heads": 3}, "multiple of num_kv_heads=3")],
+)
+def test_sizes_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        small(**changes)
+
+
+def test_flop_formula_agrees_with_torchs_counter():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = small()
+    tokens = torch.randint(32, (2, 12))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(tokens, labels=tokens).backward()
+    num_matmul_params = sum(p.numel() for p in model.parameters() if p.dim() == 2) - 32 * 16
+    formula = 24 * flops_per_token(
+        num_matmul_params=num_matmul_params, num_layers=2, width=16, seq_len=12
+    )
+    # The counter takes attention as full, the formula as causal, so half of that term is missing.
+    causal_saving = 24 * 6 * 2 * 16 * 12
+    assert counter.get_total_flops() == pytest.approx(formula + causal_saving, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA L40S", 362.0),
+        ("CPU", None),
+        ("NVIDIA GeForce GT 710", None),
+    ],
+)
+def test_peaks_are_known_or_none(name, peak):
+    assert peak_tflops(name) == peak

@@ -1,0 +1,156 @@
+"""What the user sees and keeps: lines, bar, table, charts, summary."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from torchloom.recipes.train.metrics import (
+    TENSORBOARD_TAGS,
+    EvalRow,
+    JsonlSink,
+    StepRow,
+    TensorBoardSink,
+    read_rows,
+)
+from torchloom.recipes.train.progress import BarDisplay, LineDisplay, make_progress
+from torchloom.recipes.train.summary import print_summary, summarize, write_charts, write_summary
+
+
+def step_row(step, **changes):
+    values = {
+        "loss": 5.0 / step,
+        "lr": 1e-3,
+        "grad_norm": 1.0,
+        "tokens": 100 * step,
+        "step_time_s": 30.0 if step == 1 else 0.5,
+        "data_time_s": 0.01,
+        "tokens_per_s": 200.0,
+        "tflops_per_s": 0.25,
+        "mfu": None,
+        "memory_gib": 1.0,
+        "peak_memory_gib": 1.5,
+        "collectives": 12,
+        "collective_bytes": 3 << 20,
+    }
+    return StepRow(step=step, **{**values, **changes})
+
+
+@pytest.fixture
+def rows(tmp_path):
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.log(EvalRow(step=0, heldout_loss=5.5))
+    for step in range(1, 6):
+        sink.log(step_row(step))
+    sink.log(EvalRow(step=5, heldout_loss=2.25))
+    sink.close()
+    return read_rows(tmp_path / "metrics.jsonl")
+
+
+def make_summary(rows, **changes):
+    facts = {
+        "model": "llama-tiny",
+        "num_params": 1_900_000,
+        "unit": "byte",
+        "world_size": 2,
+        "device": "CPU",
+        "zero_stage": 3,
+        "steps": 5,
+        "peak_memory_gib": 1.5,
+        "compile_time_s": 31.4,
+        "num_graphs": 2,
+        "num_fallbacks": 1,
+        "stopped_by": None,
+        "checkpoint": "out/checkpoints/global_step5",
+    }
+    return summarize(rows, **{**facts, **changes})
+
+
+def show(draw, **options):
+    file = io.StringIO()
+    draw(Console(file=file, width=100, **options))
+    return file.getvalue()
+
+
+def test_the_summary_takes_medians_and_the_table_shows_them(rows, tmp_path):
+    summary = make_summary(rows)
+    assert (summary.step_time_median_s, summary.tokens) == (0.5, 500)
+    assert (summary.collectives_per_step, summary.collective_mib_per_step) == (12, 3.0)
+    text = show(lambda c: print_summary(c, summary, {"loss": tmp_path / "loss.svg"}))
+    for part in (
+        "5.500 -> 2.250 nats/byte",
+        "500 ms",
+        "200 tokens/s",
+        "1.50 GiB",
+        "12 per step",
+        "2 graphs in 31 s, 1 ran eagerly",
+    ):
+        assert part in text
+    assert "n/a (no known peak)" in text
+    assert str(tmp_path / "loss.svg") in text.replace("\n", "")
+    write_summary(tmp_path / "summary.json", summary)
+    assert json.loads((tmp_path / "summary.json").read_text())["heldout_loss_last"] == 2.25
+
+
+def test_a_stopped_run_says_so_and_when_it_was_last_evaluated(rows):
+    summary = make_summary(rows[:4], steps=3, stopped_by="SIGINT")
+    text = show(lambda c: print_summary(c, summary, {}))
+    assert "stopped by SIGINT" in text
+    assert "5.500 -> 5.500 nats/byte, step 0" in text
+
+
+def test_a_run_stopped_before_its_first_step_has_a_summary_too(tmp_path):
+    summary = make_summary([], steps=0, num_graphs=0)
+    text = show(lambda c: print_summary(c, summary, {}))
+    assert "n/a" in text and "nothing, ran eagerly" in text
+    assert write_charts(tmp_path, [], summary) == []
+
+
+def test_charts_are_written(rows, tmp_path):
+    loss, step_time = write_charts(tmp_path, rows, make_summary(rows))
+    assert "nats per byte" in loss.read_text() and "held-out loss" in loss.read_text()
+    assert "milliseconds" in step_time.read_text() and "2 ranks on CPU" in step_time.read_text()
+
+
+def test_plain_lines_come_for_the_first_and_every_nth_step():
+    def draw(console):
+        sink = make_progress(console, steps=5, done=0, log_every=2, compiles=True, unit="byte")
+        assert isinstance(sink, LineDisplay)
+        sink.log(EvalRow(step=0, heldout_loss=5.5))
+        for step in range(1, 6):
+            sink.log(step_row(step, mfu=0.5))
+        sink.close()
+
+    lines = show(draw).splitlines()
+    assert lines[0] == "step 0: held-out loss 5.500 nats/byte"
+    assert lines[1] == "compiling ..."
+    assert [line.split("  ")[0] for line in lines[2:]] == [f"step {k}/5" for k in (1, 2, 4, 5)]
+    assert "loss 1.000  200 tokens/s  500 ms/step  1.00 GiB  MFU 50.0%" in lines[-1]
+
+
+def test_a_terminal_gets_a_bar():
+    def draw(console):
+        sink = make_progress(console, steps=5, done=1, log_every=2, compiles=False, unit="byte")
+        assert isinstance(sink, BarDisplay)
+        sink.log(EvalRow(step=1, heldout_loss=4.5))
+        sink.log(step_row(2))
+        sink.close()
+
+    text = show(draw, force_terminal=True)
+    assert "2/5" in text and "loss 2.500" in text and "held-out loss" in text
+
+
+def test_tensorboard_gets_every_number(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path)
+    sink.log(step_row(1, mfu=0.5))
+    sink.log(EvalRow(step=1, heldout_loss=5.0))
+    sink.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(TENSORBOARD_TAGS.values())

@@ -1,0 +1,45 @@
+"""Which page holds which generated parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torchloom
+from docs_pages import commands, passes, schema
+from docs_pages.marks import filled
+from docs_pages.tables import arguments
+from torchloom.pipeline.backend import weave
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "config.md": {"the schema": schema.render_reference},
+    "passes.md": {
+        "the presets": passes.presets,
+        "the passes": passes.sections,
+        "PassContext": passes.context,
+    },
+    "backends.md": {
+        "the backend torchloom": lambda: arguments(weave, skip=("gm", "example_inputs"))
+    },
+    "training.md": {"engine.compile": lambda: arguments(torchloom.Engine.compile)},
+    "serving.md": {
+        "support_torch_compile": lambda: arguments(torchloom.support_torch_compile, skip=("cls",))
+    },
+    "cli.md": {"the commands": commands.commands},
+}
+
+
+def stale(page: str) -> str | None:
+    """Return the page as it should be, or None where it is so already.
+
+    Args:
+        page: a name in `PAGES`.
+
+    Raises:
+        ValueError: the page lacks marks, or a docstring lacks an argument.
+    """
+    text = (DOCS / page).read_text(encoding="utf-8")
+    wanted = filled(text, PAGES[page])
+    return None if wanted == text else wanted

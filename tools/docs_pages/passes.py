@@ -1,0 +1,81 @@
+"""Parts of docs/passes.md: presets, passes, and the context that passes read."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any
+
+from docs_pages.docstrings import fenced, parse
+from docs_pages.tables import arguments, fields, table
+from torchloom.config.fields import keys_of
+from torchloom.config.schema_compile import CompileSection
+from torchloom.graph import GraphPass, PassContext
+from torchloom.passes import PASSES
+from torchloom.pipeline.presets import PRESETS
+
+
+def presets() -> str:
+    """Return the passes of each ZeRO stage."""
+    rows = [(str(stage), ", ".join(f"`{n}`" for n in names)) for stage, names in PRESETS.items()]
+    return table(("stage", "passes, in order"), rows)
+
+
+def context() -> str:
+    """Return what a pass may know."""
+    return fields(PassContext)
+
+
+def sections() -> str:
+    """Return a section for each pass; passes of one module share one."""
+    by_module = groupby(PASSES.values(), key=lambda each: _function(each).__module__)
+    modules: dict[str, list[GraphPass]] = {}
+    for module, passes in by_module:
+        modules.setdefault(module, []).extend(passes)
+    return "\n\n".join("\n\n".join(_section(name, each)) for name, each in modules.items())
+
+
+def _section(module: str, passes: list[GraphPass]) -> Iterator[str]:
+    document = inspect.cleandoc(sys.modules[module].__doc__ or "")
+    summary, _, text = document.partition("\n\n")
+    yield f"## {', '.join(each.name for each in passes)}"
+    yield summary
+    for each in passes:
+        yield _facts(each, alone=len(passes) == 1)
+    if text:
+        yield fenced(text)
+    for each in passes:
+        options = arguments(_function(each), only_keywords=True)
+        if options:
+            yield f"Options of `{each.name}`:" if len(passes) > 1 else "Options:"
+            yield options
+
+
+def _facts(each: GraphPass, *, alone: bool) -> str:
+    stages = [str(stage) for stage, names in PRESETS.items() if each.name in names]
+    facts = [f"Stage: {each.stage}."]
+    for label, names in (
+        ("Provides", each.provides),
+        ("Requires", each.requires),
+        ("Excludes", each.conflicts_with),
+    ):
+        if names:
+            facts.append(f"{label}: {', '.join(f'`{name}`' for name in sorted(names))}.")
+    facts.append(f"In the presets of stages {', '.join(stages)}." if stages else "In no preset.")
+    keys = keys_of(CompileSection).values()
+    facts += [f"`compile.{key.name}` adds it." for key in keys if key.adds == each.name]
+    text = " ".join(facts)
+    if alone:
+        return text
+    return f"`{each.name}`: {parse(_function(each).__doc__).summary} {text}"
+
+
+def _function(each: GraphPass) -> Callable[..., Any]:
+    """Return the function of a pass, without options that are bound to it."""
+    fn = each.fn
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return inspect.unwrap(fn)

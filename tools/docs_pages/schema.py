@@ -1,0 +1,100 @@
+"""The reference of docs/config.md: tables of all keys, optimizers and schedules, from the schema."""
+
+from __future__ import annotations
+
+from torchloom.config.fields import Key, Section, keys_of
+from torchloom.config.kinds import show
+from torchloom.config.optimizer import DEEPSPEED_ONLY, TABLES
+from torchloom.config.scheduler import SCHEDULES
+from torchloom.config.schema import ConfigSchema
+
+_DISPLAY = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
+
+
+def render_reference() -> str:
+    """Return the tables of all keys, optimizers and schedules as Markdown.
+
+    Example:
+        >>> "`stage3_param_persistence_threshold`" in render_reference()
+        True
+    """
+    places: dict[type[Section], list[str]] = {}
+    _find_sections(ConfigSchema, "", places)
+    sections = [_section_table(of, paths) for of, paths in places.items()]
+    return "\n\n".join((*sections, _optimizers(), _schedules(), _others()))
+
+
+def _find_sections(of: type[Section], path: str, places: dict[type[Section], list[str]]) -> None:
+    """Collect each section with the paths at which it stands."""
+    places.setdefault(of, []).append(path)
+    for key in keys_of(of).values():
+        if key.section is not None:
+            _find_sections(key.section, f"{path}.{key.name}" if path else key.name, places)
+
+
+def _section_table(of: type[Section], paths: list[str]) -> str:
+    keys = [key for key in keys_of(of).values() if of is not ConfigSchema or not _is_other(key)]
+    title = ", ".join(f"`{path}`" for path in paths if path) or "Top level"
+    summary = (of.__doc__ or "").strip().splitlines()[0]
+    return f"### {title}\n\n{summary}\n\n{_table(keys)}"
+
+
+def _others() -> str:
+    keys = [key for key in keys_of(ConfigSchema).values() if _is_other(key)]
+    return f"### Other DeepSpeed keys at the top level\n\n{_table(keys)}"
+
+
+def _is_other(key: Key) -> bool:
+    return key.treatment != "used"
+
+
+def _table(keys: list[Key]) -> str:
+    lines = ["| key | default | treatment | meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| {_names(key)} | {_default(key)} | {key.treatment} | {_cell(_meaning(key))} |"
+        for key in keys
+    ]
+    return "\n".join(lines)
+
+
+def _names(key: Key) -> str:
+    also = [f"`{name}`" for name in key.aliases]
+    also += [f"`{name}` (deprecated)" for name in key.old]
+    return f"`{key.name}`" + (f"; also {', '.join(also)}" if also else "")
+
+
+def _default(key: Key) -> str:
+    if key.section is not None or key.free_form or key.default in (None, "", ()):
+        return ""
+    return f"`{show(key.default)}`"
+
+
+def _meaning(key: Key) -> str:
+    if key.treatment == "hint" and not key.instead:
+        return f"{key.doc}; capped, and reported as asked / used"
+    return f"{key.doc}; {key.instead}" if key.instead else key.doc
+
+
+def _optimizers() -> str:
+    lines = ["### `optimizer.type` and its `params`", "", "| type | params |", "|---|---|"]
+    for name, table in TABLES.items():
+        ours = ", ".join(f"`{param}`" for param in table if param not in DEEPSPEED_ONLY)
+        theirs = ", ".join(f"`{param}`" for param in table if param in DEEPSPEED_ONLY)
+        translated = f"; translated: {theirs}" if theirs else ""
+        lines.append(f"| `{_DISPLAY[name]}` | {ours}{translated} |")
+    return "\n".join(lines)
+
+
+def _schedules() -> str:
+    lines = ["### `scheduler.type` and its `params`", "", "| type | params |", "|---|---|"]
+    for name, schedule in SCHEDULES.items():
+        params = [
+            f"`{param}`" + (" (required)" if param in schedule.required else "")
+            for param in schedule.table
+        ]
+        lines.append(f"| `{name}` | {', '.join(params)} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
