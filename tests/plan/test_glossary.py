@@ -6,20 +6,11 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
-from torchloom.plan.glossary import ROOMS, render_glossary, updated
+from docs_pages.glossary import ROOMS, render_glossary
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "planning.md"
 RECORDED = {"Decision", "GraphPlan"}
 """A record on disk names these as the plan does."""
-
-
-def test_the_page_is_up_to_date():
-    page = PAGE.read_text(encoding="utf-8")
-
-    assert updated(page) == page, "run: python -m torchloom.plan.glossary docs/planning.md"
 
 
 def test_each_class_has_its_line():
@@ -42,8 +33,3 @@ def test_a_name_is_that_of_one_class():
             own.update(classes)
 
     assert {name for name in own if names[name] > 1} == RECORDED
-
-
-def test_a_page_without_marks_is_refused():
-    with pytest.raises(ValueError, match="needs the marks"):
-        updated("# nothing")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torchloom
-from docs_pages import commands, passes, schema
+from docs_pages import commands, glossary, passes, private_names, schema
 from docs_pages.marks import filled
 from docs_pages.tables import arguments
 from torchloom.pipeline.backend import weave
@@ -28,6 +28,8 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "support_torch_compile": lambda: arguments(torchloom.support_torch_compile, skip=("cls",))
     },
     "cli.md": {"the commands": commands.commands},
+    "planning.md": {"docstrings": glossary.render_glossary},
+    "versions.md": {"torchloom._torch.table": private_names.render},
 }
 
 

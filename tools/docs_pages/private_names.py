@@ -1,19 +1,11 @@
-"""The rows of the table as the generated part of docs/versions.md.
-
-`python -m torchloom._torch.table.page docs/versions.md` rewrites the part between the two marks.
-"""
+"""The rows of the table of private torch, as docs/versions.md shows them."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from pathlib import Path
 
 from torchloom._torch.table import AREAS, FACTS, PATCHES, Fact, Name, Patch
-
-BEGIN = "<!-- begin: generated from torchloom._torch.table -->"
-END = "<!-- end: generated from torchloom._torch.table -->"
 
 
 def render() -> str:
@@ -35,19 +27,6 @@ def render() -> str:
             *[part for area, rows in AREAS.items() for part in _area(area, rows)],
         ]
     )
-
-
-def updated(page: str) -> str:
-    """Return the page with the part between the marks rendered anew.
-
-    Raises:
-        ValueError: the page lacks one of the marks.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page needs the marks {BEGIN!r} and {END!r}: add them")
-    return f"{before}{BEGIN}\n\n{render()}\n\n{END}{after}"
 
 
 def _area(area: str, rows: Iterable[Name]) -> Iterator[str]:
@@ -81,14 +60,3 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
     )
-
-
-def main(arguments: list[str]) -> None:
-    """Rewrite the generated part of each page named."""
-    for name in arguments:
-        page = Path(name)
-        page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
