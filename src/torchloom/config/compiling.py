@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torchloom.config import kinds
 from torchloom.config.budget import parse_budget
+from torchloom.config.fields import record_of
 from torchloom.config.findings import Findings
 from torchloom.config.frozen import frozen_map
 from torchloom.config.keys import Written
@@ -53,21 +54,14 @@ def resolve_compile(
     passes = _passes(section.passes, stage, findings)
     if passes is not None and section.schedule is not None:
         findings.error(_SCHEDULE, f"{_PASSES} is given too", "keep one of the two")
-    return CompileOptions(
-        enabled=section.enabled,
-        deepcompile=section.deepcompile,
-        backend=section.backend,
+    return record_of(
+        CompileOptions,
+        section,
         kwargs=_kwargs(section.kwargs, findings),
         passes=passes,
         disable_passes=tuple(RENAMED.get(name, name) for name in section.disable_passes),
         schedule=_schedule(section.schedule, stage, findings),
         memory_budget=budget,
-        plan=section.plan,
-        replan_step=section.replan_step,
-        strict=section.strict,
-        dump_graphs=section.dump_graphs,
-        debug_log=section.debug_log,
-        symmetric_memory=section.symmetric_memory,
     )
 
 

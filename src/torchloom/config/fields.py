@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+RecordT = TypeVar("RecordT")
 Treatment = Literal["used", "hint", "no effect", "refused"]
 OnAuto = Literal["default", "derive", "refuse"]
 
@@ -158,6 +159,18 @@ def refused(
 def keys_of(of: type[Section]) -> Mapping[str, Key]:
     """Return the keys of a section by name, in the order of their declaration."""
     return {name: _key(name, info) for name, info in of.model_fields.items()}
+
+
+def record_of(of: type[RecordT], section: Section, **converted: Any) -> RecordT:
+    """Return a record whose fields are the keys of the same name in a section.
+
+    Args:
+        of: the class of the record; a key that no field names has its own owner.
+        section: as the user wrote it.
+        converted: values of fields that differ from their key, or have none.
+    """
+    same = {each.name for each in fields(cast("Any", of))} & keys_of(type(section)).keys()
+    return of(**{**{name: getattr(section, name) for name in same}, **converted})
 
 
 def asks(value: object, key: Key) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from torchloom.config import source as reading
 from torchloom.config.batch import resolve_batch
 from torchloom.config.compiling import resolve_compile
+from torchloom.config.fields import record_of
 from torchloom.config.findings import Findings, Hint, Note, Problem, nearest
 from torchloom.config.frozen import frozen_map
 from torchloom.config.keys import Cleaner, Written, known_paths
@@ -144,9 +145,7 @@ def _resolve(
             extra_passes=resolve_extra_passes(schema.compile, offload),
         ),
         timeouts=resolve_timeouts(schema.timeouts),
-        checkpoint=CheckpointConfig(
-            async_save=schema.checkpoint.async_save, keep_last=schema.checkpoint.keep_last
-        ),
+        checkpoint=record_of(CheckpointConfig, schema.checkpoint),
         steps_per_print=schema.steps_per_print,
         wall_clock_breakdown=schema.wall_clock_breakdown,
         dataloader_drop_last=schema.dataloader_drop_last,

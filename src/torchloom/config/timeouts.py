@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchloom.config.fields import record_of
 from torchloom.config.model import TimeoutsConfig
 from torchloom.config.schema import TimeoutsSection
 
@@ -12,10 +13,6 @@ _MARGIN_S = 60.0
 def resolve_timeouts(section: TimeoutsSection) -> TimeoutsConfig:
     """Return how long a rank waits for others."""
     longest = max(section.step_s, section.compile_s, section.agree_s)
-    return TimeoutsConfig(
-        step_s=section.step_s,
-        compile_s=section.compile_s,
-        agree_s=section.agree_s,
-        rendezvous_s=section.rendezvous_s,
-        process_group_s=section.process_group_s or longest + _MARGIN_S,
+    return record_of(
+        TimeoutsConfig, section, process_group_s=section.process_group_s or longest + _MARGIN_S
     )
