@@ -46,7 +46,9 @@ def test_gathered_weights_and_transfers_are_told_by_their_parameters() -> None:
     for half in ("forward", "backward"):
         apply(found[half], ["place", "bucket"])
     graphs = found["forward"].graph, found["backward"].graph
-    transit = Transit(started=lambda target, args: 1000, refreshed=lambda uses: [0 for _ in uses])
+    transit = Transit(
+        started_bytes=lambda target, args: 1000, regathered_bytes=lambda uses: [0 for _ in uses]
+    )
     step = micro_step(*graphs, transit=transit, keeps_lives=True)
     contents = alive_at_peak(*graphs, step, {})
     assert contents.peak_bytes == step.peak_bytes

@@ -1,11 +1,11 @@
 """The way from a joint graph to a plan: the fastest one within the limits, by all uses of memory.
 
     recompute   values that backward computes again: a point of the frontier
-    offload     the values that are dearest to compute again wait on the host, as many as the link
-                can carry beside compute, and fewer, and more; each set with a frontier of its own
-    weights     stay gathered in the room that is left, or that more recomputing makes
-    shards      stay on the device, and are not reloaded, in such room
-    states      of the optimizer stay on the device in the room that is left, or is made
+    offload     the values that are dearest to compute again wait on the host: a quarter to twice of
+                what the link can carry during compute, or all; each set has its own frontier
+    weights     stay gathered in memory that is free, or that more recomputing frees
+    shards      stay on the device, and are not reloaded, in such memory
+    states      of the optimizer stay on the device, in such memory
     transfers   how large buckets are, and how far ahead weights are gathered
 
 Each candidate is tried on copies of the graphs as later passes leave them: its peak is exact, and its
