@@ -1,0 +1,164 @@
+"""The sweeps: tests that assert the same over many cases, and the cases of each that `make test` runs.
+
+The rest of their cases get the marker `sweep`, which `make test-all`, and with it CI, runs. Kept here are one
+case of each path through the code (stages that differ in what they shard, eager and compiled, Inductor
+where its own code is what the test is about) and of each class of input. A sweep that is not in this table
+runs whole in `make test`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+KEPT: dict[str, tuple[str, ...]] = {
+    # stages x backends x ranks: both stages that shard weights otherwise, both backends, two and three ranks
+    "engine/test_autocast.py::test_half_the_bytes_and_the_same_losses": (
+        "2-aot_eager-3", "3-aot_eager-2", "3-inductor-2",
+    ),
+    "engine/test_copies.py::test_a_copy_has_its_own_weights": (
+        "0-None", "1-aot_eager", "3-None", "3-aot_eager",
+    ),
+    "engine/test_copies.py::test_a_copy_runs_inside_of_the_originals_forward": ("0", "3"),
+    "engine/test_lower_precision.py::test_norms_with_running_statistics": (
+        "0-None-fp16", "1-None-bf16", "3-None-bf16", "3-aot_eager-fp16",
+    ),
+    "engine/test_transforms.py::test_compiled": (
+        "1-Slope", "2-Jacobian", "3-Tangent", "3-Batched", "3-Slope",
+    ),
+    "engine/test_transforms.py::test_in_python": ("0-Slope", "1-Tangent", "2-Jacobian", "2-Slope"),
+    "engine/test_transforms.py::test_functional_calls_use_the_tensors_that_they_are_given": (
+        "0-False", "1-True", "2-False", "3-True", "3-False",
+    ),
+    # every program at the stage that gathers, one at each other stage
+    "engine/test_own_frames.py::test_functions_that_dynamo_gives_up": (
+        "loops-0", "hooks-1", "lstm-2", "hooks-3", "loops-3", "lstm-3", "gru-3", "rnn-3",
+    ),
+    "engine/test_own_frames.py::test_forward_takes_gradients": ("2-2", "3-1", "3-2"),
+    "engine/test_own_frames.py::test_inductor": ("gradients", "lstm"),
+    "engine/test_engines_that_end.py::test_engines_one_after_another": (
+        "-destroyed-whole", "-dropped-Broken", "-kept-whole", "aot_eager-destroyed-Broken",
+        "aot_eager-dropped-whole", "aot_eager-kept-Broken",
+    ),
+    "engine/test_engines_inside_engines.py::test_each_parameter_is_treated_as_its_own_engine_says": (
+        "1-0-offload0", "0-1-offload1", "3-1-offload3", "2-3-offload5",
+    ),
+    "engine/test_parts_in_python.py::test_no_whole_weight_waits_for_backward": (
+        "aot_eager-Traced-Disabled-Disabled-Disabled", "aot_eager-Disabled-Broken-Disabled-Traced",
+        "aot_eager-Checkpointed-Traced-Checkpointed", "inductor-Disabled-Broken-Disabled-Traced",
+    ),
+    "engine/test_second_plan.py::test_a_second_plan_that_does_not_compile_leaves_the_first": (
+        "ranks0-0-1-options0", "ranks2-1-9-options2", "ranks3-0-9-options3", "ranks5-1-1-options5",
+    ),
+    "engine/test_whole_plan.py::test_gathering_weights_anew_is_part_of_the_peak": (
+        "False-aot_eager", "True-inductor",
+    ),
+    "engine/test_unlike_ranks.py::test_unfreezing": ("-0", "-2", "-3", "aot_eager-1", "aot_eager-3"),
+    "engine/test_unlike_ranks.py::test_backward_passes_that_one_rank_alone_takes": (
+        "a micro-step-0", "a micro-step-3", "a second backward-1", "a second backward-2",
+        "the boundary-0", "the boundary-3",
+    ),
+    "engine/test_unlike_ranks.py::test_models_on_meta_in_different_parts": (
+        "parts0-False", "parts1-True", "parts2-False", "parts2-True",
+    ),
+    "engine/test_unlike_ranks.py::test_an_extra_step_of_an_engines_optimizer": (
+        "None-3", "0-2", "1-3",
+    ),
+    "engine/test_offload_states.py::test_bit_identical_with_accumulation_and_clipping": (
+        "0-AdamW", "1-SGD", "2-Adam", "3-AdamW", "3-SGD",
+    ),
+    "engine/test_offload_activation.py::test_bit_identical_also_with_random_delays_and_poison": (
+        "0", "3",
+    ),
+    "engine/test_offload_activation.py::test_models_of_all_kinds": (
+        "mlp_bf16", "llama_tied", "checkpointed", "in_place",
+    ),
+    "engine/test_free_activation.py::test_models_of_all_kinds": (
+        "llama_tied", "in_place", "two_results", "frozen",
+    ),
+    # where in an epoch: at its first batch, inside, at its last, after it; each kind of data, both of `drop`
+    "engine/test_checkpoint_loader.py::test_goes_on_in_the_middle_of_an_epoch": (
+        "1-False-Numbers", "1-True-Stream", "4-True-Numbers", "4-False-Stream", "6-False-Tracking",
+        "6-True-Numbers", "7-True-Stream", "7-False-Numbers", "8-False-Stream", "8-True-Tracking",
+    ),
+    "engine/test_checkpoint_loader.py::test_iterable_data_on_other_ranks_and_batches": (
+        "before0-after0-None-Divided", "before1-after1-None-DividedPieces",
+        "before2-after2-8-Positioned", "before3-after3-4-Divided", "before0-after0-None-Positioned",
+    ),
+    "engine/test_checkpoint_loader.py::test_passes_without_epochs_go_on_where_they_were": (
+        "at0-Numbers", "at1-Stream", "at2-Numbers", "at3-Stream", "at4-Numbers",
+    ),
+    "engine/test_checkpoint_accumulation.py::test_gradients_in_the_middle_of_an_accumulation": (
+        "1-0", "1-2", "2-1", "2-3", "4-2",
+    ),
+    # killed before, inside and after each of two files
+    "engine/test_checkpoint_export.py::test_killed_while_an_export_is_replaced": (
+        "600-2000", "2000-600", "1099511627776-2000", "2000-1099511627776",
+    ),
+    "shard/test_lost_writes.py::test_a_write_by_any_operator_is_kept_or_refused": (
+        "0-False", "1-True", "2-False", "3-False", "3-True",
+    ),
+    "shard/test_lost_writes.py::test_a_write_into_a_cast_weight_is_refused": (
+        "0-2-False", "1-2-True", "3-2-True", "3-1-False",
+    ),
+    # each stage at two ranks, one rank and four ranks with and without accumulation
+    "numerics/test_equality_with_ddp.py::test_eager_fused_with_clipping": (
+        "1-1-3", "3-1-0", "1-2-0", "1-2-1", "3-2-2", "3-2-3", "1-4-2", "3-4-3",
+    ),
+    "numerics/test_equality_with_ddp.py::test_compiled_aot_eager": (
+        "1-1-3", "3-2-0", "1-2-1", "3-2-2", "1-2-3", "3-2-3", "3-4-3",
+    ),
+    "numerics/test_equality_with_ddp.py::test_compiled_inductor": (
+        "1-1-0", "2-1-1", "2-3-2", "2-1-3", "2-3-3",
+    ),
+    "numerics/test_symmetric_memory.py::test_two_ranks_bitwise": (
+        "0-None", "1-aot_eager", "2-None", "3-None", "3-aot_eager", "3-inductor",
+    ),
+    "numerics/test_symmetric_memory.py::test_three_ranks": (
+        "0-None", "1-None", "2-aot_eager", "3-aot_eager",
+    ),
+    "numerics/test_symmetric_memory.py::test_sixteen_bits_and_skipped_steps": (
+        "precision0-aot_eager", "precision1-None",
+    ),
+    "numerics/test_symmetric_memory.py::test_hybrid_sharding": ("aot_eager",),
+    # models: each class of operators and of results once
+    "memory/test_exact_peak.py::test_the_prediction_is_the_measurement": (
+        "checkpointed", "conv", "gpt2_tied", "gru", "in_place", "lora", "mlp", "mlp_bf16",
+        "mlp_double", "mlp_no_bias_odd", "two_results",
+    ),
+    "memory/test_alive.py::test_groups_add_up_to_the_peak": (
+        "False-mlp", "False-two_results", "False-in_place", "True-llama", "True-checkpointed",
+    ),
+    "plan/test_frontier.py::test_budgets_are_kept_and_peaks_fall_with_them": (
+        "mlp", "gpt2_tied", "gru", "lora", "frozen",
+    ),
+    "plan/test_frontier.py::test_points_are_measured_as_predicted": ("vit",),
+    "plan/test_together.py::test_what_pays_only_together_is_found": ("mlp", "gpt2_tied"),
+    # architectures of transformers: a decoder, one with grouped heads, tied weights, an encoder
+    "integrations/test_serve_hf_edits.py::test_changes_of_any_kind": ("llama", "gpt2", "bert"),
+    "integrations/test_serve_hf.py::test_prefill_of_any_length_for_any_batch": ("qwen3", "gpt2"),
+    "integrations/test_serve_hf.py::test_a_static_cache_decodes_any_batch": ("gpt2-eager",),
+    "integrations/test_hf_decoders.py::test_one_graph_equal_to_ddp": ("gpt2", "mixtral", "qwen3"),
+}  # fmt: skip
+
+
+def mark_sweeps(items: Iterable[pytest.Item], folder: str = "tests/") -> list[str]:
+    """Mark the cases that `make test` leaves out; return what the table names and no test has.
+
+    Args:
+        items: all that was collected, in whole files.
+        folder: what node ids begin with.
+    """
+    unseen: dict[str, set[str]] = {}
+    for item in items:
+        name, _, case = item.nodeid.removeprefix(folder).partition("[")
+        case = case.removesuffix("]")
+        if name not in KEPT:
+            continue
+        unseen.setdefault(name, set(KEPT[name])).discard(case)
+        if case not in KEPT[name]:
+            item.add_marker(pytest.mark.sweep)
+    files = {item.nodeid.removeprefix(folder).partition("::")[0] for item in items}
+    gone = [name for name in KEPT if name.partition("::")[0] in files and name not in unseen]
+    return gone + [f"{name}[{case}]" for name, cases in unseen.items() for case in sorted(cases)]
