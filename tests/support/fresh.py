@@ -43,6 +43,8 @@ _STAY = {"_IS_HOOKED", "_BEFORE", "_EXPLAIN", "_HELD", "__path__", "__all__"}
 """Say that a hook of the process is in place; it stays in place."""
 _SKIPPED = ("torchloom.integrations", "torchloom.__main__")
 """Rooms of frameworks that may not be installed."""
+_HARMLESS = {"tqdm_monitor"}
+"""Threads that libraries start once: functorch shows its progress with tqdm."""
 _CONFIGS: tuple[Any, ...] = (torch._dynamo.config, torch._inductor.config, torch._functorch.config)
 _SEED = torch.random.default_generator.initial_seed()
 _MOST_BYTES = 3 << 30
@@ -62,7 +64,7 @@ class State:
             if isinstance(value, itertools.count)
         ]
         self._configs = [config.get_config_copy() for config in _CONFIGS]
-        self._threads = threading.active_count()
+        self._threads = _threads()
         torch.manual_seed(_SEED)  # imports have drawn from it
         gc.collect()
         gc.freeze()  # what is here now is looked through no more: 0.1 s of each restore
@@ -116,13 +118,17 @@ class State:
         torch.set_float32_matmul_precision("highest")
 
     def _left(self) -> str:
-        if threading.active_count() > self._threads:
-            return f"threads {[thread.name for thread in threading.enumerate()]}"
+        if more := _threads() - self._threads:
+            return f"threads {sorted(thread.name for thread in more)}"
         if children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             return f"processes {children}"
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         num_bytes = pages * os.sysconf("SC_PAGE_SIZE")
         return f"{num_bytes >> 20} MiB" if num_bytes > _MOST_BYTES else ""
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name not in _HARMLESS}
 
 
 def _modules() -> list[types.ModuleType]:

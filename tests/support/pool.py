@@ -144,7 +144,10 @@ class Rank:
     def is_fresh(self) -> bool:
         """Return whether it can take another function."""
         if not self._cleaned:
-            self._cleaned = self.receive() == ("clean", "")
+            said = self.receive()
+            self._cleaned = said == ("clean", "")
+            if not self._cleaned:
+                print(f"rank {self.number} of the pool is replaced, with its peer: {said}")
         return self._cleaned and self.process.poll() is None
 
     def printed(self) -> str:
