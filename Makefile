@@ -9,11 +9,12 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test test-exhaustive check house docs-pages bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
+.PHONY: help train test test-all test-exhaustive check house docs-pages bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
-	@echo "make test    every check and every test                    (ARGS=... go to pytest)"
+	@echo "make test    every check and every test, sweeps in part    (ARGS=... go to pytest)"
+	@echo "make test-all   the same with every case of every sweep    (ARGS=... go to pytest)"
 	@echo "make test-exhaustive   the tests that take many cases each    (ARGS=... go to pytest)"
 	@echo "make faults  what users meet when ranks fail or differ     (ARGS=... go to faults.matrix)"
 	@echo "make check   ruff, import-linter, type checker"
@@ -45,6 +46,9 @@ train: setup
 
 test: setup-dev check
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-all: setup-dev check
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not exhaustive' $(ARGS)
 
 test-exhaustive: setup-dev
 	$(BIN)/python -m pytest -m exhaustive $(ARGS)

@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write golden files anew")
+
+
+@pytest.hookimpl(tryfirst=True)  # before those are left out that `-m` leaves out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases of sweeps that `make test-all` runs beyond `make test`."""
+    from sweeps import mark_sweeps
+
+    unknown = mark_sweeps(items)
+    if unknown and not any("::" in each for each in config.args):
+        raise pytest.UsageError(f"tests/sweeps.py names cases that no test has: {unknown}")
 
 
 def pytest_collection_finish() -> None:
@@ -64,3 +75,11 @@ def run_ranks():
     from support.ranks import run_ranks as run
 
     return run
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _end_of_pool() -> Iterator[None]:
+    """End the ranks that tests have shared in this process."""
+    yield
+    if pool := sys.modules.get("support.pool"):
+        pool.close()

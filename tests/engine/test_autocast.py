@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchloom
 from support.models import VOCAB, tokens
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.errors import ConfigError
 from torchloom.runtime.communicator import Communicator
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.engine.precision import cast_inputs
 
 LOWER = torch.bfloat16

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchloom
 from engine.test_parts_in_python import SGD, sharded
-from support.ranks import run_ranks
+from support.pool import run_ranks
 
 WIDTH = 7
 

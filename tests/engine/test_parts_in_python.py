@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torchloom
 from support.memory import measure
-from support.ranks import run_ranks
+from support.pool import run_ranks
 
 WIDTH = 192
 WEIGHT_BYTES = WIDTH * WIDTH * 4

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import settings
 from torchloom.errors import EngineError
 from torchloom.shard import layout_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.test_parts_in_python import SGD, sharded
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.errors import ShardError
 from torchloom.shard import gathered
 

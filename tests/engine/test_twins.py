@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.shard import layout_of
 
 WIDTH = 10

@@ -16,7 +16,7 @@ from torch import nn
 
 import torchloom
 from support.models import tokens, tricky
-from support.ranks import run_ranks
+from support.pool import run_ranks
 
 STEPS = 20
 LR = 1e-2

@@ -1,8 +1,9 @@
-"""Ranks as forked processes.
+"""Ranks as forked processes, each of one test's own.
 
 A fork inherits everything that is imported, so a test on two ranks starts in a tenth of a second,
 and the function may be a closure. The parent never makes a process group. That its children can run
-backward is seen to in `conftest.py`.
+backward is seen to in `conftest.py`. `support.pool` has ranks that several tests share, which are cheaper
+where they compile.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def run_ranks(
 
     The first failure stops all ranks and is raised with its traceback.
     """
-    port = _free_port()
+    port = free_port()
     pipes, pids = [], []
     for rank in range(world_size):
         read_end, write_end = os.pipe()
@@ -75,11 +76,21 @@ def _child(
         os._exit(status)
 
 
-def _send(write_end: int, message: Any) -> None:
+def pack(value: Any) -> bytes:
+    """Return a result as bytes."""
     buffer = io.BytesIO()
-    torch.save(message, buffer)
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> Any:
+    """Return what `pack` was given."""
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _send(write_end: int, message: Any) -> None:
     with os.fdopen(os.dup(write_end), "wb") as stream:
-        pickle.dump(buffer.getvalue(), stream)
+        pickle.dump(pack(message), stream)
 
 
 def _collect(pipes: list[int], timeout_s: float) -> list[Any]:
@@ -103,14 +114,15 @@ def _collect(pipes: list[int], timeout_s: float) -> list[Any]:
             os.close(key.fd)
             if not chunks[key.fd]:
                 raise AssertionError(f"rank {pipes.index(key.fd)} died without a word")
-            kind, value = torch.load(io.BytesIO(pickle.loads(chunks[key.fd])), weights_only=False)
+            kind, value = unpack(pickle.loads(chunks[key.fd]))
             if kind == "error":
                 raise AssertionError(value)
             results[key.fd] = value
     return [results[pipe] for pipe in pipes]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens at just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,260 @@
+"""The sweeps: tests that assert the same over many cases, and the cases of each that `make test` runs.
+
+The rest of their cases get the marker `sweep`, which `make test-all`, and with it CI, runs. Kept here are one
+case of each path through the code (stages that differ in what they shard, eager and compiled, Inductor
+where its own code is what the test is about) and of each class of input. A sweep that is not in this table
+runs whole in `make test`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+KEPT: dict[str, tuple[str, ...]] = {
+    "engine/test_symmetric_weights.py::test_whoever_writes_all_ranks_read_it": (
+        "precision0-scale", "precision1-surgery", "precision0-reload", "precision1-scale_data",
+    ),
+    "engine/test_symmetric_weights.py::test_the_plan_knows_that_weights_take_no_room": (
+        "aot_eager-precision0",
+    ),
+    "engine/test_symmetric_weights.py::test_data_that_are_swapped_for_others_and_back": ("aot_eager",),
+    "engine/test_symmetric_weights.py::test_weights_that_leave_or_are_patched_are_copies": (
+        "aot_eager",
+    ),
+    "engine/test_ragged_budget.py::test_ranks_with_other_batches_train_under_a_budget": (
+        "3-0.1-later",
+    ),
+    "engine/test_memory_budget.py::test_a_boxed_step_keeps_its_budget_and_its_values": ("3",),
+    "engine/test_checkpoint_folder.py::test_killed_while_a_tag_is_replaced": ("0-True", "1-False"),
+    "shard/test_saved_tensors.py::test_a_forward_without_backward_keeps_nothing": (
+        "2-None", "3-aot_eager",
+    ),
+    "serve/test_plain.py::test_a_loaded_piece_does_what_the_model_does": (
+        "returns views of one result-plain", "writes to a buffer-plain", "holds a table-plain",
+        "returns a view of an argument-torch",
+    ),
+    "serve/test_split.py::test_exact_sizes_are_compiled_from_the_trace_of_their_range": ("eager",),
+    "serve/test_split.py::test_a_cache_is_written_and_read_through_views": ("False",),
+    "serve/test_state.py::test_with_buckets_too": ("Counts", "CountsGlobally"),
+    "serve/test_state.py::test_constants_that_are_made_at_the_first_call_stay_accepted": (
+        "eager-False", "inductor-True",
+    ),
+    "pipeline/test_caches.py::test_an_upgrade_of_what_shapes_graphs_has_another_key": (
+        "_torch/partition.py", "passes/zero3.py",
+    ),
+    "faults/test_groups_without_tags.py::test_ranks_that_differ_are_told_before_the_next_step_ends": (
+        "another_layer-aot_eager", "another_order-",
+    ),
+    "faults/test_ranks_that_recompile_alone.py::test_lengths_differ_between_ranks": (
+        "1-False", "3-True",
+    ),
+    "faults/test_train_tree.py::test_wrong_variables_are_one_sentence": (
+        "change0-RANK=2 is out of range for WORLD_SIZE=2",
+    ),
+    "faults/test_matrix.py::test_cases_end_to_end": ("True",),
+    # stages x backends x ranks: both stages that shard weights otherwise, both backends, two and three ranks
+    "engine/test_autocast.py::test_half_the_bytes_and_the_same_losses": (
+        "2-aot_eager-3", "3-aot_eager-2",
+    ),
+    "engine/test_copies.py::test_a_copy_has_its_own_weights": (
+        "0-None", "1-aot_eager", "3-None", "3-aot_eager",
+    ),
+    "engine/test_copies.py::test_a_copy_runs_inside_of_the_originals_forward": ("0", "3"),
+    "engine/test_lower_precision.py::test_norms_with_running_statistics": (
+        "0-None-fp16", "1-None-bf16", "3-None-bf16", "3-aot_eager-fp16",
+    ),
+    "engine/test_transforms.py::test_compiled": (
+        "1-Slope", "2-Jacobian", "3-Tangent", "3-Batched", "3-Slope",
+    ),
+    "engine/test_transforms.py::test_in_python": ("0-Slope", "1-Tangent", "2-Jacobian", "2-Slope"),
+    "engine/test_transforms.py::test_functional_calls_use_the_tensors_that_they_are_given": (
+        "0-False", "1-True", "2-False", "3-True", "3-False",
+    ),
+    # every program at the stage that gathers, one at each other stage
+    "engine/test_own_frames.py::test_functions_that_dynamo_gives_up": (
+        "loops-0", "hooks-1", "lstm-2", "hooks-3", "loops-3", "lstm-3", "gru-3", "rnn-3",
+    ),
+    "engine/test_own_frames.py::test_forward_takes_gradients": ("2-2", "3-1", "3-2"),
+    "engine/test_own_frames.py::test_inductor": ("lstm",),
+    "engine/test_offload_activation.py::test_inductor_moves_what_it_would_lay_out_otherwise": ("3",),
+    "engine/test_engines_that_end.py::test_engines_one_after_another": (
+        "-destroyed-whole", "-kept-Broken", "aot_eager-dropped-Broken", "aot_eager-kept-whole",
+    ),
+    "engine/test_engines_inside_engines.py::test_each_parameter_is_treated_as_its_own_engine_says": (
+        "1-0-offload0", "0-1-offload1", "3-1-offload3", "2-3-offload5",
+    ),
+    "engine/test_parts_in_python.py::test_no_whole_weight_waits_for_backward": (
+        "aot_eager-Traced-Disabled-Disabled-Disabled", "aot_eager-Disabled-Broken-Disabled-Traced",
+        "aot_eager-Checkpointed-Traced-Checkpointed",
+    ),
+    "engine/test_second_plan.py::test_a_second_plan_that_does_not_compile_leaves_the_first": (
+        "ranks0-0-1-options0", "ranks2-1-9-options2", "ranks3-0-9-options3",
+    ),
+    "engine/test_whole_plan.py::test_gathering_weights_anew_is_part_of_the_peak": (
+        "True-aot_eager",
+    ),
+    "engine/test_unlike_ranks.py::test_unfreezing": ("-0", "-2", "-3", "aot_eager-1", "aot_eager-3"),
+    "engine/test_unlike_ranks.py::test_backward_passes_that_one_rank_alone_takes": (
+        "a micro-step-0", "a micro-step-3", "a second backward-1", "a second backward-2",
+        "the boundary-0", "the boundary-3",
+    ),
+    "engine/test_unlike_ranks.py::test_models_on_meta_in_different_parts": (
+        "parts0-False", "parts1-True", "parts2-False", "parts2-True",
+    ),
+    "engine/test_unlike_ranks.py::test_an_extra_step_of_an_engines_optimizer": (
+        "None-3", "0-2", "1-3",
+    ),
+    "engine/test_offload_states.py::test_bit_identical_with_accumulation_and_clipping": (
+        "0-AdamW", "1-SGD", "2-Adam", "3-AdamW", "3-SGD",
+    ),
+    "engine/test_offload_activation.py::test_bit_identical_also_with_random_delays_and_poison": (
+        "0", "3",
+    ),
+    "engine/test_offload_activation.py::test_models_of_all_kinds": (
+        "mlp_bf16", "llama_tied", "checkpointed", "in_place",
+    ),
+    "engine/test_free_activation.py::test_models_of_all_kinds": (
+        "llama_tied", "in_place", "two_results", "frozen",
+    ),
+    # where in an epoch: at its first batch, inside, at its last, after it; each kind of data, both of `drop`
+    "engine/test_checkpoint_loader.py::test_goes_on_in_the_middle_of_an_epoch": (
+        "1-False-Numbers", "1-True-Stream", "4-True-Numbers", "4-False-Stream", "6-False-Tracking",
+        "6-True-Numbers", "7-True-Stream", "7-False-Numbers", "8-False-Stream", "8-True-Tracking",
+    ),
+    "engine/test_checkpoint_loader.py::test_iterable_data_on_other_ranks_and_batches": (
+        "before0-after0-None-Divided", "before1-after1-None-DividedPieces",
+        "before2-after2-8-Positioned", "before3-after3-4-Divided", "before0-after0-None-Positioned",
+    ),
+    "engine/test_checkpoint_loader.py::test_passes_without_epochs_go_on_where_they_were": (
+        "at0-Numbers", "at1-Stream", "at2-Numbers", "at3-Stream", "at4-Numbers",
+    ),
+    "engine/test_checkpoint_accumulation.py::test_gradients_in_the_middle_of_an_accumulation": (
+        "1-0", "1-2", "2-1", "2-3", "4-2",
+    ),
+    # killed before, inside and after each of two files
+    "engine/test_checkpoint_export.py::test_killed_while_an_export_is_replaced": (
+        "600-2000", "2000-1099511627776", "1099511627776-600",
+    ),
+    "shard/test_lost_writes.py::test_a_write_by_any_operator_is_kept_or_refused": (
+        "0-False", "1-True", "3-False",
+    ),
+    "shard/test_lost_writes.py::test_a_write_into_a_cast_weight_is_refused": (
+        "0-2-False", "3-2-True", "3-1-False",
+    ),
+    # each stage at two ranks, one rank and four ranks with and without accumulation
+    "numerics/test_equality_with_ddp.py::test_eager_fused_with_clipping": (
+        "1-1-3", "3-1-0", "1-2-0", "1-2-1", "3-2-2", "3-2-3", "1-4-2", "3-4-3",
+    ),
+    "numerics/test_equality_with_ddp.py::test_compiled_aot_eager": (
+        "1-1-3", "3-2-0", "1-2-1", "3-2-2", "1-2-3", "3-2-3", "3-4-3",
+    ),
+    "numerics/test_equality_with_ddp.py::test_compiled_inductor": (
+        "1-1-0", "2-3-2", "2-1-3",
+    ),
+    "numerics/test_symmetric_memory.py::test_two_ranks_bitwise": (
+        "0-None", "1-aot_eager", "2-None", "3-None", "3-aot_eager", "3-inductor",
+    ),
+    "numerics/test_symmetric_memory.py::test_three_ranks": (
+        "0-None", "1-None", "2-aot_eager", "3-aot_eager",
+    ),
+    "numerics/test_symmetric_memory.py::test_sixteen_bits_and_skipped_steps": (
+        "precision0-aot_eager", "precision1-None",
+    ),
+    "numerics/test_symmetric_memory.py::test_hybrid_sharding": ("aot_eager",),
+    # models: each class of operators and of results once
+    "memory/test_exact_peak.py::test_the_prediction_is_the_measurement": (
+        "checkpointed", "conv", "gpt2_tied", "gru", "in_place", "lora", "mlp", "mlp_bf16",
+        "mlp_double", "mlp_no_bias_odd", "two_results",
+    ),
+    "memory/test_alive.py::test_groups_add_up_to_the_peak": (
+        "False-mlp", "False-two_results", "False-in_place", "True-llama", "True-checkpointed",
+    ),
+    "plan/test_frontier.py::test_budgets_are_kept_and_peaks_fall_with_them": (
+        "mlp", "gpt2_tied", "gru", "lora", "frozen",
+    ),
+    "plan/test_frontier.py::test_points_are_measured_as_predicted": ("vit",),
+    "plan/test_together.py::test_what_pays_only_together_is_found": ("mlp", "gpt2_tied"),
+    # architectures of transformers: a decoder, one with grouped heads, tied weights, an encoder
+    "integrations/test_serve_hf_edits.py::test_changes_of_any_kind": ("llama", "gpt2", "bert"),
+    "integrations/test_serve_hf.py::test_prefill_of_any_length_for_any_batch": ("qwen3", "gpt2"),
+    "integrations/test_serve_hf.py::test_a_static_cache_decodes_any_batch": ("gpt2-eager",),
+    "integrations/test_hf_decoders.py::test_one_graph_equal_to_ddp": ("gpt2", "mixtral", "qwen3"),
+}  # fmt: skip
+
+
+ELSEWHERE: dict[str, str] = {
+    "pipeline/test_caches.py::test_each_code_of_one_graph_is_remembered_for_itself":
+        "pipeline/test_caches.py::test_second_start_runs_no_pass",
+    "serve/test_other_weights.py::test_with_gradients":
+        "serve/test_plain.py::test_gradients_flow_where_the_contract_has_them",
+    "faults/test_ranks_that_recompile_alone.py::test_inductor":
+        "faults/test_ranks_that_recompile_alone.py::test_lengths_differ_between_ranks",
+    "engine/test_whole_plan.py::test_weights_that_stay_gathered_are_counted_once_in_inductors_code":
+        "memory/test_inductor_peak.py::test_plans_follow_what_the_code_needs",
+    "engine/test_memory_budget.py::test_inductor_recomputes_as_planned":
+        "memory/test_inductor_peak.py::test_plans_follow_what_the_code_needs",
+    "engine/test_offload_activation.py::test_the_peak_of_inductors_code_counts_no_host_memory":
+        "engine/test_offload_activation.py::test_inductor_moves_what_it_would_lay_out_otherwise",
+    "engine/test_offload_parameters.py::test_inductor_with_everything":
+        "engine/test_offload_parameters.py::test_bit_identical_alone_and_with_everything",
+    "examples/test_examples.py::test_text_is_generated_cold_and_warm_without_a_compile":
+        "serve/test_store.py::test_a_new_process_traces_nothing_and_builds_nothing_and_returns_the_same_bits",
+    "examples/test_examples.py::test_the_programs_of_the_page_of_ragged_batches_run":
+        "engine/test_ragged_budget.py::test_ranks_with_other_batches_train_under_a_budget",
+    "examples/test_examples.py::test_selective_gather_saves_gathers_within_its_budget":
+        "engine/test_whole_plan.py::test_room_that_is_left_keeps_weights_gathered",
+    "examples/test_examples.py::test_adaptive_prefetch_merges_gathers_where_memory_allows":
+        "engine/test_whole_plan.py::test_buckets_shrink_where_memory_is_scarce",
+    "examples/test_examples.py::test_fused_casts_halve_what_is_gathered":
+        "engine/test_autocast.py::test_half_the_bytes_and_the_same_losses",
+    "examples/test_examples.py::test_native_example_keeps_half_of_a_model_that_was_never_whole":
+        "engine/test_unlike_ranks.py::test_models_on_meta_in_different_parts",
+    "engine/test_autocast.py::test_stage_1_gathers_nothing_and_trains_the_same":
+        "engine/test_autocast.py::test_half_the_bytes_and_the_same_losses",
+    "engine/test_engines_that_end.py::test_engines_under_inductor":
+        "engine/test_engines_that_end.py::test_engines_one_after_another",
+    "engine/test_ragged_budget.py::test_graphs_whose_sizes_are_symbols_follow_as_well":
+        "engine/test_ragged_budget.py::test_ranks_with_other_batches_train_under_a_budget",
+    "engine/test_offload_activation.py::test_a_long_run_leaks_nothing":
+        "engine/test_offload_states.py::test_a_long_run_leaks_nothing",
+    "engine/test_second_plan.py::test_losses_are_those_of_a_run_that_keeps_its_plan":
+        "engine/test_second_plan.py::test_a_second_plan_that_compiles_is_kept",
+    "faults/test_train_tree.py::test_workers_end_when_torchrun_is_killed":
+        "faults/test_train_tree.py::test_workers_end_when_the_launcher_is_killed",
+    "pipeline/test_caches.py::test_a_pass_without_identity_is_never_cached":
+        "pipeline/test_caches.py::test_identity_of_own_passes",
+    "pipeline/test_caches.py::test_other_settings_miss":
+        "pipeline/test_caches.py::test_an_upgrade_of_what_shapes_graphs_has_another_key",
+    "memory/test_inductor_peak.py::test_what_fits_as_it_is_fits_where_activations_may_move":
+        "memory/test_inductor_peak.py::test_the_peak_is_that_of_the_code",
+    "plan/test_frontier.py::test_the_smallest_plan_needs_half_of_what_torch_does_with_its_best_setting":
+        "plan/test_frontier.py::test_the_smallest_plan_needs_no_more_than_a_checkpoint_per_block",
+}  # fmt: skip
+"""Tests that only `make test-all` runs, with the one that shows most of the same in `make test`."""
+
+
+def mark_sweeps(items: Iterable[pytest.Item], folder: str = "tests/") -> list[str]:
+    """Mark the cases that `make test` leaves out; return what the table names and no test has.
+
+    Args:
+        items: all that was collected, in whole files.
+        folder: what node ids begin with.
+    """
+    unseen: dict[str, set[str]] = {}
+    for item in items:
+        name, _, case = item.nodeid.removeprefix(folder).partition("[")
+        case = case.removesuffix("]")
+        if name in ELSEWHERE:
+            item.add_marker(pytest.mark.sweep)
+        if name not in KEPT:
+            continue
+        unseen.setdefault(name, set(KEPT[name])).discard(case)
+        if case not in KEPT[name]:
+            item.add_marker(pytest.mark.sweep)
+    files = {item.nodeid.removeprefix(folder).partition("::")[0] for item in items}
+    names = {item.nodeid.removeprefix(folder).partition("[")[0] for item in items}
+    listed = {*KEPT, *ELSEWHERE, *ELSEWHERE.values()}
+    gone = [name for name in listed - names if name.partition("::")[0] in files]
+    return gone + [f"{name}[{case}]" for name, cases in unseen.items() for case in sorted(cases)]
