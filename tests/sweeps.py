@@ -31,14 +31,14 @@ KEPT: dict[str, tuple[str, ...]] = {
     "shard/test_saved_tensors.py::test_a_forward_without_backward_keeps_nothing": (
         "2-None", "3-aot_eager",
     ),
-    "serve/test_plain.py::test_a_loaded_piece_does_what_the_model_does": (
+    "serve/builder/test_generated_text.py::test_a_loaded_piece_does_what_the_model_does": (
         "returns views of one result-plain", "writes to a buffer-plain", "holds a table-plain",
         "returns a view of an argument-torch",
     ),
-    "serve/test_split.py::test_exact_sizes_are_compiled_from_the_trace_of_their_range": ("eager",),
-    "serve/test_split.py::test_a_cache_is_written_and_read_through_views": ("False",),
-    "serve/test_state.py::test_with_buckets_too": ("Counts", "CountsGlobally"),
-    "serve/test_state.py::test_constants_that_are_made_at_the_first_call_stay_accepted": (
+    "serve/builder/test_split.py::test_exact_sizes_are_compiled_from_the_trace_of_their_range": ("eager",),
+    "serve/builder/test_split.py::test_a_cache_is_written_and_read_through_views": ("False",),
+    "serve/builder/test_state_changes.py::test_with_buckets_too": ("Counts", "CountsGlobally"),
+    "serve/builder/test_state_changes.py::test_constants_that_are_made_at_the_first_call_stay_accepted": (
         "eager-False", "inductor-True",
     ),
     "pipeline/test_caches.py::test_an_upgrade_of_what_shapes_graphs_has_another_key": (
@@ -187,8 +187,8 @@ KEPT: dict[str, tuple[str, ...]] = {
 ELSEWHERE: dict[str, str] = {
     "pipeline/test_caches.py::test_each_code_of_one_graph_is_remembered_for_itself":
         "pipeline/test_caches.py::test_second_start_runs_no_pass",
-    "serve/test_other_weights.py::test_with_gradients":
-        "serve/test_plain.py::test_gradients_flow_where_the_contract_has_them",
+    "serve/call/test_other_weights.py::test_with_gradients":
+        "serve/builder/test_generated_text.py::test_gradients_flow_where_the_contract_has_them",
     "faults/test_ranks_that_recompile_alone.py::test_inductor":
         "faults/test_ranks_that_recompile_alone.py::test_lengths_differ_between_ranks",
     "engine/test_whole_plan.py::test_weights_that_stay_gathered_are_counted_once_in_inductors_code":
@@ -200,7 +200,7 @@ ELSEWHERE: dict[str, str] = {
     "engine/test_offload_parameters.py::test_inductor_with_everything":
         "engine/test_offload_parameters.py::test_bit_identical_alone_and_with_everything",
     "examples/test_examples.py::test_text_is_generated_cold_and_warm_without_a_compile":
-        "serve/test_store.py::test_a_new_process_traces_nothing_and_builds_nothing_and_returns_the_same_bits",
+        "serve/store/test_store.py::test_a_new_process_traces_nothing_and_builds_nothing_and_returns_the_same_bits",
     "examples/test_examples.py::test_the_programs_of_the_page_of_ragged_batches_run":
         "engine/test_ragged_budget.py::test_ranks_with_other_batches_train_under_a_budget",
     "examples/test_examples.py::test_selective_gather_saves_gathers_within_its_budget":
