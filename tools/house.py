@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import statistics
 import sys
 import tokenize
@@ -215,7 +216,9 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 
 def _num_session_writes(source: Source) -> int:
     """Count assignments to attributes of what is called session, in files that mean no record by it."""
-    if "import Session" in source.text or source.room == "records":
+    if re.search(r"^from torchloom\.records.* import .*\bSession\b", source.text, re.MULTILINE):
+        return 0
+    if source.room == "records":
         return 0
     own = {
         id(node)

@@ -19,7 +19,7 @@ def communicator_of(comm: Communicator, agreement: Agreement) -> Communicator:
         agreement: between all ranks, which may have freed earlier models at different times.
     """
     others = (lookup(layout.handle) for layout in living_layouts())
-    taken = {other.model for other in others if other.shard is comm.shard}
+    taken = {other.model for other in others if other.first_handle == comm.first_handle}
     # Not the first free number: ranks may have freed different ones of several earlier models.
     free = max(taken, default=-1) + 1
     return for_model(comm, agreement.most("the number of models over the same ranks", free))

@@ -92,6 +92,11 @@ class Communicator:
         """Whether the ranks that share one copy of the weights communicate through memory."""
         return isinstance(self.shard, shm.SharedMemoryCollectives)
 
+    @property
+    def first_handle(self) -> str:
+        """The handle of the first model over these groups; equal for all models that share them."""
+        return self.handle.partition("/")[0]
+
     def is_over(
         self, shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None
     ) -> bool:
