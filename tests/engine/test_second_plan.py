@@ -12,7 +12,7 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch.utils.checkpoint import checkpoint
 
 import torchloom
-from support.pool import run_ranks
+from support.ranks import run_ranks
 from torchloom import events
 from torchloom.engine import Engine
 from torchloom.errors import PassError
