@@ -224,7 +224,12 @@ class Engine:
     ) -> None:
         """Give a pass a name that this engine's schedules can use.
 
-        Takes what `torchloom.register_compile_pass` takes; other engines do not know the pass.
+        Other engines do not know the pass.
+
+        Args:
+            name: the name.
+            fn: the pass; see `torchloom.register_compile_pass` for its arguments.
+            contract: what it needs and provides.
 
         Raises:
             PassOrderError: the name is one of torchloom's.

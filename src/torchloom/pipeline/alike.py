@@ -85,6 +85,12 @@ class Alike:
     ) -> None:
         """Find out whose plan this graph follows, before any pass runs over it.
 
+        Args:
+            gm: the captured graph.
+            inputs: its example inputs, whose sizes may differ between ranks.
+            report: gets the kind of the graph; holds the bytes of this rank's batch.
+            planner: gets the leader's plan, where another rank leads.
+
         Raises:
             AgreementError: other ranks have come to something else.
         """

@@ -106,7 +106,7 @@ def _run_one(
         num_edits = each(gm, context)
         if before is not None:
             gm.graph.lint()
-    except Exception as error:
+    except Exception as error:  # a pass, also a user's own, may raise anything
         after = graph_text(gm.graph)
         raise PassError(
             f"pass {each.name!r} broke graph {name!r} ({_culprit(error, gm)}): {error}\n"

@@ -235,6 +235,11 @@ def check_order(
 ) -> None:
     """Check what passes need, what they exclude, and that joint ones come first.
 
+    Args:
+        passes: in the order in which they run.
+        known: all registered passes by name, to suggest one that provides what is missing.
+        where: the beginning of messages, e.g. the step of a schedule.
+
     Raises:
         PassOrderError: something is missing, excluded, or in the wrong place.
     """

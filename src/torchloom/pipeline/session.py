@@ -62,7 +62,7 @@ class CompileSession:
     strict: bool = False
     """Raise when weaving fails, instead of running eagerly."""
     regather: bool = False
-    """Whether a graph that fell back saves pieces for backward, not gathered weights (stage 3)."""
+    """Whether a graph that fell back saves shards for backward, not gathered weights (stage 3)."""
     dump_dir: Path | None = None
     """Folder for the text of each graph before and after each pass; passes then always run."""
     announce: bool = True
@@ -108,7 +108,7 @@ class CompileSession:
         try:
             with POSITION.doing(f"compiling {name}"):
                 compiled = self._compile_graph(gm, example_inputs, report)
-        except Exception as error:
+        except Exception as error:  # passes and compilers raise anything; re-raised below
             if is_restart(error):
                 self.report.graphs.pop()  # nothing has come of this capture
             raise
@@ -161,7 +161,7 @@ class CompileSession:
             known = frozenset(self.book.residents)
             compiled = self._compile_within_budget(gm, unwoven, example_inputs, report)
             self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
-        except Exception as error:
+        except Exception as error:  # a user's pass or a compiler may raise anything
             if is_restart(error):
                 raise
             if is_trial and alike is not None and planner is not None:
@@ -198,7 +198,7 @@ class CompileSession:
                 compiled = self._weave(gm, unwoven, example_inputs, report, is_trial=True)
             except (AgreementError, PeerLostError):
                 raise
-            except Exception as error:
+            except Exception as error:  # a second plan may make a pass or a compiler raise anything
                 if is_restart(error):  # on all ranks that have come to this graph
                     trial.restarted |= {params} if is_shared else set()
                     raise

@@ -86,7 +86,13 @@ def load(key: str) -> Decided | None:
 
 
 def save_collectives(key: str, kind: str, counts: Mapping[str, int]) -> None:
-    """Remember the collectives of one woven graph, e.g. of the "forward" one."""
+    """Remember the collectives of one woven graph, e.g. of the "forward" one.
+
+    Args:
+        key: the compile's own key.
+        kind: "forward" or "backward".
+        counts: number of collectives by operator.
+    """
     _write(_path(f"{key}-{kind}"), dict(counts))
 
 

@@ -214,7 +214,7 @@ class Weaving:
                 keeps_lives=True,
             )
             self.report.peak = alive_at_peak(*graphs, step, params)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  a report only: whatever it raises, go on compiling
             logger.warning(
                 "%s: what is alive at the peak cannot be told: %s", self.report.name, error
             )
