@@ -42,7 +42,7 @@ def share_weights(
         passes: the passes that run over its graphs.
 
     Returns:
-        None if weights are gathered by copying; rank 0 logs a reason when the host has no room for sharing.
+        None if weights are gathered by copying; rank 0 logs why the ranks cannot share memory.
     """
     layout = layout_of(model)
     wants = any(each.name == "symmetric_gathers" for each in passes)
