@@ -1,4 +1,4 @@
-"""Refuses a woven graph whose transfers race, after the passes."""
+"""Check, after all passes, that no transfer of a woven graph races with its other nodes."""
 
 from __future__ import annotations
 
