@@ -53,10 +53,10 @@ def _tensors(engine):
         found[f"buffer/{name}"] = buffer
     for each in engine.local:
         for key, value in engine.optimizer.state.get(each.param, {}).items():
-            if value.numel() == math.prod(each.piece_shape) and value.dim() == len(
-                each.piece_shape
+            if value.numel() == math.prod(each.shard_shape) and value.dim() == len(
+                each.shard_shape
             ):
-                numel = math.prod(each.piece_shape)
+                numel = math.prod(each.shard_shape)
                 flat = (
                     piece(value, each.spec.numel, numel) if each.is_divided else value.reshape(-1)
                 )

@@ -32,6 +32,15 @@ def partition_by_tags(
     A value of the forward half that backward reads is saved, unless its `recompute` tag drops it:
     then backward computes it from values that are saved. Untagged views are made again from what
     they view.
+
+    Args:
+        joint: the joint graph.
+        joint_inputs: not used; AOTAutograd passes them.
+        num_fwd_outputs: how many of its results are the forward's.
+        static_lifetime_input_indices: inputs that stay at one address, e.g. parameters.
+
+    Returns:
+        The forward and the backward graph.
     """
     joint = torch_partition.prepare_joint(joint)
     saved = saved_values(joint.graph, num_fwd_outputs)

@@ -48,7 +48,13 @@ class Site(Protocol):
     """What is known where a pass runs; see `deepcompile.site`."""
 
     def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
-        """Return the value of one argument of `NAMES`."""
+        """Return the value of one argument of `NAMES`.
+
+        Args:
+            name: one of `NAMES`.
+            gm: the graph that the pass edits.
+            ctx: what torchloom tells its own passes of it.
+        """
         ...
 
 
@@ -88,7 +94,12 @@ class Adapted:
         raise PassError("a pass of DeepCompile's form runs in a compile session only")
 
     def at(self, site: Site) -> Callable[..., int]:
-        """Return the function as `(gm, ctx, **options) -> number of edits`, bound to where it runs."""
+        """Return the function as `(gm, ctx, **options) -> number of edits`, bound to where it runs.
+
+        Raises:
+            PassError: (by the returned function) the pass changed the graph's inputs or the number
+                of its results.
+        """
 
         def run(gm: fx.GraphModule, ctx: PassContext, **options: object) -> int:
             positional = [site.argument(name, gm, ctx) for name in self.positional]
@@ -109,7 +120,13 @@ class Adapted:
 
 class _Nowhere:
     def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
-        """Return the two arguments of torchloom's own form."""
+        """Return the two arguments of torchloom's own form.
+
+        Args:
+            name: "gm" or "ctx".
+            gm: the graph that the pass edits.
+            ctx: what torchloom tells its own passes of it.
+        """
         return {"gm": gm, "ctx": ctx}[name]
 
 

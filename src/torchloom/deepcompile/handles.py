@@ -68,7 +68,7 @@ class GraphParam:
     """One parameter as a captured graph sees it."""
 
     name: str
-    """Of the graph's input that holds the piece."""
+    """Name of the graph's input that holds the shard."""
     full_name: str
     """Of the parameter in the model."""
     shape: torch.Size
@@ -77,7 +77,7 @@ class GraphParam:
     """In which the weight is gathered."""
     device: torch.device
     node: fx.Node
-    """The graph's input that holds the piece."""
+    """The graph's input that holds the shard."""
     allgather_node: fx.Node | None
     """The node whose result is the weight, or its bucket's; None for a whole parameter."""
     release_node: fx.Node | None
@@ -172,7 +172,7 @@ def _graph_param(
 
 
 def _gather_of(graph: fx.Graph, shard: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
-    """Return the node that gathers a piece, and the one that holds the weight."""
+    """Return the node that gathers a shard, and the one that holds the weight."""
     for transfer in gathers(graph):
         for source, pick in zip(transfer.inputs, transfer.results, strict=True):
             if source is shard:

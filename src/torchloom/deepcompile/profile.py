@@ -39,7 +39,14 @@ class ProfilingResult:
     """Of each parameter: its place among the graph's inputs, its id, the shape of the weight."""
 
     def take(self, graph: fx.Graph, is_backward: bool, table: CostTable, world_size: int) -> None:
-        """Fill in the figures of the forward or of the backward graph as it is now."""
+        """Fill in the figures of the forward or of the backward graph as it is now.
+
+        Args:
+            graph: forward or backward, after the split.
+            is_backward: which of them.
+            table: costs of operators and links of this machine.
+            world_size: ranks that take part in a collective.
+        """
         times = node_times(graph, table, world_size)
         memory = memory_of(graph)
         sizes = [(node.name, nbytes(node)) for node in graph.nodes]
@@ -58,7 +65,13 @@ class ProfilingResult:
 
 
 def node_times(graph: fx.Graph, table: CostTable, world_size: int) -> Mapping[fx.Node, float]:
-    """Return the modelled time of each node in milliseconds; a transfer's is that of its start."""
+    """Return the modelled time of each node in milliseconds; a transfer's is that of its start.
+
+    Args:
+        graph: the graph.
+        table: costs of operators and links of this machine.
+        world_size: ranks that take part in a collective.
+    """
     return {
         node: (node_us(node, table) + transfer_us(node, table, world_size)) / 1e3
         for node in graph.nodes

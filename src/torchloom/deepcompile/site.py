@@ -37,7 +37,14 @@ class Page:
     def read_joint(
         self, gm: fx.GraphModule, needs_backward: bool, handle: str | None = None
     ) -> None:
-        """Learn from a graph before the split which input holds which parameter of our model."""
+        """Learn from a graph before the split which input holds which parameter of our model.
+
+        Args:
+            gm: the graph before the split.
+            needs_backward: whether it also computes gradients.
+            handle: the communicator of our model, where the graph may hold others' parameters;
+                None: all.
+        """
         self.profile = ProfilingResult(needs_backward=needs_backward)
         self.manager = None
         self.params = {
@@ -131,7 +138,13 @@ class Spot:
     _seen: str = ""
 
     def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
-        """Return the value of one argument of a pass."""
+        """Return the value of one argument of a pass.
+
+        Args:
+            name: one of `forms.NAMES`.
+            gm: the graph that the pass edits.
+            ctx: what torchloom tells its own passes of it.
+        """
         self._look(gm, ctx)
         budget = ctx.memory_budget_bytes
         values: dict[str, Any] = {

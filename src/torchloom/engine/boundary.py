@@ -38,7 +38,11 @@ class Boundary:
 
     @contextlib.contextmanager
     def held_off(self, layout: Layout) -> Iterator[None]:
-        """Let micro-steps inside be none; see `Engine.no_sync`."""
+        """Let micro-steps inside be none; see `Engine.no_sync`.
+
+        Raises:
+            EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.
+        """
         if not reduces_at_boundary(layout):
             raise EngineError(
                 "no_sync() needs whole local gradients: stages 2 and 3 shard them, and a compiled "
@@ -58,7 +62,11 @@ def reduces_at_boundary(layout: Layout) -> bool:
 
 
 def check_step(num_backwards: int, optimizer: Optimizer | None) -> Optimizer:
-    """Return the optimizer of a step that may be taken."""
+    """Return the optimizer of a step that may be taken.
+
+    Raises:
+        EngineError: no backward pass since the last step, or there is no optimizer.
+    """
     if num_backwards == 0:
         raise EngineError(
             "step() was called without backward(): call engine.backward(loss) first, then "

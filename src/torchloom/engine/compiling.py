@@ -52,7 +52,7 @@ def compile_engine(engine: Compilable, agreement: Agreement, call: CompileCall) 
         host=engine.offloads,
         optimizer=engine.optimizer,
         step=engine.global_steps,
-        as_shards=engine.local.as_pieces,
+        as_shards=engine.local.as_shards,
         name=call.name,
     )
     return build_step(description, model, world.comm, driver)

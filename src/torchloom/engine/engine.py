@@ -1,11 +1,11 @@
-"""The engine: one training step after another over a sharded model.
+"""The engine: runs the training steps of a sharded model.
 
     loss = engine(batch)       forward, with inputs cast to the compute dtype
-    engine.backward(loss)      scaled by loss scale and accumulation; gradients are averaged
-    engine.step()              at the accumulation boundary: clip, step, publish, schedule, zero
+    engine.backward(loss)      scales the loss for fp16 and accumulation; averages gradients
+    engine.step()              at the accumulation boundary: clips gradients, steps optimizer and schedule
 
-The calls and their names are DeepSpeed's. The engine holds no weights of its own: the model is the
-caller's, sharded in place.
+The methods have DeepSpeed's names and arguments. The engine copies no weights: it shards the caller's
+model in place.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Engine:
         self.timers = Timers(config.wall_clock_breakdown, world.device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, under `torch_autocast`; floating-point inputs are cast to the compute dtype."""
+        """Cast floating-point inputs to the compute dtype and run the model, in `torch_autocast` if configured."""
         dtype = dtype_of(self.config.precision.dtype)
         if dtype is not torch.float32:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
@@ -124,7 +124,7 @@ class Engine:
     def backward(
         self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> Tensor:
-        """Compute gradients of a scalar loss; they add up until the accumulation boundary.
+        """Compute the gradients of a scalar loss and add them to those of earlier micro-steps.
 
         Args:
             loss: a tensor with one element, made by this engine's model.
@@ -133,7 +133,7 @@ class Engine:
                 mean over micro-steps.
 
         Returns:
-            The loss as it was handed in, divided by the accumulation steps if asked.
+            The given loss, divided by the accumulation steps if `scale_wrt_gas`; never by the loss scale.
 
         Raises:
             EngineError: the loss is not a scalar, or does not depend on the model's parameters.
@@ -155,58 +155,63 @@ class Engine:
     def step(self) -> None:
         """Finish a micro-step; at the accumulation boundary, update the weights.
 
-        At the boundary gradients are clipped to `gradient_clipping`, the optimizer and the schedule
-        step, and gradients are dropped. A step whose gradients are not finite leaves weights and
-        optimizer alone on all ranks; `non_finite` in the config says what comes of it:
+        At the boundary the engine clips gradients to `gradient_clipping`, steps the optimizer and the
+        schedule, and drops the gradients. If a gradient is not finite on any rank, no rank changes
+        its weights or optimizer; `non_finite` in the config says what happens then:
 
-            skip     counted (`skipped_steps`), logged with rank and parameter; the run goes on
-            raise    NonFiniteError, at once
+            skip     the engine counts the step (`skipped_steps`), logs rank and parameter, and goes on
+            raise    the engine raises NonFiniteError at once
             stop     as skip, and `should_stop` is true from then on
 
         Raises:
             EngineError: no backward pass since the last step, or there is no optimizer.
-            NonFiniteError: by `raise`; after `max_consecutive_skips`; or called after `stop`.
+            NonFiniteError: by `raise`; more than `max_consecutive_skips` steps in a row were skipped;
+                or the loop went on although `should_stop` was true.
         """
         if self._share.check(self._scaling) and not self._num_backwards:
             self._num_backwards = 1
         optimizer = check_step(self._num_backwards, self.optimizer)
         self._take_place()
         is_boundary = self.is_gradient_accumulation_boundary()
-        if is_boundary:  # what is refused is no step: it may be taken once it is put right
+        if is_boundary:  # before anything counts: the caller may mend it and call again
             self.local.check(owners_of(self.module))
         self.micro_steps += 1
         self._step_applied = False
         self._num_backwards = 0
         if is_boundary:
-            note_rates(optimizer)
-            with self.timers.measure("step"), self._account.charged():
-                self._step_applied = self._update.apply(
-                    optimizer,
-                    self.lr_scheduler,
-                    reduce=reduces_at_boundary(layout_of(self.module)),
-                    step=self.global_steps,
-                )
-            self.global_steps += 1
-            self.timers.step = self.global_steps
-            self._take_place()
-            tell_step(self.global_steps)
-            with self._account.charged():
-                compiling.advance(self._compiled, self.global_steps)
-            print_progress(self)
-            self._checkpoints.after_step(self.global_steps)
+            self._finish_step(optimizer)
         self._share.forget()
+
+    def _finish_step(self, optimizer: Optimizer) -> None:
+        """Update the weights, count the step, and tell it to all that follow steps."""
+        note_rates(optimizer)
+        with self.timers.measure("step"), self._account.charged():
+            self._step_applied = self._update.apply(
+                optimizer,
+                self.lr_scheduler,
+                reduce=reduces_at_boundary(layout_of(self.module)),
+                step=self.global_steps,
+            )
+        self.global_steps += 1
+        self.timers.step = self.global_steps
+        self._take_place()
+        tell_step(self.global_steps)
+        with self._account.charged():
+            compiling.advance(self._compiled, self.global_steps)
+        print_progress(self)
+        self._checkpoints.after_step(self.global_steps)
 
     @property
     def _scaling(self) -> Scaling:
-        """What this engine's losses are divided and multiplied by."""
+        """By what this engine divides (accumulation) and multiplies (loss scale) its losses."""
         return Scaling(self.gradient_accumulation_steps(), self.scaler.scale)
 
     def _take_place(self) -> None:
-        """Let what follows be done by this engine in its present step, as all ranks compare it."""
+        """Record this engine and its step as the position that all ranks compare at their next collective."""
         POSITION.actor, POSITION.step = self._serial, self.global_steps
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Leave the gradients of micro-steps inside unsynchronised; they add up locally.
+        """Return a `with` block whose micro-steps add up gradients locally, without averaging over ranks.
 
         Raises:
             EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.
@@ -214,7 +219,7 @@ class Engine:
         return self._boundary.held_off(layout_of(self.module))
 
     def zero_grad(self) -> None:
-        """Drop all gradients that have accumulated."""
+        """Drop all accumulated gradients."""
         self.local.zero_grad()
         self._update.losses.clear()
         self._share.forget()
@@ -224,7 +229,12 @@ class Engine:
     ) -> None:
         """Give a pass a name that this engine's schedules can use.
 
-        Takes what `torchloom.register_compile_pass` takes; other engines do not know the pass.
+        Other engines do not know the pass.
+
+        Args:
+            name: the name.
+            fn: the pass; see `torchloom.register_compile_pass` for its arguments.
+            contract: what it needs and provides.
 
         Raises:
             PassOrderError: the name is one of torchloom's.
@@ -240,15 +250,16 @@ class Engine:
         compiled_autograd_enabled: bool = False,
         passes: Sequence[PassItem] | None = None,
     ) -> None:
-        """Compile the model in place, with sharding and communication woven into its graphs.
+        """Compile the model in place; passes weave sharding and communication into its graphs.
 
         Args:
             backend: "inductor" (default), "aot_eager", "eager", any registered backend, a path
                 "package.module.function", or a callable `(gm, example_inputs) -> callable`.
             compile_kwargs: more arguments for `torch.compile`, e.g. `{"dynamic": True}`.
-            schedule: `[(step, [pass, ...]), ...]`: what runs from an optimizer step on. A pass is a
+            schedule: `[(step, [pass, ...]), ...]`: the passes to run from each optimizer step on. A pass is a
                 name, a function, a `GraphPass`, or a pair of one of them and a memory budget.
-            compiled_autograd_enabled: no effect, as backward graphs are compiled with the forward.
+            compiled_autograd_enabled: accepted for DeepSpeed compatibility; no effect, as backward graphs
+                are compiled anyway.
             passes: passes to run from the start, instead of the stage's preset or a schedule.
 
         Raises:
@@ -283,23 +294,23 @@ class Engine:
         return self._compiled is not None
 
     def is_deepcompile_enabled(self) -> bool:
-        """Whether the config asks for weaving."""
+        """Whether the config enables `compile.deepcompile`."""
         return self.config.compile.deepcompile
 
     def is_deepcompile_active(self) -> bool:
-        """Whether the model runs woven: `compile()` has been called."""
+        """Whether `compile()` has been called, so that passes weave the model's graphs."""
         return self.is_compiled
 
     def compile_report(self) -> CompileReport:
-        """Return what was captured, woven, taken from caches or left eager so far."""
+        """Return a record of each graph so far: woven, taken from a cache, or left to run eagerly."""
         return CompileReport() if self._compiled is None else self._compiled.session.report
 
     def plan(self) -> Plan:
-        """Return what was planned for the graphs compiled so far; see `compile.memory_budget`."""
+        """Return the memory plan of the graphs compiled so far; see `compile.memory_budget`."""
         return compiling.plan_of(self._compiled, self.world)
 
     def get_compile_time(self) -> list[tuple[str, int, int, float]]:
-        """Return `("fwd" or "bwd", place, graph id, seconds)` of each compiled graph."""
+        """Return `("fwd" or "bwd", place, graph id, compile seconds)` of each compiled graph."""
         return self.compile_report().compile_time
 
     @property
@@ -309,7 +320,7 @@ class Engine:
 
     @property
     def rank(self) -> int:
-        """This process's rank among all."""
+        """This process's global rank."""
         return self.world.rank
 
     @property
@@ -319,35 +330,35 @@ class Engine:
 
     @property
     def skipped_steps(self) -> int:
-        """Optimizer steps left out because gradients were not finite."""
+        """Number of optimizer steps skipped because a gradient was not finite."""
         return self.scaler.num_skipped
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run is to end: `non_finite: stop` has dropped a step, on all ranks alike."""
+        """Whether `non_finite: stop` has skipped a step, so that the run should end; equal on all ranks."""
         return self._update.stop_reason is not None
 
     @property
     def stop_reason(self) -> str | None:
-        """Which step was dropped, and which gradient was not finite; None while the run goes on."""
+        """The skipped step and the gradient that was not finite, as text; None unless `should_stop`."""
         return self._update.stop_reason
 
     @property
     def loss_scale(self) -> float:
-        """The factor on the loss (1.0 unless fp16)."""
+        """The factor that multiplies the loss before backward (1.0 unless fp16)."""
         return self.scaler.scale
 
     def train(self, mode: bool = True) -> Engine:
-        """Put the model into training mode."""
+        """Put the model into training mode, or with `mode=False` into evaluation mode; return the engine."""
         self.module.train(mode)
         return self
 
     def eval(self) -> Engine:
-        """Put the model into evaluation mode."""
+        """Put the model into evaluation mode; return the engine."""
         return self.train(False)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Iterate over the model's parameters (shards, where sharded)."""
+        """Iterate over the model's parameters; sharded ones hold this rank's shard."""
         return self.module.parameters()
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -355,14 +366,14 @@ class Engine:
         return self._boundary.is_next(self.micro_steps)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Say whether the next `step()` updates the weights, instead of counting micro-steps."""
+        """Set whether the next `step()` updates the weights, instead of counting micro-steps."""
         self._boundary.forced = is_boundary
 
     def get_global_grad_norm(self) -> float | None:
-        """Return the norm before clipping of the last step; None if nothing asked for it.
+        """Return the global gradient norm of the last step, before clipping; None if it was not computed.
 
-        It is computed in every step, unless clipping is off and `bf16.check_grad_overflow` false; a
-        step that was skipped has none.
+        The engine computes it in each step that it does not skip, unless clipping is off and
+        `bf16.check_grad_overflow` is false.
         """
         norm = self._update.norm
         return None if norm is None else float(norm)
@@ -400,11 +411,11 @@ class Engine:
         return self.config.precision.dtype == "bf16"
 
     def comm_stats(self) -> CommStats:
-        """Return how many collectives this rank has begun, and the bytes of their full tensors."""
+        """Return how many collectives this rank has started, and the bytes of their full tensors."""
         return self.world.comm.stats().since(self._comm_before)
 
     def move_stats(self) -> MoveStats:
-        """Return what this engine has moved between device and host, and its host memory, in bytes."""
+        """Return the bytes that this engine moved between device and host, and its host memory in bytes."""
         return mover_of(self.world.device).stats(self._account)
 
     def save_checkpoint(
@@ -418,27 +429,27 @@ class Engine:
         async_save: bool | None = None,
         keep_last: int | None = None,
     ) -> str:
-        """Write all that a run needs to go on exactly; all ranks must call. See docs/checkpoints.md.
+        """Write all that a run needs to continue exactly; all ranks must call. See docs/checkpoints.md.
 
         Args:
             save_dir: folder of all checkpoints of the run, shared by all ranks.
-            tag: the checkpoint's own folder name, replaced at once if it exists; default
+            tag: name of the checkpoint's own folder; an existing one is replaced atomically. Default:
                 `global_step<N>`.
-            client_state: the caller's plain values and tensors, given back by `load_checkpoint`.
-            save_latest: let a load without a tag take this checkpoint.
-            exclude_frozen_parameters: leave parameters that need no gradient out.
-            async_save: go on when all is copied to host memory; a failure is raised by a later
+            client_state: the caller's plain values and tensors, which `load_checkpoint` returns.
+            save_latest: allow a load without a tag to choose this checkpoint.
+            exclude_frozen_parameters: leave out parameters that need no gradient.
+            async_save: return once all is copied to host memory. A failure is raised by a later
                 `step`, `save_checkpoint`, `load_checkpoint` or `wait_for_checkpoint`. Default: the
                 config's `checkpoint.async_save`.
-            keep_last: afterwards remove all but so many of the checkpoints with `save_latest`;
-                default: the config's `checkpoint.keep_last`.
+            keep_last: number of checkpoints with `save_latest` to keep; older ones are removed
+                afterwards. Default: the config's `checkpoint.keep_last`.
 
         Returns:
             The path of the checkpoint, which appears under this name only when complete.
 
         Raises:
-            CheckpointError: it cannot be written, or something in it cannot be kept; on every rank.
-                What was under the tag is still there, and training can go on.
+            CheckpointError: the checkpoint cannot be written, or a value in it cannot be saved; every
+                rank raises. A previous checkpoint of this tag stays, and training can go on.
 
         Example:
             >>> engine.save_checkpoint("runs/a", client_state={"epoch": 3})  # doctest: +SKIP
@@ -447,27 +458,20 @@ class Engine:
         defaults = self.config.checkpoint
         keep = defaults.keep_last if keep_last is None else keep_last
         name = f"global_step{self.global_steps}" if tag is None else tag
-        counters = Counters(
-            self.global_steps,
-            self.global_samples,
-            self.micro_steps,
-            self._num_backwards,
-            self._boundary.forced,
-        )
         return self._checkpoints.save(
             self,
             Request(Path(save_dir), name, save_latest, keep),
-            counters,
+            self._counters(),
             client_state or {},
             exclude_frozen=exclude_frozen_parameters,
             in_background=defaults.async_save if async_save is None else async_save,
         )
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until a checkpoint that is saved in the background is there.
+        """Wait until the save in the background, if there is one, is complete.
 
         Raises:
-            CheckpointError: it could not be written; on every rank.
+            CheckpointError: it could not be written; every rank raises.
         """
         self._checkpoints.wait()
 
@@ -481,26 +485,27 @@ class Engine:
         load_module_only: bool = False,
         custom_load_fn: Callable[..., object] | None = None,
     ) -> tuple[str, dict[str, Any]]:
-        """Continue from a checkpoint, also one saved by another number of ranks or another stage.
+        """Continue from a checkpoint, which another number of ranks or another stage may have saved.
 
-        All files are verified, and all that is needed is read, before anything is changed.
+        The engine verifies all files and reads what it needs before it changes anything.
 
         Args:
             load_dir: folder of all checkpoints of the run.
-            tag: which one; default: the newest that verifies.
+            tag: name of the checkpoint; default: the newest whose files are intact.
             load_module_strict: the checkpoint must hold exactly this model's parameters.
             load_optimizer_states: load the optimizer's states as well.
             load_lr_scheduler_states: load the schedule's position as well.
-            load_module_only: load weights and buffers alone; counters, generators and the rest stay.
-            custom_load_fn: called with `src`, a dict of whole weights, and `dst`, the model with
-                whole weights, instead of loading parameters by name.
+            load_module_only: load only weights and buffers; counters, random generators and the rest
+                keep their state.
+            custom_load_fn: called as `fn(src=..., dst=...)` instead of loading parameters by name;
+                `src` is a dict of whole weights, `dst` the model with whole weights.
 
         Returns:
             The checkpoint's path and the caller's `client_state`.
 
         Raises:
-            CheckpointError: nothing to load, damaged, or of another model; on every rank, and the
-                engine is as it was.
+            CheckpointError: there is no checkpoint, or it is damaged or of another model. Every rank
+                raises, and the engine is unchanged.
         """
         options = Options(
             load_module_strict,
@@ -512,11 +517,7 @@ class Engine:
         with self._account.charged():
             loaded = self._checkpoints.load(self, Path(load_dir), tag, options)
         if loaded.counters is not None:
-            self.global_steps = loaded.counters.global_steps
-            self.global_samples = loaded.counters.global_samples
-            self.micro_steps = loaded.counters.micro_steps
-            self._num_backwards = loaded.counters.num_backwards
-            self._boundary.forced = loaded.counters.forced_boundary
+            self._take_counters(loaded.counters)
             self._update.go_on()
         self._take_place()
         self.world.comm.residents.invalidate()
@@ -524,27 +525,46 @@ class Engine:
             compiling.advance(self._compiled, self.global_steps)
         return loaded.path, loaded.client_state
 
+    def _counters(self) -> Counters:
+        return Counters(
+            self.global_steps,
+            self.global_samples,
+            self.micro_steps,
+            self._num_backwards,
+            self._boundary.forced,
+        )
+
+    def _take_counters(self, counters: Counters) -> None:
+        self.global_steps = counters.global_steps
+        self.global_samples = counters.global_samples
+        self.micro_steps = counters.micro_steps
+        self._num_backwards = counters.num_backwards
+        self._boundary.forced = counters.forced_boundary
+
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "model.safetensors"
     ) -> str:
-        """Write the whole weights in 16 bit to one file, from rank 0; all ranks must call.
+        """Gather the weights and let rank 0 write them in 16 bit to one file; all ranks must call.
 
         Args:
             save_dir: target folder.
-            save_filename: `*.safetensors`, or any other suffix for `torch.save`.
+            save_filename: `*.safetensors`; any other suffix is written by `torch.save`.
+
+        Returns:
+            The path of the file.
 
         Raises:
-            CheckpointError: the file cannot be written; on every rank.
+            CheckpointError: the file cannot be written; every rank raises.
         """
         dtype = torch.float16 if self.fp16_enabled() else torch.bfloat16
         path = Path(save_dir) / save_filename
         return export.save_weights(self.module, path, dtype, self._checkpoints)
 
     def destroy(self) -> None:
-        """Let go of compiled code and gradients. The model stays sharded and usable.
+        """Release compiled code and gradients. The model stays sharded and usable.
 
         Raises:
-            CheckpointError: a checkpoint that was saved in the background could not be written.
+            CheckpointError: a save in the background failed.
         """
         try:
             self._checkpoints.close()
@@ -557,6 +577,6 @@ class Engine:
             forget_compiled_call(self.module)
 
     def unshard(self) -> nn.Module:
-        """Give the model back whole; all ranks must call. The engine is of no use afterwards."""
+        """Return the model with whole weights; all ranks must call. The engine cannot be used afterwards."""
         self.destroy()
         return unshard(self.module)

@@ -1,6 +1,6 @@
 """What this rank's optimizer steps: shards, slices of whole parameters, or whole parameters.
 
-sharded   the parameter holds this rank's piece                                     (stages 2 and 3)
+sharded   the parameter holds this rank's shard                                     (stages 2 and 3)
 sliced    the parameter is whole, and holds this rank's slice while it is stepped   (stage 1)
 whole     the parameter, equal on all ranks                         (stage 0, small parameters)
 
@@ -33,12 +33,12 @@ class Leaf:
     spec: ParamSpec
     param: nn.Parameter
     """The model's parameter, which the optimizer holds."""
-    piece_shape: tuple[int, ...]
-    """What the optimizer steps has this shape."""
+    shard_shape: tuple[int, ...]
+    """Shape of what the optimizer steps: the shard, the slice, or the whole parameter."""
 
     @property
     def is_divided(self) -> bool:
-        """Whether each rank of the shard group steps a different piece."""
+        """Whether each rank of the shard group steps a different part of it."""
         return self.spec.mode == "sharded" or self.spec.is_sliced
 
 
@@ -49,7 +49,7 @@ class LocalParams:
         self._layout, self._comm = layout, comm
         params = owners_of(model)
         self._leaves = [
-            Leaf(spec, params[spec.name], _piece_shape(spec, layout, params[spec.name]))
+            Leaf(spec, params[spec.name], _shard_shape(spec, layout, params[spec.name]))
             for spec in layout
             if spec.requires_grad
         ]
@@ -103,7 +103,7 @@ class LocalParams:
         self._slices.prepare()
 
     @contextmanager
-    def as_pieces(self) -> Iterator[None]:
+    def as_shards(self) -> Iterator[None]:
         """Let each parameter hold what this rank's optimizer steps, inside a `with` block.
 
         Raises:
@@ -203,7 +203,7 @@ class LocalParams:
         grads = [_gradient(each) for each in bucket]
         if not spec.is_sliced:
             return self._comm.begin_sync(grads, spec.dtype, spec.wire_dtype, names)
-        numels = [each.piece_shape[0] for each in bucket]
+        numels = [each.shard_shape[0] for each in bucket]
         return self._comm.begin_reduce(grads, numels, spec.dtype, spec.wire_dtype, names)
 
     def _finish(self, bucket: list[Leaf], results: list[Tensor]) -> None:
@@ -230,7 +230,7 @@ class LocalParams:
         return divided, [grad for is_divided, grad in found if not is_divided]
 
     def divided(self) -> dict[int, ParamSpec]:
-        """Return the facts about the leaves that are stepped in pieces, by the parameter's id."""
+        """Return the spec of each leaf that is stepped as a shard or a slice, by the parameter's id."""
         return {id(each.param): each.spec for each in self._leaves if each.is_divided}
 
     def named_gradients(self) -> tuple[list[str], list[Tensor | None]]:
@@ -300,7 +300,7 @@ def check_steps_alone(params: Iterable[Tensor]) -> None:
         )
 
 
-def _piece_shape(spec: ParamSpec, layout: Layout, param: nn.Parameter) -> tuple[int, ...]:
+def _shard_shape(spec: ParamSpec, layout: Layout, param: nn.Parameter) -> tuple[int, ...]:
     """Return the shape of what the optimizer steps."""
     if spec.is_sliced:
         return (shard_numel_of(spec.numel, layout.world_size),)
@@ -315,7 +315,7 @@ def _gradient(each: Leaf) -> Tensor:
 
 def _slice_of_gradient(each: Leaf, layout: Layout) -> Tensor:
     """Cut this rank's slice out of a gradient whose own slice is averaged."""
-    numel = each.piece_shape[0]
+    numel = each.shard_shape[0]
     flat = _gradient(each).reshape(-1)[layout.rank * numel : (layout.rank + 1) * numel]
     if flat.numel() == numel:
         return flat

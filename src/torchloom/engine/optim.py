@@ -43,7 +43,7 @@ def make_optimizer(
             depends on more than the element that it steps while it holds shards.
         ConfigError: the optimizer does not take the configured arguments.
     """
-    with local.as_pieces():  # some optimizers make states, or look at shapes, when they are made
+    with local.as_shards():  # some optimizers make states, or look at shapes, when they are made
         if isinstance(optimizer, Optimizer):
             made: Optimizer | None = _over_leaves(optimizer, local)
         else:
@@ -117,11 +117,11 @@ def _from_factory(
     try:
         return factory(groups)
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        pieces = local.divided()
-        if not pieces:
+        shards = local.divided()
+        if not shards:
             raise
         raise EngineError(
-            f"the function optimizer= failed over {len(pieces)} flat shards of parameters at ZeRO "
+            f"the function optimizer= failed over {len(shards)} flat shards of parameters at ZeRO "
             f"stage {stage} ({type(error).__name__}: {error}): an optimizer that needs the shapes "
             "of whole parameters, such as Muon, works at stage 0; others, such as AdamW, step "
             "shards"
@@ -129,7 +129,13 @@ def _from_factory(
 
 
 def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | None) -> Any:
-    """Return the caller's schedule, one made by the caller's function, or the configured one."""
+    """Return the caller's schedule, one made by the caller's function, or the configured one.
+
+    Args:
+        config: says which schedule to build when the caller brings none.
+        scheduler: a schedule, a function from the optimizer to one, or None.
+        optimizer: whose learning rates follow it; without one the schedule is returned as it is.
+    """
     if optimizer is None:
         return scheduler
     if scheduler is not None and not hasattr(scheduler, "step"):

@@ -45,7 +45,13 @@ class KnownValues:
             _KNOWN.reset(token)
 
     def get(self, target: Any, args: Any, run: Callable[[], Any]) -> Any:
-        """Return what `target` gives for `args`, which `run` finds out the first time."""
+        """Return what `target` gives for `args`, which `run` finds out the first time.
+
+        Args:
+            target: the operator or function called.
+            args: its arguments.
+            run: computes the value, the first time.
+        """
         try:
             key = (target, _key(args))
             turn = self._uses[key]
@@ -64,7 +70,13 @@ _KNOWN: contextvars.ContextVar[KnownValues | None] = contextvars.ContextVar("kno
 
 
 def value_of_call(target: Any, args: Any, run: Callable[[], Any]) -> Any:
-    """Return what a call gives: looked up in a trial, else by `run`."""
+    """Return what a call gives: looked up in a trial, else by `run`.
+
+    Args:
+        target: the operator or function called.
+        args: its arguments.
+        run: computes the value, where none is known.
+    """
     known = _KNOWN.get()
     return run() if known is None else known.get(target, args, run)
 

@@ -1,7 +1,7 @@
 """Weights that are read in a lower dtype alone travel in it.
 
     before   w = gather(p, f32)   c = cast(w, bf16)   d = cast(t(w), bf16)      4 bytes per element travel
-    after    w = gather(p, bf16)  (c is w)            (d is t(w))               each rank casts its piece: 2
+    after    w = gather(p, bf16)  (c is w)            (d is t(w))               each rank casts its shard: 2
 
 `torch.autocast` makes such graphs: weights are gathered as they are kept, and cast where a product reads
 them. A weight stays as it is if anything reads it uncast, in forward or in backward (a norm, an embedding that

@@ -90,7 +90,7 @@ def _piece_of(shard: fx.Node) -> fx.Node:
 
 
 def _drop_unread_reloads(graph: fx.Graph, ctx: PassContext) -> None:
-    """Do not reload the pieces of weights that stay gathered: they are read when those are made."""
+    """Remove reloads of shards that no node reads: a resident weight is gathered from the shard itself."""
     for transfer in reloads(graph):
         pieces_only = all(source.name in ctx.params for source in transfer.inputs)
         if pieces_only and all(set(pick.users) <= {transfer.wait} for pick in transfer.results):

@@ -1,16 +1,17 @@
-"""One plan on all ranks for graphs of one kind, whatever the sizes of their batches are.
+"""Make all ranks follow one plan for graphs of one kind, even if their batches differ in size.
 
-What backward computes again, which weights stay gathered and how large buckets are say which collectives
-a graph calls. Ranks whose batches differ in size would each plan otherwise under a memory budget, so:
+A plan decides what backward computes again, which weights stay gathered and how large buckets are, and
+thereby which collectives a graph calls. Under a memory budget, ranks with batches of different sizes would
+make different plans and call different collectives. So:
 
-    first capture of a kind   the ranks compare their batches. Where these are equal, each plans for
-                              itself and all come to the same. Else the rank with the largest batch
-                              plans, as it is the one that the others wait for in each step, and the
-                              others do as it does
-    later captures            on whichever rank, they do the same again as long as it fits
+    first capture of a kind   the ranks compare the sizes of their batches. If these are equal, each rank
+                              plans for itself and all make the same plan. Otherwise the rank with the
+                              largest batch plans, because the others wait for it in each step, and the
+                              others take its plan
+    later captures            on any rank, the graph takes the same plan as long as it fits
 
-Graphs are of one kind if they read the same parameters. Ranks wait for each other at first captures alone:
-whoever comes to one has to wait for the others in its first collective in any case.
+Graphs are of one kind if they read the same parameters. Ranks wait for each other only at the first capture
+of a kind: there each has to wait for the others in the graph's first collective in any case.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Texts = Callable[[str, str], list[str]]
 
 @dataclass(frozen=True)
 class Remembered:
-    """What had been agreed on at some point."""
+    """A copy of what the ranks had agreed on, to return to."""
 
     met: frozenset[frozenset[str]]
 
@@ -57,36 +58,42 @@ class Alike:
     texts: Texts
     _met: set[frozenset[str]] = field(default_factory=set)
     _leaders: dict[str, int] = field(default_factory=dict)
-    """By plan, where batches differ."""
+    """Kind of graph -> the rank that plans for all, where batches differ in size."""
 
     def start_over(self) -> None:
-        """Forget all kinds: the module is about to be captured anew, on all ranks."""
+        """Forget all kinds, because all ranks are about to capture the module again."""
         self._met.clear()
         self._leaders.clear()
         POSITION.notes.pop("plan", None)
 
     def remember(self) -> Remembered:
-        """Return what it takes to come back to this point."""
+        """Return a copy of the state for `restore`."""
         return Remembered(frozenset(self._met))
 
     def restore(self, remembered: Remembered, *, without: fx.Graph | None = None) -> None:
-        """Come back to a point, at which the ranks had not come to a graph yet."""
+        """Return to a copied state, in which the graph `without` counts as not captured yet."""
         self._met, self._leaders = set(remembered.met), {}
         if without is not None:
             self._met.discard(parameters_of(without))
 
     def is_shared(self, graph: fx.Graph) -> bool:
-        """Say whether all ranks have come to this capture, and compare their batches at it."""
+        """Say whether this is the first capture of its kind, at which all ranks compare their batches."""
         params = parameters_of(graph)
         return bool(params) and torch.is_grad_enabled() and params not in self._met
 
     def before(
         self, gm: fx.GraphModule, inputs: Sequence[Any], report: GraphReport, planner: Planner
     ) -> None:
-        """Find out whose plan this graph follows, before any pass runs over it.
+        """Before any pass runs over a graph, find the rank whose plan it follows.
+
+        Args:
+            gm: the captured graph.
+            inputs: its example inputs, whose sizes may differ between ranks.
+            report: gets the kind of the graph; holds the bytes of this rank's batch.
+            planner: gets the leader's plan, where another rank leads.
 
         Raises:
-            AgreementError: other ranks have come to something else.
+            AgreementError: another rank is compiling something else.
         """
         params = parameters_of(gm.graph)
         if not params or not torch.is_grad_enabled():

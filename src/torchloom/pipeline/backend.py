@@ -3,8 +3,8 @@
     torch.compile(model, backend="torchloom", options={"lowering": "aot_eager", "passes": [...]})
 
 A graph of a model that `torchloom.shard_model` sharded names its parameters; their layout tells the
-stage, and with it the preset. Any other graph runs the passes that are asked for, and none else.
-`engine.compile()` and `torchloom.compile()` do more: the ranks also agree on what they weave.
+stage, and with it the preset. Over any other graph only the passes in `options` run.
+With `engine.compile()` and `torchloom.compile()` the ranks also compare what they weave.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which stage of compiling, or which pass, first makes a result differ from eager.
+"""Find the stage of compiling, or the pass, that first makes a result differ from eager.
 
     eager -> Dynamo's graph -> AOTAutograd's graphs -> decompositions -> Inductor
                                      | with passes: one more pass at a time
 
-Each stage is compiled anew from a copy of the function; entries that torch.compile holds stay.
+Each stage compiles a copy of the function, so torch.compile keeps the code that it already has.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORDS = {
 
 
 class Bisection(NamedTuple):
-    """Where a result first parts from eager."""
+    """Where a result first differs from eager."""
 
     stage: str | None
     """Backend of the first stage that differs, or None."""
@@ -121,7 +121,7 @@ def _prefixes(
 
 
 class _Subject:
-    """What is run again and again, each time compiled anew and from the same start."""
+    """The function under test: each run compiles it again and starts from the same values."""
 
     def __init__(self, fn: Any, args: Sequence[Any]) -> None:
         self.args = args

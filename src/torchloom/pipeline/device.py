@@ -23,5 +23,5 @@ def device_bytes(device: torch.device | None = None) -> int:
 
 
 def default_budget_bytes() -> int:
-    """Return what a step may use where nobody has given a budget."""
+    """Return the device memory in bytes that a step may use if no budget is given."""
     return int(AUTO_FRACTION * device_bytes())

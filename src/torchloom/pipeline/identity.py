@@ -1,9 +1,10 @@
-"""What a pass is, as text: compiled graphs are cached under it.
+"""A text that identifies a pass; keys of cached graphs contain it.
 
-A cached graph must never outlive the pass that made it. The text holds the pass's source and every
-plain value that it closes over; where something else is captured, or a list that may be another one
-by then, the pass has no identity, and its graphs are compiled anew each time. Its text stays what it was when
-it was first asked for: a pass that records into a list is the same pass on ranks that recorded otherwise.
+If a pass changes, graphs that its older version made must not come from the cache. The text holds the
+pass's source and every plain value in its closure. If the closure holds anything else, such as a list whose
+content may change, the text cannot identify the pass, and its graphs are compiled in each run. Such a pass
+keeps the text that it had first, so that ranks agree on it although each has recorded different values in
+such a list.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype)
 
 
 class Identity(NamedTuple):
-    """A text that is equal on ranks with the same pass, and whether it says everything."""
+    """A text that is equal on ranks with the same pass, and whether it identifies the pass completely."""
 
     text: str
     is_complete: bool
@@ -37,7 +38,7 @@ def identity_of(each: GraphPass) -> Identity:
     """Describe a pass that did not come with torchloom."""
     adapted = adapted_of(each)
     body = _function(each.fn if adapted is None else adapted.fn)
-    # What other graphs, the optimizer or the runtime tell a pass is in no key.
+    # No key holds what a pass reads of other graphs, the optimizer or the runtime.
     is_complete = body.is_complete and not (adapted and adapted.sees_beyond_its_graph)
     told = body.text
     if not body.is_complete:

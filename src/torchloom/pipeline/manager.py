@@ -33,7 +33,7 @@ class PassManager:
     dump_dir: Path | None = None
     log_level: int = logging.DEBUG
     is_trial: bool = False
-    """A trial on a copy: recorders do not hear of it, and what nobody will run is not checked."""
+    """A trial on a copy that nobody will run: without events and without lint."""
 
     def run(self, gm: fx.GraphModule, context: PassContext, name: str, into: GraphReport) -> None:
         """Run every pass over `gm` in place.
@@ -106,7 +106,7 @@ def _run_one(
         num_edits = each(gm, context)
         if before is not None:
             gm.graph.lint()
-    except Exception as error:
+    except Exception as error:  # a pass, also a user's own, may raise anything
         after = graph_text(gm.graph)
         raise PassError(
             f"pass {each.name!r} broke graph {name!r} ({_culprit(error, gm)}): {error}\n"

@@ -1,4 +1,4 @@
-"""Where planning enters a compile: the partitioner plans first, then splits as the plan says."""
+"""The partitioner that plans: it first makes a plan, then splits the joint graph by it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class PlannedSplit:
     """A partitioner that plans first.
 
     Args:
-        planner: chooses under the budget.
+        planner: chooses a plan that keeps the memory budget.
         context: what passes may know.
         lower: the passes behind the split, for trials.
         report: receives the plan.
-        passes: those that run: what a plan may decide about, within their options.
+        passes: the passes that run; a plan decides only what they can carry out, within their options.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PlannedSplit:
             num_results=num_fwd_outputs,
             static_inputs=static_lifetime_input_indices,
         )
-        # The split writes tags, so what is tried is tried on copies.
+        # Splitting writes tags into the graph, so trials split copies.
         started = time.perf_counter()
         plan = self._planner.plan(trials.problem(copy_graph_module(joint, is_sketch=True)))
         self._report.planning_s += time.perf_counter() - started
@@ -93,7 +93,7 @@ class PlannedSplit:
             sources: Python code by "forward" and "backward".
 
         Returns:
-            Bytes above what was live before; None if they are not known.
+            Bytes beyond the memory that was in use before the graphs; None if unknown.
         """
         if self._interface is None or not {"forward", "backward"} <= sources.keys():
             return None

@@ -44,8 +44,8 @@ SECOND_HALF: dict[str, str] = {
     "free_activation": "free_saved",
 }
 
-# What DeepSpeed's `zero3_compile` does with gathers and reductions takes torchloom several passes;
-# a list that names `bucket` says itself where that runs.
+# DeepSpeed's `zero3_compile` stands for several passes of torchloom over gathers and reductions;
+# a list that names `bucket` chooses its place itself.
 BASIS: tuple[str, ...] = ("dedupe_gathers", "elide_copies", "cast_gathers")
 COMMUNICATION: dict[str, tuple[str, ...]] = {
     "zero1": ("place", "bucket"),

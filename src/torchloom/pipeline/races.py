@@ -1,4 +1,4 @@
-"""Refuses a woven graph whose transfers race, after the passes."""
+"""Check, after all passes, that no transfer of a woven graph races with its other nodes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def copies_in(graph: fx.Graph) -> bool:
 
 def check_races(gm: fx.GraphModule, name: str, passes: Sequence[str]) -> None:
     """Prove that no transfer of a lowered graph can race with anything.
+
+    Args:
+        gm: the lowered graph.
+        name: of the graph, for the message.
+        passes: names of the passes that ran, for the message.
 
     Raises:
         PassError: the order of the graph leaves a race open.

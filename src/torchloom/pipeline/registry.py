@@ -13,12 +13,12 @@ from torchloom.passes import PASSES
 from torchloom.pipeline.presets import ALIASES, NO_OPS
 
 _CAPABILITIES = {"z3_gather_release": "transfers"}
-"""DeepSpeed's words for what a pass provides, and ours."""
+"""DeepSpeed's names for what passes provide -> torchloom's names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassContract:
-    """What a pass needs and gives; words of one's own, or those of the built-in passes.
+    """What a pass requires and provides: names of the user's own, or those of the built-in passes.
 
     Example:
         >>> PassContract(requires={"transfers"}).requires
@@ -31,7 +31,7 @@ class PassContract:
     conflicts_with: Iterable[str] = frozenset()
     """Names of passes that cannot be in the same schedule entry."""
     phase: Literal["fwd", "bwd", "both"] = "both"
-    """For readers: every pass is called for forward and backward graphs."""
+    """Documentation only: every pass is called for forward and for backward graphs."""
 
     def __post_init__(self) -> None:
         for name in ("provides", "requires", "conflicts_with"):
@@ -104,7 +104,7 @@ REGISTRY = PassRegistry()
 def register_compile_pass(
     name: str, fn: Callable[..., Any] | GraphPass, contract: PassContract | None = None
 ) -> None:
-    """Give a pass of one's own a name that schedules and configurations can use.
+    """Register the user's own pass under a name that schedules and configurations can use.
 
     It runs on the forward and on the backward graph of every captured fragment, after the split.
 

@@ -43,16 +43,16 @@ class GraphReport:
     plan: GraphPlan | None = None
     """What was planned for this graph, where a budget was given."""
     planning_s: float = 0.0
-    """Seconds in the planner, and in finding the peak of the code that came out."""
+    """Seconds in the planner, and in computing the peak of the compiled code."""
     num_tries: int = 0
-    """How often it was compiled until code kept the budget well; 0 without a budget."""
+    """How often the graph was compiled until its code kept the budget; 0 without a budget."""
     peak: PeakContents | None = None
-    """The predicted peak of forward and backward, where somebody listens or plans."""
+    """The predicted peak of forward and backward; None without a recorder or planner."""
     fallback: str | None = None
     """Why this graph runs eagerly sharded, or None."""
 
     def take(self, other: GraphReport) -> None:
-        """Show what happened in one of several compiles, also what still happens in it.
+        """Take over the records of one of several compiles, and those that its backward still adds.
 
         Backward may be compiled later, and then adds to the same lists.
         """
@@ -67,7 +67,7 @@ class GraphReport:
 
 
 def tell_peak(report: GraphReport) -> None:
-    """Let recorders know what is alive at the peak of a graph, where that is known."""
+    """Emit what is alive at the peak of a graph, if that is known."""
     if report.peak is not None and events.is_heard():
         events.emit(events.PeakFound(graph=report.name, contents=report.peak.to_dict()))
 

@@ -1,9 +1,9 @@
-"""Which passes run from which step on: what users write, checked before anything runs.
+"""The schedule of passes that a user writes, checked before anything runs.
 
     schedule = [(0, ["zero3_compile"]), (5, ["zero3_compile", "prefetch", (mine, "2GB")])]
 
-An entry is due at the first step that is not below its number, so a run that resumes later still
-gets it. Before the first entry the stage's preset runs.
+An entry is due at the first step that is not below its number, so a run that resumes at a later step
+also runs it. Before the first entry the stage's preset runs.
 """
 
 from __future__ import annotations
@@ -235,6 +235,11 @@ def check_order(
 ) -> None:
     """Check what passes need, what they exclude, and that joint ones come first.
 
+    Args:
+        passes: in the order in which they run.
+        known: all registered passes by name, to suggest one that provides what is missing.
+        where: the beginning of messages, e.g. the step of a schedule.
+
     Raises:
         PassOrderError: something is missing, excluded, or in the wrong place.
     """
@@ -281,7 +286,7 @@ def _lookup(name: str, known: Mapping[str, GraphPass], where: str = "") -> Graph
 def _with_extra(
     chosen: list[GraphPass], extra: list[GraphPass], known: Mapping[str, GraphPass]
 ) -> list[GraphPass]:
-    """Add passes that settings ask for; those whose needs a list of one's own lacks stay out."""
+    """Add passes that settings enable, except those whose requirements the user's list does not provide."""
     halves = [SECOND_HALF.get(each.name) for each in (*chosen, *extra)]
     for each in (*extra, *(known[name] for name in halves if name is not None)):
         provided = frozenset[str]().union(*(other.provides for other in chosen))
@@ -304,7 +309,7 @@ def _is_deepspeed_name(item: PassItem) -> bool:
 
 
 def _in_order_of_preset(passes: tuple[GraphPass, ...], stage: int) -> tuple[GraphPass, ...]:
-    """Put built-in passes where the preset has them; others stay behind what they stood behind.
+    """Sort built-in passes as in the preset; each other pass stays behind the pass that it followed.
 
     DeepSpeed's names say nothing about stages: its `selective_gather` may come last.
     """

@@ -1,13 +1,12 @@
-"""A second plan on trial: either all ranks compile all of it, or all of them return to the first.
+"""Try a second plan: either all ranks compile all of its graphs, or all ranks return to the first plan.
 
-    compile    each graph that ranks capture together is compiled by the second plan, and the ranks tell each
-               other how that went. Where it failed on any of them, all compile this graph, and those that
-               are captured after it, by the first plan's figures; should that fail as well, it runs eagerly
-               sharded on all of them
-    boundary   before the next optimizer step the ranks compare once more. If something has failed, all return
-               to the code of the first plan, which is still there
+    compile    each rank compiles a graph by the second plan and tells the others whether that worked. If it
+               failed on any rank, all ranks compile this graph and later ones by the figures of the first
+               plan; if that fails too, all ranks run the graph eagerly sharded
+    boundary   before the next optimizer step the ranks compare once more. If anything has failed, all
+               return to the code of the first plan, which they still hold
 
-What a plan decides says which collectives a graph calls, so a rank must never go its own way.
+A plan decides which collectives a graph calls, so all ranks must run the same plan.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _OPEN, _FINE = "not compiled yet", ""
 
 @dataclass
 class SecondPlan:
-    """What has come of a second plan so far, and what it takes to return to the first.
+    """The progress of a second plan, and the state that returning to the first plan needs.
 
     Args:
-        texts: tells all ranks a text; they call it in the same order.
+        texts: exchanges one text per rank; all ranks call it in the same order.
         plans: what the planner knew under the first plan.
         kinds: what the ranks had agreed on under it.
         woven: what the session knew of its graphs.
-        keep: is called once all ranks have compiled the second plan.
+        keep: called once all ranks have compiled the second plan.
     """
 
     texts: Texts
@@ -45,7 +44,7 @@ class SecondPlan:
     woven: list[tuple[frozenset[str], frozenset[str]]]
     keep: Callable[[], None]
     is_refused: bool = False
-    """Whether the ranks know that it failed on one of them."""
+    """Whether all ranks know that the second plan failed on one of them."""
     restarted: set[frozenset[str]] = field(default_factory=set)
     """Parameters of shared graphs that Dynamo is about to capture again."""
     _num_compiled: int = 0
@@ -57,7 +56,7 @@ class SecondPlan:
         self._num_compiled += 1
 
     def failed(self, error: Exception) -> None:
-        """Note a failure that the others do not know of; they are told when ranks compare next."""
+        """Record a failure on this rank; the other ranks learn of it at the next comparison."""
         cause = own_error(error) or error
         self._own = self._own or f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
 
@@ -77,7 +76,11 @@ class SecondPlan:
         return not failures
 
     def conclude(self) -> Literal["open", "kept", "refused"]:
-        """Return what becomes of the second plan, at a boundary between steps. All ranks must call."""
+        """Decide with all ranks, between two steps, what becomes of the second plan. All ranks must call.
+
+        Returns:
+            "open" while a rank has compiled no graph of it, "kept" or "refused".
+        """
         own = self._own or (_FINE if self._num_compiled else _OPEN)
         told = self.texts("what becomes of a second plan", own)
         failures = {rank: text for rank, text in enumerate(told) if text not in (_FINE, _OPEN)}

@@ -1,4 +1,4 @@
-"""What a joint graph sends and reloads, and how else it could: the part of a plan's problem about transfers."""
+"""The transfers of a joint graph: what it sends and reloads, and which sizes of them a plan may try."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from torchloom.plan import TransferSizes
 from torchloom.plan.traffic import GatheredWeight, Traffic
 
 _STEP = 4
-"""By what buckets and prefetching are divided, and prefetching multiplied, to be tried."""
+"""A plan tries buckets and prefetching divided by this factor, and prefetching multiplied by it."""
 
 
 class ConfiguredSizes(NamedTuple):
-    """How much of a graph's transfers is in flight where a plan does not decide it."""
+    """Sizes of a graph's transfers, in bytes, where no plan decides them."""
 
     gather_bytes: int
     """Gathers are merged up to this size."""
@@ -40,7 +40,7 @@ class ConfiguredSizes(NamedTuple):
 
 
 def option_of(passes: Mapping[str, GraphPass], name: str, option: str) -> Any:
-    """Return what a pass is given; its default where it does not run.
+    """Return the value of a pass's option; the default if the pass does not run.
 
     Args:
         passes: those that run, by name.
@@ -60,7 +60,7 @@ def configured_sizes(passes: Mapping[str, GraphPass]) -> ConfiguredSizes:
 
 
 def traffic_of(joint: fx.GraphModule, context: PassContext, sizes: ConfiguredSizes) -> Traffic:
-    """Return what a joint graph sends whatever is decided about it.
+    """Return the transfers of a joint graph that no plan changes.
 
     Args:
         joint: the graph.
@@ -69,7 +69,7 @@ def traffic_of(joint: fx.GraphModule, context: PassContext, sizes: ConfiguredSiz
     """
     world_size, forward = context.world_size, set(forward_nodes(joint.graph))
     gathers: dict[str, GatheredWeight] = {}
-    if context.shared_weights is None:  # else they lie whole in memory that ranks share
+    if context.shared_weights is None:  # otherwise graphs read whole weights in shared memory
         for node in find(joint.graph, ops.gather):
             shard, _shape, dtype, *_, name = args_of(node)
             num_bytes = value_of(shard).numel() * world_size * dtype.itemsize
@@ -90,13 +90,13 @@ def traffic_of(joint: fx.GraphModule, context: PassContext, sizes: ConfiguredSiz
 def transfers_to_try(
     traffic: Traffic, sizes: ConfiguredSizes, passes: Collection[str], *, is_bound: bool
 ) -> tuple[TransferSizes, ...]:
-    """Return other sizes than those of the config: more ahead, less, and smaller buckets.
+    """Return sizes to try beside the config's: more and less prefetching, and smaller buckets.
 
     Args:
         traffic: what the graph sends.
         sizes: what the config says.
         passes: names of the passes that run.
-        is_bound: whether no more may be prefetched than the config says.
+        is_bound: whether the config's prefetching is an upper bound.
     """
     gathered_bytes = sum(each.num_bytes for each in traffic.gathers.values())
     most_bytes = max(gathered_bytes, *traffic.reductions.values())
@@ -122,7 +122,7 @@ def reloaded_bytes(joint: fx.GraphModule) -> dict[str, int]:
 
 
 def keep_shards(joint: fx.GraphModule, names: Collection[str]) -> None:
-    """Let gathers of these parameters read a shard that is on the device: it is not reloaded."""
+    """Remove the reloads of these parameters: their gathers read a shard that stays on the device."""
     # A shard that is gathered in two dtypes is reloaded once.
     for reload in dict.fromkeys(each for name, each in _reloads(joint) if name in names):
         reload.replace_all_uses_with(args_of(reload)[0])
@@ -138,7 +138,7 @@ def _reloads(joint: fx.GraphModule) -> Iterator[tuple[str, fx.Node]]:
 
 
 def _num_runs(gather: fx.Node, forward: Collection[fx.Node]) -> int:
-    """Return how often a weight is gathered in a run: again where backward reads it, if it may."""
+    """Return how often a run gathers a weight: 2 if backward reads it too and may gather it again."""
     if gather.meta.get("recompute") is not CheckpointPolicy.MUST_RECOMPUTE:
         return 1
     chain = [gather]

@@ -1,8 +1,8 @@
 """A compile session: everything that one compiled module owns.
 
 The session is the backend that `torch.compile` calls with each captured graph. It runs the passes
-through whichever route the wanted backend needs, and falls back to the eager sharded model, once
-announced, when weaving fails.
+through the route that the wanted backend needs. If weaving fails, it logs that and falls back to the
+eager sharded model.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CompileSession:
     strict: bool = False
     """Raise when weaving fails, instead of running eagerly."""
     regather: bool = False
-    """Whether a graph that fell back saves pieces for backward, not gathered weights (stage 3)."""
+    """Whether a graph that fell back saves shards for backward, not gathered weights (stage 3)."""
     dump_dir: Path | None = None
     """Folder for the text of each graph before and after each pass; passes then always run."""
     announce: bool = True
@@ -70,7 +70,7 @@ class CompileSession:
     debug_log: bool = False
     """Log each pass, not only when debugging."""
     tell: Callable[[str, str, str], None] | None = None
-    """Is told what became of a graph: what must be equal on ranks that compile it, and in words."""
+    """Called with a graph's key, its outcome (equal on all ranks that compile it), and that in words."""
     trial: SecondPlan | None = None
     """A second plan that is being compiled for the first time."""
     planner: Planner | None = None
@@ -80,16 +80,16 @@ class CompileSession:
     book: Book = field(default_factory=Book)
     """What custom passes are told of the model and of all graphs."""
     standing: events.StandingFound | None = None
-    """What lives on beside the graphs, told whenever one is compiled and somebody listens."""
+    """Memory used outside the graphs; emitted with each compiled graph if a recorder listens."""
     keeps: object = None
-    """What woven graphs need when they run, kept as long as they may."""
+    """Objects that woven graphs need while they run; the session keeps them alive."""
     report: CompileReport = field(default_factory=CompileReport)
     _rounds: list[int] = field(default_factory=lambda: [0])
     """Where in the report each compile of the module begins."""
     _given_up: list[tuple[int, int]] = field(default_factory=list)
     """Which graphs of the report belong to second plans that were given up."""
     _woven: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
-    """Of each compiled graph: its parameters, and the residents that it knows."""
+    """For each compiled graph: its parameters, and the resident ones when it was compiled."""
 
     _sizes: Sizes = field(default_factory=Sizes)
 
@@ -108,9 +108,9 @@ class CompileSession:
         try:
             with POSITION.doing(f"compiling {name}"):
                 compiled = self._compile_graph(gm, example_inputs, report)
-        except Exception as error:
+        except Exception as error:  # passes and compilers raise anything; re-raised below
             if is_restart(error):
-                self.report.graphs.pop()  # nothing has come of this capture
+                self.report.graphs.pop()  # Dynamo drops this capture and captures again
             raise
         return LIVE.apart(compiled) if self.regather else compiled
 
@@ -149,7 +149,7 @@ class CompileSession:
         *,
         is_trial: bool = False,
     ) -> Callable[..., Any]:
-        """Compile one graph, in step with other ranks where all have come to it.
+        """Compile one graph; ranks that capture it together follow one plan.
 
         Raises:
             Exception: whatever a compiler raises; and what passes raise, with `strict` or on trial.
@@ -161,7 +161,7 @@ class CompileSession:
             known = frozenset(self.book.residents)
             compiled = self._compile_within_budget(gm, unwoven, example_inputs, report)
             self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
-        except Exception as error:
+        except Exception as error:  # a user's pass or a compiler may raise anything
             if is_restart(error):
                 raise
             if is_trial and alike is not None and planner is not None:
@@ -180,7 +180,7 @@ class CompileSession:
         example_inputs: Sequence[Any],
         report: GraphReport,
     ) -> Callable[..., Any]:
-        """Compile one graph by a second plan; where that fails on any rank, by the first, or not at all."""
+        """Compile one graph by the second plan; if that fails on any rank, by the first; else run it eagerly."""
         alike, planner = self.alike, self.planner
         assert alike is not None and planner is not None, "a second plan without a planner"
         params = parameters_of(unwoven.graph)
@@ -198,13 +198,13 @@ class CompileSession:
                 compiled = self._weave(gm, unwoven, example_inputs, report, is_trial=True)
             except (AgreementError, PeerLostError):
                 raise
-            except Exception as error:
-                if is_restart(error):  # on all ranks that have come to this graph
+            except Exception as error:  # a second plan may make a pass or a compiler raise anything
+                if is_restart(error):  # all ranks that capture this graph restart
                     trial.restarted |= {params} if is_shared else set()
                     raise
                 failure = error
                 trial.failed(error)
-            # Graphs that other ranks may not have come to send nothing, or are those of other sizes.
+            # A graph that is not shared sends nothing, or is a later capture in other sizes: ranks do not compare.
             is_fine = trial.compare(report.name, failure) if is_shared else failure is None
             if is_fine and compiled is not None:
                 break
@@ -215,11 +215,11 @@ class CompileSession:
         trial.restarted.discard(params)
         trial.compiled()
         if not is_shared:
-            planner.costs = plans.costs  # the others go on by these
+            planner.costs = plans.costs  # later graphs plan by these
         return compiled
 
     def start_second(self, texts: Texts, first: CostTable, keep: Callable[[], None]) -> None:
-        """Let what `begin` begins next be a second plan, from which all ranks can return.
+        """Make the next compile that `begin` starts a trial of a second plan; `return_to_first` undoes it.
 
         Args:
             texts: tells all ranks a text.
@@ -232,7 +232,7 @@ class CompileSession:
         self.trial = SecondPlan(texts, plans, kinds, list(self._woven), keep)
 
     def conclude_second(self) -> Literal["open", "kept", "refused"] | None:
-        """Return what becomes of a second plan, at a boundary between steps; None: there is none.
+        """Decide with all ranks, between two steps, what becomes of a second plan; None: there is none.
 
         All ranks must call. A plan that is kept is no longer on trial; where it is refused, the caller lets
         the first plan's code run again and calls `return_to_first`.
@@ -245,7 +245,7 @@ class CompileSession:
         return became
 
     def return_to_first(self) -> None:
-        """Know again what was known before a second plan, whose code is no longer called."""
+        """Restore the state before a second plan, whose code is no longer called."""
         trial, self.trial = self.trial, None
         assert trial is not None and self.planner is not None, "no second plan"
         self.planner.restore(trial.plans)
@@ -257,7 +257,7 @@ class CompileSession:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a pass chose residents that a graph compiled before does not know of."""
+        """Whether a pass made a parameter resident after a graph that reads it was compiled."""
         residents = self.book.residents
         return any(params & (residents - known) for params, known in self._woven)
 
@@ -274,7 +274,7 @@ class CompileSession:
 
     @property
     def plans(self) -> tuple[GraphPlan, ...]:
-        """Plans of the graphs that run: of the last compile of the module that has captured some."""
+        """Plans of the graphs that run now: those of the latest compile that captured any graph."""
         graphs = self.report.graphs
         void = {index for start, end in self._given_up for index in range(start, end)}
         ends = [*self._rounds[1:], len(graphs)]
@@ -286,8 +286,8 @@ class CompileSession:
     def begin(self, passes: Sequence[GraphPass] | None = None) -> Callable[..., Any]:
         """Return a backend for one compile of the module, with other passes if given.
 
-        Dynamo tells entries apart by their backend: under a new one everything is captured anew,
-        while what other functions have compiled stays.
+        Dynamo keys its entries by backend: under a new backend object it captures the module again, and
+        entries of other functions stay.
         """
         if passes is not None:
             self.passes = passes
@@ -303,7 +303,7 @@ class CompileSession:
         return _Round(self)
 
     def close(self) -> None:
-        """Let go of the model, its optimizer and what woven graphs kept; compiled code may live on."""
+        """Release the model, its optimizer and the objects that woven graphs kept; Dynamo may keep the code."""
         self.keeps = self.planner = self.alike = self.trial = None
         self.book = Book()
 
@@ -314,7 +314,7 @@ class CompileSession:
         example_inputs: Sequence[Any],
         report: GraphReport,
     ) -> Callable[..., Any]:
-        """Compile, and again while the plan did not foresee what the compiler's code needs."""
+        """Compile; compile again while the code needs more memory than the plan predicted."""
         best: tuple[GraphPlan, Callable[..., Any], GraphReport] | None = None
         least, refusal, planner = 0, "", self.planner
         before: list[tuple[str, float]] = []
@@ -328,7 +328,7 @@ class CompileSession:
             compiled = self._compile(gm, example_inputs, hooks)
             weaving.finish()
             report.planning_s += own.planning_s
-            if weaving.lacks_plan:  # nothing says that cached code keeps the budget
+            if weaving.lacks_plan:  # unknown whether the cached code keeps the budget
                 ignores_caches, gm = True, copy_graph_module(unwoven)
                 continue
             plan = own.plan
@@ -378,12 +378,12 @@ class CompileSession:
 
     @property
     def round_key(self) -> str:
-        """Equal on ranks that compile the same: what they weave, and how often they have begun anew."""
+        """Equal on ranks that compile the same: passes and facts, and the number of compiles so far."""
         return f"{self._common_key} {len(self._rounds)}"
 
     @property
     def facts(self) -> dict[str, object]:
-        """Return by name what the key is made of, for ranks to compare in words."""
+        """Return the parts of the key by name, so that ranks can name those that differ."""
         return facts_of(self, self.context)
 
     def _fall_back(
@@ -423,7 +423,7 @@ class _Round:
 
 
 def _tell_memory(report: GraphReport, standing: events.StandingFound | None) -> None:
-    """Let recorders know what was planned, what is alive at the peak, and what stands beside it."""
+    """Emit the plan, what is alive at the peak, and the memory used outside the graphs."""
     if not events.is_heard():
         return
     if standing is not None:
@@ -441,7 +441,7 @@ def _tell_memory(report: GraphReport, standing: events.StandingFound | None) -> 
 
 
 def _batch_bytes(inputs: Sequence[Any]) -> int:
-    """Return the bytes of a graph's inputs that do not live on from step to step."""
+    """Return the bytes of a graph's inputs that are neither parameters nor buffers."""
     return distinct_bytes(
         each for each in inputs if isinstance(each, Tensor) and not lives_on(each)
     )

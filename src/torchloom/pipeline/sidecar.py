@@ -1,12 +1,12 @@
-"""What was woven, kept beside the compiler's caches.
+"""Files beside the compiler's caches that record what was woven and planned.
 
-On a cache hit no pass runs and nothing is planned, so nothing could say which collectives the graphs
-hold and what was decided. Both are written where the compiled graphs are, under what tells those
-apart, and read back on a warm start.
+On a cache hit no pass runs and no plan is made, so reports could not say which collectives the graphs
+call and what the plan was. So both are written next to the compiled graphs, under the same keys, and read
+back on a warm start.
 
-Each woven graph has a file of its own. Inductor caches forward and backward one by one, and a rank
-that comes late finds the one that a quicker rank has just finished, without weaving it: what it
-knows is then less than all, and must not replace what the other rank wrote.
+Each woven graph has its own file. Inductor caches forward and backward separately, and a slower rank may
+take from the cache a graph that a faster rank has just finished. It did not weave that graph, so it must
+not overwrite what the other rank wrote about it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Decided(NamedTuple):
 
     plan: GraphPlan | None
     wants_another: bool = False
-    """Whether another plan was tried after this one."""
+    """Whether another plan may be better than this one."""
     peak: PeakContents | None = None
     """What is alive at the peak, where that was found."""
 
 
 def calling_text(example_inputs: Sequence[Any]) -> str:
-    """Describe a call of a captured graph as far as compiled code differs by it.
+    """Describe a call of a captured graph by all that selects different compiled code.
 
     One captured graph becomes several: for each shape of the batch, with and without gradients,
     under autocast.
@@ -57,7 +57,7 @@ def _input_text(value: Any) -> str:
 
 
 def save(key: str, decided: Decided) -> None:
-    """Remember what was decided; a full disk costs a warning, not the run."""
+    """Save what was decided; if the disk is full, only a warning is logged."""
     plan = None if decided.plan is None else asdict(decided.plan)
     peak = None if decided.peak is None else decided.peak.to_dict()
     known = {"plan": plan, "wants_another": decided.wants_another, "peak": peak}
@@ -86,7 +86,13 @@ def load(key: str) -> Decided | None:
 
 
 def save_collectives(key: str, kind: str, counts: Mapping[str, int]) -> None:
-    """Remember the collectives of one woven graph, e.g. of the "forward" one."""
+    """Remember the collectives of one woven graph, e.g. of the "forward" one.
+
+    Args:
+        key: the compile's own key.
+        kind: "forward" or "backward".
+        counts: number of collectives by operator.
+    """
     _write(_path(f"{key}-{kind}"), dict(counts))
 
 

@@ -1,7 +1,7 @@
-"""How often the same parameters were captured: past a limit torch runs further sizes eagerly.
+"""Count captures of the same parameters: above a limit torch runs further batch sizes eagerly.
 
-A rank that runs eagerly calls other collectives than those that run compiled code. So the last capture
-before the limit is a warning, and what ends the run later says why.
+A rank that runs eagerly calls other collectives than ranks that run compiled code. So the last capture
+before the limit logs a warning, and the error that ends the run later names this cause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sizes:
     _captures: Counter[tuple[frozenset[str], bool]] = field(default_factory=Counter)
 
     def start_over(self) -> None:
-        """Forget all: the module is about to be captured anew."""
+        """Forget all counts, because the module is about to be captured again."""
         self._captures.clear()
         POSITION.notes.pop(_NOTE, None)
 

@@ -1,7 +1,7 @@
-"""Trials of a plan's candidates: each is woven on copies of the graph, as the passes leave it.
+"""Try a plan's candidates: run the passes for each on copies of the graph and simulate the result.
 
-Passes that run after the split (placing, bucketing, prefetching, copies) move nodes, so a candidate is
-tried on copies of the split graphs as those passes leave them: what was simulated is what runs.
+Passes that run after the split (placing, bucketing, prefetching, copies) move nodes. So the simulation
+reads copies of the split graphs after those passes, which are the graphs that would run.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
 """Runs the lowered passes over a graph: `(gm, "forward" or "backward", what was chosen)`."""
 
 OFFLOAD, SELECTIVE = "offload_activation", "selective_gather"
-"""Passes that do what a plan says, where there is one."""
+"""Passes that carry out a plan's choices."""
 _MOST_NODES = 20_000
-"""Of the splits that are remembered in all: about 60 MB."""
+"""Nodes of all remembered splits together; they take about 60 MB."""
 
 
 @dataclass(kw_only=True)
 class GraphTrials:
-    """Describes what may be planned about one joint graph, and tries candidates on copies of it.
+    """Describes the planning problem of one joint graph and tries candidates on copies of it.
 
     Args:
-        planner: whose costs and workspaces count.
+        planner: gives costs and workspaces.
         context: what passes may know.
         lower: the passes behind the split.
         report: of the graph; says what kind it is.
@@ -70,7 +70,7 @@ class GraphTrials:
     _splits: dict[Any, Sequence[fx.GraphModule]] = field(default_factory=dict)
 
     def problem(self, joint: fx.GraphModule, *, may_offload: bool = True) -> PlanningProblem:
-        """Return what is to be planned about a joint graph, which stays as it is.
+        """Return the planning problem of a joint graph; the graph is not changed.
 
         Args:
             joint: the graph.
@@ -104,12 +104,12 @@ class GraphTrials:
     def offload(
         self, joint: fx.GraphModule, names: frozenset[str], recompute: frozenset[str]
     ) -> None:
-        """Let values wait in host memory.
+        """Offload values to host memory between forward and backward.
 
         Args:
             joint: the graph, which is edited.
             names: the values.
-            recompute: what backward computes again; it reads what comes back.
+            recompute: values that backward computes again, from the reloaded ones.
         """
         copy = copy_graph_module(joint, is_sketch=True)
         forward, backward = self.split(copy, recompute, is_final=False)
@@ -146,7 +146,7 @@ class GraphTrials:
         )
 
     def forget(self) -> None:
-        """Drop what is only known to make trials faster."""
+        """Drop everything that was cached to make trials faster."""
         self._known = KnownValues()
         self._splits.clear()
 
@@ -176,14 +176,14 @@ class GraphTrials:
     def _halves(self, joint: fx.GraphModule, candidate: PlanCandidate) -> list[fx.GraphModule]:
         """Return forward and backward of a candidate, before any pass runs over them.
 
-        Searches by halving come to the same few splits again and again, with other weights resident.
+        A search by halving asks for the same few splits many times, with different resident weights.
         """
         key = joint.graph, candidate.shards, candidate.recompute
         if key not in self._splits:
             copy = copy_graph_module(joint, is_sketch=True)
             keep_shards(copy, candidate.shards)
             self._splits[key] = self.split(copy, candidate.recompute, is_final=False)
-        halves = self._splits[key] = self._splits.pop(key)  # the last to be dropped
+        halves = self._splits[key] = self._splits.pop(key)  # moves it to the end: dropped last
         while _num_nodes(self._splits.values()) > _MOST_NODES:
             del self._splits[next(iter(self._splits))]
         return [copy_graph_module(half, is_sketch=True) for half in halves]

@@ -1,4 +1,4 @@
-"""One captured graph on its way through a session's passes, and the keys under which it is cached."""
+"""Run a session's passes over one captured graph, and make the keys under which it is cached."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Setup(Protocol):
 
     @property
     def round_key(self) -> str:
-        """What tells one compile of the module from others."""
+        """Identifies one compile of the module."""
         ...
 
 
@@ -66,7 +66,7 @@ class Weaving:
         setup: the session.
         report: of this graph; filled.
         context: what passes may know of it.
-        calling: how the graph is called: what tells apart the codes that one graph becomes.
+        calling: describes the call (shapes, gradients, autocast), which selects one of several codes.
         ignores_caches: whether the compiler must not take the graphs from its caches.
     """
 
@@ -76,11 +76,11 @@ class Weaving:
     calling: str = ""
     ignores_caches: bool = False
     wants_another: bool = False
-    """Whether a plan that knows what this code needs may be better."""
+    """Whether planning again with the measured need of this code may give a better plan."""
     lacks_plan: bool = False
-    """Whether the code came from a cache, and what was planned for it is not known any more."""
+    """Whether the code came from a cache and its plan is no longer known."""
     _woven_here: set[GraphKind] = field(default_factory=set)
-    """Other graphs came from a cache."""
+    """Kinds of graphs that were woven here; the others came from a cache."""
     _sources: dict[str, str] = field(default_factory=dict)
     _forward: fx.GraphModule | None = None
     """A copy of the woven forward graph: compilers rewrite the original before backward is woven."""
@@ -98,7 +98,7 @@ class Weaving:
         )
 
     def finish(self) -> None:
-        """Complete the report: what was woven, and the peak of the code that came out."""
+        """Complete the report with what was woven and the peak of the compiled code."""
         report, self._is_finished = self.report, True
         if self.setup.backend != "inductor":
             return
@@ -144,11 +144,11 @@ class Weaving:
         )
         if source is not None:
             self._sources[kind] = source
-        if kind not in self._woven_here:  # it was in the caches, the captured graph as a whole not
+        if kind not in self._woven_here:  # a cache held this graph alone
             self._recall(kind)
 
     def _recall(self, kind: GraphKind) -> None:
-        """Report what is remembered of a graph that came from a cache."""
+        """Report what the sidecar file says of a graph that came from a cache."""
         known = sidecar.load_collectives(self._sidecar_name(), kind)
         self.report.collectives.update(known)
 
@@ -159,7 +159,7 @@ class Weaving:
 
     @cached_property
     def _cache_key(self) -> str | None:
-        """The key under which compilers may cache, None where they must not; as it was at first."""
+        """The key under which compilers may cache, as it was first computed; None if they must not cache."""
         own = [identity_of(each) for each in self.setup.passes if not _is_built_in(each)]
         if self.setup.dump_dir is not None or not all(identity.is_complete for identity in own):
             return None
@@ -185,7 +185,7 @@ class Weaving:
         if stage == "lowered" and (setup.strict or copies_in(gm.graph)):
             check_races(gm, f"{report.name}.{kind}", [each.name for each in passes])
         if stage == "lowered" and setup.tell is not None and _see_beyond(setup.passes):
-            # Nothing but their own care makes such passes do the same on all ranks.
+            # Such passes may read anything, so only their author can make them do the same on all ranks.
             residents = ",".join(sorted(setup.book.residents))
             state = f"{graph_digest(gm.graph)} {residents}"
             words = f"wove {report.name}.{kind} into {len(gm.graph.nodes)} nodes ({state.strip()})"
@@ -198,7 +198,7 @@ class Weaving:
             sidecar.save_collectives(self._sidecar_name(), kind, own)
 
     def _find_peak(self, gm: fx.GraphModule, kind: GraphKind, params: Mapping[str, str]) -> None:
-        """Note what is alive at the peak, once both graphs are woven; a report is not worth a compile."""
+        """Record what is alive at the peak, once both graphs are woven; a failure here never stops the compile."""
         if kind == "forward":
             self._forward = copy_graph_module(gm, is_sketch=True)
         setup, forward, planner = self.setup, self._forward, self.setup.planner
@@ -214,14 +214,14 @@ class Weaving:
                 keeps_lives=True,
             )
             self.report.peak = alive_at_peak(*graphs, step, params)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  a report only: whatever it raises, go on compiling
             logger.warning(
                 "%s: what is alive at the peak cannot be told: %s", self.report.name, error
             )
             return
         if (
             self._is_finished
-        ):  # this backward is compiled when it runs: the session has told the rest
+        ):  # the session has emitted this before: backward is compiled later, when it runs
             if setup.backend == "inductor":
                 self._remember()
             tell_peak(self.report)
@@ -233,7 +233,7 @@ class Weaving:
         report = self.report
 
         def lower(gm: fx.GraphModule, kind: GraphKind, choices: Choices) -> None:
-            # Passes of others may do more than edit; trials are for those that only do that.
+            # Users' passes may have side effects, so trials run only built-in passes.
             passes = [each for each in self._passes_of("lowered") if _is_built_in(each)]
             trial = GraphReport(f"{report.name}.trial", 0, "", "")
             context = dataclasses.replace(
@@ -260,10 +260,12 @@ class Weaving:
         }
 
     def _passes_of(self, stage: str) -> list[GraphPass]:
-        """Return the passes of a stage; residents that passes ask for are read at the end."""
+        """Return the passes of a stage; `selective_gather` runs last, as passes before it choose residents."""
         found = [each for each in self.setup.passes if each.stage == stage]
         if stage == "joint" and self._split is not None:
-            found = [each for each in found if each.name != OFFLOAD]  # the plan says what moves
+            found = [
+                each for each in found if each.name != OFFLOAD
+            ]  # the plan itself offloads what it names
         if stage == "lowered" and self.setup.book.residents:
             found = [each for each in found if each.name != SELECTIVE]
             found.append(torchloom.passes.PASSES[SELECTIVE])
@@ -305,12 +307,12 @@ def key_of(setup: Setup, context: PassContext, planned: str) -> str:
 
 
 def common_key_of(setup: Setup, context: PassContext) -> str:
-    """Return a hash of what woven graphs depend on wherever they were captured."""
+    """Return a hash of all facts of the session that woven graphs depend on."""
     return key_of(setup, context, "" if setup.planner is None else setup.planner.common_key)
 
 
 def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
-    """Return by name what `common_key_of` is a hash of, for ranks to compare in words."""
+    """Return the facts that `common_key_of` hashes, by name, so that ranks can name those that differ."""
     foreign = [each for each in setup.passes if not _is_built_in(each)]
     settings = [f.name for f in dataclasses.fields(context) if f.name not in _PER_GRAPH]
     return {
@@ -329,7 +331,7 @@ def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
 
 
 def _bound(each: GraphPass, spot: Spot) -> GraphPass:
-    """Let a pass of another form know where it runs."""
+    """Bind a pass of another form to the place where it runs."""
     adapted = adapted_of(each)
     return each if adapted is None else dataclasses.replace(each, fn=adapted.at(spot))
 
@@ -365,7 +367,7 @@ _SHAPING = (
 
 @cache
 def _sources_digest() -> str:
-    """Read once: what runs is what was imported."""
+    """Computed once, because the process runs the source that it imported."""
     return hash_files(_sources()).hex()
 
 

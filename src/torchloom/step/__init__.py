@@ -3,11 +3,11 @@
     description      what is sharded, which passes with which options from which step on, which compiler, which
                      budget, what may wait on the host, what is pinned: `describe_step`
     build            from a description and a model to a `CompiledStep`: `build_step`
-    standing         device memory that no graph shows: parameters, gradients, optimizer states
+    standing         device memory outside the graphs: parameters, gradients, optimizer states
     shared_weights   weights in memory that ranks share
-    planner          the planner of a step, and measuring to plan again
-    compiled         the running step: follows its schedule, replans, keeps the first plan's code until a
-                     second one has been compiled
+    planner          makes the planner of a step; measures operators and decides whether to plan again
+    compiled         the running step: follows its schedule, plans again, keeps the first plan's code until all
+                     ranks have compiled the second plan
 
 `engine.compile()` and `torchloom.compile(model, ...)` are two callers of `build_step`.
 """

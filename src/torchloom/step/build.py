@@ -1,11 +1,11 @@
-"""From a description and a model to a compiled step, in the order in which it comes to be.
+"""Build a compiled step from a description and a model, in this order:
 
-share      weights move into memory that ranks share, where passes read them there
-stand      what lives on the device beside the graphs is added up; it is what a budget leaves no room for
-plan       a planner for the rest, where there is a budget or a plan to follow
-session    built whole: passes, context, planner, what custom passes may see
-agree      all ranks compare what they are about to weave
-start      from now on calls of the model go through the session
+share      move the weights into memory that ranks share, if a pass reads them there
+stand      add up the device memory used outside the graphs; the budget for the graphs is what remains
+plan       make a planner for that remainder, if there is a budget or a plan to follow
+session    make the compile session: passes, context, planner, what custom passes may see
+agree      compare on all ranks what they are about to weave
+start      let calls of the model go through the session
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def build_step(
 
     Args:
         description: equal on all ranks.
-        model: sharded; the session lets go of it when it is deleted.
+        model: sharded; deleting it closes the session.
         comm: the model's communicator.
-        driver: steps the model, and speaks with the other ranks.
+        driver: steps the model and exchanges facts with the other ranks.
 
     Raises:
         AgreementError: the ranks were given different passes or options.
-        PlanError: the budget does not even hold what lives beside the graphs.
-        ConfigError: the passes ask for what excludes each other.
+        PlanError: the memory used outside the graphs alone exceeds the budget.
+        ConfigError: two passes need settings that exclude each other.
     """
     ranks, optimizer = driver.ranks, driver.optimizer
     entry = description.timetable.due(driver.step)
@@ -69,7 +69,7 @@ def build_step(
     )
     driver.host.follow([each.name for each in entry.passes])
     accumulates, may_wait = description.accumulates, description.may_wait
-    with driver.as_shards():  # states are as large as what the optimizer steps
+    with driver.as_shards():  # optimizer states have the shapes of what the optimizer steps
         standing = standing_of(
             model,
             optimizer,
@@ -110,7 +110,7 @@ def build_step(
         keeps=None if shared is None else shared.store,
         tell=tell_graph,
     )
-    # Dynamo keeps code that it made of parts of a model, and the session behind it, for good.
+    # Dynamo never frees the code that it compiled for parts of a model; that code holds the session.
     weakref.finalize(model, session.close).atexit = False  # type: ignore[misc]
     ranks.check_facts(f"what {driver.name} weaves", session.facts)
     start_compiled(model, session, **description.compile_kwargs)
@@ -138,7 +138,7 @@ def start_compiled(
     Args:
         model: sharded.
         session: what compiles its graphs.
-        passes: what runs from now on; None: what the session runs already.
+        passes: the passes to run from now on; None: the session's passes.
         kwargs: more arguments of `torch.compile`.
     """
     if session.backend == "inductor":
@@ -147,4 +147,4 @@ def start_compiled(
             logger.warning("%s", reason)
     around = partial(around_compiled, regather=session.regather)
     compile_in_place(model, session.begin(passes), around=around, **kwargs)
-    detach_hooks(model)  # last: a compile that could not be set up leaves the model as it was
+    detach_hooks(model)  # last, so that a failure above leaves the model unchanged

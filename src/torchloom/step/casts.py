@@ -1,4 +1,4 @@
-"""Which parameters may be cast before they are gathered, by the classes of modules that a config names."""
+"""Select the parameters that may be cast before they are gathered, by module classes that the config names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchloom.shard import Layout, class_of
 def cast_params(
     config: PrecisionConfig, model: nn.Module, layout: Layout
 ) -> tuple[str, ...] | None:
-    """Return the parameters that may be cast before they travel; None: all.
+    """Return the parameters that may be cast before they are gathered; None: all.
 
     Args:
         config: names classes of modules.
@@ -32,7 +32,7 @@ def cast_params(
 
 
 def _class_named(name: str) -> type[nn.Module]:
-    """Return a class; it has been imported, or no module of the model would be of it."""
+    """Return a class by name; its file is imported already if the model has a module of it."""
     package, _, last = name.rpartition(".")
     found = getattr(sys.modules.get(package), last, None)
     if isinstance(found, type) and issubclass(found, nn.Module):

@@ -1,8 +1,8 @@
-"""A compiled step that runs: one session, its schedule, and the clock that moves it.
+"""A running compiled step: one session and its schedule, which optimizer steps advance.
 
-advance   after an optimizer step: when another entry of the schedule is due, or a pass asked for residents in
-          a graph that was compiled before, the model is captured anew with its weights, optimizer and counters
-          as they are. The code of the first plan is kept until a second one has been compiled on all ranks
+advance   runs after an optimizer step. It captures the model again when another entry of the schedule is due,
+          or when a pass asked for resident weights in a graph that was compiled already. Weights, optimizer
+          and counters stay. The code of the first plan is kept until all ranks have compiled the second
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ logger = get_logger(__name__)
 
 @dataclass(kw_only=True)
 class CompiledStep:
-    """A model that is compiled in place, by a schedule; made by `build_step`."""
+    """A model compiled in place that follows a schedule of passes; made by `build_step`."""
 
     model: InitVar[nn.Module]
     session: CompileSession
     description: StepDescription
     entry: Entry
-    """What runs now."""
+    """The entry of the schedule that runs now."""
     ranks: Ranks
     host: HostMemory
     standing: Standing
     replan_step: int
-    """When the plan is made again by measured times; 0: not any more, or never."""
+    """Optimizer step at which to plan again from measured times; 0: already done, or never."""
     start: Callable[..., None]
     """Lets calls of the model go through the session."""
     _first_call: Callable[..., Any] | None = None
-    """What calls the code of the first plan while a second one is on trial."""
+    """Calls the code of the first plan while the second is being tried."""
 
     def __post_init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)  # whoever drives the step keeps it
+        self._model = weakref.ref(model)  # the engine or loop that drives the step owns it
         self._place()
 
     def advance(self, step: int) -> bool:
@@ -58,7 +58,7 @@ class CompiledStep:
             Whether the model will be captured anew.
 
         Raises:
-            AgreementError: the ranks do not switch alike.
+            AgreementError: the ranks switch to different entries.
         """
         entry = self.description.timetable.due(step)
         switches = entry.passes != self.entry.passes
@@ -69,7 +69,7 @@ class CompiledStep:
             self.entry = entry
             return False
         passes = entry.passes if switches else None
-        self.host.make_room()  # what is compiled now may have another peak
+        self.host.make_room()  # the new graphs may have another peak
         self.start(self._owner(), self.session, passes, **self.description.compile_kwargs)
         self.entry = entry
         self.host.follow([each.name for each in entry.passes])
@@ -84,7 +84,7 @@ class CompiledStep:
         return model
 
     def _place(self) -> None:
-        """Move to the host what the running passes ask for, as far as the budget needs it."""
+        """Move optimizer states and shards to the host as the passes require, and no more than the budget needs."""
         self.host.follow([each.name for each in self.entry.passes])
         plans = self.session.plans
         peaks = [p.batch_bytes + p.peak_bytes + p.beside_bytes for p in plans]
@@ -113,7 +113,7 @@ class CompiledStep:
         return changes
 
     def _conclude(self, *, is_last: bool) -> None:
-        """Let go of the first plan, or return to it, once it is known what becomes of the second."""
+        """Drop the first plan once all ranks have compiled the second; return to it if one could not."""
         became = self.session.conclude_second()
         if became == "kept":
             self._first_call = None

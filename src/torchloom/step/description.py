@@ -55,7 +55,7 @@ class StepDescription:
     micro_steps: int = 1
     """Forwards and backwards per optimizer step."""
     prefetch_is_bound: bool = False
-    """Whether plans may prefetch less than pass `prefetch` is given, and never more."""
+    """Whether the option of pass `prefetch` is an upper bound on what plans may prefetch."""
     resident_bucket_bytes: int = 16 << 20
     """Weights that stay gathered are gathered together up to this size."""
     host_slots: int = 2
@@ -63,9 +63,9 @@ class StepDescription:
     device: torch.device
     """Where the model computes."""
     network: Network
-    """What carries collectives, for the planner."""
+    """Links that carry the collectives, for the planner's cost model."""
     strict: bool = False
-    """Whether a failed weave is an error instead of an eager fallback."""
+    """Whether a failed compile raises, instead of falling back to eager."""
     debug_log: bool = False
     """Whether each pass logs what it did."""
     dump_dir: Path | None = None
@@ -73,7 +73,7 @@ class StepDescription:
 
     @property
     def context(self) -> PassContext:
-        """What all passes may know."""
+        """The facts that all passes receive."""
         return PassContext(
             world_size=self.layout.world_size,
             handle=self.layout.handle,
@@ -87,7 +87,7 @@ class StepDescription:
 
     @property
     def may_wait(self) -> MayWait:
-        """What waits on the host at every step, so that a budget can count on it."""
+        """What waits on the host in every step, so that a budget may leave it out."""
         always = self.timetable.names_throughout
         shard_bytes = sum(spec.shard_numel * spec.dtype.itemsize for spec in self.layout.sharded)
         return MayWait(
@@ -104,7 +104,7 @@ class CompileCall:
     backend: str | Callable[..., Any] | None = None
     """Compiler of the graphs."""
     compile_kwargs: Mapping[str, Any] | None = None
-    """More arguments of `torch.compile`, on top of the config's."""
+    """More arguments of `torch.compile`, added to the config's."""
     passes: Sequence[PassItem] | None = None
     """What runs from the start."""
     schedule: Schedule | None = None
@@ -241,7 +241,7 @@ def _timetable(config: Config, resolver: Resolver, call: CompileCall) -> Timetab
 
 
 def _prefetch_bytes(config: Config, comm: Communicator) -> int:
-    """Return the bytes in flight that pay.
+    """Return how many bytes of gathers to keep in flight.
 
     Measured over gloo, 2 ranks on 2 cores, 34 M parameters, batch 1: two buckets ahead cost 49 MB
     more peak memory than one and gained less than 1 % of the step.

@@ -1,7 +1,7 @@
 """Shards of parameters that wait in host memory until they are gathered.
 
-The parameter stays the same object with the same device, shape and dtype; only its memory moves.
-All that reads it goes on to work. Gathers reload it first, and the step streams it.
+Only the parameter's memory moves: it stays the same object with the same device, shape and dtype, so
+code that reads it still works. Gathers reload it first, and the optimizer step streams it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The planner of a step, and the figures by which all its ranks plan alike."""
+"""Make the planner of a step, with cost figures that are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def make_planner(
     micro_steps: int = 1,
     prefetch_is_bound: bool = False,
 ) -> Planner | None:
-    """Return a planner for what the budget leaves to forward and backward.
+    """Return a planner for the device memory that the budget leaves to forward and backward.
 
     Args:
-        standing: what lives on, and the budget for everything.
-        costs: equal on all ranks.
+        standing: memory used outside the graphs, and the budget for the whole step.
+        costs: times of operators and links, equal on all ranks.
         pinned: a plan to follow.
         is_estimate: see `Planner`.
         micro_steps: see `Planner`.
@@ -71,7 +71,7 @@ def make_planner(
 
 
 def costs_of(device: torch.device, network: Network) -> CostTable:
-    """Return what is known of this machine, the same on all ranks.
+    """Return the costs of operators and links on this machine, the same on all ranks.
 
     Measured figures are rank 0's; the network is the one that the ranks use.
     """
@@ -83,12 +83,17 @@ def plan_again(planner: Planner, ranks: Ranks, device: torch.device) -> bool:
 
     All ranks must call. Each operator runs alone, on random tensors; the slowest rank's figures
     count, as a step waits for its slowest rank. Figures that change no plan are kept on disk, where the
-    next run finds them before its first plan; others are once their plan has been compiled.
+    next run reads them before its first plan; figures that change the plan are kept once it is compiled.
+
+    Args:
+        planner: measured and planned again.
+        ranks: the exchange between all ranks.
+        device: where operators are measured, and whose figures are kept.
 
     Returns:
-        The same on all ranks.
+        Whether the plan changes; the same on all ranks.
     """
-    # A rank that took its graphs from a cache has none to plan: nobody changes anything then.
+    # A rank that took its graphs from a cache has none to plan; then no rank changes its plan.
     if ranks.least("graphs that were planned", planner.num_known) == 0:
         return False
     first = planner.costs
@@ -105,7 +110,13 @@ def plan_again(planner: Planner, ranks: Ranks, device: torch.device) -> bool:
 
 
 def keep_figures(planner: Planner, ranks: Ranks, device: torch.device) -> None:
-    """Let the next run on this machine plan by what was measured."""
+    """Save the measured figures, so that the next run on this machine plans by them.
+
+    Args:
+        planner: whose figures are kept.
+        ranks: rank 0 alone writes.
+        device: the kind of device that the figures are for.
+    """
     if ranks.rank != 0:
         return
     try:
@@ -115,10 +126,10 @@ def keep_figures(planner: Planner, ranks: Ranks, device: torch.device) -> None:
 
 
 def _tried(ask: Callable[[], T], default: T) -> tuple[T, bool]:
-    """Return an answer and whether there is one: a second plan is not worth a run."""
+    """Return an answer and True, or the default and False: a failed second plan must not stop the run."""
     try:
         return ask(), True
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001  kernels run alone raise anything; ranks wait
         logger.warning(
             "the plan stays as it is, because planning again by measured times failed (%s: %s)",
             type(error).__name__,

@@ -1,4 +1,4 @@
-"""What a compiled step asks of whoever drives it: the other ranks, and what lives in host memory."""
+"""What a compiled step needs from an engine or a training loop: other ranks and host memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 from torch.optim import Optimizer
 
 STATES, SHARDS = "offload_opt_states", "offload_parameters"
-"""Passes after which optimizer states, or shards of parameters, live in host memory."""
+"""Names of the passes that keep optimizer states, or shards of parameters, in host memory."""
 
 
 class Ranks(Protocol):
@@ -48,33 +48,33 @@ class HostMemory(Protocol):
         ...
 
     def follow(self, names: Collection[str]) -> None:
-        """Move to the host what the passes of these names ask for, and the rest back."""
+        """Move to the host what the named passes require; move the rest back to the device."""
         ...
 
     def make_room(self) -> None:
-        """Let nothing stay on the device that may wait, until the next `fit` and `keep_shards`."""
+        """Move all that may wait to the host, until the next `fit` and `keep_shards`."""
         ...
 
     def keep_shards(self, names: Collection[str]) -> None:
-        """Let the shards of these parameters, and no others, stay on the device."""
+        """Keep the shards of these parameters, and no others, on the device."""
         ...
 
     def fit(self, free_bytes: int, step_bytes: int) -> None:
-        """Let as many optimizer states stay on the device as there is room for."""
+        """Keep as many optimizer states on the device as there is room for."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Driver:
-    """Who drives a compiled step: an engine, or a loop of one's own."""
+    """What an engine, or the user's own loop, gives a compiled step."""
 
     ranks: Ranks
     host: HostMemory
     optimizer: Optimizer | None = None
-    """Over this rank's shards; None where nothing is trained, or nothing is planned for it."""
+    """Over this rank's shards; None without training, or where plans do not count its states."""
     step: int = 0
-    """The optimizer step that comes next."""
+    """Number of the next optimizer step."""
     as_shards: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
-    """Within it parameters hold what the optimizer steps."""
+    """A `with` block in which parameters hold what the optimizer steps."""
     name: str = "engine.compile()"
     """What the user called, for messages."""

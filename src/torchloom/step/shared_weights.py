@@ -1,7 +1,7 @@
-"""Putting the sharded weights of a model into memory that the ranks of one host share.
+"""Put the sharded weights of a model into memory that the ranks of one host share.
 
-Afterwards a parameter is the same object with the same values; its data lie in a part of that memory
-which no other rank writes. What else needs them whole (eager code, state dicts) gathers as before.
+The parameter stays the same object with the same values; its data move into a part of that memory which
+no other rank writes. Eager code and state dicts, which need whole weights, gather them as before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Shared:
     store: WeightStore
     facts: SharedWeights
     copy_bytes: int
-    """Of this rank's slices that exist beside its shards, in the dtype that compute reads."""
+    """Size of the copies of this rank's shards in the compute dtype, in bytes; 0 without copies."""
 
 
 def share_weights(
@@ -34,15 +34,15 @@ def share_weights(
 ) -> Shared | None:
     """Move a model's shards into shared memory if its passes read them there.
 
-    All ranks must call. Compiled code needs the result for as long as it runs.
+    All ranks must call. Keep the result for as long as compiled code runs.
 
     Args:
         model: a sharded model.
         comm: its communicator.
-        passes: what its graphs are woven with.
+        passes: the passes that run over its graphs.
 
     Returns:
-        None, with a reason in the log where one is due, if weights are gathered by copying.
+        None if weights are gathered by copying; rank 0 logs why the ranks cannot share memory.
     """
     layout = layout_of(model)
     wants = any(each.name == "symmetric_gathers" for each in passes)

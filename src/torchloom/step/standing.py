@@ -1,4 +1,4 @@
-"""What stands on the device beside a step's graphs: bytes that live on, or that the update needs."""
+"""Device memory of a step outside its graphs: bytes that stay between steps, or that the update needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchloom.step.ports import Ranks
 logger = get_logger(__name__)
 
 _STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
-"""Tensors of a parameter's size that an optimizer keeps, before it has made them."""
+"""Number of tensors of a parameter's size that an optimizer will keep, by its class."""
 _COUNTER_BYTES = 4
 """An optimizer's count of steps, for each parameter."""
 _RESERVE_BYTES = 16 << 10
@@ -25,37 +25,37 @@ _RESERVE_BYTES = 16 << 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MayWait:
-    """What the config lets wait on the host while the device does not need it."""
+    """What the config allows to wait on the host while the device does not need it."""
 
     states: bool
     """Optimizer states, streamed through the step."""
     shard_bytes: int | None
-    """Of this rank's shards of parameters that may; None where none may."""
+    """Size of this rank's shards that may wait, in bytes; None if none may."""
     num_slots: int
     """Chunks of states that may be on the device at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """Device memory of a step that no graph shows, and what of it may wait on the host.
+    """Device memory of a step outside its graphs, and how much of it may wait on the host.
 
-    The figures of the rank that has most: all ranks plan alike.
+    Each figure is the largest of any rank, so that all ranks make the same plan.
     """
 
     budget_bytes: int | None
-    """What the user gave for everything; None: no limit."""
+    """Device memory that the user allows for the whole step; None: no limit."""
     base_bytes: int
-    """Lives on before and after each forward and backward; see `_base_bytes`."""
+    """Memory in use before and after each forward and backward; see `_base_bytes`."""
     gradient_bytes: int
     """Gradients that are live in the optimizer's step and not part of the base."""
     update_bytes: int = 0
-    """What the optimizer's step allocates for itself."""
+    """Memory that the optimizer's step allocates for itself."""
     states: HostStates | None = None
-    """What the budget may send to the host."""
+    """What may move to the host to keep the budget."""
 
     @property
     def step_bytes(self) -> int:
-        """What the optimizer's step adds to the base."""
+        """Memory that the optimizer's step needs beyond the base."""
         return self.gradient_bytes + self.update_bytes
 
 
@@ -69,16 +69,16 @@ def standing_of(
     may_wait: MayWait,
     copy_bytes: int = 0,
 ) -> Standing:
-    """Return what stands beside the graphs of a sharded model. All ranks must call.
+    """Return the device memory that a sharded model needs outside its graphs. All ranks must call.
 
     Args:
         model: sharded, so that its parameters hold this rank's shards.
         optimizer: over this rank's leaves.
         ranks: all of them.
-        budget_bytes: what the user gave for everything.
+        budget_bytes: device memory that the user allows for the whole step.
         accumulates: whether gradients wait from one micro-step for the next.
-        may_wait: on the host, by the config.
-        copy_bytes: of this rank's weights, where ranks share them in another dtype.
+        may_wait: what may wait on the host, by the config.
+        copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
     """
     base = ranks.most(
         "bytes that live on",
@@ -116,7 +116,7 @@ def _base_bytes(
     keeps_gradients: bool,
     keeps_states: bool = True,
 ) -> int:
-    """Return the bytes that live before and after each forward and backward on this rank.
+    """Return the bytes in use before and after each forward and backward on this rank.
 
     Args:
         model: sharded, so that its parameters hold this rank's shards.
@@ -171,7 +171,7 @@ def _host_states(
 
 
 def _optimizer_bytes(optimizer: Optimizer | None) -> int:
-    """Return what an optimizer's step allocates for itself; 0 where that cannot be told."""
+    """Return the bytes that an optimizer's step allocates for itself; 0 if unknown."""
     if optimizer is None:
         return 0
     found = optimizer_peak(optimizer)

@@ -1,4 +1,4 @@
-"""What stands between steps, told by kind and layer for whoever records: `standing` adds it up."""
+"""Memory that stays between steps, by kind and layer, for recorders; `standing` gives the sums."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def found_standing(
     accumulates: bool,
     waits: bool,
 ) -> events.StandingFound:
-    """Return the event that tells what stands beside the graphs.
+    """Return the event that reports the memory used outside the graphs.
 
     Args:
-        standing: the figures that plans rest on.
+        standing: the figures that plans use.
         model: sharded, so that its parameters hold this rank's shards.
         optimizer: over this rank's leaves; its states count although the first step makes them.
         accumulates: whether gradients wait from one micro-step for the next.
@@ -47,6 +47,12 @@ def standing_parts(
     """Return (kind, layer, bytes) of what lives on this rank's device between steps.
 
     Each storage counts once, for the first name that it has.
+
+    Args:
+        model: its parameters and buffers.
+        optimizer: its states; None: there are none.
+        accumulates: whether gradients stay from one micro-step to the next, and count.
+        waits: whether optimizer states wait on the host, where they do not count.
     """
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
     layers: dict[int, str] = {}

@@ -148,8 +148,8 @@ def _old(path: Path, facts: dict[str, Any]) -> Contents:
         name, _, state = rest.rpartition("/")
         if kind == "optim":
             numel = _numel(contents.params[name])
-            is_piece = stored.shape == (numel,)
-            entry = [state, "piece", None] if is_piece else [state, "value", {"$tensor": key}]
+            is_shard = stored.shape == (numel,)
+            entry = [state, "piece", None] if is_shard else [state, "value", {"$tensor": key}]
             trees[f"optim/{name}"].append(entry)
     return contents
 

@@ -43,7 +43,14 @@ class SummedFile:
         """Why writing failed: who writes through others' code would not hear of it."""
 
     def write(self, content: bytes | memoryview) -> int:
-        """Append bytes."""
+        """Append bytes.
+
+        Returns:
+            The number of bytes, as Python's writable files do.
+
+        Raises:
+            OSError: the bytes cannot be written; the error names the file and stays in `error`.
+        """
         view = memoryview(content).cast("B")
         try:
             self._file.write(view)

@@ -1,4 +1,4 @@
-"""Ranks tell each other how a long piece of work went, also beside training.
+"""Ranks tell each other how a long task went, also in the background of training.
 
 Nothing is a collective: a rank that failed, or training in the foreground, would be in the way of
 one. Texts go through a connection of their own to the process group's store. How long work on a disk
@@ -33,7 +33,7 @@ _FAREWELL_S = 5.0
 
 @final
 class Exchange:
-    """One piece of work of all ranks, as a `with` block.
+    """One task of all ranks, as a `with` block.
 
     Args:
         rank: this process.

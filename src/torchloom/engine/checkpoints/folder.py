@@ -63,7 +63,14 @@ def check_tag(tag: object) -> str:
 
 
 def working(root: Path, kind: str, tag: str, ident: str) -> Path:
-    """Return where a checkpoint is while it is being written (`partial`), replaced or removed."""
+    """Return where a checkpoint is while it is being written (`partial`), replaced or removed.
+
+    Args:
+        root: folder of all checkpoints.
+        kind: "partial" while it is written, "old" once replaced, "gone" while it is removed.
+        tag: the checkpoint's name.
+        ident: 8 hexadecimal digits that tell one save from another.
+    """
     return root / f".torchloom-{kind}-{ident}-{tag}"
 
 
@@ -122,6 +129,14 @@ def foreign_files(path: Path) -> list[str]:
 
 def publish(partial: Path, final: Path, ident: str) -> Path | None:
     """Let a complete checkpoint appear under its name; return where the one that it replaced is.
+
+    Args:
+        partial: the complete checkpoint, still under its working name.
+        final: the path it gets, which an older checkpoint may have now.
+        ident: of this save; see `working`.
+
+    Returns:
+        The path of the older checkpoint, for the caller to remove; None if there was none.
 
     Raises:
         OSError: it cannot be renamed; what was under the name is still there.

@@ -20,7 +20,18 @@ def read_gradients(
 ) -> Iterator[Callable[[], object]]:
     """Read the gradients that were waiting for more micro-steps; drop those that wait here.
 
-    Local gradients are a mean over ranks to be: on another number of ranks each takes that mean.
+    Local gradients are not averaged over ranks yet; if the number of ranks has changed, each rank takes
+    their mean.
+
+    Args:
+        engine: whose gradients are replaced.
+        contents: the checkpoint.
+        micro_steps: micro-steps of the run when it was saved.
+        notes: gets a sentence for the user where gradients are missing.
+        factor: the loss scale now, divided by that of the checkpoint.
+
+    Returns:
+        Functions that each set one gradient; the first drops all that wait.
     """
     yield engine.local.zero_grad
     if contents.version == 1 and micro_steps % engine.gradient_accumulation_steps():

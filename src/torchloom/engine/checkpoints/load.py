@@ -35,6 +35,13 @@ class Loaded:
 def load(engine: Trained, root: Path, tag: str | None, options: Options, ranks: Exchange) -> Loaded:
     """Verify, read on all ranks, then write into the engine; see `Engine.load_checkpoint`.
 
+    Args:
+        engine: receives the weights and states.
+        root: folder of all checkpoints.
+        tag: which one; None takes the newest that verifies.
+        options: what to take from it.
+        ranks: the exchange of this load between all ranks.
+
     Raises:
         CheckpointError: there is none, or one rank cannot load it; the engine is as it was.
         PeerLostError: a rank has ended.

@@ -88,6 +88,13 @@ class _Process:
             return hold
 
     def release(self, owner: object, root: Path | None, *, removes: bool) -> None:
+        """Drop an owner's right to write; unlock folders that no other owner here writes to.
+
+        Args:
+            owner: the lock of one engine.
+            root: the folder; None: all that the owner holds.
+            removes: also remove the lock file of an unlocked folder.
+        """
         with self._mutex:
             for each in [root.resolve()] if root is not None else list(self._held):
                 hold = self._held.get(each)

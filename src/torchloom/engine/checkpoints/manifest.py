@@ -139,7 +139,17 @@ def check_names(path: Path, manifest: Manifest) -> list[str]:
 
 
 def check_files(path: Path, manifest: Manifest, rank: int = 0, world_size: int = 1) -> list[str]:
-    """Compare this rank's share of all files with their digests; return what is wrong."""
+    """Compare this rank's share of all files with their digests; return what is wrong.
+
+    Args:
+        path: folder of the checkpoint.
+        manifest: lists its files and digests.
+        rank: this rank; it reads every `world_size`-th block, from block `rank` on.
+        world_size: number of ranks that share the reading.
+
+    Returns:
+        One sentence per bad file; empty if all is as it was saved.
+    """
     return check_blocks(path, blocks_of(manifest.files)[rank::world_size])
 
 

@@ -107,7 +107,7 @@ def states_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, Value, l
                     "keeps states that are named by texts"
                 )
             full, where = f"{name}/{key}", f"the optimizer's state {key!r} of {each.spec.name!r}"
-            if is_shard(key, state, each.piece_shape):
+            if is_shard(key, state, each.shard_shape):
                 put = writers.shard if each.is_divided else writers.whole
                 parts += put(full, each.spec, plain_tensor(state, where))
                 value.tree.append([key, "piece", None])  # the word of the format
@@ -138,10 +138,10 @@ def is_shard(key: str, state: Any, shape: tuple[int, ...]) -> bool:
 def _check_divisible(each: Leaf, key: str, state: Any) -> None:
     if not each.is_divided or not isinstance(state, Tensor) or state.numel() <= 1:
         return
-    if not is_shard(key, state, each.piece_shape):
+    if not is_shard(key, state, each.shard_shape):
         raise CheckpointError(
             f"the optimizer's state {key!r} of {each.spec.name!r} has shape {list(state.shape)}, its "
-            f"shard of the parameter {list(each.piece_shape)}: a checkpoint keeps states with an "
+            f"shard of the parameter {list(each.shard_shape)}: a checkpoint keeps states with an "
             "element per element, and single numbers. Use an optimizer that works elementwise, or "
             "stage 0"
         )

@@ -35,7 +35,11 @@ class Part:
 
 
 def write_parts(file: SummedFile, parts: Iterable[Part]) -> dict[str, StoredTensor]:
-    """Append parts to a file; return where each is."""
+    """Append parts to a file; return where each is.
+
+    Raises:
+        OSError: the file cannot be written, e.g. because the disk is full.
+    """
     found: dict[str, StoredTensor] = {}
     for part in parts:
         # A copy without the rest of a storage that the tensor may be a view of.
@@ -45,9 +49,7 @@ def write_parts(file: SummedFile, parts: Iterable[Part]) -> dict[str, StoredTens
         start = file.size
         try:
             torch.save(value, cast(Any, _Appending(file)))
-        except (
-            Exception
-        ):  # torch turns an error of the file into a RuntimeError or OSError of its own
+        except Exception:  # torch turns a file's error into a RuntimeError or OSError
             if file.error is not None:
                 raise file.error from None  # torch says "unexpected pos" of a full disk
             raise
@@ -99,7 +101,11 @@ def from_json(index: Mapping[str, Any]) -> dict[str, StoredTensor]:
 
 
 def merged(indices: Iterable[Mapping[str, StoredTensor]]) -> dict[str, StoredTensor]:
-    """Join what several ranks wrote of the same tensors."""
+    """Join what several ranks wrote of the same tensors.
+
+    Raises:
+        CheckpointError: two ranks wrote one tensor with different dtypes or shapes.
+    """
     facts: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     chunks: dict[str, list[StoredChunk]] = {}
     for index in indices:
@@ -170,6 +176,11 @@ class Payload:
 
     def part(self, key: str, start: int, numel: int) -> Tensor:
         """Read `numel` elements of a flat tensor, which any number of ranks may have written.
+
+        Args:
+            key: name of the tensor in the checkpoint.
+            start: index of the first element.
+            numel: number of elements.
 
         Raises:
             CheckpointError: they are not there, or cannot be read.

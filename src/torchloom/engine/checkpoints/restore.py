@@ -61,6 +61,11 @@ class Prepared:
 def prepare(engine: Trained, contents: Contents, options: Options) -> Prepared:
     """Read and check all that will be written.
 
+    Args:
+        engine: is not changed here.
+        contents: the checkpoint.
+        options: what to take from it.
+
     Raises:
         CheckpointError: the checkpoint does not fit, or cannot be read.
     """

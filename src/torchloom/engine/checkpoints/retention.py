@@ -72,6 +72,11 @@ def prune(root: Path, keep: int, ident: str) -> None:
 
     One that lacks files does not count, so a whole one stays in its place. Checkpoints saved with
     `save_latest=False`, those of older versions and folders with files of others stay.
+
+    Args:
+        root: folder of all checkpoints.
+        keep: number of checkpoints to keep.
+        ident: of the save that asks; see `folder.working`.
     """
     whole = 0
     for each in candidates(root):

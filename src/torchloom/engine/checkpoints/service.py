@@ -49,6 +49,17 @@ class Checkpoints:
     ) -> str:
         """Write a checkpoint; see `Engine.save_checkpoint`.
 
+        Args:
+            engine: whose state is written.
+            request: folder, tag, and how many checkpoints to keep.
+            counters: the engine's steps and samples.
+            client_state: the caller's values.
+            exclude_frozen: leave out parameters that need no gradient.
+            in_background: return once the state is copied to host memory.
+
+        Returns:
+            The path that the checkpoint has once it is complete.
+
         Raises:
             CheckpointError: this save failed, or the one before it, in the background.
         """
@@ -83,6 +94,12 @@ class Checkpoints:
     def load(self, engine: Trained, root: Path, tag: object, options: Options) -> Loaded:
         """Continue from a checkpoint; see `Engine.load_checkpoint`.
 
+        Args:
+            engine: receives the weights and states.
+            root: folder of all checkpoints.
+            tag: a name or number; None takes the newest that verifies.
+            options: what to take from it.
+
         Raises:
             CheckpointError: nothing to load, or it does not fit; the engine is as it was.
         """
@@ -99,6 +116,11 @@ class Checkpoints:
 
     def on_rank0(self, what: str, failure: str, action: Callable[[], None]) -> None:
         """Let rank 0 do something with the disk; all ranks call, and all learn how it went.
+
+        Args:
+            what: names the action, to compare ranks.
+            failure: the beginning of the error's message.
+            action: runs on rank 0 alone.
 
         Raises:
             CheckpointError: it failed.

@@ -27,6 +27,14 @@ Groups = list[tuple[dict[str, Any], dict[str, Any]]]
 def read_groups(engine: Trained, contents: Contents, *, strict: bool) -> Groups:
     """Return what the optimizer's groups become.
 
+    Args:
+        engine: whose optimizer receives them.
+        contents: the checkpoint.
+        strict: each group must hold the same parameters as in the checkpoint.
+
+    Returns:
+        Pairs of a live group and the values to write into it.
+
     Raises:
         CheckpointError: the groups are others.
     """
@@ -101,13 +109,13 @@ def _read(each: Leaf, tree: list[Any], contents: Contents, layout: Layout) -> di
         if kind != "piece":
             states[key] = contents.fetch(name, value)
             continue
-        numel, rank = math.prod(each.piece_shape), layout.rank if each.is_divided else 0
+        numel, rank = math.prod(each.shard_shape), layout.rank if each.is_divided else 0
         start = min(rank * numel, each.spec.numel)
         valid = valid_numel(each.spec.numel, rank, numel)
         part = contents.payload.part(f"{name}/{key}", start, valid)
         if valid < numel:
             part = torch.cat([part, part.new_zeros(numel - valid)])
-        states[key] = part.view(each.piece_shape)
+        states[key] = part.view(each.shard_shape)
     return states
 
 

@@ -17,6 +17,11 @@ from torchloom.shard.shards import cut, valid_numel
 def check_same_model(layout: Layout, contents: Contents, strict: bool) -> None:
     """Raise unless the checkpoint's parameters are the model's.
 
+    Args:
+        layout: of the model.
+        contents: the checkpoint.
+        strict: names must be equal too, not only the shapes of common names.
+
     Raises:
         CheckpointError: names or shapes differ.
     """
@@ -58,6 +63,11 @@ def read_buffers(
     module: nn.Module, contents: Contents, strict: bool
 ) -> Iterator[Callable[[], object]]:
     """Read the persistent buffers; yield what writes each.
+
+    Args:
+        module: the model.
+        contents: the checkpoint.
+        strict: the checkpoint must hold exactly the model's buffers.
 
     Raises:
         CheckpointError: the model has others.
@@ -110,6 +120,11 @@ def load_by_function(
 
     All ranks must call, as weights are gathered. The model is as it was afterwards.
 
+    Args:
+        engine: its model is gathered meanwhile.
+        source: whole weights of the checkpoint, by name.
+        function: called with `src` (the source) and `dst` (the model, with whole weights).
+
     Raises:
         Exception: whatever the function raises.
     """
@@ -155,7 +170,15 @@ def _into_buffer(
 def reader(
     contents: Contents, key: str, spec: ParamSpec, layout: Layout, target: Tensor
 ) -> Callable[[], object]:
-    """Read this rank's part of a tensor; return what writes it into the front of `target`."""
+    """Read this rank's part of a tensor; return what writes it into the front of `target`.
+
+    Args:
+        contents: the checkpoint.
+        key: name of the tensor there.
+        spec: the parameter that the tensor belongs to.
+        layout: says which shard is this rank's.
+        target: written from its first element on; the rest stays.
+    """
     if spec.mode != "sharded":
         return _copy(target, contents.payload.part(key, 0, spec.numel))
     start = min(layout.rank * spec.shard_numel, spec.numel)

@@ -58,6 +58,12 @@ class Request:
 def write(snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchange) -> None:
     """Write a checkpoint; all ranks call, and all return or raise.
 
+    Args:
+        snapshot: this rank's state.
+        request: folder, tag, and how many checkpoints to keep.
+        lock: the engine's right to write into the folder.
+        ranks: the exchange of this save between all ranks.
+
     Raises:
         CheckpointError: a rank failed; what was under the tag is still there.
         PeerLostError: a rank has ended.
@@ -112,7 +118,11 @@ class _Job:
         return {"ident": self._ident, "token": token}
 
     def compare(self, token: str) -> list[str]:
-        """Return the names of values of which this rank keeps its own."""
+        """Return the names of values of which this rank keeps its own.
+
+        Raises:
+            CheckpointError: ranks hold states or gradients of different parameters.
+        """
         told = self.ranks.together(self.request.failure, lambda: self._look(token))
         if len({pieces for pieces, _ in told}) > 1:
             raise CheckpointError(
