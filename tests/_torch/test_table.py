@@ -17,7 +17,7 @@ import torchloom
 from support.private_names import is_private, paths_in, private_attributes, trees_of, words_in
 from torchloom._torch.resolve import absent, why_missing
 from torchloom._torch.table import FACTS, NAMES, PATCHES
-from torchloom._torch.table.records import Name
+from torchloom._torch.table.records import PrivateName
 
 HOUSE = Path(torchloom.__path__[0])
 ROWS = {row.name: row for row in NAMES}
@@ -139,7 +139,7 @@ def test_the_table_opens_without_torch() -> None:
     ],
 )
 def test_ranges(since, until, version, holds) -> None:
-    row = Name(name="torch.x", used_for="x", without="y", since=since, until=until)
+    row = PrivateName(name="torch.x", used_for="x", without="y", since=since, until=until)
     assert row.holds_on(version) is holds
 
 

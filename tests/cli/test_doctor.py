@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from torchloom._torch.table import NAMES, Name
 from torchloom.cli import doctor as module
 from torchloom.cli.doctor import doctor
-from torchloom.serve.store.signing_key import Key
+from torchloom.serve.store.signing_key import SigningKey
 
 app = typer.Typer()
 app.command()(doctor)
@@ -168,7 +168,7 @@ def test_what_is_open_is_said(monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize("mode", [0o644, 0o606])
 def test_a_key_that_others_can_read_is_a_failure(monkeypatch, own_key, mode) -> None:
     monkeypatch.setattr(module, "_run", lambda code, timeout_s: None)
-    Key(make=True)
+    SigningKey(make=True)
     (good,) = findings(exit_code=0)["key of stores"]
     assert good["state"] == "ok"
     own_key.chmod(mode)

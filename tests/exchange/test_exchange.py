@@ -9,7 +9,7 @@ import pytest
 
 from torchloom.costs import DEVICES, CostTable, share_text, shared_table
 from torchloom.errors import AgreementError
-from torchloom.exchange import Agreement, Alone, World, text_from
+from torchloom.exchange import Agreement, Alone, SimulatedWorld, text_from
 from torchloom.exchange.base import differ
 
 
@@ -23,7 +23,7 @@ EXPECTED = ([f"rank {rank}\0 with any character" for rank in range(3)], "of rank
 
 
 def test_all_ranks_learn_the_same() -> None:
-    assert World(3).run(told) == [EXPECTED] * 3
+    assert SimulatedWorld(3).run(told) == [EXPECTED] * 3
 
 
 def test_a_store_gives_what_a_world_gives(run_ranks) -> None:
@@ -32,7 +32,7 @@ def test_a_store_gives_what_a_world_gives(run_ranks) -> None:
 
         return told(new_agreement(rank, 3, timeout_s=30.0).exchange)
 
-    assert run_ranks(3, fn) == World(3).run(told)
+    assert run_ranks(3, fn) == SimulatedWorld(3).run(told)
 
 
 def test_one_rank_alone_tells_itself() -> None:
@@ -48,7 +48,7 @@ def test_ranks_that_call_in_other_orders_are_told() -> None:
             Agreement(exchange).least(what, 5)
         return str(caught.value)
 
-    first, _, third = World(3).run(fn)
+    first, _, third = SimulatedWorld(3).run(fn)
     sides = "ranks [0, 1]: names = 5; ranks [2]: sizes = 5"
     assert first.startswith(f"the ranks do not agree on names: {sides}. Give every rank the same")
     assert third.startswith(f"the ranks do not agree on sizes: {sides}.")
@@ -62,7 +62,7 @@ def test_one_who_hears_something_else_is_told() -> None:
             share_text("the table", lambda: "t", exchange=exchange)
         return "told"
 
-    assert World(2).run(fn) == ["p", "told"]
+    assert SimulatedWorld(2).run(fn) == ["p", "told"]
 
 
 def test_facts_that_differ_are_named() -> None:
@@ -72,7 +72,7 @@ def test_facts_that_differ_are_named() -> None:
             Agreement(exchange).check_facts("the config", facts)
         return str(caught.value)
 
-    texts = World(3).run(fn)
+    texts = SimulatedWorld(3).run(fn)
     assert len(set(texts)) == 1
     assert "on the config: lr (and on 1 more): ranks [0]: 0.2; ranks [1, 2]: 0.1." in texts[0]
 
@@ -84,7 +84,7 @@ def test_checks_name_every_side() -> None:
         return str(caught.value)
 
     sides = "ranks [0, 2]: the plan = a; ranks [1]: the plan = b"
-    assert all(f"do not agree on the plan: {sides}. " in text for text in World(3).run(fn))
+    assert all(f"do not agree on the plan: {sides}. " in text for text in SimulatedWorld(3).run(fn))
 
 
 def test_least_and_most_over_many_ranks() -> None:
@@ -92,7 +92,7 @@ def test_least_and_most_over_many_ranks() -> None:
         agreement = Agreement(exchange)
         return agreement.least("memory", exchange.rank), agreement.most("bytes", exchange.rank)
 
-    assert World(64).run(fn) == [(0, 63)] * 64
+    assert SimulatedWorld(64).run(fn) == [(0, 63)] * 64
 
 
 def test_the_slowest_table_of_a_world() -> None:
@@ -101,7 +101,7 @@ def test_the_slowest_table_of_a_world() -> None:
         slowest = shared_table(own, "max", exchange=exchange)
         return slowest.ops["mm"], share_text("words", lambda: "first", exchange=exchange)
 
-    assert World(8).run(fn) == [(8.0, "first")] * 8
+    assert SimulatedWorld(8).run(fn) == [(8.0, "first")] * 8
 
 
 def test_a_failure_of_the_source_reaches_all() -> None:
@@ -114,7 +114,7 @@ def test_a_failure_of_the_source_reaches_all() -> None:
             text_from(exchange, 0, "the table", make)
         return f"{type(caught.value).__name__}, {exchange.texts('more', 'fine')[0]}"
 
-    assert World(2).run(fn) == ["OSError, fine", "AgreementError, fine"]
+    assert SimulatedWorld(2).run(fn) == ["OSError, fine", "AgreementError, fine"]
 
 
 def test_a_rank_that_has_ended_is_named_at_once() -> None:
@@ -126,7 +126,7 @@ def test_a_rank_that_has_ended_is_named_at_once() -> None:
         return str(caught.value)
 
     started = time.monotonic()
-    assert "ranks [1] did not reach 'the plan'" in World(3).run(fn)[2]
+    assert "ranks [1] did not reach 'the plan'" in SimulatedWorld(3).run(fn)[2]
     assert time.monotonic() - started < 10
 
 
@@ -137,7 +137,7 @@ def test_a_rank_that_fails_fails_the_world() -> None:
         return exchange.texts("the plan", "a")
 
     with pytest.raises(KeyError, match="first"):
-        World(3).run(fn)
+        SimulatedWorld(3).run(fn)
     assert not [thread for thread in threading.enumerate() if thread.name == "rank 1"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from torchloom._torch.table import AREAS, FACTS, PATCHES, Fact, Name, Patch
+from torchloom._torch.table import AREAS, FACTS, PATCHES, Fact, Patch, PrivateName
 
 
 def render() -> str:
@@ -29,15 +29,15 @@ def render() -> str:
     )
 
 
-def _area(area: str, rows: Iterable[Name]) -> Iterator[str]:
+def _area(area: str, rows: Iterable[PrivateName]) -> Iterator[str]:
     yield f"#### {area[0].upper()}{area[1:]}"
     yield _table(("name", "torch", "used for", "where it is missing"), _names(rows))
 
 
-def _names(rows: Iterable[Name]) -> Iterator[tuple[str, ...]]:
+def _names(rows: Iterable[PrivateName]) -> Iterator[tuple[str, ...]]:
     """Yield one line for rows that follow each other and differ in their names alone."""
 
-    def common(row: Name) -> tuple[str, ...]:
+    def common(row: PrivateName) -> tuple[str, ...]:
         return (row.versions, row.used_for, row.without)
 
     for rest, alike in groupby(rows, common):

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from torchloom._torch.table import NAMES, Name
+from torchloom._torch.table import NAMES, PrivateName
 
 
-def absent() -> Iterator[tuple[Name, str]]:
+def absent() -> Iterator[tuple[PrivateName, str]]:
     """Yield the names that this torch lacks and that have no other in their place, with why they are not found."""
     rows = {row.name: row for row in NAMES}
     for row in NAMES:
@@ -28,7 +28,7 @@ def absent() -> Iterator[tuple[Name, str]]:
         yield row, reason
 
 
-def is_expected(row: Name) -> bool:
+def is_expected(row: PrivateName) -> bool:
     """Return whether the table says that this torch has a name."""
     return row.holds_on(torch.__version__)
 

@@ -34,7 +34,7 @@ from torchloom._torch.inductor import bisect_status_file, inductor_cache_dir
 from torchloom._torch.resolve import absent, is_expected
 from torchloom.backends.describe import cpp_compiler
 from torchloom.cli.exposure import exposed
-from torchloom.cli.finding import Finding
+from torchloom.cli.finding import CheckFinding
 from torchloom.cli.interpreter import interpreter
 from torchloom.compiler.support import why_unsupported
 from torchloom.errors import ConfigError
@@ -66,7 +66,7 @@ def doctor(
     ] = False,
 ) -> None:
     """Show what works on this machine, and what to do where something does not."""
-    checks: list[Callable[[], Iterator[Finding]]] = [
+    checks: list[Callable[[], Iterator[CheckFinding]]] = [
         _versions,
         _internals,
         _compiler,
@@ -87,7 +87,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: list[CheckFinding]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     styles = {"ok": "green", "note": "yellow", "FAIL": "bold red"}
     for each in findings:
@@ -97,46 +97,46 @@ def _print(findings: list[Finding]) -> None:
     Console(highlight=False).print(table)
 
 
-def _versions() -> Iterator[Finding]:
-    yield Finding("ok", "torchloom", torchloom.__version__)
-    yield Finding("ok", "Python", f"{platform.python_version()} on {platform.platform()}")
+def _versions() -> Iterator[CheckFinding]:
+    yield CheckFinding("ok", "torchloom", torchloom.__version__)
+    yield CheckFinding("ok", "Python", f"{platform.python_version()} on {platform.platform()}")
     yield _torch_version(torch.__version__)
     reason = why_unsupported()
     yield (
-        Finding("ok", "torch.compile", "supported here")
+        CheckFinding("ok", "torch.compile", "supported here")
         if reason is None
-        else Finding("FAIL", "torch.compile", reason, "use a Python that this torch supports")
+        else CheckFinding("FAIL", "torch.compile", reason, "use a Python that this torch supports")
     )
 
 
-def _torch_version(found: str) -> Finding:
+def _torch_version(found: str) -> CheckFinding:
     numbers = Version(found).release
     if not SpecifierSet(TORCH_RANGE).contains(Version(found).base_version):
         cure = f"install a torch of {TORCH_RANGE}: pip install 'torch{TORCH_RANGE}'"
-        return Finding("FAIL", "torch", found, cure)
+        return CheckFinding("FAIL", "torch", found, cure)
     if numbers[:2] > Version(NEWEST_TESTED).release:
         what = f"{found}, newer than {NEWEST_TESTED}, the newest that was tested"
         cure = "torchloom reads torch's internals: where something breaks, install 'torch~={}.0'"
-        return Finding("note", "torch", what, cure.format(NEWEST_TESTED))
-    return Finding("ok", "torch", found)
+        return CheckFinding("note", "torch", what, cure.format(NEWEST_TESTED))
+    return CheckFinding("ok", "torch", found)
 
 
-def _internals() -> Iterator[Finding]:
+def _internals() -> Iterator[CheckFinding]:
     """Say which internals of torch are missing, and what that costs."""
     for row, reason in absent():
         what = f"{reason}: {row.without}"
         if not is_expected(row):
-            yield Finding("note", "torch's internals", f"{what} ({row.name}: {row.versions})")
+            yield CheckFinding("note", "torch's internals", f"{what} ({row.name}: {row.versions})")
             continue
         cure = f"install 'torch~={NEWEST_TESTED}.0', or a torchloom that knows torch {torch.__version__}"
         state = "FAIL" if row.is_needed else "note"
-        yield Finding(state, "torch's internals", what, cure)
+        yield CheckFinding(state, "torch's internals", what, cure)
 
 
-def _compiler() -> Iterator[Finding]:
+def _compiler() -> Iterator[CheckFinding]:
     path = cpp_compiler()
     if path is None:
-        yield Finding(
+        yield CheckFinding(
             "FAIL",
             "C++ compiler",
             "none found: Inductor cannot compile for the CPU",
@@ -145,22 +145,22 @@ def _compiler() -> Iterator[Finding]:
         return
     told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     first = (told.stdout or told.stderr).splitlines()
-    yield Finding("ok", "C++ compiler", f"{path}: {first[0] if first else 'version unknown'}")
+    yield CheckFinding("ok", "C++ compiler", f"{path}: {first[0] if first else 'version unknown'}")
 
 
-def _devices() -> Iterator[Finding]:
+def _devices() -> Iterator[CheckFinding]:
     if not torch.cuda.is_available():
-        yield Finding(
+        yield CheckFinding(
             "ok", "devices", f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
         )
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         facts = torch.cuda.get_device_properties(index)
-        yield Finding("ok", "devices", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+        yield CheckFinding("ok", "devices", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB")
     if torch.cuda.is_available() and find_spec("triton") is None:
-        yield Finding("FAIL", "Triton", "not installed", "pip install triton")
+        yield CheckFinding("FAIL", "Triton", "not installed", "pip install triton")
 
 
-def _caches() -> Iterator[Finding]:
+def _caches() -> Iterator[CheckFinding]:
     folder = Path(envs.get_str("TORCHINDUCTOR_CACHE_DIR", ""))
     try:
         folder = Path(inductor_cache_dir())  # torch makes it
@@ -168,19 +168,21 @@ def _caches() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        yield Finding(
+        yield CheckFinding(
             "FAIL", "compile cache", f"{folder}: {error}", "set TORCHINDUCTOR_CACHE_DIR to a folder"
         )
         return
     free = shutil.disk_usage(folder).free
     what = f"{folder}, {free / 2**30:.1f} GiB free"
     if free < _MIN_CACHE_BYTES:
-        yield Finding("note", "compile cache", what, "free space, or set TORCHINDUCTOR_CACHE_DIR")
+        yield CheckFinding(
+            "note", "compile cache", what, "free space, or set TORCHINDUCTOR_CACHE_DIR"
+        )
     else:
-        yield Finding("ok", "compile cache", what)
+        yield CheckFinding("ok", "compile cache", what)
     left_over = bisect_status_file()
     if left_over is not None:
-        yield Finding(
+        yield CheckFinding(
             "FAIL",
             "bisection",
             f"{left_over} is left over from a bisection: it changes what every torch.compile does",
@@ -188,46 +190,48 @@ def _caches() -> Iterator[Finding]:
         )
 
 
-def _switches() -> Iterator[Finding]:
+def _switches() -> Iterator[CheckFinding]:
     for name, effect in _SWITCHES.items():
         value = envs.get_str(name, "")
         if value not in ("", "0"):
-            yield Finding("note", "environment", f"{name}={value}: {effect}", f"unset {name}")
+            yield CheckFinding("note", "environment", f"{name}={value}: {effect}", f"unset {name}")
 
 
-def _process_groups() -> Iterator[Finding]:
+def _process_groups() -> Iterator[CheckFinding]:
     if not dist.is_available():
-        yield Finding("FAIL", "torch.distributed", "not in this torch", "install a usual torch")
+        yield CheckFinding(
+            "FAIL", "torch.distributed", "not in this torch", "install a usual torch"
+        )
         return
     reason = _gloo_fails()
     if reason is None:
-        yield Finding("ok", "gloo", "a process group could be made and used")
+        yield CheckFinding("ok", "gloo", "a process group could be made and used")
     else:
-        yield Finding(
+        yield CheckFinding(
             "FAIL", "gloo", reason, "check that this host may connect to itself (127.0.0.1)"
         )
     if torch.cuda.is_available():
         there = dist.is_nccl_available()
-        yield Finding(
+        yield CheckFinding(
             "ok" if there else "FAIL", "NCCL", "built in" if there else "not in this torch"
         )
     try:
         launch = envs.launch()
     except ConfigError as error:
-        yield Finding("FAIL", "launcher", str(error), "correct or unset the variable")
+        yield CheckFinding("FAIL", "launcher", str(error), "correct or unset the variable")
     else:
         if envs.is_launched():
-            yield Finding("ok", "launcher", f"rank {launch.rank} of {launch.world_size}")
+            yield CheckFinding("ok", "launcher", f"rank {launch.rank} of {launch.world_size}")
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free
         what = f"{free / 2**30:.1f} GiB free"
         if free < _MIN_SHARED_BYTES:
-            yield Finding(
+            yield CheckFinding(
                 "note", "/dev/shm", what, "give the container more: docker run --shm-size=8g"
             )
         else:
-            yield Finding("ok", "/dev/shm", what)
+            yield CheckFinding("ok", "/dev/shm", what)
 
 
 def _gloo_fails() -> str | None:
@@ -243,16 +247,16 @@ def _gloo_fails() -> str | None:
     return _run(code, timeout_s=60)
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[CheckFinding]:
     for package, extra in (("transformers", "hf"), ("tensorboard", "tensorboard")):
         try:
-            yield Finding("ok", package, version(package))
+            yield CheckFinding("ok", package, version(package))
         except PackageNotFoundError:  # noqa: PERF203
             cure = f"pip install 'torchloom[{extra}]'"
-            yield Finding("note", package, "not installed (optional)", cure)
+            yield CheckFinding("note", package, "not installed (optional)", cure)
 
 
-def _probe() -> Iterator[Finding]:
+def _probe() -> Iterator[CheckFinding]:
     code = (
         "import torch\n"
         "x = torch.randn(64, requires_grad=True)\n"
@@ -261,9 +265,9 @@ def _probe() -> Iterator[Finding]:
     )
     reason = _run(code, timeout_s=300)
     yield (
-        Finding("ok", "Inductor", "compiled and ran a function, forward and backward")
+        CheckFinding("ok", "Inductor", "compiled and ran a function, forward and backward")
         if reason is None
-        else Finding("FAIL", "Inductor", reason, "see the C++ compiler above")
+        else CheckFinding("FAIL", "Inductor", reason, "see the C++ compiler above")
     )
 
 

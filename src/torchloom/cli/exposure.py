@@ -14,18 +14,20 @@ from pathlib import Path
 
 from torchloom import envs
 from torchloom._torch.inductor import inductor_cache_dir
-from torchloom.cli.finding import Finding
+from torchloom.cli.finding import CheckFinding
 from torchloom.engine.loopback import is_loopback
 from torchloom.errors import ArtifactError
 from torchloom.files import why_not_own, why_replaceable
-from torchloom.serve.store.signing_key import Key
+from torchloom.serve.store.signing_key import SigningKey
 
 _MOST_FILES = 100_000
 _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
 
 
-def exposed(folders: Iterable[Path], run: Callable[[str, float], str | None]) -> Iterator[Finding]:
+def exposed(
+    folders: Iterable[Path], run: Callable[[str, float], str | None]
+) -> Iterator[CheckFinding]:
     """Yield findings on files, keys, ports and shared memory.
 
     Args:
@@ -40,7 +42,7 @@ def exposed(folders: Iterable[Path], run: Callable[[str, float], str | None]) ->
         yield _folder("folder", folder)
     yield _new_files()
     yield from _ports(run)
-    yield Finding(
+    yield CheckFinding(
         "ok",
         "shared memory",
         "has no name: processes of this user and of root can open it, others cannot",
@@ -72,9 +74,9 @@ def _address(family: socket.AddressFamily, text: str) -> tuple[str, int]:
     return socket.inet_ntop(family, b"".join(words)), int(port, 16)
 
 
-def _folder(about: str, folder: Path) -> Finding:
+def _folder(about: str, folder: Path) -> CheckFinding:
     if not folder.exists():
-        return Finding("ok", about, f"{folder} is not there yet")
+        return CheckFinding("ok", about, f"{folder} is not there yet")
     if reason := why_not_own(folder.resolve()) or why_replaceable(folder):
         return _open(about, folder, reason)
     inside = itertools.islice(folder.rglob("*"), _MOST_FILES)
@@ -83,11 +85,11 @@ def _folder(about: str, folder: Path) -> Finding:
             continue
         if reason := why_not_own(path):
             return _open(about, folder, reason)
-    return Finding("ok", about, f"{folder} can be written by this user alone")
+    return CheckFinding("ok", about, f"{folder} can be written by this user alone")
 
 
-def _open(about: str, folder: Path, reason: str) -> Finding:
-    return Finding(
+def _open(about: str, folder: Path, reason: str) -> CheckFinding:
+    return CheckFinding(
         "note",
         about,
         f"{reason}: who can write there can change what runs, or what is loaded",
@@ -95,35 +97,37 @@ def _open(about: str, folder: Path, reason: str) -> Finding:
     )
 
 
-def _temporary() -> Finding:
+def _temporary() -> CheckFinding:
     folder = Path(tempfile.gettempdir())
     mode = folder.stat().st_mode
     if mode & 0o022 and not mode & stat.S_ISVTX:
         what = f"{folder} lets others replace files of yours (mode {stat.S_IMODE(mode):o})"
-        return Finding("note", "temporary files", what, f"chmod +t {folder}, or set TMPDIR")
-    return Finding("ok", "temporary files", f"{folder}: others cannot replace files of yours")
+        return CheckFinding("note", "temporary files", what, f"chmod +t {folder}, or set TMPDIR")
+    return CheckFinding("ok", "temporary files", f"{folder}: others cannot replace files of yours")
 
 
-def _key() -> Finding:
+def _key() -> CheckFinding:
     path = envs.key_file()
     if not path.exists():
-        return Finding("ok", "key of stores", f"none at {path} yet: the first build makes it")
+        return CheckFinding("ok", "key of stores", f"none at {path} yet: the first build makes it")
     try:
-        return Finding("ok", "key of stores", f"{path}, private; its name is {Key().name}")
+        return CheckFinding(
+            "ok", "key of stores", f"{path}, private; its name is {SigningKey().name}"
+        )
     except ArtifactError as error:
-        return Finding("FAIL", "key of stores", str(error), f"chmod 600 {path}")
+        return CheckFinding("FAIL", "key of stores", str(error), f"chmod 600 {path}")
 
 
-def _new_files() -> Finding:
+def _new_files() -> CheckFinding:
     mask = os.umask(0o077)
     os.umask(mask)
     if mask & 0o022 == 0o022:
-        return Finding("ok", "new files", f"others cannot write to them (umask {mask:03o})")
+        return CheckFinding("ok", "new files", f"others cannot write to them (umask {mask:03o})")
     what = f"checkpoints and records that you write can be changed by others (umask {mask:03o})"
-    return Finding("note", "new files", what, "umask 022")
+    return CheckFinding("note", "new files", what, "umask 022")
 
 
-def _ports(run: Callable[[str, float], str | None]) -> Iterator[Finding]:
+def _ports(run: Callable[[str, float], str | None]) -> Iterator[CheckFinding]:
     code = (
         "from torchloom.cli.exposure import told_listening\n"
         "from torchloom.engine.groups import ensure_process_group\n"
@@ -132,13 +136,15 @@ def _ports(run: Callable[[str, float], str | None]) -> Iterator[Finding]:
     )
     reason = run(code, 60)
     yield (
-        Finding("ok", "ports", "a run on one host listens on loopback alone")
+        CheckFinding("ok", "ports", "a run on one host listens on loopback alone")
         if reason is None
-        else Finding("note", "ports", reason, "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME")
+        else CheckFinding(
+            "note", "ports", reason, "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        )
     )
     host = envs.get_str("MASTER_ADDR", "")
     where = f"MASTER_ADDR is {host}: its" if host and not is_loopback(host) else "with several, the"
-    yield Finding(
+    yield CheckFinding(
         "note",
         "several hosts",
         f"{where} store listens on all interfaces, and neither it nor gloo or NCCL ask who connects, or encrypt",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """One line of the report."""
 
     state: Literal["ok", "note", "FAIL"]

@@ -24,7 +24,7 @@ from torchloom.custom_ops.dims import free_dims, refusal
 from torchloom.custom_ops.look import Finding, look
 from torchloom.custom_ops.samples import Dims, Sample, TensorLike, family, sample_of, smaller
 from torchloom.custom_ops.symbolic import Branch, branches_of
-from torchloom.custom_ops.target import Target, target_of, tensors_in
+from torchloom.custom_ops.target import CheckedOperator, target_of, tensors_in
 from torchloom.errors import OpCheckError
 
 
@@ -119,7 +119,11 @@ def check_op(
 
 
 def _check_example(
-    target: Target, example: Sample, count: int, report: OpReport, found: dict[str, Finding]
+    target: CheckedOperator,
+    example: Sample,
+    count: int,
+    report: OpReport,
+    found: dict[str, Finding],
 ) -> None:
     against = refusal(target, example)
     if against is not None:
@@ -136,7 +140,9 @@ def _check_example(
                 found[finding.kind] = _shrunk(target, sample, dims, finding)
 
 
-def _shrunk(target: Target, sample: Sample, dims: Sequence[Dims], finding: Finding) -> Finding:
+def _shrunk(
+    target: CheckedOperator, sample: Sample, dims: Sequence[Dims], finding: Finding
+) -> Finding:
     """Return the same finding on the simplest sample that shows it."""
     again = True
     while again:
@@ -152,7 +158,7 @@ def _shrunk(target: Target, sample: Sample, dims: Sequence[Dims], finding: Findi
 
 
 def _check_gradient(
-    target: Target,
+    target: CheckedOperator,
     example: Sample,
     dims: Sequence[Dims],
     report: OpReport,
@@ -193,7 +199,7 @@ def _check_gradient(
 
 
 def _check_compiled(
-    target: Target,
+    target: CheckedOperator,
     example: Sample,
     dims: Sequence[Dims],
     report: OpReport,
@@ -228,7 +234,9 @@ def _check_compiled(
         return
 
 
-def _sized(target: Target, example: Sample, dims: Sequence[Dims], sizes: Sequence[int]) -> Sample:
+def _sized(
+    target: CheckedOperator, example: Sample, dims: Sequence[Dims], sizes: Sequence[int]
+) -> Sample:
     """Return the example with other sizes, as far as the operator takes them."""
     sample = example
     for number, group in enumerate(dims):
@@ -259,7 +267,7 @@ def _replaced(value: Any, given: Any) -> Any:
     return value
 
 
-def _branch(target: Target, branch: Branch, example: Sample) -> Finding:
+def _branch(target: CheckedOperator, branch: Branch, example: Sample) -> Finding:
     return Finding(
         kind="branch",
         sample=str(example),

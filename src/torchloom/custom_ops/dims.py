@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torchloom.custom_ops.samples import Dims, Sample, groups_of
-from torchloom.custom_ops.target import Target
+from torchloom.custom_ops.target import CheckedOperator
 
 
-def refusal(target: Target, sample: Sample) -> str | None:
+def refusal(target: CheckedOperator, sample: Sample) -> str | None:
     """Return what the operator itself says against an input, None if it takes it."""
     args, kwargs = sample.make()
     try:
@@ -17,7 +17,7 @@ def refusal(target: Target, sample: Sample) -> str | None:
     return None
 
 
-def free_dims(target: Target, example: Sample) -> list[Dims]:
+def free_dims(target: CheckedOperator, example: Sample) -> list[Dims]:
     """Return the sizes that may change: alone where the operator takes that, else with equal ones."""
     free: list[Dims] = []
     for group in groups_of(example):
@@ -30,7 +30,7 @@ def free_dims(target: Target, example: Sample) -> list[Dims]:
     return free
 
 
-def _is_free(target: Target, example: Sample, dims: Dims) -> bool:
+def _is_free(target: CheckedOperator, example: Sample, dims: Dims) -> bool:
     size = dims.size(example)
     others = {size + 1, 2 * size, 2 * size + 1, 3} - {size}
     return any(refusal(target, dims.set(example, other)) is None for other in sorted(others))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchloom.custom_ops.dims import free_dims
 from torchloom.custom_ops.samples import Sample, family, sample_of
-from torchloom.custom_ops.target import Target, strides_of, target_of, tensors_in
+from torchloom.custom_ops.target import CheckedOperator, strides_of, target_of, tensors_in
 from torchloom.errors import OpError
 
 _FACTORS = (2, 3, 4, 8)
@@ -96,7 +96,7 @@ def propose_fake(op: Any, samples: Sequence[Sequence[Any]], *, count: int = 80) 
     return Proposal(source, fake, len(seen))
 
 
-def _watch(target: Target, example: Sample, count: int) -> Iterator[_Seen]:
+def _watch(target: CheckedOperator, example: Sample, count: int) -> Iterator[_Seen]:
     dims = free_dims(target, example)
     numbers = [example, *_other_numbers(example)]
     for sample in itertools.chain.from_iterable(family(each, dims, count) for each in numbers):
@@ -109,7 +109,7 @@ def _watch(target: Target, example: Sample, count: int) -> Iterator[_Seen]:
         yield _seen(target, sample, result)
 
 
-def _check_values_do_not_matter(target: Target, sample: Sample, result: Any) -> None:
+def _check_values_do_not_matter(target: CheckedOperator, sample: Sample, result: Any) -> None:
     args, kwargs = sample.make()
     for tensor in tensors_in([*args, *kwargs.values()]):
         tensor.detach().zero_()
@@ -134,7 +134,7 @@ def _other_numbers(example: Sample) -> Iterator[Sample]:
                 yield replace(example, args=args)
 
 
-def _seen(target: Target, sample: Sample, result: Any) -> _Seen:
+def _seen(target: CheckedOperator, sample: Sample, result: Any) -> _Seen:
     args, kwargs = sample.make()
     row: Row = {}
     tensors: dict[str, Tensor] = {}
@@ -151,7 +151,7 @@ def _seen(target: Target, sample: Sample, result: Any) -> _Seen:
     return _Seen(sample, row, tensors, result)
 
 
-def _body(target: Target, seen: Sequence[_Seen]) -> list[str]:
+def _body(target: CheckedOperator, seen: Sequence[_Seen]) -> list[str]:
     first = seen[0].result
     if first is None:
         return ["return None"]
@@ -175,7 +175,7 @@ def _body(target: Target, seen: Sequence[_Seen]) -> list[str]:
 
 
 def _expression(
-    target: Target, number: int, seen: Sequence[_Seen], results: Sequence[Tensor]
+    target: CheckedOperator, number: int, seen: Sequence[_Seen], results: Sequence[Tensor]
 ) -> str:
     """Return the expression that makes one result."""
 
@@ -291,7 +291,7 @@ def _affine(rows: Sequence[Row], sizes: Sequence[int]) -> str | None:
     return " + ".join(terms) or "0"
 
 
-def _compiled(source: str, target: Target) -> Callable[..., Any]:
+def _compiled(source: str, target: CheckedOperator) -> Callable[..., Any]:
     """Run the source; tracebacks and `inspect.getsource` find its lines."""
     filename = f"<fake of {target.name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
@@ -300,7 +300,7 @@ def _compiled(source: str, target: Target) -> Callable[..., Any]:
     return next(value for name, value in names.items() if name.startswith("fake_"))
 
 
-def _verify(target: Target, fake: Callable[..., Any], seen: _Seen, source: str) -> None:
+def _verify(target: CheckedOperator, fake: Callable[..., Any], seen: _Seen, source: str) -> None:
     args, kwargs = seen.sample.make()
     results = tensors_in(seen.result)
     try:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchloom._torch.tensors import fake_mode
 from torchloom.custom_ops.samples import Sample
-from torchloom.custom_ops.target import Target, storage_of, strides_of, tensors_in
+from torchloom.custom_ops.target import CheckedOperator, storage_of, strides_of, tensors_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Finding:
         return f"{self.kind}: {self.says}\n    on {self.sample}\n    {self.fix}"
 
 
-def look(target: Target, sample: Sample) -> list[Finding] | None:
+def look(target: CheckedOperator, sample: Sample) -> list[Finding] | None:
     """Return what is wrong on one input, None if the operator refuses it."""
     args, kwargs = sample.make()
     inputs = target.named(args, kwargs)
@@ -80,7 +80,7 @@ def look(target: Target, sample: Sample) -> list[Finding] | None:
     return found
 
 
-def _compare_fake(target: Target, sample: Sample, result: Any) -> list[Finding]:
+def _compare_fake(target: CheckedOperator, sample: Sample, result: Any) -> list[Finding]:
     args, kwargs = sample.make()
     mode = fake_mode()
     fake_args = [_faked(mode, value) for value in args]

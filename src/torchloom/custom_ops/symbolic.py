@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchloom.custom_ops.dims import refusal
 from torchloom.custom_ops.samples import Dims, Sample
-from torchloom.custom_ops.target import Target, tensors_in
+from torchloom.custom_ops.target import CheckedOperator, tensors_in
 from torchloom.pieces.symbols import SizeGuard, size_guards
 
 _HINTS = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
@@ -25,7 +25,7 @@ class Branch:
     counterexample: str
 
 
-def branches_of(target: Target, example: Sample, dims: Sequence[Dims]) -> list[Branch]:
+def branches_of(target: CheckedOperator, example: Sample, dims: Sequence[Dims]) -> list[Branch]:
     """Run an operator's fake on symbolic sizes; return the conditions that it relies on.
 
     Args:
@@ -59,7 +59,7 @@ def branches_of(target: Target, example: Sample, dims: Sequence[Dims]) -> list[B
 
 
 def _counterexample(
-    target: Target, sample: Sample, sizes: dict[int, Dims], guard: SizeGuard
+    target: CheckedOperator, sample: Sample, sizes: dict[int, Dims], guard: SizeGuard
 ) -> str | None:
     """Return an input that the operator takes and that the guard rules out, None if there is none."""
     for hint in guard.hints & sizes.keys():

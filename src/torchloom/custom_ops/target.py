@@ -14,7 +14,7 @@ from torchloom._torch.operators import has_autograd_kernel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class CheckedOperator:
     """An operator that is called and looked into."""
 
     name: str
@@ -67,7 +67,7 @@ class WriteLog(DispatchMode):
         return func(*args, **kwargs)
 
 
-def target_of(op: Any) -> Target:
+def target_of(op: Any) -> CheckedOperator:
     """Look an operator up.
 
     Args:
@@ -87,7 +87,7 @@ def target_of(op: Any) -> Target:
         )
     kernels = getattr(defined, "_backend_fns", {})
     written = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
-    return Target(
+    return CheckedOperator(
         name=schema.name,
         call=overload,
         kernel=lambda device: kernels.get(device, kernels.get(None)),

@@ -1,7 +1,7 @@
 """What ranks tell each other outside of collectives: short texts, each under a name.
 
     Exchange       how texts travel: `StoreExchange` over a key-value store, `Alone` for one rank,
-                   `World` for several ranks in one process
+                   `SimulatedWorld` for several ranks in one process
     Agreement      compares facts over an exchange
     text_from      one rank makes a text, all hold it
 
@@ -13,16 +13,16 @@ from __future__ import annotations
 from torchloom.exchange.agreement import Agreement
 from torchloom.exchange.alone import Alone
 from torchloom.exchange.base import Exchange, late, text_from
-from torchloom.exchange.store import StoreExchange, Watch
-from torchloom.exchange.world import World
+from torchloom.exchange.store import RankWatch, StoreExchange
+from torchloom.exchange.world import SimulatedWorld
 
 __all__ = [
     "Agreement",
     "Alone",
     "Exchange",
+    "RankWatch",
+    "SimulatedWorld",
     "StoreExchange",
-    "Watch",
-    "World",
     "late",
     "text_from",
 ]

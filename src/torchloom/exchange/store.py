@@ -22,7 +22,7 @@ _POLL_S, _MOST_POLL_S = 0.0005, 0.05
 """How often a rank looks for what others say; rarer while it waits."""
 
 
-class Watch(Protocol):
+class RankWatch(Protocol):
     """Notices, while a rank waits for the others, that one of them has ended."""
 
     def waits(self, what: str) -> AbstractContextManager[None]:
@@ -63,7 +63,7 @@ class StoreExchange:
     """Returns how long ranks may lag behind, in seconds."""
     late: Callable[[str, list[int], float], Exception] = late
     """Makes the error for ranks that did not come: (what, missing ranks, seconds waited)."""
-    watch: Watch = field(default_factory=_Unwatched)
+    watch: RankWatch = field(default_factory=_Unwatched)
     _ordinal: itertools.count[int] = field(default_factory=itertools.count, init=False)
 
     def texts(self, what: str, text: str) -> list[str]:

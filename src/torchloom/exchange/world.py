@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 @final
-class World:
+class SimulatedWorld:
     """A number of ranks that exist as threads of this process.
 
     Args:
@@ -111,7 +111,7 @@ class World:
 class _Rank:
     """The exchange as one rank of a world sees it; see `Exchange`."""
 
-    def __init__(self, world: World, rank: int) -> None:
+    def __init__(self, world: SimulatedWorld, rank: int) -> None:
         self.rank, self.world_size = rank, world.world_size
         self._world = world
         self._numbers = itertools.count()

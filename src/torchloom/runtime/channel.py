@@ -77,7 +77,7 @@ def label(
     return known
 
 
-class Entry(NamedTuple):
+class NamedCollective(NamedTuple):
     """One time that a group of ranks does something together."""
 
     label: Label
@@ -114,7 +114,7 @@ class Channel:
     """Whether messages carry keys; else ranks compare checksums once a step."""
     looks: bool = False
     """Whether those who wait look for a verdict by themselves; else their wait has to be ended."""
-    recent: deque[Entry] = field(default_factory=lambda: deque(maxlen=_COMPARED))
+    recent: deque[NamedCollective] = field(default_factory=lambda: deque(maxlen=_COMPARED))
     """Without tags: what has begun last, for a comparison in words."""
     begun_s: float = 0.0
     """Without tags: when something last began."""
@@ -128,7 +128,7 @@ class Channel:
     def __post_init__(self) -> None:
         CHANNELS[self.name] = self
 
-    def begin(self, what: Label) -> Entry:
+    def begin(self, what: Label) -> NamedCollective:
         """Note that this rank begins something.
 
         Raises:
@@ -146,7 +146,9 @@ class Channel:
         self.begun.append(key)
         self.num_begun += 1
         self.rolling = zlib.crc32(key.to_bytes(4, "little"), self.rolling)
-        POSITION.last = entry = Entry(what, number, step, key, self.name, self.ranks, actor)
+        POSITION.last = entry = NamedCollective(
+            what, number, step, key, self.name, self.ranks, actor
+        )
         if not self.has_tags:
             self.recent.append(entry)
             self.begun_s = time.monotonic()

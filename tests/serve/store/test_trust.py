@@ -20,7 +20,7 @@ from serve.models import BATCH, Plain, made, rows
 from torchloom.cli import make_app
 from torchloom.errors import ArtifactError, ServeError
 from torchloom.serve import Contract, Store, build, counter, load, tensor
-from torchloom.serve.store.signing_key import Key
+from torchloom.serve.store.signing_key import SigningKey
 from torchloom.serve.store.stored_pieces import object_names
 
 
@@ -407,7 +407,7 @@ def test_a_store_that_cannot_be_written_is_one_sentence(tmp_path):
 def test_processes_that_need_a_key_at_once_make_one(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHLOOM_KEY_FILE", str(tmp_path / "key" / "store.key"))
     with ThreadPoolExecutor(16) as pool:
-        names = {key.name for key in pool.map(lambda _: Key(make=True), range(64))}
+        names = {key.name for key in pool.map(lambda _: SigningKey(make=True), range(64))}
     assert len(names) == 1
     assert [each.name for each in (tmp_path / "key").iterdir()] == ["store.key"]
 
@@ -428,4 +428,4 @@ def test_a_key_that_is_a_loop_of_links_is_refused(tmp_path, monkeypatch) -> None
     (tmp_path / "key").symlink_to("key")
     monkeypatch.setenv("TORCHLOOM_KEY_FILE", str(tmp_path / "key"))
     with pytest.raises(ArtifactError, match="cannot be used"):
-        Key()
+        SigningKey()

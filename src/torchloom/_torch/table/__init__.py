@@ -15,8 +15,8 @@ from torchloom._torch.table.inductor import INDUCTOR
 from torchloom._torch.table.inspection import INSPECTION
 from torchloom._torch.table.patches import PATCHES as PATCHES
 from torchloom._torch.table.records import Fact as Fact
-from torchloom._torch.table.records import Name as Name
 from torchloom._torch.table.records import Patch as Patch
+from torchloom._torch.table.records import PrivateName as PrivateName
 
 AREAS = {
     "torch itself": CORE,
@@ -28,4 +28,4 @@ AREAS = {
 }
 """The rows of names by the part of torch that they are of."""
 
-NAMES: tuple[Name, ...] = tuple(row for rows in AREAS.values() for row in rows)
+NAMES: tuple[PrivateName, ...] = tuple(row for rows in AREAS.values() for row in rows)

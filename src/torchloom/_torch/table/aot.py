@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom._torch.table.records import Name, each
+from torchloom._torch.table.records import PrivateName, each
 
 _NO_WEAVING = "`engine.compile()` leaves graphs eager, or fails with `compile.strict`"
 _NO_PLANS = "plans under a memory budget fail"
@@ -10,23 +10,23 @@ _NO_SERVING = "serving cannot build programs"
 _WRAPPED = "programs run with torch's wrappers: slower, and loads import the compiler"
 
 AOT = (
-    Name(
+    PrivateName(
         name="torch._dynamo.backends.common.aot_autograd",
         used_for="compile graphs with other compilers than Inductor",
         without="backends other than Inductor fail",
     ),
-    Name(
+    PrivateName(
         name="torch._functorch.aot_autograd.make_boxed_func",
         used_for="call graphs with a list that they empty",
         without="backends other than Inductor fail",
     ),
-    Name(
+    PrivateName(
         name="torch._functorch.aot_autograd:_boxed_call",
         used_for="know what is called with a list already",
         without="the list is taken apart once more",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._functorch.compile_utils.fx_graph_cse",
         used_for="merge repeated nodes of a joint graph",
         without=_NO_PLANS,
@@ -69,7 +69,7 @@ AOT = (
         "what this check of torch's would save is computed again if the plan says so",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._functorch.partitioners.thread_graphsafe_rng_from_hops",
         used_for="hand random states to graphs inside of a graph",
         without="graphs that draw random numbers inside of a graph fail",
@@ -108,7 +108,7 @@ AOT = (
         "name the compile that a thread is in",
         "`torchloom.watch` and `torchloom.jit` fail",
     ),
-    Name(
+    PrivateName(
         name="torch._guards.detect_fake_mode",
         used_for="find the mode in which a graph was traced",
         without="plans for graphs that draw random numbers twice fail",
@@ -132,17 +132,17 @@ AOT = (
         "make no code for graphs that are only looked at",
         _NO_PLANS,
     ),
-    Name(
+    PrivateName(
         name="torch.fx.experimental._config.patch",
         used_for="trace sizes of 0 and 1 like others",
         without=_NO_SERVING,
     ),
-    Name(
+    PrivateName(
         name="torch.fx.experimental._config.backed_size_oblivious",
         used_for="trace sizes of 0 and 1 like others",
         without=_NO_SERVING,
     ),
-    Name(
+    PrivateName(
         name="torch.fx.experimental.proxy_tensor.is_sym_node",
         used_for="tell numbers from tensors in a joint graph",
         without=_NO_PLANS,
@@ -153,26 +153,26 @@ AOT = (
         "trace with sizes that are symbols",
         _NO_SERVING,
     ),
-    Name(
+    PrivateName(
         name="torch.fx.experimental.symbolic_shapes:backed_var_to_val",
         used_for="know what symbols stood for",
         without="the older name is used",
         is_needed=False,
         instead="torch.fx.experimental.symbolic_shapes:var_to_val",
     ),
-    Name(
+    PrivateName(
         name="torch.fx.experimental.symbolic_shapes:var_to_val",
         used_for="know what symbols stood for",
         without=_NO_SERVING,
         is_needed=False,
         instead="torch.fx.experimental.symbolic_shapes:backed_var_to_val",
     ),
-    Name(
+    PrivateName(
         name="torch.fx.graph._BoxedCodeGen",
         used_for="run graphs that free each value after its last use",
         without="backend `eager` and `aot_eager` fail",
     ),
-    Name(
+    PrivateName(
         name="torch.utils._sympy.printers.PythonPrinter",
         used_for="write conditions on sizes as Python",
         without=_NO_SERVING,

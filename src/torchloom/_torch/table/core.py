@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom._torch.table.records import Name, each
+from torchloom._torch.table.records import PrivateName, each
 
 _NO_IMPORT = "`import torchloom._torch` fails"
 _EAGER = "training at stage 3 fails: backward cannot gather saved weights again"
@@ -16,12 +16,12 @@ CORE = (
         "put hooks of saved tensors under those of the program",
         _EAGER,
     ),
-    Name(
+    PrivateName(
         name="torch._C._autograd._get_current_graph_task_keep_graph",
         used_for="know whether a backward pass may free what it read",
         without="compiled backward fails",
     ),
-    Name(
+    PrivateName(
         name="torch._C._dispatch_has_kernel_for_dispatch_key",
         used_for="know whether an operator has a backward of its own",
         without="`torchloom.check_op` fails",
@@ -38,12 +38,12 @@ CORE = (
         "see through the wrappers of torch.func",
         "serving cannot be imported",
     ),
-    Name(
+    PrivateName(
         name="torch._C._is_any_autocast_enabled",
         used_for="keep torch's own wrappers around code that was built under autocast",
         without="serving cannot build programs",
     ),
-    Name(
+    PrivateName(
         name="torch._decomp.decomposition_table",
         used_for="know a decomposition that stands for an operator during a trace",
         without="stored programs do not notice that a decomposition was edited",
@@ -55,7 +55,7 @@ CORE = (
         "let compilers keep each call of an operator, in order",
         "`import torchloom.ops` fails",
     ),
-    Name(
+    PrivateName(
         name="torch._library.custom_ops.OPDEFS",
         used_for="find the functions of `torch.library.custom_op`",
         without="stored programs do not notice that a custom operator was edited",
@@ -82,18 +82,18 @@ CORE = (
         "stored programs do not notice that a fake was edited",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._library.fake_impl.FakeImplHolder.kernel",
         used_for="find the fake of an operator",
         without="stored programs do not notice that a fake was edited",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._logging.structured.INTERN_TABLE",
         used_for="name the files of torch's trace records",
         without="`torchloom.watch` fails",
     ),
-    Name(
+    PrivateName(
         name="torch._neg_view",
         used_for="make again a view of a negated tensor",
         without="negated views that backward needs cannot be saved at stage 3",
@@ -105,33 +105,33 @@ CORE = (
         "compare operators with what they were",
         _TRACED,
     ),
-    Name(
+    PrivateName(
         name="torch._subclasses.FakeTensorMode",
         used_for="load stored graphs",
         without="programs whose parts run as graphs are built again",
     ),
-    Name(
+    PrivateName(
         name="torch._subclasses.fake_tensor.FakeTensorMode",
         used_for="run operators without data",
         without="plans and serving fail",
     ),
-    Name(
+    PrivateName(
         name="torch.autograd._profiler_enabled",
         used_for="leave a profiler of the program's alone while workspaces are measured",
         without="plans fail",
     ),
-    Name(
+    PrivateName(
         name="torch.autograd.forward_ad._current_level",
         used_for="refuse served calls that are differentiated forwards",
         without="served calls fail",
     ),
-    Name(
+    PrivateName(
         name="torch.library._impls",
         used_for="find kernels that were registered with `torch.library.impl`",
         without="custom operators whose kernels a trace goes through are stored as if they had none",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch.overrides._get_current_function_mode_stack",
         used_for="name the modes that a served call is refused for",
         without="serving cannot be imported",
@@ -155,17 +155,17 @@ CORE = (
         "`explain_call` takes a call inside of a dispatch mode for one that compiles",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch.UntypedStorage._cdata",
         used_for="tell whether two tensors share memory",
         without="served calls fail",
     ),
-    Name(
+    PrivateName(
         name="torch.Tensor._version",
         used_for="tell whether a tensor was written",
         without="served calls fail",
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.variables.builder:_dynamo_static_input_type",
         used_for="tell parameters and buffers from other inputs of a graph",
         without="buffers count as activations in plans, and programs for exact sizes copy them",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom._torch.table.records import Name, each
+from torchloom._torch.table.records import PrivateName, each
 
 _NO_RANKS = "runs on several ranks fail as they meet"
 _NO_DCP = "checkpoints in DCP's format are neither written nor read"
@@ -26,12 +26,12 @@ DISTRIBUTED = (
         "know a group's timeout, and whether it coalesces",
         _NO_RANKS,
     ),
-    Name(
+    PrivateName(
         name="torch._C._distributed_c10d.Backend.Options._timeout",
         used_for="know how long a collective may take",
         without=_NO_RANKS,
     ),
-    Name(
+    PrivateName(
         name="torch.distributed.all_gather_single",
         used_for="gather one tensor",
         without="the older name is used",
@@ -39,14 +39,14 @@ DISTRIBUTED = (
         is_needed=False,
         instead="torch.distributed.all_gather_into_tensor",
     ),
-    Name(
+    PrivateName(
         name="torch.distributed.all_gather_into_tensor",
         used_for="gather one tensor",
         without="gathers fail",
         is_needed=False,
         instead="torch.distributed.all_gather_single",
     ),
-    Name(
+    PrivateName(
         name="torch.distributed.reduce_scatter_single",
         used_for="sum one tensor into shards",
         without="the older name is used",
@@ -54,14 +54,14 @@ DISTRIBUTED = (
         is_needed=False,
         instead="torch.distributed.reduce_scatter_tensor",
     ),
-    Name(
+    PrivateName(
         name="torch.distributed.reduce_scatter_tensor",
         used_for="sum one tensor into shards",
         without="reductions fail",
         is_needed=False,
         instead="torch.distributed.reduce_scatter_single",
     ),
-    Name(
+    PrivateName(
         name="torch.distributed.ProcessGroup.all_gather_single_coalesced",
         used_for="gather several tensors by one collective",
         without="the older name is used",
@@ -69,14 +69,14 @@ DISTRIBUTED = (
         is_needed=False,
         instead="torch.distributed.ProcessGroup.allgather_into_tensor_coalesced",
     ),
-    Name(
+    PrivateName(
         name="torch.distributed.ProcessGroup.allgather_into_tensor_coalesced",
         used_for="gather several tensors by one collective",
         without="gathers over native backends fail",
         is_needed=False,
         instead="torch.distributed.ProcessGroup.all_gather_single_coalesced",
     ),
-    Name(
+    PrivateName(
         name="torch.distributed.ProcessGroup.reduce_scatter_single_coalesced",
         used_for="sum several tensors into shards by one collective",
         without="the older name is used",
@@ -84,7 +84,7 @@ DISTRIBUTED = (
         is_needed=False,
         instead="torch.distributed.ProcessGroup.reduce_scatter_tensor_coalesced",
     ),
-    Name(
+    PrivateName(
         name="torch.distributed.ProcessGroup.reduce_scatter_tensor_coalesced",
         used_for="sum several tensors into shards by one collective",
         without="reductions over native backends fail",
@@ -98,12 +98,12 @@ DISTRIBUTED = (
         "write and read the metadata file of a checkpoint",
         _NO_DCP,
     ),
-    Name(
+    PrivateName(
         name="torch.distributed.checkpoint.filesystem._StorageInfo",
         used_for="say where a tensor is in a checkpoint",
         without=_NO_DCP,
     ),
-    Name(
+    PrivateName(
         name="torch.serialization._get_layout",
         used_for="read the layout of a tensor in a checkpoint's metadata",
         without=_NO_DCP,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom._torch.table.records import Name, each
+from torchloom._torch.table.records import PrivateName, each
 
 _NO_SERVING = "serving cannot build programs"
 _NO_COMPILE = "`engine.compile()` and `torchloom.compile` fail"
@@ -18,12 +18,12 @@ DYNAMO = (
         "Dynamo compiles functions of torchloom that run behind graph breaks",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._C._dynamo.eval_frame.reset_code",
         used_for="drop the entries of a function that is gone",
         without=_NO_COMPILE,
     ),
-    Name(
+    PrivateName(
         name="torch._C._dynamo.guards.TensorGuards",
         used_for="compare tensors of a served call with those of its build",
         without="served calls fail",
@@ -46,7 +46,7 @@ DYNAMO = (
         "keep our registry of backends and torch's in step",
         _NO_REGISTRY,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.backends.registry._BACKEND_TAGS",
         used_for="read the tags of a backend",
         without="they are read from the backend's function",
@@ -54,7 +54,7 @@ DYNAMO = (
         is_needed=False,
         instead="torch._dynamo.backends.registry:_tags",
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.backends.registry:_tags",
         used_for="read the tags of a backend",
         without="backends have no tags",
@@ -69,12 +69,12 @@ DYNAMO = (
         "capture a call with the sizes that a contract lets vary",
         _NO_SERVING,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.config.ignore_logging_functions",
         used_for="let log calls be no graph breaks",
         without=_NO_COMPILE,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.config.recompile_limit",
         used_for="warn of a rank that is about to run eagerly alone",
         without=_NO_COMPILE,
@@ -97,13 +97,13 @@ DYNAMO = (
         "read the bytecode around it",
         _NO_SERVING,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.convert_frame.GraphRuntimeEnv.used_globals",
         used_for="read globals that the bytecode uses",
         without="bytecode that uses globals of other functions than the model's fails where it is loaded",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.convert_frame.get_traced_fn",
         used_for="find the function that Dynamo traces for a module with hooks",
         without="modules with hooks cannot be served",
@@ -120,27 +120,27 @@ DYNAMO = (
         "know what is compiled already",
         _NO_COMPILE,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.eval_frame.check_if_dynamo_supported",
         used_for="say why torch.compile does not work on a Python",
         without=_NO_COMPILE,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.exc.InvalidBackend",
         used_for="raise what torch raises for an unknown backend",
         without=_NO_REGISTRY,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.exc.RestartAnalysis",
         used_for="let Dynamo capture again when it has learnt something",
         without=_NO_COMPILE,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.exc.TensorifyScalarRestartAnalysis",
         used_for="say that a float may not vary",
         without=_NO_SERVING,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.exc.TorchDynamoException",
         used_for="tell what cannot be one graph from other errors",
         without=_NO_SERVING,
@@ -151,17 +151,17 @@ DYNAMO = (
         "let floats of a contract be symbols",
         _NO_FLOATS,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.symbolic_convert.TensorifyState.clear",
         used_for="forget which floats an earlier build wanted as constants",
         without=_NO_FLOATS,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.reset",
         used_for="compile anew for parameters that were unfrozen",
         without="on torch 2.11 they are not trained",
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.source.ConstantSource",
         used_for="find what a fake of a custom operator assumes of sizes",
         without="`torchloom.check_op` fails",
@@ -173,12 +173,12 @@ DYNAMO = (
         "the module is imported where bytecode asks for another name, a second and a half",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.utils.counters",
         used_for="tell whether a graph came from a cache",
         without=_NO_COMPILE,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.utils.get_metrics_context",
         used_for="capture outside of a compile",
         without=_NO_SERVING,

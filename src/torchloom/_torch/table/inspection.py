@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom._torch.table.records import Name, each
+from torchloom._torch.table.records import PrivateName, each
 
 _NO_ENTRIES = "`entries`, `explain` and `explain_call` fail"
 _NO_CALLS = "`explain_call` fails"
@@ -12,7 +12,7 @@ _GUESS = "`explain_call` goes by Dynamo's notes, and may be wrong after an error
 _RAISED = "under `jit` the error of a compile is raised, and the function does not run eagerly"
 
 INSPECTION = (
-    Name(
+    PrivateName(
         name="torch._dynamo.eval_frame._debug_get_cache_entry_list",
         used_for="list the entries of a function",
         without=_NO_ENTRIES,
@@ -23,7 +23,7 @@ INSPECTION = (
         "read an entry",
         _NO_ENTRIES,
     ),
-    Name(
+    PrivateName(
         name="torch._C._dynamo.eval_frame._CacheEntry.isolate_recompiles_id",
         used_for="tell apart entries of `isolate_recompiles=True`",
         without="there is no such option, so that no entries are apart",
@@ -41,7 +41,7 @@ INSPECTION = (
         "guards are missing from `entries`, and why a call recompiles is not said",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.guards.get_guard_fail_reason_helper",
         used_for="say which guard fails, in torch's words",
         without=_NO_CALLS,
@@ -59,20 +59,20 @@ INSPECTION = (
         "ask what Dynamo does with a code object",
         _GUESS,
     ),
-    Name(
+    PrivateName(
         name="torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id",
         used_for="ask within a region of `isolate_recompiles=True`",
         without="there are no such regions",
         since="2.13",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._C._dynamo.eval_frame.set_guard_complete_hook",
         used_for="count lookups that hit",
         without="`watch` counts no hits, and `explain_call` goes by Dynamo's notes",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._C._dynamo.eval_frame.set_fullgraph_compiled_frame_count",
         used_for="know that a whole graph which compiles nothing raises",
         without="it does not raise",
@@ -124,12 +124,12 @@ INSPECTION = (
         "know what Dynamo has met",
         _NO_CALLS,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.convert_frame.compile_lock",
         used_for="let one function fall back, and no other",
         without=_RAISED,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.convert_frame.register_bytecode_hook",
         used_for="see the bytecode that Dynamo writes",
         without=_NO_WATCH,
@@ -141,14 +141,14 @@ INSPECTION = (
         _LESS,
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.convert_frame:_compile_inner",
         used_for="know which functions a compile has traced",
         without="the older name is used",
         is_needed=False,
         instead="torch._dynamo.convert_frame:compile_inner",
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.convert_frame:_recompile_limit",
         used_for="read `recompile_limit=` of a function",
         without="there is no such option",
@@ -167,7 +167,7 @@ INSPECTION = (
         "know what `torch.compiler.set_stance` asks for",
         _NO_CALLS,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.eval_frame.get_example_inputs",
         used_for="know whether the stance `eager_then_compile` has seen a call",
         without="each call counts as seen",
@@ -180,7 +180,7 @@ INSPECTION = (
         "compiled functions are taken for plain ones",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.eval_frame:_isolate_recompiles_id",
         used_for="read the region of a compiled function",
         without="there are no such regions",
@@ -207,17 +207,17 @@ INSPECTION = (
         "continuations stand in records by torch's names for them",
         is_needed=False,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.run",
         used_for="run a function without compiling",
         without="`jit` fails behind a recompile limit",
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.trace_rules.check",
         used_for="know which functions Dynamo leaves alone",
         without=_NO_CALLS,
     ),
-    Name(
+    PrivateName(
         name="torch._dynamo.utils._compilation_metrics",
         used_for="read what Dynamo noted of its last compiles",
         without="`explain_call` does not know why Dynamo gave a function up",

@@ -47,7 +47,7 @@ def _number(version: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Name(_Ranged):
+class PrivateName(_Ranged):
     """A private name of torch that torchloom uses.
 
     Args:
@@ -102,16 +102,18 @@ class Fact(_Ranged):
     detected: str
 
 
-def each(owner: str, names: str, used_for: str, without: str, **more: object) -> Iterator[Name]:
+def each(
+    owner: str, names: str, used_for: str, without: str, **more: object
+) -> Iterator[PrivateName]:
     """Yield one row for each of several names of one owner.
 
     Args:
         owner: their path; one that ends with a colon is a module whose source has the names.
         names: separated by blanks.
-        used_for: as for a `Name`.
-        without: as for a `Name`.
+        used_for: as for a `PrivateName`.
+        without: as for a `PrivateName`.
         more: further fields.
     """
     dot = "" if owner.endswith(":") else "."
     for name in names.split():
-        yield Name(name=f"{owner}{dot}{name}", used_for=used_for, without=without, **more)  # type: ignore[arg-type]
+        yield PrivateName(name=f"{owner}{dot}{name}", used_for=used_for, without=without, **more)  # type: ignore[arg-type]

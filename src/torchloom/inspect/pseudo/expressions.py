@@ -9,7 +9,7 @@ from torchloom.inspect.pseudo.values import (
     Constant,
     Display,
     Expression,
-    Name,
+    NameExpression,
     Pair,
     Part,
     SavedVariable,
@@ -28,14 +28,14 @@ BUILD_CLASS = Expression("__build_class__")
 _MARKS = (NULL, HOOK, BUILD_CLASS)
 
 
-def name(text: str) -> Name:
+def name(text: str) -> NameExpression:
     """Return a variable that only this function changes."""
-    return Name(text, reads=frozenset({text}))
+    return NameExpression(text, reads=frozenset({text}))
 
 
-def shared_name(text: str) -> Name:
+def shared_name(text: str) -> NameExpression:
     """Return a variable that a call may change: a global, or one that nested functions share."""
-    return Name(text, is_fragile=True, reads=frozenset({text}))
+    return NameExpression(text, is_fragile=True, reads=frozenset({text}))
 
 
 def compound(text: str, *parts: Part) -> Expression:
@@ -78,7 +78,7 @@ def pair_of(key: Part, value: Part) -> Pair:
 
 def is_plain(part: Part) -> bool:
     """Say whether a value may be written twice and mean the same object: constants, local names."""
-    if isinstance(part, Name):
+    if isinstance(part, NameExpression):
         return not part.is_fragile
     if isinstance(part, Tuple) and not part.parts:
         return True

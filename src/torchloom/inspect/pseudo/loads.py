@@ -7,7 +7,14 @@ import sys
 
 from torchloom.inspect.pseudo.expressions import BUILD_CLASS, HOOK, NULL, name, primary, shared_name
 from torchloom.inspect.pseudo.stack import UNKNOWN, Stack, pair_of_names
-from torchloom.inspect.pseudo.values import Cell, Display, Name, Part, SavedVariable, constant
+from torchloom.inspect.pseudo.values import (
+    Cell,
+    Display,
+    NameExpression,
+    Part,
+    SavedVariable,
+    constant,
+)
 
 HOOKS = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
 _SPECIAL = ("__enter__", "__exit__", "__aenter__", "__aexit__")
@@ -205,7 +212,7 @@ class Loads(Stack):
 
     def op_POP_TOP(self, ins: dis.Instruction) -> None:
         value = self.pop_raw()
-        if not value.is_fragile or isinstance(value, Name):
+        if not value.is_fragile or isinstance(value, NameExpression):
             return
         if not isinstance(value, Display):
             text = value.text

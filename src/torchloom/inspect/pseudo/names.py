@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 
 from torchloom.inspect.pseudo.expressions import name, shared_name
-from torchloom.inspect.pseudo.values import Name
+from torchloom.inspect.pseudo.values import NameExpression
 
 _ADDRESS = re.compile(r"(?<![^\W_])\d{12,}(?![^\W_])")
 _GRAPH_ID = re.compile(r"(__compiled_fn_\d+)_[0-9a-f]{8}_[0-9a-f_]{27}")
@@ -60,7 +60,7 @@ class Scope:
             return stem
         return self.fresh(f"{stem}_")
 
-    def global_(self, title: str) -> Name | None:
+    def global_(self, title: str) -> NameExpression | None:
         """Return a global as a value; None where its name cannot be written: a variable hides it."""
         shown = _GRAPH_ID.sub(r"\1", title)
         if title in self.variables or not title.isidentifier():

@@ -7,7 +7,14 @@ import dis
 from torchloom.inspect.pseudo.expressions import HOOK, compound, is_plain, primary, slice_of
 from torchloom.inspect.pseudo.loads import Loads
 from torchloom.inspect.pseudo.subscripts import place_of
-from torchloom.inspect.pseudo.values import Display, Expression, Iterating, Name, Part, reads_of
+from torchloom.inspect.pseudo.values import (
+    Display,
+    Expression,
+    Iterating,
+    NameExpression,
+    Part,
+    reads_of,
+)
 
 _IN_PLACE = ("+", "-", "*", "/", "//", "%", "@", "&", "|", "^", ">>", "<<", "**")
 OLD_BINARY = {
@@ -57,7 +64,7 @@ class Operators(Loads):
         """Emit an augmented assignment, which may change an object in place. A variable keeps its value unless the
         result is stored in it."""
         self.settle()
-        is_target = isinstance(left, Name) and self.stored_next() == left.text
+        is_target = isinstance(left, NameExpression) and self.stored_next() == left.text
         target = left if is_target else self.renewed(left)
         self.settle(only=target.text)
         self.emit(f"{target.text} {operator} {right.text}")
@@ -66,7 +73,7 @@ class Operators(Loads):
     def renewed(self, value: Part) -> Part:
         """Emit an assignment to a fresh name, also for a list that has a name."""
         if isinstance(value, Display) and value.name is not None:
-            value = Name(value.name, reads=value.reads)
+            value = NameExpression(value.name, reads=value.reads)
         return self._named(value)
 
     def op_UNARY(self, ins: dis.Instruction) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchloom.inspect.pseudo.expressions import HOOK, clone_stack, is_plain, name
 from torchloom.inspect.pseudo.names import Scope
-from torchloom.inspect.pseudo.values import Constant, Display, Expression, Name, Part
+from torchloom.inspect.pseudo.values import Constant, Display, Expression, NameExpression, Part
 
 _MAX_TEXT = 4000
 UNKNOWN = Expression("<?>")
@@ -185,11 +185,11 @@ class Stack:
 
     # -- names of variables
 
-    def variable(self, title: str) -> Name:
+    def variable(self, title: str) -> NameExpression:
         """Return a variable of this function as a value."""
         shown = self.renamed.get(title, title)
         reads = frozenset({shown})
-        return Name(shown, is_fragile=self.is_shared(title), reads=reads)
+        return NameExpression(shown, is_fragile=self.is_shared(title), reads=reads)
 
     def is_shared(self, title: str) -> bool:
         """Return whether other functions may change a variable."""

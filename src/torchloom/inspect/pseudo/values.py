@@ -81,7 +81,7 @@ def constant(value: Any) -> Constant:
 
 
 @dataclass(frozen=True)
-class Name(Expression):
+class NameExpression(Expression):
     """A variable: it may be written twice."""
 
 

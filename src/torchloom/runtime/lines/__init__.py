@@ -30,7 +30,7 @@ from torchloom.errors import TorchloomError
 from torchloom.log import get_logger
 from torchloom.position import POSITION, SyncPoint, Verdict, Wait
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import Entry, error_of, label
+from torchloom.runtime.channel import NamedCollective, error_of, label
 from torchloom.runtime.lines.breaking import end_waits_with_verdict, let_compilations_be_interrupted
 from torchloom.runtime.lines.hub import Hub
 from torchloom.runtime.lines.last_words import show_last_words, tell_at_the_end
@@ -209,7 +209,7 @@ def _explained_call(call: str, error: RuntimeError) -> TorchloomError:
     """Return the error to show where one of the program's own collectives has lost a connection."""
     ranks = tuple(range(dist.get_world_size())) if dist.is_initialized() else ()
     what = label(call)
-    event = Entry(what, 0, POSITION.step, what.seed, "torch.distributed", ranks, actor=0)
+    event = NamedCollective(what, 0, POSITION.step, what.seed, "torch.distributed", ranks, actor=0)
     return explained(event, broken(event, error))
 
 

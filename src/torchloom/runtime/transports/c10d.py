@@ -31,7 +31,7 @@ from torchloom._torch.coalesced import (
     supports_coalescing,
 )
 from torchloom.runtime.base import GroupRef, Pending
-from torchloom.runtime.channel import Channel, Entry, Label
+from torchloom.runtime.channel import Channel, Label, NamedCollective
 from torchloom.runtime.lines import wait_for
 from torchloom.runtime.transports.packing import pack, unpack
 
@@ -104,7 +104,7 @@ class C10dCollectives:
         return self.coalesces or sum(numel > 0 for numel in numels) <= 1
 
     def _gather(
-        self, entry: Entry, shards: Sequence[Tensor], fulls: Sequence[Tensor]
+        self, entry: NamedCollective, shards: Sequence[Tensor], fulls: Sequence[Tensor]
     ) -> Callable[[], None]:
         group, size = self.group(), self.group.size
         if len(shards) > 1 and not self.coalesces:
@@ -119,7 +119,11 @@ class C10dCollectives:
         return self._then(entry, work, [*shards])
 
     def _reduce(
-        self, entry: Entry, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float
+        self,
+        entry: NamedCollective,
+        fulls: Sequence[Tensor],
+        shards: Sequence[Tensor],
+        scale: float,
     ) -> Callable[[], None]:
         group, size = self.group(), self.group.size
         if len(fulls) > 1 and not self.coalesces:
@@ -140,7 +144,9 @@ class C10dCollectives:
             work = reduce_scatter_single(sums[0], sources[0], group=group, async_op=True)
         return self._then(entry, work, sources, lambda: _scale_into(shards, sums, scale))
 
-    def _sum(self, entry: Entry, tensors: Sequence[Tensor], scale: float) -> Callable[[], None]:
+    def _sum(
+        self, entry: NamedCollective, tensors: Sequence[Tensor], scale: float
+    ) -> Callable[[], None]:
         group = self.group()
         if len(tensors) > 1 and not self.coalesces:
             flat = pack(tensors)
@@ -154,7 +160,7 @@ class C10dCollectives:
 
     def _then(
         self,
-        entry: Entry,
+        entry: NamedCollective,
         work: Any,
         held: list[Tensor],
         after: Callable[[], None] | None = None,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from torchloom.errors import TorchloomError
 from torchloom.runtime.base import GroupRef, Pending
-from torchloom.runtime.channel import Channel, Entry, Label
+from torchloom.runtime.channel import Channel, Label, NamedCollective
 from torchloom.runtime.lines import broken, end_waits_with_verdict, explained, wait_for
 from torchloom.runtime.transports.packing import pack, split_by_size, split_sizes, unpack
 from torchloom.runtime.transports.summing import scale_all, sum_bytes, sum_in_place, sum_rows
@@ -51,7 +51,7 @@ class GlooCollectives:
         return self._all_gather(shards, fulls, self.channel.begin(what))
 
     def _all_gather(
-        self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: Entry
+        self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: NamedCollective
     ) -> Pending:
         split = split_by_size(shards)
         size, rank = self.group.size, self.group.rank
@@ -89,7 +89,11 @@ class GlooCollectives:
         return self._reduce_scatter(fulls, shards, scale, self.channel.begin(what))
 
     def _reduce_scatter(
-        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float, entry: Entry
+        self,
+        fulls: Sequence[Tensor],
+        shards: Sequence[Tensor],
+        scale: float,
+        entry: NamedCollective,
     ) -> Pending:
         split = split_by_size(shards)
         size, rank = self.group.size, self.group.rank
@@ -147,7 +151,7 @@ class GlooCollectives:
 
         return Pending(finish)
 
-    def _sum_whole(self, flats: list[Tensor], scale: float, entry: Entry) -> Pending:
+    def _sum_whole(self, flats: list[Tensor], scale: float, entry: NamedCollective) -> Pending:
         """Begin to sum one small tensor: all of it goes to every peer."""
         (flat,), rank = flats, self.group.rank
         inbox = [flat if r == rank else torch.empty_like(flat) for r in range(self.group.size)]
@@ -162,7 +166,7 @@ class GlooCollectives:
 
         return Pending(finish)
 
-    def _sum_in_chunks(self, flats: list[Tensor], scale: float, entry: Entry) -> Pending:
+    def _sum_in_chunks(self, flats: list[Tensor], scale: float, entry: NamedCollective) -> Pending:
         """Begin to sum large tensors: each rank a part, chunk by chunk, which it sends to all peers.
 
         One chunk is summed while others are on the wire. What a peer sends of its part arrives where
@@ -247,7 +251,7 @@ class GlooCollectives:
         self,
         send: Callable[[int], Sequence[Tensor]],
         receive: Callable[[int], Sequence[Tensor]],
-        entry: Entry,
+        entry: NamedCollective,
     ) -> list[dist.Work]:
         """Exchange lists of tensors with every peer. Empty tensors are skipped by both ends."""
         works, peers = list[dist.Work](), self._peers()
@@ -263,10 +267,10 @@ class GlooCollectives:
         size, rank = self.group.size, self.group.rank
         return [(rank + distance) % size for distance in range(1, size)]
 
-    def _receive(self, into: Tensor, source: int, entry: Entry) -> list[dist.Work]:
+    def _receive(self, into: Tensor, source: int, entry: NamedCollective) -> list[dist.Work]:
         return [self.group().recv([into], source, entry.tag)] if into.numel() else []
 
-    def _send(self, tensor: Tensor, target: int, entry: Entry) -> list[dist.Work]:
+    def _send(self, tensor: Tensor, target: int, entry: NamedCollective) -> list[dist.Work]:
         return [self.group().send([tensor], target, entry.tag)] if tensor.numel() else []
 
 
@@ -282,7 +286,7 @@ def connect(group: GroupRef, channel: Channel) -> GlooCollectives:
 
 
 @contextmanager
-def _posting(entry: Entry) -> Iterator[None]:
+def _posting(entry: NamedCollective) -> Iterator[None]:
     """Turn what gloo says of an ended connection into the sentence that explains it."""
     try:
         yield

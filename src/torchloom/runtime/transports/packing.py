@@ -16,14 +16,14 @@ from torch import Tensor
 DIRECT_BYTES = 256 << 10
 
 
-class Split(NamedTuple):
+class SplitBySize(NamedTuple):
     """Indices of the tensors that travel alone and of those that are packed."""
 
     direct: tuple[int, ...]
     packed: tuple[int, ...]
 
 
-def split_by_size(tensors: Sequence[Tensor], direct_bytes: int = DIRECT_BYTES) -> Split:
+def split_by_size(tensors: Sequence[Tensor], direct_bytes: int = DIRECT_BYTES) -> SplitBySize:
     """Divide tensors into those worth a message of their own and the rest.
 
     A single small tensor travels alone as well: packing it would only add copies.
@@ -31,14 +31,14 @@ def split_by_size(tensors: Sequence[Tensor], direct_bytes: int = DIRECT_BYTES) -
     return split_sizes([t.numel() * t.element_size() for t in tensors], direct_bytes)
 
 
-def split_sizes(sizes: Sequence[int], direct_bytes: int = DIRECT_BYTES) -> Split:
+def split_sizes(sizes: Sequence[int], direct_bytes: int = DIRECT_BYTES) -> SplitBySize:
     """Divide tensors of so many bytes as `split_by_size` does."""
     packed = [i for i, size in enumerate(sizes) if 0 < size < direct_bytes]
     if len(packed) == 1:
         packed = []
     chosen = set(packed)
     direct = tuple(i for i, size in enumerate(sizes) if i not in chosen and size)
-    return Split(direct, tuple(packed))
+    return SplitBySize(direct, tuple(packed))
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

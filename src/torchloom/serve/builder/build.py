@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchloom import envs
 from torchloom.errors import ArtifactError, ContractError, ServeError
-from torchloom.serve.builder.options import Options, Ranges, Shapes, Sizes, check_options
+from torchloom.serve.builder.options import BuildOptions, Ranges, Shapes, Sizes, check_options
 from torchloom.serve.builder.pieces.inductor_options import resolved
 from torchloom.serve.call.cuda_graphs import CudaGraphs
 from torchloom.serve.call.program import OutOfRange, Program
@@ -103,7 +103,7 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
     """
     if level not in range(4):
         raise ServeError(f"level is 0, 1, 2 or 3, not {level!r}")
-    chosen = Options(
+    chosen = BuildOptions(
         sizes=sizes if level > 1 or shapes == "bucket" else (),
         ranges=ranges,
         shapes=shapes,
@@ -189,7 +189,7 @@ def _loaded(
 def _built(
     target: Target,
     contract: Contract,
-    options: Options,
+    options: BuildOptions,
     store: Store | None,
     out_of_range: OutOfRange,
     key: str,
@@ -207,7 +207,7 @@ def _built(
     return Program(target, contract, variants, out_of_range=out_of_range, key=key, seconds=seconds)
 
 
-def _variants(builder: Builder, contract: Contract, options: Options) -> list[Variant]:
+def _variants(builder: Builder, contract: Contract, options: BuildOptions) -> list[Variant]:
     variants: list[Variant] = []
     for without in _patterns(contract):
         if options.shapes == "bucket":

@@ -19,10 +19,10 @@ from torchloom.serve.builder.compare.differences import Difference
 from torchloom.serve.builder.compare.program_check import difference_in_box, may_share_tensors
 from torchloom.serve.builder.compare.state_changes import check_state
 from torchloom.serve.builder.compile_trace import TraceCompiler
-from torchloom.serve.builder.options import Options
+from torchloom.serve.builder.options import BuildOptions
 from torchloom.serve.builder.pieces.lower import Lowerer
 from torchloom.serve.builder.proof_errors import why_not_proven
-from torchloom.serve.builder.prove import Verdict, cuts
+from torchloom.serve.builder.prove import ProofVerdict, cuts
 from torchloom.serve.builder.trace.trace import Traced, trace
 from torchloom.serve.call.cuda_graphs import Pool
 from torchloom.serve.call.variant import Variant
@@ -58,7 +58,7 @@ class Builder:
     """
 
     def __init__(
-        self, target: Target, contract: Contract, options: Options, lowerer: Lowerer
+        self, target: Target, contract: Contract, options: BuildOptions, lowerer: Lowerer
     ) -> None:
         self.target, self.contract, self.options = target, contract, options
         self._pool = Pool()
@@ -190,7 +190,7 @@ class Builder:
         if parts:
             raise _Cut(parts)
 
-    def _cut(self, traced: Traced, verdicts: Iterable[Verdict]) -> list[Box]:
+    def _cut(self, traced: Traced, verdicts: Iterable[ProofVerdict]) -> list[Box]:
         """Return parts of a box whose trace does not hold for all of it; none if it holds.
 
         Raises:

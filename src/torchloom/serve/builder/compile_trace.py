@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchloom.pieces.fullgraph import FullGraph
-from torchloom.serve.builder.options import Options
+from torchloom.serve.builder.options import BuildOptions
 from torchloom.serve.builder.pieces.exact_sizes import at_sizes
 from torchloom.serve.builder.pieces.lower import Lowered, Lowerer
 from torchloom.serve.builder.pieces.piece import Divided
@@ -35,7 +35,7 @@ class TraceCompiler:
         self,
         target: Target,
         contract: Contract,
-        options: Options,
+        options: BuildOptions,
         lowerer: Lowerer,
         pool: Pool,
     ) -> None:

@@ -21,7 +21,7 @@ Ranges = Sequence[tuple[int, int]] | Mapping[str, Sequence[tuple[int, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class BuildOptions:
     """How programs are built."""
 
     sizes: Sizes = ()
@@ -57,7 +57,7 @@ class Options:
         }
 
 
-def check_options(options: Options, contract: Contract, target: Target) -> None:
+def check_options(options: BuildOptions, contract: Contract, target: Target) -> None:
     """Refuse choices that contradict one another, the contract or the model.
 
     Args:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from torchloom.serve.builder.prove import Verdict, show_sizes
+from torchloom.serve.builder.prove import ProofVerdict, show_sizes
 from torchloom.serve.contract.box import Box
 from torchloom.serve.model.target import Target
 
 
-def why_not_proven(target: Target, box: Box, failed: Collection[Verdict]) -> str:
+def why_not_proven(target: Target, box: Box, failed: Collection[ProofVerdict]) -> str:
     """Say what fails, for which sizes, where, and what can be done.
 
     Args:

@@ -28,7 +28,7 @@ Sizes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProofVerdict:
     """What became of one guard."""
 
     guard: str
@@ -65,7 +65,7 @@ def prove(
     derived: Iterable[Derived] = (),
     floats: Mapping[float, Float] | None = None,
     seed: int = 0,
-) -> list[Verdict]:
+) -> list[ProofVerdict]:
     """Evaluate guards for all sizes.
 
     Args:
@@ -86,7 +86,7 @@ def prove(
     return [_judge(guard, dims, size_of, floats or {}, seed) for guard in guards]
 
 
-def cuts(verdicts: Iterable[Verdict], dim: Dim) -> list[int]:
+def cuts(verdicts: Iterable[ProofVerdict], dim: Dim) -> list[int]:
     """Return sizes at which a range would have to begin anew so that each part is of one kind.
 
     Example:
@@ -134,7 +134,7 @@ def _judge(
     size_of: Mapping[float, Dim | Derived],
     floats: Mapping[float, Float],
     seed: int,
-) -> Verdict:
+) -> ProofVerdict:
     sizes = {hint: size for hint, size in size_of.items() if hint in guard.hints}
     names = {size.dim.name for size in sizes.values()}
     numbers = {hint: floats[hint] for hint in guard.hints if hint in floats}
@@ -153,7 +153,7 @@ def _judge(
         words = sizes[hint].text if hint in sizes else numbers[hint].path
         text = text.replace(f"<size {hint}>", words)
     code = _for_calls(guard.code, sizes, numbers)
-    return Verdict(text, guard.where, tuple(failing), is_exhaustive, code)
+    return ProofVerdict(text, guard.where, tuple(failing), is_exhaustive, code)
 
 
 def _for_calls(

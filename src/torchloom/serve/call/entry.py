@@ -34,7 +34,7 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.serve.call.arguments import Asked
 from torchloom.serve.call.entry_conditions import Conditions
 from torchloom.serve.call.entry_names import put
-from torchloom.serve.call.entry_signature import Signature
+from torchloom.serve.call.entry_signature import EntrySignature
 from torchloom.serve.call.tied_names import names_for
 from torchloom.serve.call.weight_checks import OtherTensorsError
 from torchloom.serve.contract.box import Box
@@ -89,7 +89,7 @@ def make_entry(
     scope: dict[str, Any] = {"STATE": state}
     scope |= {"SLOW": otherwise.slow, "FAILED": otherwise.failed, "FAILURES": _FAILURES}
     scope |= names_for(target)
-    signature = Signature(target, contract, scope)
+    signature = EntrySignature(target, contract, scope)
     asking = Conditions(target, contract, signature, scope, without)
     conditions = [*asking.write(writes, asked), *state.ties]
     programs = _dispatch(contract, variants, signature.call(), asking.sizes, scope)
@@ -101,7 +101,7 @@ def make_entry(
     return entry
 
 
-def _text(signature: Signature, conditions: Sequence[str], programs: Sequence[str]) -> str:
+def _text(signature: EntrySignature, conditions: Sequence[str], programs: Sequence[str]) -> str:
     """Return the text of an entry.
 
     Args:

@@ -19,7 +19,7 @@ from torchloom._torch.modes import (
 )
 from torchloom.serve.call.arguments import Asked, conditions
 from torchloom.serve.call.entry_names import put
-from torchloom.serve.call.entry_signature import Signature
+from torchloom.serve.call.entry_signature import EntrySignature
 from torchloom.serve.call.layouts import apart, is_plainly_laid
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Derived, Float, Size, code_of, name_in_code
@@ -47,7 +47,7 @@ class Conditions:
         self,
         target: Target,
         contract: Contract,
-        signature: Signature,
+        signature: EntrySignature,
         scope: dict[str, Any],
         without: frozenset[str],
     ) -> None:

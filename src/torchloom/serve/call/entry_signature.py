@@ -14,7 +14,7 @@ from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.target import Target
 
 
-class Signature:
+class EntrySignature:
     """The parameters of an entry.
 
     Args:

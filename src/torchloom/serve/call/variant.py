@@ -14,7 +14,7 @@ from torchloom.serve.model.code import Codes
 from torchloom.serve.model.facts import Facts
 
 if TYPE_CHECKING:
-    from torchloom.serve.builder.prove import Verdict
+    from torchloom.serve.builder.prove import ProofVerdict
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Variant:
     """Takes what the model's forward takes, the model first."""
     facts: Facts
     codes: Codes
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[ProofVerdict, ...] = ()
     """What was assumed of sizes, and that it holds; none for a program that was loaded."""
     pieces: tuple[str, ...] = ()
     """Digests of the graphs that it calls, equal ones once."""

@@ -13,7 +13,7 @@ from torchloom.serve.call.entry import Run
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.checks import argument_at
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.model.snapshot import Snapshot, generators_kept
+from torchloom.serve.model.snapshot import ModelSnapshot, generators_kept
 from torchloom.serve.model.target import Target, gradient_mode_of
 
 
@@ -53,7 +53,7 @@ def record_sizes(
             continue
         args = {**contract.example(variant.box.largest, without=variant.without), **given}
         places, rest = target.divided(args)
-        before = Snapshot(target)
+        before = ModelSnapshot(target)
         held = [tensor.clone() for tensor in tensors]
         with generators_kept(), gradient_mode_of(contract):
             variant.run(*first, *places, **rest)

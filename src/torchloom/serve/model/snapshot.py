@@ -56,7 +56,7 @@ def copies_shared() -> Iterator[None]:
         _COPIES.reset(token)
 
 
-class Snapshot:
+class ModelSnapshot:
     """What a forward pass may change, as it is now.
 
     Args:

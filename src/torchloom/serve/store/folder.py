@@ -25,7 +25,7 @@ from typing import Any
 
 from torchloom.errors import ArtifactError
 from torchloom.files import make_own, read_own, why_not_own, why_replaceable, write_whole
-from torchloom.serve.store.signing_key import Key
+from torchloom.serve.store.signing_key import SigningKey
 
 VERSION = 7
 _LOOK_S = 0.05
@@ -94,7 +94,7 @@ class Store:
         """
         # As it will be read: JSON has no tuples, and names that are texts alone.
         plain = json.loads(json.dumps({**entry, "version": VERSION}))
-        signed = {**plain, "signature": Key(make=True).sign(key, plain)}
+        signed = {**plain, "signature": SigningKey(make=True).sign(key, plain)}
         path = self._entry(key)
         make_own(path.parent)
         write_whole(path, json.dumps(signed, sort_keys=True) + "\n")
@@ -108,7 +108,7 @@ class Store:
         """
         self.check()
         found = self._parsed(self._entry(key))
-        return None if found is None else self._verified(key, found, Key())
+        return None if found is None else self._verified(key, found, SigningKey())
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """Return all entries that can be used, by key."""
@@ -120,7 +120,7 @@ class Store:
         read, unread = self.unverified()
         try:
             self.check()
-            key = Key() if read else None
+            key = SigningKey() if read else None
         except ArtifactError as error:
             return [str(error)], {}
         for name, entry in read.items():
@@ -205,7 +205,7 @@ class Store:
         """
         path = self.root / "locks" / key
         self.check()
-        Key(make=True)  # before minutes of work that could not be signed
+        SigningKey(make=True)  # before minutes of work that could not be signed
         try:
             make_own(path.parent)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -249,7 +249,7 @@ class Store:
             )
         return entry
 
-    def _verified(self, name: str, entry: Mapping[str, Any], key: Key) -> dict[str, Any]:
+    def _verified(self, name: str, entry: Mapping[str, Any], key: SigningKey) -> dict[str, Any]:
         said = {part: value for part, value in entry.items() if part != "signature"}
         if reason := key.why_not(name, said, entry.get("signature")):
             raise ArtifactError(

@@ -27,7 +27,7 @@ _PRIVATE, _GIVEN_BY_ROOT = 0o077, 0o037
 """What others may not do with a key; root may give one to a group, as mounted secrets are."""
 
 
-class Key:
+class SigningKey:
     """The user's key.
 
     Args:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from torchloom.errors import ShardError
 from torchloom.runtime.base import GroupRef, Pending
-from torchloom.runtime.channel import Entry, Label
+from torchloom.runtime.channel import Label, NamedCollective
 from torchloom.runtime.transports.shm.arena import ALIGNMENT
 from torchloom.runtime.transports.shm.link import Link
 from torchloom.runtime.transports.shm.ring import Ring, Work
-from torchloom.runtime.transports.shm.slots import Part, plan_parts, row, typed
+from torchloom.runtime.transports.shm.slots import SlotPart, plan_parts, row, typed
 from torchloom.runtime.transports.summing import scales_early, sum_dtype, sum_into, sum_scaled_into
 
 _BLOCK = 64 << 10
@@ -52,15 +52,15 @@ class SharedMemoryCollectives:
         return self._all_gather(shards, fulls, self.channel.begin(what))
 
     def _all_gather(
-        self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: Entry
+        self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: NamedCollective
     ) -> Pending:
         rank = self.group.rank
         numels = [shard.numel() for shard in shards]
 
-        def view(slot: Tensor, part: Part, numel: int) -> Tensor:
+        def view(slot: Tensor, part: SlotPart, numel: int) -> Tensor:
             return typed(slot, part.offset_bytes, numel, shards[part.index].dtype)
 
-        def work(parts: list[Part]) -> Work:
+        def work(parts: list[SlotPart]) -> Work:
             def fill(slot: Tensor) -> None:
                 for part in parts:
                     source = shards[part.index].view(-1)[part.start : part.stop]
@@ -89,7 +89,11 @@ class SharedMemoryCollectives:
         return self._reduce_scatter(fulls, shards, scale, self.channel.begin(what))
 
     def _reduce_scatter(
-        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float, entry: Entry
+        self,
+        fulls: Sequence[Tensor],
+        shards: Sequence[Tensor],
+        scale: float,
+        entry: NamedCollective,
     ) -> Pending:
         size, rank = self.group.size, self.group.rank
         if size == 1:
@@ -104,15 +108,15 @@ class SharedMemoryCollectives:
             scales_early(full, shard, scale) for full, shard in zip(fulls, shards, strict=True)
         ]
 
-        def piece(part: Part, owner: int) -> Tensor:
+        def piece(part: SlotPart, owner: int) -> Tensor:
             return row(fulls[part.index], owner, numels[part.index])[part.start : part.stop]
 
-        def view(slot: Tensor, part: Part, writer: int, owner: int, numel: int) -> Tensor:
+        def view(slot: Tensor, part: SlotPart, writer: int, owner: int, numel: int) -> Tensor:
             # A slot holds one lane for each rank but its writer.
             lane = owner - (owner > writer)
             return typed(slot, lane * room + part.offset_bytes, numel, fulls[part.index].dtype)
 
-        def work(parts: list[Part]) -> Work:
+        def work(parts: list[SlotPart]) -> Work:
             def fill(slot: Tensor) -> None:
                 for part in parts:
                     for peer in self.link.others:
@@ -151,10 +155,10 @@ class SharedMemoryCollectives:
             return self._all_reduce_in_two(tensors, scale, entry)
         flats = [tensor.view(-1) for tensor in tensors]
 
-        def view(slot: Tensor, part: Part) -> Tensor:
+        def view(slot: Tensor, part: SlotPart) -> Tensor:
             return typed(slot, part.offset_bytes, part.stop - part.start, flats[part.index].dtype)
 
-        def work(parts: list[Part]) -> Work:
+        def work(parts: list[SlotPart]) -> Work:
             def fill(slot: Tensor) -> None:
                 for part in parts:
                     view(slot, part).copy_(flats[part.index][part.start : part.stop])
@@ -175,7 +179,9 @@ class SharedMemoryCollectives:
         item_bytes = [flat.element_size() for flat in flats]
         return self._begin([work(parts) for parts in plan_parts(numels, item_bytes, self._room(1))])
 
-    def _all_reduce_in_two(self, tensors: Sequence[Tensor], scale: float, entry: Entry) -> Pending:
+    def _all_reduce_in_two(
+        self, tensors: Sequence[Tensor], scale: float, entry: NamedCollective
+    ) -> Pending:
         size = self.group.size
         flats = [tensor.view(-1) for tensor in tensors if tensor.numel()]
         totals = [

@@ -15,7 +15,7 @@ import torch
 
 from torchloom.errors import ShardError, TorchloomError
 from torchloom.position import POSITION, Verdict, Wait
-from torchloom.runtime.channel import Channel, Entry, Label, error_of
+from torchloom.runtime.channel import Channel, Label, NamedCollective, error_of
 from torchloom.runtime.lines import explained
 from torchloom.runtime.transports.shm.arena import ALIGNMENT, Arena
 from torchloom.runtime.transports.shm.peers import Peer
@@ -67,7 +67,7 @@ class Link:
             arena.tensor(0, num_semaphores * NBYTES, torch.uint8)
         )
         self._marks: memoryview | None = arena.words(num_semaphores * NBYTES, size * self._columns)
-        self._arrived: deque[tuple[int, Entry]] = deque()
+        self._arrived: deque[tuple[int, NamedCollective]] = deque()
         self._num_arrived = 0
 
     @staticmethod
@@ -96,7 +96,7 @@ class Link:
         """Take a signal of a rank if it has come."""
         return self._open().take(self._index(signal, source, self.rank))
 
-    def await_(self, signal: Signal, source: int, entry: Entry) -> None:
+    def await_(self, signal: Signal, source: int, entry: NamedCollective) -> None:
         """Take a signal of a rank, waiting for it.
 
         Args:
@@ -120,7 +120,7 @@ class Link:
         assert self._marks is not None
         self._marks[self.rank * self._columns + column] = mark
 
-    def check(self, column: int, mark: int, source: int, entry: Entry) -> None:
+    def check(self, column: int, mark: int, source: int, entry: NamedCollective) -> None:
         """Compare a rank's mark with this rank's own, after its signal.
 
         Raises:
@@ -170,7 +170,7 @@ class Link:
                 self.await_(Signal.BARRIER, peer, entry)
                 self.check(self._num_slots + each % _MARKS, mark_of(entry, each), peer, entry)
 
-    def _fail(self, verdict: Verdict, entry: Entry) -> TorchloomError:
+    def _fail(self, verdict: Verdict, entry: NamedCollective) -> TorchloomError:
         """Return the error of a run that cannot go on; from now on it is that of all attempts."""
         error = explained(entry, verdict)
         if POSITION.verdict is None:
@@ -182,7 +182,7 @@ class Link:
             raise ShardError("the shared memory of a destroyed process group was used")
         return self._semaphores
 
-    def _sleep(self, index: int, source: int, entry: Entry) -> None:
+    def _sleep(self, index: int, source: int, entry: NamedCollective) -> None:
         before, now = POSITION.waiting, time.monotonic()
         POSITION.waiting = Wait(entry, now)
         deadline = now + self.timeout_s
@@ -218,6 +218,6 @@ class Link:
         return (signal * size + source) * size + target
 
 
-def mark_of(entry: Entry, number: int) -> int:
+def mark_of(entry: NamedCollective, number: int) -> int:
     """Return a number that differs where the entry or the number of a signal differ."""
     return entry.key << 32 | number & 0xFFFFFFFF

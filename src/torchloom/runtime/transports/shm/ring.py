@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchloom.runtime.channel import Entry
+from torchloom.runtime.channel import NamedCollective
 from torchloom.runtime.transports.shm.link import Link, Signal, mark_of
 
 
@@ -28,7 +28,7 @@ class Work(NamedTuple):
     """Writes this rank's contribution into its slot."""
     drain: Callable[[Sequence[Tensor]], None]
     """Reads the slots of all ranks, this one's included."""
-    entry: Entry
+    entry: NamedCollective
     """What this is a part of."""
 
 

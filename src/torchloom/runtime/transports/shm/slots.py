@@ -11,7 +11,7 @@ from torch import Tensor
 from torchloom.runtime.transports.shm.arena import ALIGNMENT
 
 
-class Part(NamedTuple):
+class SlotPart(NamedTuple):
     """Elements `start` to `stop` of one tensor, and where in the slot they go."""
 
     index: int
@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
 def plan_parts(
     numels: Sequence[int], item_bytes: Sequence[int], capacity_bytes: int
-) -> list[list[Part]]:
+) -> list[list[SlotPart]]:
     """Divide flat tensors into slotfuls, in order.
 
     Args:
@@ -34,7 +34,7 @@ def plan_parts(
         >>> plan_parts([3, 40], [4, 4], 128)
         [[Part(index=0, start=0, stop=3, offset_bytes=0), Part(index=1, start=0, stop=16, offset_bytes=64)], [Part(index=1, start=16, stop=40, offset_bytes=0)]]
     """
-    slotfuls: list[list[Part]] = [[]]
+    slotfuls: list[list[SlotPart]] = [[]]
     used = 0
     for index, (numel, size) in enumerate(zip(numels, item_bytes, strict=True)):
         start = 0
@@ -43,7 +43,7 @@ def plan_parts(
                 slotfuls.append([])
                 used = 0
             stop = min(numel, start + (capacity_bytes - used) // size)
-            slotfuls[-1].append(Part(index, start, stop, used))
+            slotfuls[-1].append(SlotPart(index, start, stop, used))
             used += -(-(stop - start) * size // ALIGNMENT) * ALIGNMENT
             start = stop
     return [parts for parts in slotfuls if parts]

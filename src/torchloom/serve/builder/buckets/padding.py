@@ -22,7 +22,7 @@ from torchloom.serve.call.padded import Filling, Padded
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.specs import TensorSpec
-from torchloom.serve.model.snapshot import Snapshot
+from torchloom.serve.model.snapshot import ModelSnapshot
 from torchloom.serve.model.target import Target, gradient_mode_of
 
 Values = Callable[[TensorSpec, Tensor], Tensor]
@@ -146,7 +146,7 @@ def check_rows(
     def run(graph: Callable[..., Any]) -> Any:
         args = copied_args(target, contract.example({dim.name: size}, without=without))
         first = () if target.owner is None else (target.owner,)
-        before = Snapshot(target)
+        before = ModelSnapshot(target)
         try:
             return call_by_name(traced.graph.shell.around(graph, target.call), target, first, args)
         finally:

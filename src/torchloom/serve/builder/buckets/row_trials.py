@@ -35,7 +35,7 @@ _MOST_SIZES = 256
 _MOST_CLASSES = 8
 
 
-class Trial(fx.Interpreter):
+class RowTrial(fx.Interpreter):
     """Runs a graph for the greatest number of rows, and each operator alone for fewer.
 
     Args:

@@ -14,7 +14,7 @@ from torch import fx
 
 from torchloom.serve.builder.buckets.row_graph import MixedError, Views
 from torchloom.serve.builder.buckets.row_reductions import refuse_reductions
-from torchloom.serve.builder.buckets.row_trials import Trial
+from torchloom.serve.builder.buckets.row_trials import RowTrial
 from torchloom.serve.builder.trace.trace import Traced
 
 
@@ -34,7 +34,7 @@ def mixing_node(
     views = Views(traced, hint)
     try:
         refuse_reductions(traced.graph.graph_module, views, (sizes[0], size))
-        recorder = Trial(traced.graph.graph_module, views, sizes)
+        recorder = RowTrial(traced.graph.graph_module, views, sizes)
         with torch.no_grad():
             run(recorder.run)
     except MixedError as error:

@@ -23,7 +23,7 @@ from torchloom.serve.call.entry import Run
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.specs import TensorSpec
 from torchloom.serve.model.holders import ABSENT
-from torchloom.serve.model.snapshot import Snapshot
+from torchloom.serve.model.snapshot import ModelSnapshot
 from torchloom.serve.model.target import Target
 
 LEFT = "what is left in"
@@ -69,7 +69,7 @@ def differences_at(
     args = contract.example(sizes, without=without, values=values)
     for name in one_object:
         args[name] = args[one_object[0]]
-    before = Snapshot(target)
+    before = ModelSnapshot(target)
     wanted = _ran_model(target, args, before, sizes)
     first = () if target.owner is None else (target.owner,)
     try:
@@ -121,7 +121,7 @@ def result_at(
         ServeError: it fails.
     """
     args = contract.example(sizes, without=without)
-    return _ran_model(target, args, Snapshot(target), sizes).result
+    return _ran_model(target, args, ModelSnapshot(target), sizes).result
 
 
 def is_random(
@@ -139,7 +139,7 @@ def is_random(
         ServeError: it fails.
     """
     args = contract.example(sizes, without=without)
-    before = Snapshot(target)
+    before = ModelSnapshot(target)
     one, other = (_ran_model(target, args, before, sizes, seed) for seed in (0, 1))
     return difference_of(one, other) is not None
 
@@ -163,7 +163,7 @@ def check_order(
     names = [name for name in args if name not in own]
     if len(names) < 2:
         return
-    before = Snapshot(target)
+    before = ModelSnapshot(target)
     wanted = _ran_model(target, args, before, sizes)
     for order in (names[::-1], [*names[1:], names[0]]):
         others = {**{n: args[n] for n in args if n in own}, **{n: args[n] for n in order}}
@@ -177,7 +177,7 @@ def check_order(
 def _ran_model(
     target: Target,
     args: Mapping[str, Any],
-    before: Snapshot,
+    before: ModelSnapshot,
     sizes: Mapping[str, int],
     seed: int = 0,
 ) -> Ran:
@@ -204,7 +204,7 @@ def _ran(
     target: Target,
     first: tuple[Any, ...],
     args: Mapping[str, Any],
-    before: Snapshot,
+    before: ModelSnapshot,
     seed: int = 0,
 ) -> Ran:
     """Run on copies, and put back what that changed."""

@@ -22,7 +22,7 @@ from torchloom.serve.call.bypass import bypassed
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.facts import changed_facts
-from torchloom.serve.model.snapshot import Snapshot
+from torchloom.serve.model.snapshot import ModelSnapshot
 from torchloom.serve.model.target import Target
 
 Lines = dict[str, None]
@@ -79,7 +79,7 @@ def _changed_by(
 ) -> dict[int, Lines]:
     """Return what a call of the model changes of what each program was traced from, by its facts."""
     args = contract.example(first.box.largest, without=first.without)
-    before = Snapshot(target)
+    before = ModelSnapshot(target)
     copies = copied_args(target, args)
     try:
         _call_model(target, copies, 0)
@@ -108,7 +108,7 @@ def _is_settled(
             contract.example(chosen, seed, without=each.without)
             for seed, (each, chosen) in enumerate(zip(pair, sizes, strict=True))
         ]
-        before = Snapshot(target)
+        before = ModelSnapshot(target)
         try:
             copies = _copied_in_a_row(target, contract, given)
             _call_model(target, copies[0], 0)

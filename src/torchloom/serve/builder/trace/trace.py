@@ -20,7 +20,7 @@ from torchloom.pieces.fullgraph import FullGraph, capture_full
 from torchloom.pieces.places import Place, place_of, settled, value_at
 from torchloom.pieces.symbols import SizeGuard
 from torchloom.serve.builder.proof_errors import multiples_to_promise
-from torchloom.serve.builder.prove import Verdict, prove
+from torchloom.serve.builder.prove import ProofVerdict, prove
 from torchloom.serve.builder.trace.argument_guards import asked_of
 from torchloom.serve.builder.trace.guard_facts import facts_of
 from torchloom.serve.builder.trace.traced_code import codes_of, scopes_of
@@ -72,7 +72,7 @@ class Traced:
     numbers: Mapping[int, int] | None = None
     """The sizes that its graph is to be compiled for, by hint; None where they stay symbols."""
 
-    def verdicts(self, more: Iterable[SizeGuard] = ()) -> list[Verdict]:
+    def verdicts(self, more: Iterable[SizeGuard] = ()) -> list[ProofVerdict]:
         """Judge all that was assumed of sizes so far.
 
         Args:
