@@ -135,7 +135,7 @@ class _Move:
                 _drop(node)
 
     def _map_gradients(self, back: dict[fx.Node, fx.Node]) -> None:
-        """Return the recomputed node, not the one of forward, where a gradient is a moved activation."""
+        """Let gradients among the graph's outputs be the nodes of backward, not those of forward."""
         outputs = outputs_of(self.graph)
         num = self.split.num_outputs
         gradients = [back.get(x, x) if isinstance(x, fx.Node) else x for x in outputs[num:]]
