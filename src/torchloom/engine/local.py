@@ -59,7 +59,7 @@ class LocalParams:
         self._averages: dict[str, Tensor] = {}
         """Averaged gradients of slices that are not stepped yet."""
         self.is_stepping = False
-        """Whether parameters hold what is stepped."""
+        """Whether parameters hold what the optimizer steps now."""
         self._averages_in_backward = False
         """Whether backward passes average the gradients of whole parameters over ranks."""
         for each in self._leaves:
