@@ -1,7 +1,7 @@
-"""From a module to graphs that passes can rewrite, and on to executable code.
+"""Turn a module into graphs that passes can rewrite, and those into executable code.
 
-`torch.compile` captures (guards, recompiles and dynamic shapes are Dynamo's); the two routes here
-take over from there: Inductor with our hooks, or AOTAutograd with our own partitioner and a boxed
+`torch.compile` captures the graphs (Dynamo handles guards, recompiles and dynamic shapes). One of two
+routes here compiles them: Inductor with our hooks, or AOTAutograd with our own partitioner and a boxed
 runner for any other backend.
 """
 

@@ -1,4 +1,4 @@
-"""The hooks through which passes reach a compiler, each with a key that caches can use.
+"""The hooks by which a compiler calls passes, each with a key for the compiler's caches.
 
 Inductor and AOTAutograd look a graph up before they compile it; a hook without a key would make
 them bypass their caches. The key is a hash of the source of every pass, of the pass list and of
@@ -22,7 +22,7 @@ Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
 class GraphHook(CustomGraphPass):
-    """A rewrite of one kind of graph, as Inductor wants it."""
+    """A rewrite of one kind of graph, in the form of Inductor's custom passes."""
 
     def __init__(self, weave: Callable[[fx.GraphModule], None], key: str | None) -> None:
         self._weave, self._key = weave, key
@@ -43,7 +43,7 @@ class GraphHook(CustomGraphPass):
 
 
 class SplitHook(CustomPartitionerFn):
-    """A partitioner, as Inductor wants it."""
+    """A partitioner, in the form of Inductor's custom partitioners."""
 
     def __init__(self, split: Partition, key: str | None) -> None:
         self._split, self._key = split, key
@@ -64,20 +64,21 @@ class SplitHook(CustomPartitionerFn):
 
 @dataclass(frozen=True)
 class WeaveHooks:
-    """What to do with a captured graph before and after the forward/backward split."""
+    """The rewrites of a captured graph before and after the forward/backward split."""
 
     joint: WeaveFn
     lowered: WeaveFn
     key: str | None
     """Hash of everything that the two may depend on; None where caches must not be used."""
     compiled: Callable[[GraphKind, float, str | None], None] = lambda kind, seconds, source: None
-    """Is told how many seconds the compiler took for a lowered graph, and the Python code that it
-    wrote, if it did."""
+    """Called after a lowered graph is compiled, with its kind, the compiler's seconds and the Python code that the
+    compiler wrote, or None."""
     partition: Partition | None = None
     """Splits the joint graph as a plan says; None leaves it to torch's min-cut."""
     backward_at_once: bool = False
-    """Whether backward is compiled with forward, so that what fails there fails here. Else passes see the backward
-    graphs of a model in pieces after all of its forward graphs, but where Inductor's code is to keep a plan."""
+    """Whether to compile backward together with forward, so that its failures show then. Otherwise torch compiles
+    each backward graph when it first runs, after all forward graphs of a model with graph breaks. Inductor compiles
+    both at once in any case if there is a `partition`, as a plan needs the code of both."""
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

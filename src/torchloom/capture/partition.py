@@ -30,8 +30,8 @@ def partition_by_tags(
     """Split a joint graph into forward and backward: a partitioner for AOTAutograd.
 
     A value of the forward half that backward reads is saved, unless its `recompute` tag drops it:
-    then backward computes it from values that are saved. Untagged views are made again from what
-    they view.
+    then backward computes it from values that are saved. Backward also makes untagged views again, from
+    the tensor that they view.
 
     Args:
         joint: the joint graph.

@@ -6,8 +6,8 @@
     fn(gm, graph_id, graph_order, profiling_results, create_inputs_fn,
        mem_budget, param_manager, bwd) -> gm or None                           DeepCompile, today
 
-Arguments are given by name, so any part of these lists in any order will do. Where a function does
-not tell names, it is called with one of the forms, by position.
+Arguments are passed by name, so a function may take any of them in any order. A function whose
+parameter names cannot be read is called by position, with one of these forms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CURRENT = (
     *("mem_budget", "param_manager", "bwd"),
 )
 NAMES = tuple(dict.fromkeys((*OWN, *DOCUMENTED, *CURRENT)))
-# What these say does not follow from the graph that a pass is called with.
+# Values of these arguments do not follow from the graph that a pass is called with.
 BEYOND = frozenset(
     {
         *("graph_order", "profiling_results", "param_manager", "create_inputs_fn"),
@@ -45,7 +45,7 @@ _BY_COUNT = {len(OWN): OWN, 7: DOCUMENTED[:7], len(CURRENT): CURRENT, len(DOCUME
 
 
 class Site(Protocol):
-    """What is known where a pass runs; see `deepcompile.site`."""
+    """Gives a pass its arguments; see `deepcompile.site`."""
 
     def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
         """Return the value of one argument of `NAMES`.
@@ -60,7 +60,7 @@ class Site(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """A function of any of the forms, in the place of a pass's own function."""
+    """Wraps a function of any of the forms so that a `GraphPass` can hold it."""
 
     fn: Callable[..., Any]
     positional: tuple[str, ...]
@@ -70,7 +70,7 @@ class Adapted:
 
     @property
     def takes(self) -> frozenset[str]:
-        """All arguments that it is given."""
+        """Names of all arguments that the function receives."""
         return frozenset((*self.positional, *self.named))
 
     @property
@@ -131,7 +131,7 @@ class _Nowhere:
 
 
 def adapt(name: str, fn: Callable[..., Any]) -> Adapted:
-    """Find out how a pass wants to be called.
+    """Find the arguments that a pass takes, and wrap it.
 
     Args:
         name: of the pass, for messages.
@@ -226,7 +226,7 @@ def _take_over(gm: fx.GraphModule, result: Any) -> int:
 
 
 def _num_changes(before: str, after: str) -> int:
-    """Count the lines of a graph that came or went; 1 where they only moved."""
+    """Count the lines of a graph that were added or removed; 1 if lines only moved."""
     if before == after:
         return 0
     old, new = Counter(before.splitlines()), Counter(after.splitlines())

@@ -1,4 +1,4 @@
-"""The objects that DeepCompile's passes are handed: parameters of a graph, and the runtime.
+"""The objects that DeepCompile's passes receive: parameters of a graph, and the runtime.
 
 param_manager[graph_id].params[name]   a parameter, by the name of the input that holds it
 nz3.set_persistent(ds_id)              keep a weight gathered between micro-steps
@@ -34,9 +34,9 @@ class Residency(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnedParam:
-    """A parameter of the model under the names that DeepSpeed hangs on its parameters.
+    """A parameter of the model with the attributes that DeepSpeed adds to its parameters.
 
-    Everything else is the parameter's own: `.grad`, `.data`, `.requires_grad`, ...
+    Other attributes are those of the parameter: `.grad`, `.data`, `.requires_grad`, ...
     """
 
     parameter: nn.Parameter
@@ -142,7 +142,7 @@ class GraphParams:
         return found, {name: grad for name, grad in grads.items() if isinstance(grad, fx.Node)}
 
     def get_grad_name(self, name: str) -> str:
-        """Return what to call the gradient of a parameter.
+        """Return a name for the gradient of a parameter.
 
         Raises:
             PassError: the graph has no such parameter.
@@ -185,7 +185,7 @@ def _gather_of(graph: fx.Graph, shard: fx.Node) -> tuple[fx.Node | None, fx.Node
 
 
 def _last_reader(graph: fx.Graph, weight: fx.Node) -> fx.Node:
-    """Return the last node that reads a weight, itself or through what is made of it by views."""
+    """Return the last node that reads a weight or a view of it."""
     family = {weight}
     last = weight
     for node in graph.nodes:
@@ -197,9 +197,9 @@ def _last_reader(graph: fx.Graph, weight: fx.Node) -> fx.Node:
 
 
 class RuntimeHandle:
-    """DeepCompile's native handle `nz3`, as far as a pass needs it.
+    """The methods of DeepCompile's native handle `nz3` that passes need.
 
-    Methods of DeepSpeed's that are not here refuse by name.
+    Other methods of DeepSpeed's handle raise an error that names them.
     """
 
     def __init__(
@@ -213,13 +213,13 @@ class RuntimeHandle:
         self._registered, self._residency = registered, residency
 
     def set_persistent(self, ds_id: int) -> None:
-        """Keep a weight gathered: one gather per optimizer step, whatever the accumulation.
+        """Keep a weight gathered between micro-steps: one gather per optimizer step.
 
         Graphs that are compiled already are compiled once more at the next optimizer step. The
         passes then run again, on graphs that still gather, and should choose the same.
 
         Raises:
-            PassError: no parameter has this id, or nothing refreshes weights after a step here.
+            PassError: no parameter has this id, or no runtime refreshes resident weights after a step.
         """
         spec = self._spec(ds_id)
         if self._residency is None:
@@ -235,7 +235,7 @@ class RuntimeHandle:
         return False
 
     def invalidate_gathered_param(self, ds_id: int) -> None:
-        """Gather a resident weight anew at its next use."""
+        """Gather a resident weight again at its next use."""
         spec = self._spec(ds_id)
         if self._residency is not None:
             self._residency.invalidate(spec.name)
@@ -246,7 +246,7 @@ class RuntimeHandle:
             self._residency.clear()
 
     def register_graph_z1(self, graph_id: int, ds_ids: Iterable[int]) -> None:
-        """Note the parameters of a graph, after checking that they exist."""
+        """Check that a graph's parameters exist, and record them."""
         self._registered[graph_id] = tuple(ds_ids)
         for ds_id in self._registered[graph_id]:
             self._spec(ds_id)

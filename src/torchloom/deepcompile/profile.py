@@ -1,6 +1,6 @@
-"""What DeepCompile's passes read of a graph: times, sizes and memory of its nodes.
+"""Times, sizes and memory of a graph's nodes, under the names that DeepCompile's passes read.
 
-All figures come from the cost table and from liveness. The graph is never run to make them.
+The cost table and a liveness analysis give all figures; the graph is never run for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a DeepCompile pass runs: which graph of which model, and what is known of all graphs.
+"""The graph and model on which a DeepCompile pass runs, and the records of all graphs.
 
 Book   one per session: every captured graph with its parameters and its profile, numbered in
        the order in which the graphs were first seen; a graph that is captured again, e.g. when
@@ -37,7 +37,7 @@ class Page:
     def read_joint(
         self, gm: fx.GraphModule, needs_backward: bool, handle: str | None = None
     ) -> None:
-        """Learn from a graph before the split which input holds which parameter of our model.
+        """Read from the joint graph which input holds which parameter of our model.
 
         Args:
             gm: the graph before the split.
@@ -66,7 +66,7 @@ class Page:
 
 @dataclass(eq=False)
 class Book:
-    """The captured graphs of one session, and what passes asked of their parameters."""
+    """The captured graphs of one session, and the parameters that passes asked to keep gathered."""
 
     layout: Layout | None = None
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Book:
     residents: set[str] = field(default_factory=set)
     """Parameters that passes keep gathered."""
     asked: set[str] = field(default_factory=set)
-    """Those that the passes of the present compile have asked for: what they see of the set."""
+    """Parameters that passes of this compile have asked to keep; passes see only these as resident."""
     registered: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _pages: dict[str, Page] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class Book:
         }
 
     def handle(self) -> RuntimeHandle:
-        """Return what passes call `nz3`."""
+        """Return the runtime handle that passes receive as `nz3`."""
         specs = dict(enumerate(self.layout or ()))
         return RuntimeHandle(specs, self.keep, self.registered, self.residency)
 
@@ -119,7 +119,7 @@ class Book:
         self.residents.add(param)
 
     def start_over(self, *, forget: bool) -> None:
-        """Begin another compile; other passes choose their residents anew."""
+        """Begin another compile; `forget` also drops the resident parameters of earlier ones."""
         self.asked.clear()
         if forget:
             self.residents.clear()
@@ -167,7 +167,7 @@ class Spot:
         }[name]()
 
     def _look(self, gm: fx.GraphModule, ctx: PassContext) -> None:
-        """Bring figures and parameters up to date with what earlier passes did to the graph."""
+        """Update figures and parameters after earlier passes have changed the graph."""
         seen = f"{id(gm.graph)} {gm.graph!s}"
         if seen == self._seen:
             return

@@ -26,7 +26,7 @@ class Boundary:
     forced: bool | None = None
     """What the caller said of the next micro-step."""
     is_held_off: bool = False
-    """Inside `no_sync`: no micro-step is one, whatever was said; a checkpoint does not keep this."""
+    """Inside `no_sync` no micro-step is a boundary, even a forced one. Checkpoints do not keep this."""
 
     def is_next(self, micro_steps: int) -> bool:
         """Say whether the micro-step after `micro_steps` others updates the weights."""
@@ -38,7 +38,7 @@ class Boundary:
 
     @contextlib.contextmanager
     def held_off(self, layout: Layout) -> Iterator[None]:
-        """Let micro-steps inside be none; see `Engine.no_sync`.
+        """Make no micro-step inside a `with` block a boundary; see `Engine.no_sync`.
 
         Raises:
             EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.
@@ -62,7 +62,7 @@ def reduces_at_boundary(layout: Layout) -> bool:
 
 
 def check_step(num_backwards: int, optimizer: Optimizer | None) -> Optimizer:
-    """Return the optimizer of a step that may be taken.
+    """Return the optimizer if `Engine.step` may run now.
 
     Raises:
         EngineError: no backward pass since the last step, or there is no optimizer.
@@ -81,7 +81,7 @@ def check_step(num_backwards: int, optimizer: Optimizer | None) -> Optimizer:
 
 
 class Stepping(Protocol):
-    """What a progress line tells of an engine."""
+    """What a progress line reads of an engine."""
 
     config: Config
     global_steps: int

@@ -1,7 +1,7 @@
 """The global gradient norm over sharded and whole gradients: one collective of one number.
 
-The number is also the verdict on NaN and Inf: every rank adds what it will step with, so that a
-gradient that is not finite anywhere makes the norm so on all ranks.
+The norm also detects NaN and Inf: it sums over the gradients that each rank will step with, so a
+gradient that is not finite on one rank makes the norm not finite on all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def first_of_ranks(keys: Tensor, comm: Communicator) -> Tensor:
 
 
 def device_of(tensors: Sequence[Tensor], comm: Communicator) -> torch.device:
-    """Return where a rank's tensors are; a rank without any must not hand NCCL the CPU."""
+    """Return the device of a rank's tensors; without any, a device that the process group can use."""
     if tensors:
         return tensors[0].device
     if comm.world_size > 1 and dist.get_backend(comm.shard_group()) == "nccl":

@@ -1,4 +1,4 @@
-"""`Engine.compile`: an engine's step is described, built, and moved along by its optimizer steps."""
+"""`Engine.compile`: describe and build an engine's compiled step, and advance it after optimizer steps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compile_engine(engine: Compilable, agreement: Agreement, call: CompileCall) 
 
 
 def advance(compiled: CompiledStep | None, step: int) -> None:
-    """Let a schedule, if there is one, know which optimizer step comes next."""
+    """Tell a compiled step, if there is one, which optimizer step comes next."""
     if compiled is not None:
         compiled.advance(step)
 
@@ -72,7 +72,7 @@ def plan_of(compiled: CompiledStep | None, world: World) -> Plan:
 
 
 def refuse_second(asks: bool, is_configured: bool) -> None:
-    """Let a second `compile()` pass that asks for nothing more than the config did.
+    """Refuse a second `compile()`, unless the config compiled first and the call has no arguments.
 
     Args:
         asks: whether the call has arguments.

@@ -1,9 +1,9 @@
-"""Which optimizers may step shards of parameters: those that step each element on its own.
+"""Find out whether an optimizer may step shards: it may if it steps each element independently.
 
 A shard is flat, and the other shards are on other ranks. An optimizer whose result for an element
 depends on the shape of its parameter or on other elements (LAMB, Adafactor, Muon, Shampoo, a norm
-over all parameters) would step shards without an error, to other weights. torch's own optimizers
-are known; any other is tried:
+over all parameters) would step shards without an error, but to wrong weights. torch's own optimizers are
+known; any other runs a trial:
 
     whole     a twin of the optimizer steps small parameters of the model's shapes
     shards    two more twins step the two halves of the same, with the same gradients
@@ -46,7 +46,7 @@ _MOST_ELEMENTS = 60
 
 @dataclass(frozen=True)
 class Trial:
-    """A parameter of an optimizer as the trial stands in for it."""
+    """A parameter of an optimizer that a small one replaces in the trial."""
 
     leaf: nn.Parameter
     """What the optimizer holds: a shard or a whole parameter."""
@@ -125,7 +125,7 @@ def _check_once(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _why_not(optimizer: Any, trials: Sequence[Trial]) -> str | None:
-    """Return what is wrong with stepping shards; None if nothing is."""
+    """Return why the optimizer may not step shards; None if it may."""
     if needs_closure(optimizer):
         return "its step needs a closure, whose loss differs between ranks"
     reason = _try(optimizer, trials, torch.float64)
@@ -191,7 +191,7 @@ def _stepped(
     gradients: Sequence[Sequence[Tensor]],
     rank: int | None,
 ) -> tuple[list[Tensor], tuple[int, ...] | None]:
-    """Return what a twin makes of the whole values or of one rank's shards, and an odd state."""
+    """Step a twin over whole values or one rank's shards; return the result and a state of odd shape."""
 
     def part(value: Tensor, trial: Trial) -> Tensor:
         if rank is None or not trial.is_divided:

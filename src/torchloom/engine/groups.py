@@ -33,8 +33,8 @@ def ensure_process_group(
 ) -> bool:
     """Make the default process group unless there is one; return whether it was made here.
 
-    NCCL when CUDA is there, else gloo. A process that no launcher started becomes a world of one. What listens
-    is on loopback there, and where MASTER_ADDR is of this host alone.
+    Uses NCCL if CUDA is available, else gloo. A process without a launcher becomes a group of one rank. There,
+    and if MASTER_ADDR is a loopback address, sockets listen on loopback only.
 
     Args:
         port: rendezvous port, where MASTER_PORT is not set.

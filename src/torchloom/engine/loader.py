@@ -1,12 +1,13 @@
-"""A data loader over this rank's part of a dataset, which can tell where it is and go on from there.
+"""A data loader over this rank's part of a dataset that can save and restore its position.
 
-The position is (epoch, samples that this rank has handed out). It is counted when a batch is handed
-out, and taken up by the order of indices, so going on reads nothing twice. A checkpoint keeps it.
+The position is (epoch, number of samples that this rank has handed out). The loader counts a batch when
+it hands it out, and skips as many indices of the same order when it continues, so it reads no sample
+twice. A checkpoint keeps the position.
 
-    loaded in the middle    the next pass begins there; a pass that runs goes there
-    loaded at an end        set_epoch of the same epoch: the next pass is empty, as it has been read
-                            no set_epoch: the next pass is a whole one, as it would have been
-    another epoch           begins at its beginning
+    loaded in the middle    the next pass begins there; a running pass jumps there
+    loaded at an end        after set_epoch of the same epoch the next pass is empty, as it was read already;
+                            without set_epoch the next pass is a whole one
+    another epoch           begins at its first sample
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class Position:
     begin: int = 0
     """Samples that the next pass leaves out."""
     is_read: bool = False
-    """The epoch was over when it was loaded: `set_epoch` of it leaves all of it out."""
+    """The loaded position was the end of the epoch: after `set_epoch` of it a pass is empty."""
 
     def enter(self, epoch: int) -> None:
-        """Be at the beginning of an epoch."""
+        """Move to the first sample of an epoch."""
         self.epoch, self.samples, self.is_over = epoch, 0, False
         self.move_on()
 
@@ -124,7 +125,7 @@ class Loader(DataLoader[Any]):
             if self._num_loads != num_loads:
                 self._stay_in(epoch)
                 return
-            at.move_on()  # only here: who looks at one batch alone has not gone on
+            at.move_on()  # only here: a loop that breaks after one batch stays in this epoch
         at.enter(self._epoch)
         at.is_over = epoch == self._epoch
 
@@ -182,10 +183,10 @@ class Loader(DataLoader[Any]):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position, also one of another number of ranks, and also in a pass that runs.
+        """Continue at a position, which another number of ranks may have saved; also in a running pass.
 
         Raises:
-            CheckpointError: the position is one in other data; nothing has changed.
+            CheckpointError: the position belongs to other data; nothing has changed.
         """
         self._check_same_data(state)
         seen, ranks = int(state["samples"]) * int(state["ranks"]), self._world.world_size

@@ -4,8 +4,8 @@ sharded   the parameter holds this rank's shard                                 
 sliced    the parameter is whole, and holds this rank's slice while it is stepped   (stage 1)
 whole     the parameter, equal on all ranks                         (stage 0, small parameters)
 
-So the optimizer holds the model's own parameters at every stage: what users do to either, by
-`zero_grad`, by new groups, by new `.data` or by looking up a state, is seen by both.
+At every stage the optimizer holds the model's own parameters. So when users call `zero_grad`, add groups,
+assign `.data` or look up a state, model and optimizer both see it.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class LocalParams:
         self._averages: dict[str, Tensor] = {}
         """Averaged gradients of slices that are not stepped yet."""
         self.is_stepping = False
-        """Whether parameters hold what is stepped."""
+        """Whether parameters hold what the optimizer steps now."""
         self._averages_in_backward = False
-        """Whether gradients of whole parameters are those of all ranks once backward is done."""
+        """Whether backward passes average the gradients of whole parameters over ranks."""
         for each in self._leaves:
             _LOCALS.setdefault(each.param, weakref.WeakSet()).add(self)
 
@@ -116,12 +116,12 @@ class LocalParams:
     def stepping(self, *, reduce: bool, bucket_bytes: int) -> Iterator[None]:
         """Let each parameter hold what is stepped, and the gradient for it, inside a `with` block.
 
-        Afterwards `publish` gives all ranks what was stepped; gradients are dropped.
+        Drops gradients at the end. Call `publish` afterwards, to give all ranks the stepped slices.
 
         Args:
             reduce: gradients have accumulated locally and are averaged now; otherwise the backward
                 pass has averaged them.
-            bucket_bytes: how much is averaged at a time.
+            bucket_bytes: size of the buckets in which gradients are averaged, in bytes.
 
         Raises:
             ShardError: a sliced parameter has another shape, or shares memory with another one.
@@ -135,7 +135,7 @@ class LocalParams:
                     if mean is not None:
                         each.param.grad = mean
                     if each.is_divided and each.param.grad is not None:
-                        # Hooks and noise of users may have written behind the last element.
+                        # Users' hooks (e.g. noise) may have written into the padding.
                         clear_padding_(each.param.grad, each.spec.numel, self._layout.rank)
                 self.is_stepping = True
                 yield
@@ -146,7 +146,7 @@ class LocalParams:
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether gradients wait that only `stepping` makes those of all ranks."""
+        """Whether there are gradients that only `stepping` will average over ranks."""
         is_local = self._layout.num_ranks > 1 and not self._averages_in_backward
         return any(
             each.param.grad is not None
@@ -188,7 +188,7 @@ class LocalParams:
         return chosen
 
     def _average(self, leaves: list[Leaf], bucket_bytes: int) -> None:
-        """Average in buckets; one bucket is on the wire while the next one is packed."""
+        """Average in buckets: pack the next bucket while the previous one is sent."""
         previous: tuple[list[Leaf], list[Tensor]] | None = None
         for bucket in _buckets(leaves, bucket_bytes):
             started = (bucket, self._begin(bucket))
@@ -214,7 +214,7 @@ class LocalParams:
                 self._averages[each.spec.name] = mean
             elif mean.stride() == each.param.stride():
                 each.param.grad = mean
-            else:  # fused optimizers step by place in memory
+            else:  # fused optimizers match gradient and parameter by their place in memory
                 each.param.grad = torch.empty_like(each.param).copy_(mean)
 
     def publish(self) -> None:
@@ -238,12 +238,12 @@ class LocalParams:
         return [e.spec.name for e in self._leaves], [e.param.grad for e in self._leaves]
 
     def versions(self) -> list[tuple[int, int] | None]:
-        """Return what tells whether a backward pass has added to a gradient since, for each leaf."""
+        """Return a version of each leaf's gradient, for `changed_gradients`; None without a gradient."""
         grads = (each.param.grad for each in self._leaves)
         return [None if grad is None else (id(grad), grad._version) for grad in grads]
 
     def changed_gradients(self, versions: list[tuple[int, int] | None]) -> list[Tensor]:
-        """Return the gradients that are others, or have been added to, since `versions()`."""
+        """Return the gradients that a backward pass has made or added to since `versions()`."""
         return [
             each.param.grad
             for each, before, now in zip(self._leaves, versions, self.versions(), strict=True)
@@ -251,7 +251,7 @@ class LocalParams:
         ]
 
     def present_gradients(self) -> list[Tensor]:
-        """Return the gradients that there are, as the parameters hold them."""
+        """Return the gradients that the parameters hold, without None."""
         return [each.param.grad for each in self._leaves if each.param.grad is not None]
 
     def zero_grad(self) -> None:
@@ -260,7 +260,7 @@ class LocalParams:
             each.param.grad = None
 
     def keep_known(self, groups: Iterable[dict[str, list[nn.Parameter]]]) -> None:
-        """Leave in an optimizer's groups the parameters that are trained.
+        """Remove from an optimizer's groups the parameters that are not trained.
 
         Raises:
             EngineError: a group holds a trainable parameter that the model does not own.
@@ -279,7 +279,7 @@ class LocalParams:
 
 
 _LOCALS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Of each trained parameter, by which `LocalParams` it is stepped: several engines may share it."""
+"""Trained parameter -> the `LocalParams` that step it; several engines may share one."""
 
 
 def check_steps_alone(params: Iterable[Tensor]) -> None:
@@ -314,7 +314,7 @@ def _gradient(each: Leaf) -> Tensor:
 
 
 def _slice_of_gradient(each: Leaf, layout: Layout) -> Tensor:
-    """Cut this rank's slice out of a gradient whose own slice is averaged."""
+    """Cut this rank's slice out of a gradient that backward has averaged there."""
     numel = each.shard_shape[0]
     flat = _gradient(each).reshape(-1)[layout.rank * numel : (layout.rank + 1) * numel]
     if flat.numel() == numel:

@@ -1,7 +1,7 @@
-"""Rendezvous of processes of one host: on the loopback interface, where no other host can connect.
+"""Let processes of one host meet on the loopback interface, to which no other host can connect.
 
-torch's key-value store and gloo ask nobody who they are: whoever can connect takes part. Left alone, the store
-listens on all interfaces, and gloo on the one that the host's name stands for.
+torch's key-value store and gloo authenticate nobody: whoever can connect takes part. By default the store
+listens on all interfaces, and gloo on the one that the host's name resolves to.
 """
 
 from __future__ import annotations

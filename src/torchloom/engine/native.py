@@ -1,4 +1,4 @@
-"""For one's own training loop: shard and clip without an engine."""
+"""Shard a model and clip gradients in the user's own training loop, without an engine."""
 
 from __future__ import annotations
 
@@ -41,16 +41,18 @@ def shard_model(
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
 
-    Weights of rank 0 are taken for all ranks. Gradients are averaged in the backward pass. The
-    optimizer must step each element on its own (torch's do, but for Adafactor, LBFGS and Muon): one
-    that does not raises EngineError at its first step over shards, before it changes any.
+    Rank 0 broadcasts its weights to all ranks. The backward pass averages gradients over ranks. The
+    optimizer must step each element independently of others, as torch's do except Adafactor, LBFGS and
+    Muon. Any other optimizer raises EngineError at its first step over shards, before it changes any.
 
     Args:
         model: a plain model, or one on the meta device.
-        stage: 3 gathers again in backward, 2 keeps gathered weights for it, 0 keeps all whole.
+        stage: 3 gathers weights again in backward, 2 keeps gathered weights until then, 0 keeps
+            whole parameters.
         mesh: the axis to shard over, or (replicate, shard); default: all ranks.
         persistence_threshold: parameters with fewer elements stay whole.
-        precision: dtypes to keep, compute and reduce in; default: kept in fp32.
+        precision: dtypes of stored parameters, of compute and of reductions; default: parameters
+            in fp32.
         init: fills one module's own parameters, for models on meta.
 
     Returns:
@@ -95,7 +97,7 @@ def check_devices(model: nn.Module, backend: str) -> None:
     """Refuse parameters and buffers that the process group's backend cannot reach.
 
     Args:
-        model: about to be sharded where it is; `torchloom.initialize` moves models itself.
+        model: about to be sharded on the device where it is; `torchloom.initialize` moves it instead.
         backend: of the process group; one that names several devices reaches all.
 
     Raises:
@@ -127,8 +129,8 @@ def clip_grad_norm_(
         model: a sharded model after backward; all ranks must call.
         max_norm: the largest norm.
         error_if_nonfinite: raise on all ranks, before any gradient changes, when one is NaN or Inf
-            on any rank; reads the norm on the host. Otherwise such a norm spreads to all gradients,
-            as with torch's function of this name.
+            on any rank; reads the norm on the host. Otherwise clipping scales all gradients by such
+            a norm, as torch's function of this name does: NaN makes them NaN, Inf makes finite ones 0.
 
     Returns:
         The norm before clipping, equal on every rank.

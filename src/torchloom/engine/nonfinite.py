@@ -1,10 +1,10 @@
-"""Which gradient is not finite, on which rank: asked only once the global norm is not.
+"""Find the gradient that is not finite and its rank, once the global norm is not finite.
 
     every rank    key = (place of its first bad parameter, its rank, nan or inf)
     all ranks     the least key, by one collective of two numbers
 
-The gradients are averaged when they are looked at, so that one rank's NaN is often in all of them;
-each rank's own loss tells where it came from.
+Gradients are averaged already, so one rank's NaN is often on all ranks; the rank whose own loss is not
+finite is the likely source.
 """
 
 from __future__ import annotations

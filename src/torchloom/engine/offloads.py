@@ -1,10 +1,10 @@
-"""What of the training state lives in host memory: asked for by settings, or by passes by name.
+"""Move training state to host memory, as settings or passes require.
 
     optimizer states   pass `offload_opt_states`: the step streams them, see `engine.stream`
     shards             pass `offload_parameters`: gathers reload them, see `step.host_shards`
 
-Without compiled code the settings decide; with it the passes that run do, so a schedule can begin or
-end either at a step, and `compile.disable_passes` turns it off.
+Without compiled code the settings decide. With compiled code the running passes decide, so a schedule can
+begin or end either at a step, and `compile.disable_passes` turns it off.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Offloads:
     _stream: StateStream | None = field(default=None, init=False)
 
     def __post_init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)  # whoever drives a model keeps it
+        self._model = weakref.ref(model)  # the engine or loop that drives the model owns it
         asked = {STATES: self.config.offload.opt_states, SHARDS: self.config.offload.parameters}
         disabled = {ALIASES.get(name, name) for name in self.config.compile.disable_passes}
         self.follow([name for name, on in asked.items() if on and name not in disabled])
 
     def follow(self, names: Collection[str]) -> None:
-        """Move to the host what the passes of these names ask for; the rest comes back to the device.
+        """Move to the host what the named passes require; move the rest back to the device.
 
         Raises:
             EngineError: the optimizer does more than step each parameter on its own.
@@ -110,14 +110,14 @@ class Offloads:
         return host
 
     def make_room(self) -> None:
-        """Let no states and shards stay on the device, until the next `fit` and `keep_shards`."""
+        """Move all states and shards that may wait to the host, until the next `fit` and `keep_shards`."""
         if SHARDS in self.names:
             self.keep_shards(())
         if self._stream is not None and STATES in self.names:
             self._stream.offload_all()
 
     def fit(self, free_bytes: int, step_bytes: int) -> None:
-        """Let as many states stay on the device between steps as there is room for.
+        """Keep as many states on the device between steps as there is room for.
 
         Args:
             free_bytes: device memory that forward and backward leave free at their peak.

@@ -89,10 +89,10 @@ def _configured(config: OptimizerConfig, groups: Groups) -> Optimizer:
 
 
 def complete_momentum(optimizer: Optimizer) -> None:
-    """Let a fused SGD step parameters that never had a gradient beside others that did.
+    """Give zero momentum to parameters of a fused SGD that have a gradient for the first time.
 
-    It takes momentum for all or for none, and fails otherwise (torch 2.11-2.13). Momentum that
-    begins at zero is what it would begin with: the gradient, where there is no dampening.
+    A fused SGD fails if some parameters of a group have momentum and others have none (torch 2.11-2.13).
+    Without dampening, one step from zero momentum gives the gradient, which is what SGD starts with.
     """
     if type(optimizer) is not torch.optim.SGD:
         return

@@ -1,4 +1,4 @@
-"""`torchloom.compile`: a sharded model in a loop of one's own, compiled as an engine compiles it."""
+"""`torchloom.compile`: compile a sharded model in the user's own loop, as an engine does."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def compile_model(
         compile_kwargs: more arguments for `torch.compile`.
 
     Returns:
-        The session: its `report` tells what was woven, `plan()` what was planned.
+        The session: `report` records what was woven, `plan()` returns the memory plan.
 
     Raises:
         ConfigError: a key is wrong, or asks for what an own loop cannot do.
         ShardError: the model is not sharded.
-        PlanError: the budget does not hold what lives on between steps.
+        PlanError: the memory used between steps alone exceeds the budget.
         AgreementError: the ranks were given different passes or options.
 
     Example:
@@ -156,7 +156,7 @@ def _refuse_streaming(names: Iterable[str]) -> None:
 
 
 def _on_step(compiled: CompiledStep, comm: Communicator) -> Callable[[bool], None]:
-    """Return what follows a step of an optimizer: weights are gathered anew, the schedule moves."""
+    """Return a function to call after an optimizer step: it drops gathered weights and advances the schedule."""
     steps = itertools.count(1)
 
     def moved(counts: bool) -> None:

@@ -1,8 +1,8 @@
 """Counting the steps of optimizers, so that ranks can compare them.
 
-A rank that leaves a step out communicates like the others and trains to other weights. The steps of any
-torch optimizer over torchloom's parameters count, by torch's public hook; those of other optimizers do
-not. In loops without an engine they also tell the step that a run is in.
+A rank that skips a step communicates like the others but trains to other weights. torch's public hooks
+count the steps of every torch optimizer over torchloom's parameters, and of no other optimizer. In loops
+without an engine this count is also the number of the run's step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an optimizer steps with, as part of this rank's position.
+"""Compare the optimizer's learning rates and other numbers between ranks.
 
-A schedule that looks at something local (ReduceLROnPlateau on each rank's own loss) lets ranks step their
-shards of one weight at different rates: nothing fails, and the weights are those of no run at all.
+A schedule that reads a local value (ReduceLROnPlateau on each rank's own loss) lets ranks step their shards
+of one weight at different rates. Nothing would fail, but the weights would be wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN = 3
 
 
 def note_rates(optimizer: Optimizer | None) -> None:
-    """Let what follows be compared by the optimizer's rates and other numbers, too.
+    """Add the optimizer's rates and other numbers to the position that ranks compare.
 
     Numbers are compared in single precision: a schedule that ranks on different hosts compute with
     different libraries may differ in the last bit.

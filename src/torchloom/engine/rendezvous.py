@@ -1,10 +1,10 @@
-"""The ranks find each other: within a limit, or an error that says who did not come and why.
+"""Let the ranks meet within a time limit, or raise an error that names the missing ones and the reason.
 
     resolve the address -> rank 0 opens a store there, others reach it -> each rank says that it is
     here -> all are here, or the missing ones are named
 
-`torch.distributed`'s own rendezvous waits as long as a collective may take, and does not say for
-whom.
+`torch.distributed`'s own rendezvous waits as long as a collective may take, and does not name the
+missing ranks.
 """
 
 from __future__ import annotations

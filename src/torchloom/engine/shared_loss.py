@@ -1,4 +1,4 @@
-"""One loss of several engines: its backward pass gives gradients to all of them.
+"""Handle a loss that depends on several engines' models: its backward gives gradients to all of them.
 
 backward      of any engine: those whose gradients it changed remember how its loss was scaled
 step          of such an engine: allowed where it scales its own losses alike, also without an own backward

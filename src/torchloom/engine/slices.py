@@ -1,8 +1,8 @@
-"""Whole weights of which each rank steps a slice (stage 1), by letting the parameter be the slice meanwhile.
+"""Stage 1: whole weights of which each rank steps a slice; during the step the parameter is the slice.
 
-A weight lies at the front of a storage that is padded, so that every rank's slice is equally long
-and the slices gather in place. Whoever gives a parameter new data gives it another storage: the
-weight is copied into a padded one of its own before the next step.
+A weight lies at the front of a padded storage, so that all slices have equal length and are gathered in
+place. If a user assigns new `.data`, the weight has another storage; `prepare` copies it into a padded one
+before the next step.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Slices:
             own.copy_(param.data.view(-1))
 
     def _check_memory(self, strangers: Mapping[str, nn.Parameter]) -> None:
-        """Refuse parameters over the same memory, which would be told apart silently."""
+        """Refuse parameters that share memory: separate storages would silently untie them."""
         if not strangers:
             return
         spans = sorted(

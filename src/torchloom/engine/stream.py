@@ -3,7 +3,7 @@
 At rest the tensors in `optimizer.state`, and the data of offloaded shards, are host memory. In a
 step chunks of parameters take turns: their tensors are loaded into a slot of device memory, torch's
 optimizer steps just them, and what it wrote goes back. Every optimizer here steps each parameter on
-its own, so a chunk at a time computes what all at once would, to the bit.
+its own, so stepping chunk by chunk gives bitwise the same result as stepping all at once.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class StateStream:
 
     @contextmanager
     def _only(self, leaves: list[nn.Parameter]) -> Iterator[None]:
-        """Let the optimizer see some of its parameters alone."""
+        """Show the optimizer only some of its parameters, inside a `with` block."""
         chosen, groups = set(leaves), self.optimizer.param_groups
         before = [group["params"] for group in groups]
         try:

@@ -1,4 +1,4 @@
-"""Where a step's time goes, when `wall_clock_breakdown` asks for it."""
+"""Measure the parts of a step, if `wall_clock_breakdown` is set."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Models of one process: a teacher and a student, members of an ensemble.
+"""Several models in one process, such as a teacher and a student, or an ensemble.
 
-Gathered weights are remembered, counted and compared between ranks by name. Each living model gets a
-communicator of its own over the same groups, so that neither names nor counts are another's.
+A communicator keeps, counts and compares gathered weights by name. So each living model gets its own
+communicator over the same groups, and names and counts of two models do not mix.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The optimizer step at the accumulation boundary.
 
-collect    every parameter gets the averaged gradient of what this rank steps of it
-check      one global norm; not finite: the step is skipped on all ranks alike, or ends the run
-clip       gradients shrink to `gradient_clipping`
-step       torch's optimizer over this rank's shards
-publish    stage 1: all ranks get the slices that each has stepped
+collect    average gradients over ranks; each parameter gets the part that this rank steps
+check      compute one global norm; if it is not finite, all ranks skip the step or end the run
+clip       scale gradients down to `gradient_clipping`
+step       run torch's optimizer over this rank's shards
+publish    stage 1: gather the slices that each rank has stepped
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from torchloom.runtime import Communicator
 logger = get_logger(__name__)
 
 MAX_LOSSES = 1024
-"""Micro-steps of a step whose losses are remembered: a bound for those who never step."""
+"""Number of losses kept per step, for loops that never step."""
 
 
 @dataclass
 class Update:
-    """Applies what has accumulated."""
+    """Steps the optimizer with the accumulated gradients."""
 
     config: Config
     local: LocalParams
@@ -50,9 +50,9 @@ class Update:
     losses: deque[Tensor] = field(default_factory=lambda: deque(maxlen=MAX_LOSSES), init=False)
     """Of the micro-steps since the last step, to say which rank's was not finite."""
     _is_published: bool = field(default=True, init=False)
-    """Whether all ranks have what was stepped last."""
+    """Whether all ranks have the slices of the last step."""
     stop_reason: str | None = field(default=None, init=False)
-    """Why the run is to end, once `non_finite: stop` has dropped a step."""
+    """Why the run should end, once `non_finite: stop` has skipped a step."""
 
     def apply(self, optimizer: Optimizer, lr_scheduler: Any, *, reduce: bool, step: int) -> bool:
         """Step the weights once and drop the gradients.
@@ -96,14 +96,14 @@ class Update:
         return found is None
 
     def settle(self) -> None:
-        """Let all ranks have what was stepped, also where a hook of the optimizer raised and was caught."""
+        """Give all ranks the slices of the last step, even if a hook of the optimizer raised in it."""
         if not self._is_published:
             self.comm.residents.invalidate()
             self.local.publish()
             self._is_published = True
 
     def go_on(self) -> None:
-        """Let a run go on from a checkpoint: what it was to end for is of steps that are taken back."""
+        """Clear `stop_reason` after a load: the step that caused it is undone."""
         self.stop_reason = None
         self.losses.clear()
 
@@ -132,7 +132,7 @@ class Update:
             clip_([*divided, *whole], self.norm, self.config.gradient_clipping)
 
     def _refuse(self, found: NonFinite, step: int) -> None:
-        """Say that a step is not taken; raise if that is the policy."""
+        """Log that a step is skipped, or raise, by `non_finite`."""
         policy, scale = self.config.non_finite.policy, self.scaler.scale
         if policy == "raise":
             raise NonFiniteError(

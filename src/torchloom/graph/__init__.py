@@ -1,6 +1,6 @@
 """FX vocabulary: pass contract, questions about nodes, edits, printing.
 
-With matching and surgery in one place, a pass is a screen of decisions.
+Passes import these helpers, so a pass holds only its decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The forward half of a joint graph: which of its values backward could read or compute again."""
+"""Find the forward half of a joint graph and the values in it that backward could read or recompute."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torchloom.graph.nodes import tensors_in, value_of
 def forward_nodes(joint: fx.Graph) -> list[fx.Node]:
     """Return the calls of a joint graph that forward makes, in order.
 
-    None depends on a gradient. What was traced behind the first call that does belongs to backward
-    even if it depends on none (the derivative of an activation, say): forward would make it for
-    nothing. Numbers of symbolic shapes, and what reads an input that forward writes, stay forward's.
+    None of them depends on a gradient. Calls traced after the first one that does belong to backward,
+    even without a gradient among their inputs (the derivative of an activation, say), because forward
+    does not need them. Sizes of symbolic shapes, and calls that read an input which forward writes,
+    stay in forward.
     """
     after_tangents: set[fx.Node] = set()
     written: set[fx.Node] | None = None
@@ -40,8 +41,8 @@ def forward_nodes(joint: fx.Graph) -> list[fx.Node]:
 def droppable(joint: fx.Graph) -> set[fx.Node]:
     """Return the calls of the forward half whose results need not wait for backward.
 
-    Not among them: views (they follow what they view), results of the graph (the caller holds them
-    anyway), whatever must not run twice, and what reads an input that forward writes.
+    Excluded are views (they are dropped with the tensor that they view), results of the graph (the caller
+    holds them), calls that must not run twice, and calls that read an input which forward writes.
     """
     half = forward_nodes(joint)
     half_set = set(half)
@@ -60,8 +61,8 @@ def droppable(joint: fx.Graph) -> set[fx.Node]:
 def mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
     """Return the inputs that forward writes: buffers such as running means.
 
-    Backward sees them as they are then, so nothing that reads one can be computed again. They are
-    told by AOTAutograd's descriptors of outputs, or by a copy into them.
+    Backward sees the written values, so a call that reads such an input cannot be computed again. The
+    function finds them by AOTAutograd's descriptors of outputs, or by a copy into them.
     """
     output = joint.output_node()
     described = output.meta.get("desc") or ()

@@ -1,6 +1,6 @@
-"""Which nodes share memory.
+"""Find nodes that share memory.
 
-Two nodes do when an operator's schema says that one is a view of the other, or when their recorded
+Two nodes share memory when an operator's schema says that one is a view of the other, or when their recorded
 values have one storage: a reshape that copies nothing has, whatever its schema says. Neither is
 enough alone, since passes replace nodes under views that were recorded before.
 """
@@ -51,7 +51,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def source_of(node: fx.Node) -> fx.Node:
-    """Return the node that made the memory that this one looks at: itself, unless it is a view."""
+    """Return the node whose memory this one views; the node itself unless it is a view."""
     while (source := viewed(node)) is not None:
         node = source
     return node
@@ -106,7 +106,7 @@ def readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def _base(node: fx.Node) -> fx.Node | None:
-    """Return the node with whose memory an operator answers: what it views, or writes and returns."""
+    """Return the node whose memory an operator returns: the one that it views, or writes and returns."""
     if node.op != "call_function" or not node.all_input_nodes:
         return None
     if node.target is operator.getitem:

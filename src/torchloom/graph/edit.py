@@ -1,4 +1,4 @@
-"""Edits that keep a graph's recorded values true."""
+"""Edits of a graph that also update the values recorded on its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file per rewrite; passes do not know each other.
+"""The built-in passes: one file per rewrite, and none imports another.
 
 `PASSES` lists them by name; presets in `torchloom.pipeline.presets` order them. Adding a pass is
 one file here, one line below and one line in a preset. Options of a pass are the keyword-only parameters of

@@ -1,13 +1,13 @@
-"""Weights that are read in a lower dtype alone travel in it.
+"""Cast a weight before gathering it, if the graph reads it only in a lower dtype.
 
     before   w = gather(p, f32)   c = cast(w, bf16)   d = cast(t(w), bf16)      4 bytes per element travel
     after    w = gather(p, bf16)  (c is w)            (d is t(w))               each rank casts its shard: 2
 
-`torch.autocast` makes such graphs: weights are gathered as they are kept, and cast where a product reads
-them. A weight stays as it is if anything reads it uncast, in forward or in backward (a norm, an embedding that
-is tied to the head), leaves the graph, or is cast to two dtypes. Gradients are not touched: the derivative of
-the cast is in the joint graph already, and what is reduced is what was reduced before. Needs nothing. Changes
-no values, as each element is cast alone.
+`torch.autocast` makes such graphs: they gather weights in the dtype in which these are kept, and cast them
+where a product reads them. The pass leaves a weight alone if anything reads it uncast, in forward or in
+backward (a norm, an embedding that is tied to the head), if it leaves the graph, or if it is cast to two
+dtypes. It does not change the reduction of gradients: the joint graph already holds the derivative of the
+cast. Needs nothing. Changes no values, as each element is cast alone.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     before   w1 = gather(p)   w2 = gather(p)      reduce(g1) + reduce(g2)
     after    w1 = gather(p)   (w2 is w1)          reduce(g1 + g2)
 
-Tied parameters and repeated uses of a module are gathered once; what flows back is summed before
-it travels. Needs nothing. The order in which two gradients and the ranks are summed changes.
+Gathers tied parameters, and parameters of a module that is used repeatedly, once. Gradients are summed
+locally, then reduced once. Needs nothing. Changes the order in which gradients are added.
 """
 
 from __future__ import annotations

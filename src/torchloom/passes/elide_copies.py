@@ -1,4 +1,4 @@
-"""Whole parameters are read in place.
+"""Read whole parameters in place, without a copy.
 
     before   w = replicate(p)     a copy in eager code, so that the operator has no alias
     after    w = p                or a cast, where the compute dtype differs

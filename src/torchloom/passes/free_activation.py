@@ -1,12 +1,12 @@
-"""Saved activations die after their last use in backward, whoever else still names them.
+"""Free saved activations after their last use in backward.
 
     before   backward(x, ...)   ... last use of x ..................... return
     after    backward(x, ...)   ... last use of x, free_([x]) ......... return
 
-A compiler that takes its arguments one by one leaves them in its caller's hands until it returns, so
-everything that forward saved lives through all of backward. `free_activation` marks, on the joint
-graph, the saved values that may go: those that share no memory with an input or a result of the
-model, which others may read. `free_saved` frees them in the backward graph, from `min_bytes`
+If a compiled function takes its arguments one by one, its caller holds them until it returns, so
+everything that forward saved stays in memory through all of backward. `free_activation` marks, on the
+joint graph, the saved values that may be freed: those that share no memory with an input or a result of
+the model, which other code may read. `free_saved` frees them in the backward graph, from `min_bytes`
 on; it does nothing where the backend frees its arguments itself (Inductor and torchloom's own
 runner). A backward pass that keeps its graph (`retain_graph`) frees nothing. Changes no values.
 """
@@ -84,7 +84,7 @@ def free_saved(
 
 
 def _storage_bytes(node: fx.Node) -> int:
-    """Return the bytes that go with a value: those of all that it views."""
+    """Return the bytes that freeing a value frees: those of the tensor that it views."""
     value = value_of(node)
     assert isinstance(value, torch.Tensor)
     size = value.untyped_storage().nbytes()

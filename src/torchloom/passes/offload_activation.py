@@ -1,17 +1,16 @@
-"""Activations wait for backward in host memory.
+"""Keep activations in host memory between forward and backward.
 
     before   x ... last forward use ....................... backward use of x
     after    x ... last forward use, h = offload(x) ....... y = reload(h), backward use of y
 
-Chosen are the activations that the plan names, or without a plan all that the partitioner would
-keep and that have at least `min_bytes`. The host copy is saved, the device copy dies after
-its last forward use. What backward computes again from x it computes from y: a recomputation never
-reaches across, or x would have to stay. Of a view its whole base moves, since a kept view keeps
-that.
+The pass moves the activations that the plan names; without a plan, all of at least `min_bytes` that the
+partitioner would keep. The graph saves the host copy, and the device copy is freed after its last use in
+forward. Backward recomputes from the reloaded y instead of x, so that x need not stay. For a view the pass
+moves the whole base, because a kept view keeps its base.
 
-Stays: whatever is not floating point, graph inputs and outputs and their views (the loss,
-parameters), tensors with symbolic shapes, and what a recomputed random operator depends on, whose
-random numbers are paired with the forward's by name. Needs nothing. Changes no values.
+It does not move values that are not floating point, graph inputs and outputs and their views (the loss,
+parameters), tensors with symbolic shapes, and inputs of a recomputed random operator, whose random
+numbers are paired with those of forward by name. Needs nothing. Changes no values.
 """
 
 from __future__ import annotations
@@ -67,12 +66,12 @@ def offload_activation(
 
 
 def offload_named(gm: fx.GraphModule, names: frozenset[str], split: Split, *, pin: bool) -> int:
-    """Offload the named activations of a joint graph that is divided otherwise than by min-cut.
+    """Offload the named activations of a joint graph whose split a plan decides, not torch's min-cut.
 
     Args:
         gm: edited in place.
         names: of activations.
-        split: what forward and backward compute: what both do, backward computes again.
+        split: the nodes of forward and of backward; backward recomputes those in both.
         pin: whether host copies are page-locked.
 
     Returns:
@@ -136,7 +135,7 @@ class _Move:
                 _drop(node)
 
     def _map_gradients(self, back: dict[fx.Node, fx.Node]) -> None:
-        """Let gradients that are computed again come from what was moved back."""
+        """Let gradients among the graph's outputs be the nodes of backward, not those of forward."""
         outputs = outputs_of(self.graph)
         num = self.split.num_outputs
         gradients = [back.get(x, x) if isinstance(x, fx.Node) else x for x in outputs[num:]]

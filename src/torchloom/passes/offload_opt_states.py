@@ -1,11 +1,11 @@
-"""Optimizer states live in host memory and stream through the optimizer step.
+"""Keep optimizer states in host memory and stream them through the optimizer step.
 
     before   step(all parameters)
     after    load states 0, load states 1, step 0, store 0, load states 2, step 1, ...
 
-The step is no part of a captured graph: where this pass is among those that run, the engine streams
-the states (`torchloom.engine.stream`), and the graphs stay as they are. So a schedule can begin or
-end it at a step. Needs nothing. Changes no values.
+The optimizer step is not part of a captured graph, so this pass changes no graph: while it is among the
+passes that run, the engine streams the states (`torchloom.engine.stream`). So a schedule can begin or end
+the streaming at a step. Needs nothing. Changes no values.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Shards of parameters wait in host memory and are reloaded before they are gathered.
+"""Keep shards of parameters in host memory and reload them before they are gathered.
 
     before   w = gather(shard)
     after    s = reload(shard), w = gather(s)
 
-Applies to the parameters that `params` names; the engine keeps their shards on the host. The
-reload is computed again wherever the gather is, so the shard on the device dies with its gather.
+Applies to the parameters that `params` names; the engine keeps their shards on the host. If
+backward gathers again, it also reloads again, so the shard on the device is freed after each gather.
 Needs: zero. Changes no values.
 """
 

@@ -1,13 +1,13 @@
-"""Issue gathers ahead of their use, wait at the first use; let reductions run behind.
+"""Start gathers ahead of their use and wait at the first use; wait for reductions later.
 
     before   start a, wait a, use a, start b, wait b, use b
     after    start a, start b, wait a, use a, wait b, use b
 
-A gather starts as early as `max_bytes` (the plan's, or else its own) allow: before the
-first use of an earlier weight, such that all weights started but not yet used fit. A reduction's wait
-sinks to its first reader, or to where the gradients in flight would exceed the same bound; where ranks
-share memory, and without a memory budget, also beyond it, as long as no more is alive than the graph holds
-elsewhere: ranks then need not keep in step. Needs: transfers. Changes no values.
+The pass starts a gather before the first use of an earlier weight, as early as `max_bytes` (the plan's, or
+else its own) allows for all weights that are started and not yet used. It moves a reduction's wait down to
+its first reader, or to the point where the gradients in flight would exceed the same bound. If ranks share
+memory and there is no memory budget, it moves waits further, as long as the graph's peak does not rise, so
+that ranks wait less for each other. Needs: transfers. Changes no values.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def prefetch(gm: fx.GraphModule, ctx: PassContext, *, max_bytes: int = 16 << 20)
     planned = None if ctx.choices is None else ctx.choices.prefetch_bytes
     limit_bytes = max_bytes if planned is None else planned
     num_moved = _hoist_gathers(gm.graph, limit_bytes) + _sink_waits(gm.graph, limit_bytes)
-    # Where memory is shared, ranks that wait less keep less in step. Over a network a later wait brings
-    # nothing that the bound above does not bring, and under a budget each byte has its use.
+    # In shared memory, a later wait lets ranks wait less for each other. Over a network it gains nothing
+    # beyond the bound above, and under a memory budget the plan has other uses for the bytes.
     if ctx.shared_weights is not None and ctx.memory_budget_bytes is None:
         num_moved += _sink_for_free(gm.graph)
     return num_moved
@@ -108,7 +108,7 @@ def _sink_waits(graph: fx.Graph, limit_bytes: int) -> int:
 
 
 def _sink_for_free(graph: fx.Graph) -> int:
-    """Move waits of reductions on to where what they hold would raise the peak of the graph."""
+    """Move waits of reductions further down, as long as the memory they hold does not raise the peak."""
     nodes, where = list(graph.nodes), positions(graph)
     alive = list(live_bytes(graph))
     peak_bytes, moved = max(alive), set[fx.Node]()

@@ -1,10 +1,10 @@
-"""Backward computes chosen activations again instead of keeping them from forward.
+"""Compute chosen activations again in backward, instead of keeping them from forward.
 
     before   x                          the partitioner decides
     after    x  # MUST_RECOMPUTE        for every value that the plan drops
              y  # MUST_SAVE             for every other one that backward reads
 
-Views follow what they view: they cost nothing to make again. Needs a plan (`ctx.choices`); without
+Views get the tag of the tensor that they view: making them again costs nothing. Needs a plan (`ctx.choices`); without
 one the partitioner's own rule stands. Changes no values: only operators that give the same value
 twice are ever computed twice (Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv
 1604.06174).
@@ -32,7 +32,7 @@ def recompute(gm: fx.GraphModule, ctx: PassContext) -> int:
         source = source_of(node)
         is_chosen = source in may_drop and (
             source.name in ctx.choices.recompute or not source.all_input_nodes
-        )  # constants are made again where they are needed: they would only take up room
+        )  # constants are cheaper to make again than to keep
         drop = is_chosen or source.op != "call_function" or (node is not source and _views(node))
         num_dropped += is_chosen and node is source
         node.meta["recompute"] = DROP if drop else SAVE

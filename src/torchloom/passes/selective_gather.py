@@ -4,7 +4,7 @@
     after    f = resident(shard)                           gathered once per optimizer step
 
 Which parameters are resident is the plan's choice, or that of a custom pass (`nz3.set_persistent`).
-A weight that leaves the graph, or that an operator may overwrite, stays an ordinary gather. Needs:
+A weight that leaves the graph, or that an operator may overwrite, is gathered as before. Needs:
 transfers. Changes no values.
 """
 
@@ -21,7 +21,7 @@ from torchloom.ops.match import Transfer, gathers, reloads
 
 aten = torch.ops.aten
 
-# A compiler may let these write into their first argument once nobody else reads it.
+# A compiler may run these in place in their first argument once no other node reads it.
 _OVERWRITES = (
     *("index_put", "scatter", "index_copy", "index_add", "aten.copy.", "all_reduce", "_foreach"),
     *("auto_functionalized", "triton_kernel"),

@@ -1,4 +1,4 @@
-"""Weights in shared memory are read where they are.
+"""Read weights in shared memory in place, without a gather.
 
     before   w = gather(shard)
     after    [f] = symmetric_start([shard])        at the top: a view, nothing is copied
@@ -6,8 +6,8 @@
              w = view(slice(f))
              symmetric_done_([f])                  at the end: now the weights may change
 
-A gather stays what it is when its weight leaves the graph, or goes to an operator that may write it:
-a view of live weights must not. Needs traced gathers after the forward/backward split, and weights
+The pass keeps a gather whose weight leaves the graph or goes to an operator that may write it, because a
+view of the live weights may do neither. Needs traced gathers after the forward/backward split, and weights
 that the engine has put into shared memory. Changes no values.
 """
 
@@ -55,7 +55,7 @@ def _eligible(graph: fx.Graph, shared: SharedWeights) -> list[fx.Node]:
     shards: defaultdict[str, set[fx.Node]] = defaultdict(set)
     for node in gathers:
         shards[args_of(node)[5]].add(args_of(node)[0])
-    # Two shards of one name belong to two models: which of them is ours cannot be seen here.
+    # Two shards with one name belong to two models; the graph does not tell which is ours.
     return [n for n in gathers if len(shards[args_of(n)[5]]) == 1 and _is_only_read(n)]
 
 
@@ -76,7 +76,7 @@ def _is_only_read(weight: fx.Node) -> bool:
 
 
 def _makes_nothing(node: fx.Node) -> bool:
-    """Say whether a node answers with the memory of what it reads: a view, or a cast to its dtype."""
+    """Say whether a node returns the memory of its input: a view, or a cast to the dtype it has."""
     if node.target is torch.ops.prims.convert_element_type.default:
         source = args_of(node)[0]
         return value_of(source) is not None and value_of(source).dtype == args_of(node)[1]

@@ -1,10 +1,10 @@
-"""ZeRO-2: gathered weights are kept from forward to backward.
+"""ZeRO-2: keep gathered weights from forward to backward.
 
     before   gather                 the partitioner decides
     after    gather  # MUST_SAVE    one gather a micro-step, the weight lives until its gradient
 
-Gradients are reduced to shards by the gathers' own derivatives. Weights that are resident anyway are
-tagged as recomputed, which costs them nothing. Needs nothing. Changes no values.
+The derivatives of the gathers reduce gradients to shards. Resident weights are tagged as recomputed, as
+reading them again costs nothing. Needs nothing. Changes no values.
 """
 
 from __future__ import annotations

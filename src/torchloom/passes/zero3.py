@@ -1,9 +1,9 @@
-"""ZeRO-3: weights are gathered again in backward, never kept.
+"""ZeRO-3: gather weights again in backward instead of keeping them.
 
     before   gather                      the partitioner would keep the gathered weight
     after    gather  # MUST_RECOMPUTE    backward gathers again; between the two only shards live
 
-Views and casts of a weight are tagged with it, or the partitioner would keep one in its place. Needs
+The pass also tags views and casts of a weight; otherwise the partitioner would keep one of those. Needs
 nothing. Changes no values.
 """
 

@@ -1,4 +1,4 @@
-"""Checkpoints that fit any number of ranks and any stage, and are right or refused.
+"""Checkpoints that any number of ranks and any stage can load; damaged ones are refused.
 
     <dir>/<tag>/             appears under this name only when complete
         manifest.json        every file with size and digests
@@ -10,7 +10,7 @@
         rng_rank0.pt ...     states of random number generators
     <dir>/latest             the newest tag
 
-`snapshot` says what is kept, `write` and `load` how, `manifest` and `digests` how it is verified.
+`snapshot` collects the state, `write` and `load` move it, `manifest` and `digests` verify it.
 Every tensor of weights and states is stored flat and without padding, so its stored shape does not
 depend on how many ranks held it.
 """

@@ -1,12 +1,11 @@
 """A checkpoint that is written while training goes on.
 
-Training waits for the copy to host memory alone. The rest is a thread of its own on every rank, which
-uses no collective. The copies' memory is kept for the next save. The interpreter does not end before
-the thread has.
+Training waits only for the copy to host memory. A thread on each rank does the rest and uses no collective.
+The memory of the copies is kept for the next save. The interpreter waits for the thread before it exits.
 
-A failure is raised on all ranks after the same step: rank 0, when it finds at the end of a step that
-the save has failed, leaves word that the next step is the one. No rank can end that step without
-rank 0, which had left the word before.
+All ranks raise a failure after the same step: when rank 0 finds at the end of a step that the save has
+failed, it stores that ranks raise after the next step. No rank can end that step without rank 0, which has
+stored it before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which checkpoint all ranks load: rank 0 proposes, and each rank verifies a share of the files."""
+"""Choose the checkpoint that all ranks load: rank 0 proposes one, each rank verifies a share of its files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Ranks tell each other how a long task went, also in the background of training.
 
-Nothing is a collective: a rank that failed, or training in the foreground, would be in the way of
-one. Texts go through a connection of their own to the process group's store. How long work on a disk
-takes cannot be known, so there is no limit to it: each rank in the work says once a second that it is
-there, and one that no longer says so is lost.
+The exchange uses no collective, because a failed rank or training in the foreground would block it. Ranks
+send texts through a separate connection to the process group's store. Work on a disk may take any time, so
+it has no time limit: each rank stores a sign of life once a second, and a rank that stops doing so is lost.
 """
 
 from __future__ import annotations

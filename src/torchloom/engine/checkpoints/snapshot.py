@@ -32,7 +32,7 @@ from torchloom.shard import layout_of
 
 @dataclass
 class Snapshot:
-    """All that one rank has to say; see `take`."""
+    """The state that one rank saves; see `take`."""
 
     parts: list[Part]
     values: dict[str, Value]

@@ -1,7 +1,7 @@
 """Optimizer states and groups from a checkpoint, whatever the optimizer has done before.
 
-States are made from what is stored, not by letting the optimizer make some: those that it has are
-replaced, and those that the checkpoint does not have are dropped.
+The states are made from the stored values, without a step of the optimizer: states that it has already are
+replaced, and states that the checkpoint lacks are dropped.
 """
 
 from __future__ import annotations

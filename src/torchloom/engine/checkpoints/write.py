@@ -1,12 +1,12 @@
-"""From snapshots on all ranks to one checkpoint on the disk: all ranks succeed, or all fail.
+"""Write the snapshots of all ranks into one checkpoint: all ranks succeed, or all fail.
 
     open      rank 0 takes the lock, removes leftovers, makes the folder; all look for its token
     compare   values that differ from rank 0's are kept by each rank
     write     every rank its own files, brought to the disk
     publish   rank 0 joins the index, writes the manifest and renames the folder
 
-After the rename nothing can fail any more: what is left to do, such as removing the old checkpoint,
-is tried, and warned about.
+After the rename the save has succeeded. If cleaning up then fails, such as removing the old checkpoint, a
+warning is logged.
 """
 
 from __future__ import annotations
