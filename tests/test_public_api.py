@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,11 @@ def _find(name: str) -> object | None:
     for parts in range(name.count(".") + 1):
         module, *attributes = name.rsplit(".", parts)
         try:
-            found: object = importlib.import_module(module)
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # former names still lead somewhere
+                found: object = importlib.import_module(module)
         except ModuleNotFoundError:
             continue
         for attribute in attributes:

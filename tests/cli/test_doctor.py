@@ -11,7 +11,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from torchloom._torch.table import NAMES, Name
+from torchloom._torch.table import NAMES, PrivateName
 from torchloom.cli import doctor as module
 from torchloom.cli.doctor import doctor
 from torchloom.serve.store.signing_key import SigningKey
@@ -77,7 +77,7 @@ def test_nothing_is_said_of_internals_that_are_there() -> None:
 )
 def test_internals_that_are_missing(monkeypatch, is_needed, since, state, says) -> None:
     name = "torch._dynamo.moved_away"
-    row = Name(name=name, used_for="x", without="no x", since=since, is_needed=is_needed)
+    row = PrivateName(name=name, used_for="x", without="no x", since=since, is_needed=is_needed)
     monkeypatch.setattr("torchloom._torch.resolve.NAMES", (row,))
     (found,) = module._internals()
     assert found.state == state

@@ -17,7 +17,7 @@ from torchloom import files
 from torchloom.engine.checkpoints import choose as choosing
 from torchloom.engine.checkpoints import folder
 from torchloom.engine.checkpoints import write as writing
-from torchloom.engine.checkpoints.exchange import Exchange
+from torchloom.engine.checkpoints.exchange import SaveExchange
 from torchloom.errors import CheckpointError
 
 BAD_TAGS = [
@@ -344,12 +344,12 @@ def test_a_rank_that_ends_while_others_wait(tmp_path) -> None:
 
         exchange.LOST_AFTER_S = exchange.BEAT_S = 0.3
         if rank == 1:
-            with Exchange(rank, 2, "work") as ranks:
+            with SaveExchange(rank, 2, "work") as ranks:
                 ranks.texts("first", "1")
             return "left"
         started = time.monotonic()
         try:
-            with Exchange(rank, 2, "work") as ranks:
+            with SaveExchange(rank, 2, "work") as ranks:
                 assert ranks.texts("first", "0") == ["0", "1"]
                 ranks.texts("second", "0")
         except PeerLostError as error:
@@ -365,7 +365,7 @@ def test_slow_ranks_are_waited_for(tmp_path) -> None:
         from torchloom.engine.checkpoints import exchange
 
         exchange.LOST_AFTER_S, exchange.BEAT_S = 0.5, 0.1
-        with Exchange(rank, 2, "work") as ranks:
+        with SaveExchange(rank, 2, "work") as ranks:
             if rank:
                 time.sleep(2)
             return ranks.together("it", lambda: rank)

@@ -45,7 +45,7 @@ _MOST_ELEMENTS = 60
 
 
 @dataclass(frozen=True)
-class Trial:
+class ElementwiseTrial:
     """A parameter of an optimizer that a small one replaces in the trial."""
 
     leaf: nn.Parameter
@@ -84,7 +84,7 @@ def check_elementwise(optimizer: Any, specs: dict[int, ParamSpec], stage: int) -
     if not divided or type(optimizer) in ELEMENTWISE:
         return
     trials = [
-        Trial(
+        ElementwiseTrial(
             leaf,
             specs[id(leaf)].shape if id(leaf) in specs else tuple(leaf.shape),
             id(leaf) in specs,
@@ -124,7 +124,7 @@ def _check_once(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
     _CHECKED[optimizer] = num_params
 
 
-def _why_not(optimizer: Any, trials: Sequence[Trial]) -> str | None:
+def _why_not(optimizer: Any, trials: Sequence[ElementwiseTrial]) -> str | None:
     """Return why the optimizer may not step shards; None if it may."""
     if needs_closure(optimizer):
         return "its step needs a closure, whose loss differs between ranks"
@@ -137,7 +137,7 @@ def _why_not(optimizer: Any, trials: Sequence[Trial]) -> str | None:
 _FAILED = "a trial step of it failed"
 
 
-def _try(optimizer: Any, trials: Sequence[Trial], dtype: torch.dtype) -> str | None:
+def _try(optimizer: Any, trials: Sequence[ElementwiseTrial], dtype: torch.dtype) -> str | None:
     devices = [trials[0].leaf.device] if trials[0].leaf.is_cuda else []
     with torch.random.fork_rng(devices), torch.enable_grad():
         torch.manual_seed(0)
@@ -161,7 +161,7 @@ def _try(optimizer: Any, trials: Sequence[Trial], dtype: torch.dtype) -> str | N
 
 
 def _compare(
-    trials: Sequence[Trial],
+    trials: Sequence[ElementwiseTrial],
     starts: Sequence[Tensor],
     whole: Sequence[Tensor],
     shards: Sequence[Sequence[Tensor]],
@@ -186,14 +186,14 @@ def _compare(
 
 def _stepped(
     optimizer: Any,
-    trials: Sequence[Trial],
+    trials: Sequence[ElementwiseTrial],
     starts: Sequence[Tensor],
     gradients: Sequence[Sequence[Tensor]],
     rank: int | None,
 ) -> tuple[list[Tensor], tuple[int, ...] | None]:
     """Step a twin over whole values or one rank's shards; return the result and a state of odd shape."""
 
-    def part(value: Tensor, trial: Trial) -> Tensor:
+    def part(value: Tensor, trial: ElementwiseTrial) -> Tensor:
         if rank is None or not trial.is_divided:
             return value.clone()
         return cut(value, rank, shard_numel_of(value.numel(), _NUM_SHARDS))
@@ -210,7 +210,9 @@ def _stepped(
     return [each.detach() for each in stand_ins], _odd_state(twin, stand_ins)
 
 
-def _twin(optimizer: Any, trials: Sequence[Trial], stand_ins: Sequence[nn.Parameter]) -> Any:
+def _twin(
+    optimizer: Any, trials: Sequence[ElementwiseTrial], stand_ins: Sequence[nn.Parameter]
+) -> Any:
     """Copy an optimizer with all that it refers to, over other parameters and without states."""
     memo: dict[int, Any] = {
         id(trial.leaf): stand_in for trial, stand_in in zip(trials, stand_ins, strict=True)
@@ -235,7 +237,7 @@ def _odd_state(twin: Any, stand_ins: Sequence[nn.Parameter]) -> tuple[int, ...] 
     return None
 
 
-def _values(trial: Trial, dtype: torch.dtype) -> Tensor:
+def _values(trial: ElementwiseTrial, dtype: torch.dtype) -> Tensor:
     """Make values of a small shape like the parameter's, with rows of different sizes."""
     limit = max(2, round(_MOST_ELEMENTS ** (1 / max(1, len(trial.shape)))))
     shape = [min(size, limit + place) for place, size in enumerate(trial.shape)]

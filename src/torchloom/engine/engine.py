@@ -30,7 +30,7 @@ from torchloom.engine.boundary import (
     print_progress,
     reduces_at_boundary,
 )
-from torchloom.engine.checkpoints import Checkpoints, Counters, Options
+from torchloom.engine.checkpoints import Checkpoints, Counters, LoadOptions
 from torchloom.engine.checkpoints.write import Request
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
@@ -507,7 +507,7 @@ class Engine:
             CheckpointError: there is no checkpoint, or it is damaged or of another model. Every rank
                 raises, and the engine is unchanged.
         """
-        options = Options(
+        options = LoadOptions(
             load_module_strict,
             load_optimizer_states,
             load_lr_scheduler_states,

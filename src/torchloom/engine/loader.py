@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 
 
 @dataclass
-class Position:
+class LoaderPosition:
     """Where a rank is in its data."""
 
     epoch: int = 0
@@ -58,7 +58,7 @@ class Sampler(DistributedSampler[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.position = Position()
+        self.position = LoaderPosition()
 
     def __iter__(self) -> Iterator[Any]:
         """Return the indices of this rank that are left of the epoch."""
@@ -102,7 +102,7 @@ class Loader(DataLoader[Any]):
         super().__init__(dataset, **rest)
         self._world = world
         self._own_sampler = self.sampler if isinstance(self.sampler, Sampler) else None
-        self._position = self._own_sampler.position if self._own_sampler else Position()
+        self._position = self._own_sampler.position if self._own_sampler else LoaderPosition()
 
     def __iter__(self) -> Any:
         """Iterate over micro-batches; the first pass after a load goes on where the saved one was."""

@@ -46,18 +46,18 @@ from torchloom.graph.nodes import (
     tensors_in,
     value_of,
 )
-from torchloom.graph.split import Split, outputs_of, split_of
+from torchloom.graph.split import GraphSplit, outputs_of, split_of
 from torchloom.graph.text import graph_digest, graph_text, op_counts
 from torchloom.graph.trial import KnownValues
 
 __all__ = [
     "Choices",
     "GraphPass",
+    "GraphSplit",
     "KnownValues",
     "PassContext",
     "PassFn",
     "SharedWeights",
-    "Split",
     "Stage",
     "args_of",
     "call",

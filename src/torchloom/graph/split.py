@@ -15,7 +15,7 @@ from torchloom._torch.partition import trial_partition
 
 
 @dataclass(frozen=True)
-class Split:
+class GraphSplit:
     """Nodes of a joint graph by where they will run; names, because graphs are copied."""
 
     forward: frozenset[str]
@@ -28,7 +28,7 @@ class Split:
     """The first outputs of the joint graph are the forward's, the others are gradients."""
 
 
-def split_of(joint: fx.GraphModule) -> Split | None:
+def split_of(joint: fx.GraphModule) -> GraphSplit | None:
     """Return how min-cut would divide a joint graph; None for a graph without a backward half."""
     placeholders = joint.graph.find_nodes(op="placeholder")
     if not any(node.name.startswith("tangents") for node in placeholders):
@@ -37,7 +37,7 @@ def split_of(joint: fx.GraphModule) -> Split | None:
     num_outputs = len(outputs_of(joint.graph)) - num_grads
     forward, backward = trial_partition(joint, num_outputs)
     inputs = {node.name for node in backward.find_nodes(op="placeholder")}
-    return Split(
+    return GraphSplit(
         forward=_computed(forward),
         backward=_computed(backward),
         saved=frozenset(name for name in inputs if not name.startswith("tangents")),

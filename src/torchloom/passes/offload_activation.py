@@ -22,8 +22,8 @@ from torchloom import ops
 from torchloom._torch.operators import is_random
 from torchloom._torch.partition import MUST_BE_IN_BACKWARD
 from torchloom.graph import (
+    GraphSplit,
     PassContext,
-    Split,
     call,
     forward_nodes,
     mark_host,
@@ -65,7 +65,9 @@ def offload_activation(
     return move.run(list(dict.fromkeys(chosen)))
 
 
-def offload_named(gm: fx.GraphModule, names: frozenset[str], split: Split, *, pin: bool) -> int:
+def offload_named(
+    gm: fx.GraphModule, names: frozenset[str], split: GraphSplit, *, pin: bool
+) -> int:
     """Offload the named activations of a joint graph whose split a plan decides, not torch's min-cut.
 
     Args:
@@ -95,7 +97,7 @@ def _kept(graph: fx.Graph, names: frozenset[str]) -> list[fx.Node]:
 class _Move:
     """Moves chosen activations of one joint graph."""
 
-    def __init__(self, graph: fx.Graph, split: Split, pin: bool) -> None:
+    def __init__(self, graph: fx.Graph, split: GraphSplit, pin: bool) -> None:
         self.graph, self.split, self.pin = graph, split, pin
 
     def run(self, chosen: list[fx.Node]) -> int:

@@ -38,7 +38,7 @@ Schedule: TypeAlias = "Sequence[tuple[int, Sequence[PassItem]]]"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ScheduleEntry:
     """Passes that run from a step on."""
 
     step: int
@@ -49,9 +49,9 @@ class Entry:
 class Timetable:
     """The entries of a schedule, by step."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ScheduleEntry, ...]
 
-    def due(self, step: int) -> Entry:
+    def due(self, step: int) -> ScheduleEntry:
         """Return the entry that holds at a step."""
         return next(entry for entry in reversed(self.entries) if entry.step <= step)
 
@@ -135,9 +135,9 @@ class Resolver:
                     f"schedule[{index}]: step {step} comes behind step {entries[-1].step}: list the entries "
                     "in the order in which they take effect"
                 )
-            entries.append(Entry(step, self.passes(asked, f"schedule step {step}: ")))
+            entries.append(ScheduleEntry(step, self.passes(asked, f"schedule step {step}: ")))
         if not entries or entries[0].step > 0:
-            entries.insert(0, Entry(0, self.passes()))
+            entries.insert(0, ScheduleEntry(0, self.passes()))
         return Timetable(tuple(entries))
 
     def _resolved(

@@ -18,7 +18,7 @@ from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.hooks import GraphKind
 from torchloom.costs.timeline import timeline
-from torchloom.graph import Choices, GraphPass, KnownValues, PassContext, Split
+from torchloom.graph import Choices, GraphPass, GraphSplit, KnownValues, PassContext
 from torchloom.memory import micro_step
 from torchloom.passes import PASSES
 from torchloom.passes.offload_activation import offload_named
@@ -114,7 +114,7 @@ class GraphTrials:
         copy = copy_graph_module(joint, is_sketch=True)
         forward, backward = self.split(copy, recompute, is_final=False)
         inputs = {node.name for node in backward.graph.find_nodes(op="placeholder")}
-        split = Split(
+        split = GraphSplit(
             forward=_computed(forward.graph),
             backward=_computed(backward.graph),
             saved=frozenset(name for name in inputs if not name.startswith("tangents")),

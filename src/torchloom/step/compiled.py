@@ -19,7 +19,7 @@ from torchloom import events
 from torchloom._torch.module_calls import call_in_place, compiled_in_place
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
-from torchloom.pipeline.schedule import Entry
+from torchloom.pipeline.schedule import ScheduleEntry
 from torchloom.step.description import StepDescription
 from torchloom.step.planner import keep_figures, plan_again
 from torchloom.step.ports import SHARDS, HostMemory, Ranks
@@ -35,7 +35,7 @@ class CompiledStep:
     model: InitVar[nn.Module]
     session: CompileSession
     description: StepDescription
-    entry: Entry
+    entry: ScheduleEntry
     """The entry of the schedule that runs now."""
     ranks: Ranks
     host: HostMemory

@@ -19,7 +19,7 @@ from torchloom.graph import PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline import REGISTRY, PassItem, PassRegistry, Resolver, Schedule
 from torchloom.pipeline.options import PassOptions, derived_options, joined_options
-from torchloom.pipeline.schedule import Entry, Timetable
+from torchloom.pipeline.schedule import ScheduleEntry, Timetable
 from torchloom.plan import Plan
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, layout_of
@@ -237,7 +237,7 @@ def _timetable(config: Config, resolver: Resolver, call: CompileCall) -> Timetab
         passes, schedule = config.compile.passes, config.compile.schedule
     if schedule is not None:
         return resolver.timetable(schedule)
-    return Timetable((Entry(0, resolver.passes(passes)),))
+    return Timetable((ScheduleEntry(0, resolver.passes(passes)),))
 
 
 def _prefetch_bytes(config: Config, comm: Communicator) -> int:

@@ -17,8 +17,8 @@ depend on how many ranks held it.
 
 from __future__ import annotations
 
-from torchloom.engine.checkpoints.restore import Options
+from torchloom.engine.checkpoints.restore import LoadOptions
 from torchloom.engine.checkpoints.service import Checkpoints
 from torchloom.engine.checkpoints.trained import Counters
 
-__all__ = ["Checkpoints", "Counters", "Options"]
+__all__ = ["Checkpoints", "Counters", "LoadOptions"]

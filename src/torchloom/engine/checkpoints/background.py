@@ -15,9 +15,9 @@ import threading
 import torch
 from torch import Tensor
 
-from torchloom.engine.checkpoints.exchange import Exchange
+from torchloom.engine.checkpoints.exchange import SaveExchange
 from torchloom.engine.checkpoints.lock import FolderLock
-from torchloom.engine.checkpoints.snapshot import Snapshot
+from torchloom.engine.checkpoints.snapshot import EngineSnapshot
 from torchloom.engine.checkpoints.write import Request, write
 from torchloom.errors import CheckpointError, TorchloomError
 from torchloom.log import get_logger
@@ -33,7 +33,7 @@ class Staging:
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
-    def copy(self, snapshot: Snapshot) -> Snapshot:
+    def copy(self, snapshot: EngineSnapshot) -> EngineSnapshot:
         """Return the snapshot of copies in host memory."""
         used: dict[str, Tensor] = {}
 
@@ -52,13 +52,13 @@ class Staging:
         return staged
 
 
-class Pending:
+class PendingSave:
     """One save under way."""
 
     def __init__(
-        self, snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchange
+        self, snapshot: EngineSnapshot, request: Request, lock: FolderLock, ranks: SaveExchange
     ) -> None:
-        self._snapshot: Snapshot | None = snapshot
+        self._snapshot: EngineSnapshot | None = snapshot
         self._request, self._lock, self._ranks = request, lock, ranks
         self._error: BaseException | None = None
         self._told = False

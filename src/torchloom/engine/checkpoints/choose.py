@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from torchloom.engine.checkpoints import folder
-from torchloom.engine.checkpoints.exchange import Exchange
+from torchloom.engine.checkpoints.exchange import SaveExchange
 from torchloom.engine.checkpoints.manifest import (
     NAME,
     check_files,
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 _MANY = 3
 
 
-def choose(root: Path, tag: str | None, ranks: Exchange) -> Path:
+def choose(root: Path, tag: str | None, ranks: SaveExchange) -> Path:
     """Return the checkpoint to load, verified on all ranks.
 
     Args:
@@ -86,7 +86,7 @@ def _proposals(root: Path, tag: str | None) -> list[tuple[str, str]]:
     return [(each.tag, str(each.path)) for each in usable]
 
 
-def _verify(path: Path, ranks: Exchange) -> list[str]:
+def _verify(path: Path, ranks: SaveExchange) -> list[str]:
     """Return what is wrong, the same on all ranks."""
     told = ranks.together(
         f"checkpoint {str(path)!r} cannot be verified", lambda: _look(path, ranks)
@@ -101,7 +101,7 @@ def _verify(path: Path, ranks: Exchange) -> list[str]:
     return wrong
 
 
-def _look(path: Path, ranks: Exchange) -> tuple[str, list[str]]:
+def _look(path: Path, ranks: SaveExchange) -> tuple[str, list[str]]:
     if not path.is_dir():
         return "", [f"{path} is missing"]
     if not has_manifest(path):

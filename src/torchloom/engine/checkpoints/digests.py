@@ -100,7 +100,7 @@ def write_summed(path: Path, content: bytes) -> Sums:
         file.close()
 
 
-class Block(NamedTuple):
+class DigestBlock(NamedTuple):
     """One block of one file, to compare."""
 
     name: str
@@ -108,16 +108,16 @@ class Block(NamedTuple):
     sums: Sums
 
 
-def blocks_of(files: dict[str, Sums]) -> list[Block]:
+def blocks_of(files: dict[str, Sums]) -> list[DigestBlock]:
     """Return all blocks of all files; a file without content counts as one."""
     return [
-        Block(name, index, sums)
+        DigestBlock(name, index, sums)
         for name, sums in sorted(files.items())
         for index in range(max(1, len(sums.blocks)))
     ]
 
 
-def check_blocks(folder: Path, blocks: Sequence[Block]) -> list[str]:
+def check_blocks(folder: Path, blocks: Sequence[DigestBlock]) -> list[str]:
     """Compare blocks with what is on the disk; return what is wrong, a sentence per file."""
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         found = threads.map(lambda block: _check(folder, block), blocks)
@@ -128,7 +128,7 @@ def check_blocks(folder: Path, blocks: Sequence[Block]) -> list[str]:
     return list(wrong.values())
 
 
-def _check(folder: Path, block: Block) -> str:
+def _check(folder: Path, block: DigestBlock) -> str:
     path, start, size = folder / block.name, block.index * BLOCK, block.sums.size
     try:
         facts = path.lstat()

@@ -31,7 +31,7 @@ _FAREWELL_S = 5.0
 
 
 @final
-class Exchange:
+class SaveExchange:
     """One task of all ranks, as a `with` block.
 
     Args:
@@ -50,7 +50,7 @@ class Exchange:
         self._thread: threading.Thread | None = None
         self._beats: dict[int, tuple[bytes, float]] = {}
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> SaveExchange:
         if self._store is not None:
             self._thread = threading.Thread(target=self._beat, daemon=True, name="checkpoint beat")
             self._thread.start()

@@ -12,8 +12,8 @@ from torch import Tensor
 from torchloom.engine.checkpoints import restore
 from torchloom.engine.checkpoints.choose import choose
 from torchloom.engine.checkpoints.contents import read_contents
-from torchloom.engine.checkpoints.exchange import Exchange, answers, attempt
-from torchloom.engine.checkpoints.restore import Options, Prepared
+from torchloom.engine.checkpoints.exchange import SaveExchange, answers, attempt
+from torchloom.engine.checkpoints.restore import LoadOptions, Prepared
 from torchloom.engine.checkpoints.trained import Counters, Trained
 from torchloom.engine.checkpoints.weights import load_by_function, whole_weights
 from torchloom.errors import CheckpointError
@@ -32,7 +32,9 @@ class Loaded:
     """None where only the model was loaded."""
 
 
-def load(engine: Trained, root: Path, tag: str | None, options: Options, ranks: Exchange) -> Loaded:
+def load(
+    engine: Trained, root: Path, tag: str | None, options: LoadOptions, ranks: SaveExchange
+) -> Loaded:
     """Verify, read on all ranks, then write into the engine; see `Engine.load_checkpoint`.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom.engine.checkpoints.payload import Part
+from torchloom.engine.checkpoints.payload import PayloadPart
 from torchloom.engine.checkpoints.plain import plain_tensor
 from torchloom.engine.checkpoints.trained import Trained
 from torchloom.engine.checkpoints.values import Value, value_of
@@ -33,7 +33,7 @@ class Writers:
             loads[least] += spec.numel
         self._index = {spec.name: index for index, spec in enumerate(layout)}
 
-    def whole(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[Part]:
+    def whole(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[PayloadPart]:
         """Return the part to write of a tensor that all ranks hold.
 
         Args:
@@ -43,9 +43,9 @@ class Writers:
         """
         if self._of[spec.name] != self._rank:
             return []
-        return [Part(key, tensor.detach().reshape(-1), (spec.numel,))]
+        return [PayloadPart(key, tensor.detach().reshape(-1), (spec.numel,))]
 
-    def shard(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[Part]:
+    def shard(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[PayloadPart]:
         """Return the part to write of a tensor of which each rank holds a shard.
 
         Args:
@@ -59,12 +59,12 @@ class Writers:
         valid = valid_numel(spec.numel, rank, numel)
         if valid == 0:
             return []
-        return [Part(key, tensor.detach()[:valid], (spec.numel,), rank * numel)]
+        return [PayloadPart(key, tensor.detach()[:valid], (spec.numel,), rank * numel)]
 
 
 def weights_of(
     engine: Trained, layout: Layout, writers: Writers, exclude_frozen: bool
-) -> Iterator[Part]:
+) -> Iterator[PayloadPart]:
     """Yield the parameters, as far as this rank writes them.
 
     Args:
@@ -80,7 +80,7 @@ def weights_of(
             yield from put(f"model/{spec.name}", spec, params[spec.name])
 
 
-def states_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, Value, list[Part]]]:
+def states_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, Value, list[PayloadPart]]]:
     """Yield the optimizer's states of each parameter that has any.
 
     Args:
@@ -147,7 +147,7 @@ def _check_divisible(each: Leaf, key: str, state: Any) -> None:
         )
 
 
-def gradients_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, str, list[Part]]]:
+def gradients_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, str, list[PayloadPart]]]:
     """Yield the gradients that wait for more micro-steps.
 
     Args:
@@ -175,5 +175,7 @@ def gradients_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, str, 
         elif spec.mode == "synced":
             yield spec.name, "averaged", writers.whole(key, spec, grad)
         else:
-            part = Part(f"rank{engine.world.rank}/{key}", grad.detach().reshape(-1), (spec.numel,))
+            part = PayloadPart(
+                f"rank{engine.world.rank}/{key}", grad.detach().reshape(-1), (spec.numel,)
+            )
             yield spec.name, "local", [part]

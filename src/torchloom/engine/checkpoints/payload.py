@@ -23,7 +23,7 @@ from torchloom.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Part:
+class PayloadPart:
     """A tensor of the checkpoint, or the part of one that this rank writes."""
 
     key: str
@@ -34,7 +34,7 @@ class Part:
     """Where this part begins, of a tensor that is flat."""
 
 
-def write_parts(file: SummedFile, parts: Iterable[Part]) -> dict[str, StoredTensor]:
+def write_parts(file: SummedFile, parts: Iterable[PayloadPart]) -> dict[str, StoredTensor]:
     """Append parts to a file; return where each is.
 
     Raises:

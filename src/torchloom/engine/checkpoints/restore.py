@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Options:
+class LoadOptions:
     """What to take from a checkpoint."""
 
     strict: bool = True
@@ -58,7 +58,7 @@ class Prepared:
     notes: list[str] = field(default_factory=list)
 
 
-def prepare(engine: Trained, contents: Contents, options: Options) -> Prepared:
+def prepare(engine: Trained, contents: Contents, options: LoadOptions) -> Prepared:
     """Read and check all that will be written.
 
     Args:
@@ -93,7 +93,9 @@ def prepare(engine: Trained, contents: Contents, options: Options) -> Prepared:
     return ready
 
 
-def _prepare_run(engine: Trained, contents: Contents, options: Options, ready: Prepared) -> None:
+def _prepare_run(
+    engine: Trained, contents: Contents, options: LoadOptions, ready: Prepared
+) -> None:
     """Prepare what is not of the model."""
     ready.counters = _counters(engine, contents)
     scaler_state = contents.value("scaler")

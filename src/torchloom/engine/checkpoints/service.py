@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from torchloom.engine.checkpoints import snapshot
-from torchloom.engine.checkpoints.background import Pending, Staging
-from torchloom.engine.checkpoints.exchange import Exchange, answers, attempt
+from torchloom.engine.checkpoints.background import PendingSave, Staging
+from torchloom.engine.checkpoints.exchange import SaveExchange, answers, attempt
 from torchloom.engine.checkpoints.folder import check_tag
 from torchloom.engine.checkpoints.load import Loaded, load
 from torchloom.engine.checkpoints.lock import FolderLock
-from torchloom.engine.checkpoints.restore import Options
-from torchloom.engine.checkpoints.snapshot import Snapshot
+from torchloom.engine.checkpoints.restore import LoadOptions
+from torchloom.engine.checkpoints.snapshot import EngineSnapshot
 from torchloom.engine.checkpoints.trained import Counters, Trained
 from torchloom.engine.checkpoints.write import Request, write
 from torchloom.errors import CheckpointError
@@ -35,7 +35,7 @@ class Checkpoints:
     agreement: Agreement
     _lock: FolderLock = field(default_factory=FolderLock)
     _staging: Staging = field(default_factory=Staging)
-    _pending: Pending | None = None
+    _pending: PendingSave | None = None
 
     def save(
         self,
@@ -65,7 +65,7 @@ class Checkpoints:
         """
         if type(request.tag) is int:
             request = replace(request, tag=str(request.tag))
-        taken: list[tuple[Snapshot, Request]] = []
+        taken: list[tuple[EngineSnapshot, Request]] = []
 
         def take() -> dict[str, Any]:
             self.wait()
@@ -85,13 +85,13 @@ class Checkpoints:
         ranks = self._together("the checkpoint to save", request.failure, take)
         state, placed = taken[0]
         if in_background:
-            self._pending = Pending(state, placed, self._lock, ranks)
+            self._pending = PendingSave(state, placed, self._lock, ranks)
         else:
             with ranks:
                 write(state, placed, self._lock, ranks)
         return str(request.root / request.tag)
 
-    def load(self, engine: Trained, root: Path, tag: object, options: Options) -> Loaded:
+    def load(self, engine: Trained, root: Path, tag: object, options: LoadOptions) -> Loaded:
         """Continue from a checkpoint; see `Engine.load_checkpoint`.
 
         Args:
@@ -165,7 +165,9 @@ class Checkpoints:
         finally:
             self._lock.release()
 
-    def _together(self, what: str, failure: str, action: Callable[[], dict[str, Any]]) -> Exchange:
+    def _together(
+        self, what: str, failure: str, action: Callable[[], dict[str, Any]]
+    ) -> SaveExchange:
         """Let all ranks ask for the same; return what they go on with.
 
         Raises:
@@ -186,4 +188,4 @@ class Checkpoints:
                     f"{failure}: the ranks were asked for different ones ({sides}): pass the same "
                     "arguments on every rank"
                 )
-        return Exchange(agreement.rank, agreement.world_size, told[0]["name"])
+        return SaveExchange(agreement.rank, agreement.world_size, told[0]["name"])

@@ -24,24 +24,24 @@ from torch import Tensor
 from torchloom.engine.checkpoints import rng
 from torchloom.engine.checkpoints.foreign import kind_of
 from torchloom.engine.checkpoints.parts import Writers, gradients_of, states_of, weights_of
-from torchloom.engine.checkpoints.payload import Part
+from torchloom.engine.checkpoints.payload import PayloadPart
 from torchloom.engine.checkpoints.trained import Counters, Trained
 from torchloom.engine.checkpoints.values import Value, values_of
 from torchloom.shard import layout_of
 
 
 @dataclass
-class Snapshot:
+class EngineSnapshot:
     """The state that one rank saves; see `take`."""
 
-    parts: list[Part]
+    parts: list[PayloadPart]
     values: dict[str, Value]
     pieces: str
     """A hash of what divided states there are, which must be equal on all ranks."""
     facts: dict[str, Any]
     generators: bytes
 
-    def staged(self, copy: Callable[[str, Tensor], Tensor]) -> Snapshot:
+    def staged(self, copy: Callable[[str, Tensor], Tensor]) -> EngineSnapshot:
         """Return the same of copies, which training does not change."""
         parts = [replace(part, tensor=copy(part.key, part.tensor)) for part in self.parts]
         values = {
@@ -53,7 +53,7 @@ class Snapshot:
 
 def take(
     engine: Trained, counters: Counters, client_state: Mapping[str, Any], *, exclude_frozen: bool
-) -> Snapshot:
+) -> EngineSnapshot:
     """Collect what a checkpoint keeps; tensors are the engine's own, not copies.
 
     Args:
@@ -94,7 +94,7 @@ def take(
     # Each rank's list of divided states, without their values: a rank that lacks one would leave a
     # hole in the stored tensor.
     pieces = json.dumps([(name, _kinds(tree)) for name, tree in shared])
-    return Snapshot(
+    return EngineSnapshot(
         parts, values, hashlib.sha256(pieces.encode()).hexdigest()[:16], facts, rng.capture()
     )
 

@@ -25,12 +25,18 @@ import torchloom
 from torchloom._torch.dcp import write_dcp_metadata
 from torchloom.engine.checkpoints import folder, rng
 from torchloom.engine.checkpoints.digests import SummedFile, Sums, write_summed
-from torchloom.engine.checkpoints.exchange import Exchange
+from torchloom.engine.checkpoints.exchange import SaveExchange
 from torchloom.engine.checkpoints.lock import FolderLock, Hold
 from torchloom.engine.checkpoints.manifest import FORMAT, NAME, Manifest
-from torchloom.engine.checkpoints.payload import Part, from_json, merged, to_json, write_parts
+from torchloom.engine.checkpoints.payload import (
+    PayloadPart,
+    from_json,
+    merged,
+    to_json,
+    write_parts,
+)
 from torchloom.engine.checkpoints.retention import next_serial, prune
-from torchloom.engine.checkpoints.snapshot import Snapshot
+from torchloom.engine.checkpoints.snapshot import EngineSnapshot
 from torchloom.errors import CheckpointError
 from torchloom.files import sync_folder, write_whole
 from torchloom.log import get_logger
@@ -55,7 +61,9 @@ class Request:
         return f"checkpoint {self.tag!r} cannot be saved into {str(self.root)!r}"
 
 
-def write(snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchange) -> None:
+def write(
+    snapshot: EngineSnapshot, request: Request, lock: FolderLock, ranks: SaveExchange
+) -> None:
     """Write a checkpoint; all ranks call, and all return or raise.
 
     Args:
@@ -79,7 +87,7 @@ def write(snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchang
 
 class _Job:
     def __init__(
-        self, snapshot: Snapshot, request: Request, lock: FolderLock, ranks: Exchange
+        self, snapshot: EngineSnapshot, request: Request, lock: FolderLock, ranks: SaveExchange
     ) -> None:
         self.snapshot, self.request, self.ranks, self._lock = snapshot, request, ranks, lock
         self.partial: Path | None = None
@@ -157,7 +165,7 @@ class _Job:
         chosen = snapshot.values if rank == 0 else {name: snapshot.values[name] for name in own}
         prefix = "" if rank == 0 else f"rank{rank}/"
         parts = snapshot.parts + [
-            Part(f"{prefix}{key}", tensor, tuple(tensor.shape))
+            PayloadPart(f"{prefix}{key}", tensor, tuple(tensor.shape))
             for value in chosen.values()
             for key, tensor in value.tensors.items()
         ]
