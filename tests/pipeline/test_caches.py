@@ -181,8 +181,8 @@ def test_an_upgrade_of_what_shapes_graphs_has_another_key(file, tmp_path) -> Non
     house = tmp_path / "torchloom"
     shutil.copytree(Path(torchloom.__file__).parent, house)
     code = """
-from torchloom.pipeline import weaving
-print(weaving._sources_digest())
+from torchloom.pipeline import keys
+print(keys._sources_digest())
 """
 
     def key() -> str:

@@ -24,24 +24,22 @@ from torchloom.backends.graphs import copy_graph_module, name_of
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.costs import CostTable
 from torchloom.deepcompile.site import Book
-from torchloom.errors import AgreementError, PassError, PeerLostError, PlanError, own_error
+from torchloom.errors import AgreementError, PassError, PeerLostError, own_error
 from torchloom.graph import GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes
 from torchloom.pipeline.alike import Alike, Texts, parameters_of
+from torchloom.pipeline.keys import common_key_of, facts_of
 from torchloom.pipeline.report import CompileReport, GraphReport, tell_peak
+from torchloom.pipeline.rounds import compile_within_budget
 from torchloom.pipeline.second import SecondPlan
-from torchloom.pipeline.sidecar import calling_text
 from torchloom.pipeline.sizes import Sizes
-from torchloom.pipeline.weaving import Weaving, common_key_of, facts_of
 from torchloom.plan import GraphPlan, Plan, Planner
 from torchloom.position import POSITION
 from torchloom.shard.regather import LIVE
 from torchloom.shard.writes import check_graph
 
 logger = get_logger(__name__)
-
-_MAX_ROUNDS = 4
 
 
 @dataclass(eq=False)  # Dynamo compares backends to tell compiled entries apart
@@ -159,7 +157,9 @@ class CompileSession:
             alike.before(gm, example_inputs, report, planner)
         try:
             known = frozenset(self.book.residents)
-            compiled = self._compile_within_budget(gm, unwoven, example_inputs, report)
+            compiled = compile_within_budget(
+                self, self._compile, gm, unwoven, example_inputs, report
+            )
             self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:  # a user's pass or a compiler may raise anything
             if is_restart(error):
@@ -306,52 +306,6 @@ class CompileSession:
         """Release the model, its optimizer and the objects that woven graphs kept; Dynamo may keep the code."""
         self.keeps = self.planner = self.alike = self.trial = None
         self.book = Book()
-
-    def _compile_within_budget(
-        self,
-        gm: fx.GraphModule,
-        unwoven: fx.GraphModule,
-        example_inputs: Sequence[Any],
-        report: GraphReport,
-    ) -> Callable[..., Any]:
-        """Compile; compile again while the code needs more memory than the plan predicted."""
-        best: tuple[GraphPlan, Callable[..., Any], GraphReport] | None = None
-        least, refusal, planner = 0, "", self.planner
-        before: list[tuple[str, float]] = []
-        calling = calling_text(example_inputs)
-        ignores_caches = False
-        for _ in range(_MAX_ROUNDS):
-            report.num_tries += planner is not None
-            own = replace(report, compile_s=[], passes=[], collectives={}, planning_s=0.0)
-            weaving = Weaving(self, own, self.context, calling, ignores_caches)
-            hooks = weaving.hooks(backward_at_once=self.trial is not None)
-            compiled = self._compile(gm, example_inputs, hooks)
-            weaving.finish()
-            report.planning_s += own.planning_s
-            if weaving.lacks_plan:  # unknown whether the cached code keeps the budget
-                ignores_caches, gm = True, copy_graph_module(unwoven)
-                continue
-            plan = own.plan
-            if plan is None or planner is None:
-                report.take(own)
-                return compiled
-            needed = plan.peak_bytes + plan.beside_bytes
-            least = min(least or needed, needed)
-            if plan.budget_bytes is not None:
-                refusal = planner.refusal(plan.budget_bytes + plan.beside_bytes, least)
-            if plan.fits and (best is None or plan.step_us < best[0].step_us):
-                best = plan, compiled, own
-            if not weaving.wants_another:
-                break
-            before += own.compile_s
-            gm = copy_graph_module(unwoven)
-        if best is None or planner is None:
-            raise PlanError(refusal)
-        plan, compiled, own = best
-        planner.settle(plan)
-        own.compile_s[:0] = before
-        report.take(own)
-        return compiled
 
     def _compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], hooks: WeaveHooks

@@ -6,56 +6,35 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from pathlib import Path
-from typing import Any, Protocol, get_args
+from functools import cached_property
+from typing import get_args
 
 from torch import fx
 
 import torchloom.passes
 from torchloom import events
-from torchloom._torch.inductor import hash_files
-from torchloom.backends.graphs import copy_graph_module, name_of
+from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import WeaveHooks
 from torchloom.capture.hooks import GraphKind
 from torchloom.deepcompile.forms import adapted_of
-from torchloom.deepcompile.site import Book, Spot
+from torchloom.deepcompile.site import Spot
 from torchloom.graph import Choices, GraphPass, PassContext, graph_digest, options_of
 from torchloom.log import get_logger
 from torchloom.memory import alive_at_peak, micro_step
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.identity import identity_of
+from torchloom.pipeline.keys import is_built_in, key_of
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.races import check_races, copies_in
 from torchloom.pipeline.report import GraphReport, tell_peak
-from torchloom.plan import GraphPlan, Planner
+from torchloom.pipeline.setup import Setup
+from torchloom.plan import GraphPlan
 
 logger = get_logger(__name__)
-
-_PER_GRAPH = ("choices", "params", "bound_options")
-"""Fields of the context that are not facts of the session."""
-
-
-class Setup(Protocol):
-    """What weaving a graph needs of its session."""
-
-    passes: Sequence[GraphPass]
-    backend: str | Callable[..., Any]
-    dump_dir: Path | None
-    debug_log: bool
-    strict: bool
-    planner: Planner | None
-    book: Book
-    tell: Callable[[str, str, str], None] | None
-
-    @property
-    def round_key(self) -> str:
-        """Identifies one compile of the module."""
-        ...
 
 
 @dataclass(eq=False)
@@ -160,7 +139,7 @@ class Weaving:
     @cached_property
     def _cache_key(self) -> str | None:
         """The key under which compilers may cache, as it was first computed; None if they must not cache."""
-        own = [identity_of(each) for each in self.setup.passes if not _is_built_in(each)]
+        own = [identity_of(each) for each in self.setup.passes if not is_built_in(each)]
         if self.setup.dump_dir is not None or not all(identity.is_complete for identity in own):
             return None
         return f"{self._key}-{','.join(sorted(self.setup.book.residents))}"
@@ -234,7 +213,7 @@ class Weaving:
 
         def lower(gm: fx.GraphModule, kind: GraphKind, choices: Choices) -> None:
             # Users' passes may have side effects, so trials run only built-in passes.
-            passes = [each for each in self._passes_of("lowered") if _is_built_in(each)]
+            passes = [each for each in self._passes_of("lowered") if is_built_in(each)]
             trial = GraphReport(f"{report.name}.trial", 0, "", "")
             context = dataclasses.replace(
                 self._context_of(kind),
@@ -288,48 +267,6 @@ class Weaving:
         return dataclasses.replace(choices, resident=choices.resident | asked)
 
 
-def key_of(setup: Setup, context: PassContext, planned: str) -> str:
-    """Return a hash of all that woven graphs depend on besides the captured graph.
-
-    Args:
-        setup: the session.
-        context: what passes may know.
-        planned: what plans depend on.
-    """
-    parts = [
-        f"{each.name}/{each.memory_budget_bytes}/{each.options}"
-        if _is_built_in(each)
-        else identity_of(each).text
-        for each in setup.passes
-    ]
-    text = f"{_sources_digest()}|{parts}|{context.key()}|{planned}"
-    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
-
-
-def common_key_of(setup: Setup, context: PassContext) -> str:
-    """Return a hash of all facts of the session that woven graphs depend on."""
-    return key_of(setup, context, "" if setup.planner is None else setup.planner.common_key)
-
-
-def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
-    """Return the facts that `common_key_of` hashes, by name, so that ranks can name those that differ."""
-    foreign = [each for each in setup.passes if not _is_built_in(each)]
-    settings = [f.name for f in dataclasses.fields(context) if f.name not in _PER_GRAPH]
-    return {
-        "passes": [each.name for each in setup.passes],
-        "backend": name_of(setup.backend),
-        "strict": setup.strict,
-        **{f"pass {each.name}": identity_of(each).text for each in foreign},
-        **{f"setting {name}": str(getattr(context, name)) for name in settings},
-        **{
-            f"option {name} of pass {each.name}": repr(value)
-            for each in setup.passes
-            for name, value in each.options
-        },
-        "everything else": common_key_of(setup, context),
-    }
-
-
 def _bound(each: GraphPass, spot: Spot) -> GraphPass:
     """Bind a pass of another form to the place where it runs."""
     adapted = adapted_of(each)
@@ -339,40 +276,3 @@ def _bound(each: GraphPass, spot: Spot) -> GraphPass:
 def _see_beyond(passes: Sequence[GraphPass]) -> bool:
     adapted = (adapted_of(each) for each in passes)
     return any(each is not None and each.sees_beyond_its_graph for each in adapted)
-
-
-def _is_built_in(each: GraphPass) -> bool:
-    known = torchloom.passes.PASSES.get(each.name)
-    return known is not None and known.fn is each.fn
-
-
-_SHAPING = (
-    *(
-        "_torch",
-        "capture",
-        "costs",
-        "deepcompile",
-        "graph",
-        "memory",
-        "ops",
-        "passes",
-        "pieces",
-        "pipeline",
-        "plan",
-    ),
-    "races",
-)
-"""Rooms whose code shapes woven graphs: they choose what backward computes again, split, rewrite, and plan."""
-
-
-@cache
-def _sources_digest() -> str:
-    """Computed once, because the process runs the source that it imported."""
-    return hash_files(_sources()).hex()
-
-
-def _sources() -> tuple[str, ...]:
-    """Source files of everything that shapes a woven graph: whole rooms, so that no new file is forgotten."""
-    house = Path(torchloom.__path__[0])
-    folders = [house / room for room in _SHAPING]
-    return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))

@@ -1,0 +1,89 @@
+"""One captured graph, compiled until its code keeps the memory budget.
+
+A plan counts on the graphs; the code that a compiler makes of them may need more or less. What was learned
+of it goes into the next plan, for a few rounds, and the fastest code that fits is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from torchloom.backends.graphs import copy_graph_module
+from torchloom.capture import WeaveHooks
+from torchloom.errors import PlanError
+from torchloom.pipeline.report import GraphReport
+from torchloom.pipeline.setup import Setup
+from torchloom.pipeline.sidecar import calling_text
+from torchloom.pipeline.weaving import Weaving
+from torchloom.plan import GraphPlan
+
+_MAX_ROUNDS = 4
+
+Compile = Callable[[fx.GraphModule, Sequence[Any], WeaveHooks], Callable[..., Any]]
+
+
+def compile_within_budget(
+    setup: Setup,
+    compile_graph: Compile,
+    gm: fx.GraphModule,
+    unwoven: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    report: GraphReport,
+) -> Callable[..., Any]:
+    """Compile; compile again while the code needs more memory than the plan predicted.
+
+    Args:
+        setup: the session.
+        compile_graph: runs the compiler over a graph, with the hooks that weave it.
+        gm: the captured graph; compilers may rewrite it.
+        unwoven: a copy that nobody rewrites.
+        example_inputs: its inputs.
+        report: receives what was woven in the round whose code is kept.
+
+    Returns:
+        The fastest code that fits, or the only one where nothing is planned.
+
+    Raises:
+        PlanError: no code fits; the text says by how much to raise the budget.
+    """
+    best: tuple[GraphPlan, Callable[..., Any], GraphReport] | None = None
+    least_bytes, refusal, planner = 0, "", setup.planner
+    before: list[tuple[str, float]] = []
+    calling = calling_text(example_inputs)
+    ignores_caches = False
+    for _ in range(_MAX_ROUNDS):
+        report.num_tries += planner is not None
+        own = replace(report, compile_s=[], passes=[], collectives={}, planning_s=0.0)
+        weaving = Weaving(setup, own, setup.context, calling, ignores_caches)
+        hooks = weaving.hooks(backward_at_once=setup.trial is not None)
+        compiled = compile_graph(gm, example_inputs, hooks)
+        weaving.finish()
+        report.planning_s += own.planning_s
+        if weaving.lacks_plan:  # unknown whether the cached code keeps the budget
+            ignores_caches, gm = True, copy_graph_module(unwoven)
+            continue
+        plan = own.plan
+        if plan is None or planner is None:
+            report.take(own)
+            return compiled
+        needed_bytes = plan.peak_bytes + plan.beside_bytes
+        least_bytes = min(least_bytes or needed_bytes, needed_bytes)
+        if plan.budget_bytes is not None:
+            refusal = planner.refusal(plan.budget_bytes + plan.beside_bytes, least_bytes)
+        if plan.fits and (best is None or plan.step_us < best[0].step_us):
+            best = plan, compiled, own
+        if not weaving.wants_another:
+            break
+        before += own.compile_s
+        gm = copy_graph_module(unwoven)
+    if best is None or planner is None:
+        raise PlanError(refusal)
+    plan, compiled, own = best
+    planner.settle(plan)
+    own.compile_s[:0] = before
+    report.take(own)
+    return compiled

@@ -1,0 +1,32 @@
+"""What weaving a graph, and the key that its code is cached under, need of a compile session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchloom.deepcompile.site import Book
+from torchloom.graph import GraphPass, PassContext
+from torchloom.pipeline.second import SecondPlan
+from torchloom.plan import Planner
+
+
+class Setup(Protocol):
+    """What weaving a graph needs of its session."""
+
+    passes: Sequence[GraphPass]
+    context: PassContext
+    backend: str | Callable[..., Any]
+    dump_dir: Path | None
+    debug_log: bool
+    strict: bool
+    planner: Planner | None
+    trial: SecondPlan | None
+    book: Book
+    tell: Callable[[str, str, str], None] | None
+
+    @property
+    def round_key(self) -> str:
+        """Identifies one compile of the module."""
+        ...
