@@ -108,8 +108,11 @@ def texts_in(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory):
     folder = tmp_path_factory.mktemp("doors")
-    engine = run_ranks(2, by_engine, folder / "engine", timeout_s=500)
-    own = run_ranks(2, by_own_loop, folder / "own", timeout_s=500)
+    with pytest.MonkeyPatch.context() as patch:  # what one door measures is not the other's
+        patch.setenv("TORCHLOOM_CACHE_DIR", str(folder / "engine costs"))
+        engine = run_ranks(2, by_engine, folder / "engine", timeout_s=500)
+        patch.setenv("TORCHLOOM_CACHE_DIR", str(folder / "own costs"))
+        own = run_ranks(2, by_own_loop, folder / "own", timeout_s=500)
     return engine, own, folder
 
 
@@ -120,9 +123,9 @@ def test_equal_plans_graphs_and_losses(doors, name) -> None:
         plan, losses, graphs = engine[rank][name]
         own_plan, own_losses, own_graphs = own[rank][name]
         assert own_losses == losses
-        assert own_graphs == graphs
         assert own_plan.base_bytes == plan.base_bytes
-        if name != "replanned":  # times are measured
+        if name != "replanned":  # times are measured, so the second plan may be another one
+            assert own_graphs == graphs
             assert own_plan == plan
         assert bool(plan.graphs) == ("memory_budget" in CASES[name])
     if name != "replanned":
@@ -155,6 +158,7 @@ def refused(rank, config, error):
     ("config", "words"),
     [
         ({"memory_budget": "40GB"}, "counts optimizer states: pass optimizer="),
+        ({"plan": "plan.json"}, "may keep weights gathered until the optimizer steps"),
         ({"offload_opt_states": True}, "a loop of one's own does not call: remove it"),
         ({"zero_optimization": {"stage": 2}}, "is 2, but this model is sharded at stage 3"),
     ],

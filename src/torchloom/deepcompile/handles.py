@@ -225,7 +225,7 @@ class RuntimeHandle:
         if self._residency is None:
             raise PassError(
                 "nz3.set_persistent needs an engine, which knows when weights change: compile with "
-                "engine.compile() of torchloom.initialize, not torchloom.compile()"
+                "engine.compile() of torchloom.initialize, or pass optimizer= to torchloom.compile()"
             )
         if spec.mode == "sharded":
             self._keep(spec.name)

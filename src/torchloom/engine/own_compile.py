@@ -106,7 +106,14 @@ def compile_model(
     _refuse_streaming(each.name for each in description.timetable.all_passes)
     # The loop's own optimizer steps shards wherever they are: nothing is streamed for it.
     host = Offloads(settings, model, layout, None, device)
-    driver = Driver(ranks=agreement, host=host, optimizer=optimizer, name="torchloom.compile")
+    driver = Driver(
+        ranks=agreement,
+        host=host,
+        optimizer=optimizer,
+        # Updates by hand leave no trace; steps of an optimizer that is known do.
+        knows_steps=optimizer is not None,
+        name="torchloom.compile",
+    )
     compiled = build_step(description, model, comm, driver)
     after_steps_of(model, optimizer, _on_step(compiled, comm))
     return compiled.session
@@ -141,9 +148,16 @@ def _warn_of_others(tree: Mapping[str, Any]) -> None:
 
 def _check(settings: Config, optimizer: Optimizer | None) -> None:
     """Refuse what a loop without an engine cannot keep."""
-    if settings.compile.memory_budget is not None and optimizer is None:
+    if optimizer is not None:
+        return
+    if settings.compile.memory_budget is not None:
         raise ConfigError(
             "compile.memory_budget counts optimizer states: pass optimizer= to torchloom.compile"
+        )
+    if settings.compile.plan is not None:
+        raise ConfigError(
+            "compile.plan may keep weights gathered until the optimizer steps: pass optimizer= to "
+            "torchloom.compile"
         )
 
 

@@ -63,7 +63,7 @@ def build_step(
     book = Book(
         layout=description.layout,
         parameters=owners_of(model),
-        residency=comm.residents,
+        residency=comm.residents if driver.knows_steps else None,
         optimizer=optimizer,
         table=costs_of(description.device, description.network),
     )

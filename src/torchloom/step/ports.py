@@ -76,5 +76,7 @@ class Driver:
     """Number of the next optimizer step."""
     as_shards: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     """A `with` block in which parameters hold what the optimizer steps."""
+    knows_steps: bool = True
+    """Whether weights that stay gathered are gathered again after each update; else none may stay."""
     name: str = "engine.compile()"
     """What the user called, for messages."""
