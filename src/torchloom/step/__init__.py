@@ -17,14 +17,13 @@ from __future__ import annotations
 from torchloom.step.build import build_step
 from torchloom.step.compiled import CompiledStep
 from torchloom.step.description import CompileCall, StepDescription, describe_step
-from torchloom.step.ports import Driver, HostMemory, Ranks
+from torchloom.step.ports import Driver, HostMemory
 
 __all__ = [
     "CompileCall",
     "CompiledStep",
     "Driver",
     "HostMemory",
-    "Ranks",
     "StepDescription",
     "build_step",
     "describe_step",

@@ -12,24 +12,16 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from torchloom._torch.cache import why_cache_is_open
-from torchloom._torch.inductor import load_inductor
-from torchloom._torch.module_calls import compile_in_place
 from torchloom.deepcompile.site import Book
-from torchloom.graph import GraphPass
-from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.alike import Alike
 from torchloom.runtime import Communicator
 from torchloom.runtime.lines import tell_graph
-from torchloom.shard import detach_hooks, owners_of
-from torchloom.shard.regather import around_compiled
+from torchloom.shard import owners_of
 from torchloom.step.compiled import CompiledStep
 from torchloom.step.description import StepDescription
 from torchloom.step.planner import costs_of, make_planner
@@ -37,8 +29,7 @@ from torchloom.step.ports import Driver
 from torchloom.step.shared_weights import share_weights
 from torchloom.step.standing import standing_of
 from torchloom.step.standing_parts import found_standing
-
-logger = get_logger(__name__)
+from torchloom.step.start import start_compiled
 
 
 def build_step(
@@ -123,28 +114,4 @@ def build_step(
         host=driver.host,
         standing=standing,
         replan_step=description.replan_step,
-        start=start_compiled,
     )
-
-
-def start_compiled(
-    model: nn.Module,
-    session: CompileSession,
-    passes: tuple[GraphPass, ...] | None = None,
-    **kwargs: Any,
-) -> None:
-    """Let calls of a sharded model go through a session from now on.
-
-    Args:
-        model: sharded.
-        session: what compiles its graphs.
-        passes: the passes to run from now on; None: the session's passes.
-        kwargs: more arguments of `torch.compile`.
-    """
-    if session.backend == "inductor":
-        load_inductor()
-        if (reason := why_cache_is_open()) and session.announce:
-            logger.warning("%s", reason)
-    around = partial(around_compiled, regather=session.regather)
-    compile_in_place(model, session.begin(passes), around=around, **kwargs)
-    detach_hooks(model)  # last, so that a failure above leaves the model unchanged

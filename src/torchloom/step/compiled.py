@@ -17,13 +17,15 @@ from torch import nn
 
 from torchloom import events
 from torchloom._torch.module_calls import call_in_place, compiled_in_place
+from torchloom.exchange import Agreement
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.schedule import ScheduleEntry
 from torchloom.step.description import StepDescription
 from torchloom.step.planner import keep_figures, plan_again
-from torchloom.step.ports import SHARDS, HostMemory, Ranks
+from torchloom.step.ports import SHARDS, HostMemory
 from torchloom.step.standing import Standing
+from torchloom.step.start import start_compiled
 
 logger = get_logger(__name__)
 
@@ -37,13 +39,11 @@ class CompiledStep:
     description: StepDescription
     entry: ScheduleEntry
     """The entry of the schedule that runs now."""
-    ranks: Ranks
+    ranks: Agreement
     host: HostMemory
     standing: Standing
     replan_step: int
     """Optimizer step at which to plan again from measured times; 0: already done, or never."""
-    start: Callable[..., None]
-    """Lets calls of the model go through the session."""
     _first_call: Callable[..., Any] | None = None
     """Calls the code of the first plan while the second is being tried."""
 
@@ -70,7 +70,7 @@ class CompiledStep:
             return False
         passes = entry.passes if switches else None
         self.host.make_room()  # the new graphs may have another peak
-        self.start(self._owner(), self.session, passes, **self.description.compile_kwargs)
+        start_compiled(self._owner(), self.session, passes, **self.description.compile_kwargs)
         self.entry = entry
         self.host.follow([each.name for each in entry.passes])
         if switches:

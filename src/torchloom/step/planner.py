@@ -10,11 +10,11 @@ import torch
 
 from torchloom.costs import CostTable, Network, load_table, save_table, shared_table
 from torchloom.errors import PlanError
+from torchloom.exchange import Agreement
 from torchloom.log import get_logger
 from torchloom.memory import Transit
 from torchloom.plan import Plan, Planner
 from torchloom.runtime import refresh_bytes, transit_bytes
-from torchloom.step.ports import Ranks
 from torchloom.step.standing import Standing
 
 logger = get_logger(__name__)
@@ -78,7 +78,7 @@ def costs_of(device: torch.device, network: Network) -> CostTable:
     return replace(shared_table(load_table(device)), network=network)
 
 
-def plan_again(planner: Planner, ranks: Ranks, device: torch.device) -> bool:
+def plan_again(planner: Planner, ranks: Agreement, device: torch.device) -> bool:
     """Measure the operators of the planned graphs and say whether that changes the plan.
 
     All ranks must call. Each operator runs alone, on random tensors; the slowest rank's figures
@@ -109,7 +109,7 @@ def plan_again(planner: Planner, ranks: Ranks, device: torch.device) -> bool:
     return has_changed
 
 
-def keep_figures(planner: Planner, ranks: Ranks, device: torch.device) -> None:
+def keep_figures(planner: Planner, ranks: Agreement, device: torch.device) -> None:
     """Save the measured figures, so that the next run on this machine plans by them.
 
     Args:

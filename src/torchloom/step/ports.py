@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch.optim import Optimizer
 
+from torchloom.exchange import Agreement
+
 STATES, SHARDS = "offload_opt_states", "offload_parameters"
 """Names of the passes that keep optimizer states, or shards of parameters, in host memory."""
-
-
-class Ranks(Protocol):
-    """Compares and exchanges plain facts between all ranks, which call in the same order."""
-
-    @property
-    def rank(self) -> int:
-        """This rank's place among them."""
-        ...
-
-    def check_facts(self, what: str, facts: Mapping[str, object]) -> None:
-        """Raise on every rank unless all ranks hold the same facts."""
-        ...
-
-    def least(self, what: str, value: int) -> int:
-        """Return the smallest value that any rank holds."""
-        ...
-
-    def most(self, what: str, value: int) -> int:
-        """Return the largest value that any rank holds."""
-        ...
-
-    def texts(self, what: str, text: str) -> list[str]:
-        """Return the text of every rank, by rank."""
-        ...
 
 
 class HostMemory(Protocol):
@@ -68,7 +45,7 @@ class HostMemory(Protocol):
 class Driver:
     """What an engine, or the user's own loop, gives a compiled step."""
 
-    ranks: Ranks
+    ranks: Agreement
     host: HostMemory
     optimizer: Optimizer | None = None
     """Over this rank's shards; None without training, or where plans do not count its states."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchloom.exchange import Agreement
 from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes, optimizer_peak
 from torchloom.plan import HostStates
 from torchloom.runtime.host import is_on_host
-from torchloom.step.ports import Ranks
 
 logger = get_logger(__name__)
 
@@ -62,7 +62,7 @@ class Standing:
 def standing_of(
     model: nn.Module,
     optimizer: Optimizer | None,
-    ranks: Ranks,
+    ranks: Agreement,
     *,
     budget_bytes: int | None,
     accumulates: bool,
@@ -144,7 +144,7 @@ def _base_bytes(
 
 def _host_states(
     optimizer: Optimizer,
-    ranks: Ranks,
+    ranks: Agreement,
     *,
     step_bytes: int,
     may_wait: MayWait,
