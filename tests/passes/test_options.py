@@ -40,6 +40,16 @@ def test_bound_options_reach_the_function_alone() -> None:
         plain.with_options(dept=3)
 
 
+@pytest.mark.parametrize("value", ["32MB", -1, True, 1.5, None])
+def test_a_value_of_another_kind_is_refused(value) -> None:
+    with pytest.raises(
+        PassError, match=r"'max_bytes' of pass 'prefetch' is .*: give a whole number"
+    ):
+        PASSES["prefetch"].with_options(max_bytes=value)
+    with pytest.raises(PassOrderError, match="schedule step 3: option 'max_bytes'"):
+        Resolver(3).timetable([(3, ["zero3", "place", ("prefetch", {"max_bytes": value})])])
+
+
 def test_a_schedule_gives_a_pass_options_which_win_over_settings() -> None:
     resolver = Resolver(3, options={"prefetch": {"max_bytes": 5}, "bucket": {"gather_bytes": 7}})
     own = [*("zero3", "place", "bucket"), ("prefetch", {"max_bytes": 9})]
@@ -86,12 +96,12 @@ def test_options_are_part_of_the_cache_key() -> None:
     assert key_of({}) == key_of({})
     assert len({key_of({"prefetch": {"max_bytes": size}}) for size in (1, 2)}) == 2
 
-    def mine(gm, ctx, *, depth: int = 1) -> int:
+    def mine(gm, ctx, *, depth: int = 1, table: object = None) -> int:
         return 0
 
     plain = GraphPass(name="mine", fn=mine, stage="lowered")
     assert identity_of(plain) != identity_of(plain.with_options(depth=2))
-    assert not identity_of(plain.with_options(depth=object())).is_complete
+    assert not identity_of(plain.with_options(table=object())).is_complete
 
 
 def test_ranks_compare_options_by_name() -> None:

@@ -145,23 +145,35 @@ def test_what_the_cases_are_for_has_happened(doors) -> None:
     assert len({loss[0] for loss in losses}) == 1
 
 
-def refused(rank, config, error):
+def refused(rank, arguments):
     model = torchloom.shard_model(model_of(), stage=3)
     try:
-        torchloom.compile(model, config=config)
+        torchloom.compile(model, **arguments)
     except (ConfigError, ShardError) as refusal:
         return str(refusal)
     return "was taken"
 
 
+OTHERS = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+
+
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("arguments", "words"),
     [
-        ({"memory_budget": "40GB"}, "counts optimizer states: pass optimizer="),
-        ({"plan": "plan.json"}, "may keep weights gathered until the optimizer steps"),
-        ({"offload_opt_states": True}, "a loop of one's own does not call: remove it"),
-        ({"zero_optimization": {"stage": 2}}, "is 2, but this model is sharded at stage 3"),
+        ({"optimizer": OTHERS}, "steps none of this model's parameters"),
+        ({"optimizer": torch.optim.SGD}, "pass a torch optimizer"),
+        (
+            {"memory_budget": "40GB"},
+            "write torchloom.compile(model, config={'memory_budget': '40GB'})",
+        ),
+        ({"config": {"memory_budget": "40GB"}}, "counts optimizer states: pass optimizer="),
+        ({"config": {"plan": "plan.json"}}, "may keep weights gathered until the optimizer steps"),
+        ({"config": {"offload_opt_states": True}}, "a loop of one's own does not call: remove it"),
+        (
+            {"config": {"zero_optimization": {"stage": 2}}},
+            "is 2, but this model is sharded at stage 3",
+        ),
     ],
 )
-def test_what_an_own_loop_cannot_keep_is_refused(config, words) -> None:
-    assert words in run_ranks(1, refused, config, ConfigError, timeout_s=200)[0]
+def test_what_an_own_loop_cannot_keep_is_refused(arguments, words) -> None:
+    assert words in run_ranks(1, refused, arguments, timeout_s=200)[0]

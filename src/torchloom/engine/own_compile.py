@@ -13,7 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from torchloom.config import Config, load_config, thawed_map
+from torchloom.config import Config, load_config
+from torchloom.config.fields import keys_of
+from torchloom.config.findings import Findings
+from torchloom.config.schema_compile import CompileSection
+from torchloom.config.source import read
 from torchloom.engine.facts import config_facts
 from torchloom.engine.notices import log_notes
 from torchloom.engine.offloads import Offloads
@@ -22,7 +26,7 @@ from torchloom.errors import ConfigError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, PassItem, Schedule
 from torchloom.pipeline.device import device_bytes
-from torchloom.runtime import Communicator, lookup, use_shared_memory
+from torchloom.runtime import lookup, use_shared_memory
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, layout_of
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
@@ -78,14 +82,18 @@ def compile_model(
         ...     model, config={"memory_budget": "40GB"}, optimizer=optimizer
         ... )
     """
+    _refuse_keys(compile_kwargs)
     layout = layout_of(model)
     settings = _settings(config, layout, strict)
     if dist.get_rank() == 0:
         log_notes(settings)
-    _check(settings, optimizer)
+    _check(settings, model, optimizer)
     comm = lookup(layout.handle)
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
-    agreement.check_facts("the config of torchloom.compile", config_facts(settings))
+    agreement.check_facts(
+        "the config of torchloom.compile",
+        {**config_facts(settings), "optimizer": _kind_of(optimizer)},
+    )
     if settings.compile.symmetric_memory:
         use_shared_memory(comm)
     device = next(model.parameters(), torch.empty(0)).device
@@ -110,13 +118,27 @@ def compile_model(
         ranks=agreement,
         host=host,
         optimizer=optimizer,
-        # Updates by hand leave no trace; steps of an optimizer that is known do.
-        knows_steps=optimizer is not None,
+        tells_updates=False,
+        may_keep=optimizer is not None,
         name="torchloom.compile",
     )
     compiled = build_step(description, model, comm, driver)
-    after_steps_of(model, optimizer, _on_step(compiled, comm))
+    after_steps_of(model, optimizer, _on_step(compiled))
     return compiled.session
+
+
+def _refuse_keys(compile_kwargs: Mapping[str, Any]) -> None:
+    """Refuse keys of the config among the arguments of `torch.compile`."""
+    for name, value in compile_kwargs.items():
+        if name in keys_of(CompileSection):
+            raise ConfigError(
+                f"{name!r} is a key of the config, no argument of torch.compile: write "
+                f"torchloom.compile(model, config={{{name!r}: {value!r}}})"
+            )
+
+
+def _kind_of(optimizer: Optimizer | None) -> str | None:
+    return None if optimizer is None else type(optimizer).__qualname__
 
 
 def _settings(config: ConfigSource | None, layout: Layout, strict: bool) -> Config:
@@ -125,7 +147,10 @@ def _settings(config: ConfigSource | None, layout: Layout, strict: bool) -> Conf
     if config is None or (isinstance(config, Mapping) and not config.keys() & set(_SECTIONS)):
         tree: dict[str, Any] = {"compile": dict(config or {})}
     else:
-        tree = thawed_map(load_config(config, world_size=world_size).source)
+        findings = Findings()
+        tree = dict[str, Any](read(config, findings).tree)
+        if findings.errors:
+            load_config(config, world_size=world_size)  # raises, and tells all errors
         _warn_of_others(tree)
     zero = dict(tree.get("zero_optimization") or {})
     if zero.setdefault("stage", layout.stage) != layout.stage:
@@ -146,9 +171,19 @@ def _warn_of_others(tree: Mapping[str, Any]) -> None:
         )
 
 
-def _check(settings: Config, optimizer: Optimizer | None) -> None:
+def _check(settings: Config, model: nn.Module, optimizer: Optimizer | None) -> None:
     """Refuse what a loop without an engine cannot keep."""
     if optimizer is not None:
+        if not hasattr(optimizer, "param_groups"):
+            raise ConfigError(
+                f"optimizer= of torchloom.compile is a {type(optimizer).__name__}: pass a torch optimizer"
+            )
+        trained = {id(param) for param in model.parameters()}
+        if trained.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+            raise ConfigError(
+                "optimizer= of torchloom.compile steps none of this model's parameters: build it from "
+                "model.parameters() of the model that you compile"
+            )
         return
     if settings.compile.memory_budget is not None:
         raise ConfigError(
@@ -169,13 +204,11 @@ def _refuse_streaming(names: Iterable[str]) -> None:
         )
 
 
-def _on_step(compiled: CompiledStep, comm: Communicator) -> Callable[[bool], None]:
-    """Return a function to call after an optimizer step: it drops gathered weights and advances the schedule."""
+def _on_step(compiled: CompiledStep) -> Callable[[], None]:
+    """Return a function to call after each optimizer step of the loop: it advances the schedule."""
     steps = itertools.count(1)
 
-    def moved(counts: bool) -> None:
-        comm.residents.invalidate()
-        if counts:
-            compiled.advance(next(steps))
+    def moved() -> None:
+        compiled.advance(next(steps))
 
     return moved

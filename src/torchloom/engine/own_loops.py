@@ -47,34 +47,35 @@ class _Listener:
     """Who is told of steps over one model's parameters."""
 
     params: frozenset[int]
-    optimizer: weakref.ref[Optimizer] | None
-    """Whose steps count; None: those of any."""
-    tell: Callable[[bool], None]
+    """By id: steps over any of them count."""
+    tell: Callable[[], None]
 
 
 _LISTENERS: weakref.WeakKeyDictionary[nn.Module, _Listener] = weakref.WeakKeyDictionary()
 
 
-def after_steps_of(
-    model: nn.Module, optimizer: Optimizer | None, tell: Callable[[bool], None]
-) -> None:
+def after_steps_of(model: nn.Module, optimizer: Optimizer | None, tell: Callable[[], None]) -> None:
     """Call `tell` after each optimizer step over a model's parameters, as long as the model lives.
 
     Args:
         model: sharded; `tell` must not hold it, or it would never be freed.
-        optimizer: whose steps count as steps of the loop; None: those of any.
-        tell: is given whether the step counts. A second call replaces the first.
+        optimizer: the loop's. A step counts when it steps this one's first parameter, whoever takes it: the
+            optimizer may be a wrapper, or be made anew. None: steps over any parameter of the model count.
+        tell: a second call replaces the first.
     """
-    params = frozenset(id(param) for param in model.parameters())
-    own = None if optimizer is None else weakref.ref(optimizer)
-    _LISTENERS[model] = _Listener(params, own, tell)
+    counted = model.parameters() if optimizer is None else _stepped_by(optimizer)[:1]
+    _LISTENERS[model] = _Listener(frozenset(map(id, counted)), tell)
+
+
+def _stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _tell_listeners(optimizer: Optimizer) -> None:
-    stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    stepped = set(map(id, _stepped_by(optimizer)))
     for each in list(_LISTENERS.values()):
         if not each.params.isdisjoint(stepped):
-            each.tell(each.optimizer is None or each.optimizer() is optimizer)
+            each.tell()
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

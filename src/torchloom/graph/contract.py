@@ -159,11 +159,13 @@ class GraphPass:
         """Return the pass with options bound, beside those that are bound already.
 
         Raises:
-            PassError: the pass has no such option.
+            PassError: the pass has no such option, or the value is of another kind than its default.
         """
         known = options_of(self.fn)
-        for name in options:
-            if name not in known:
+        for name, value in options.items():
+            if name in known:
+                _check_kind(self.name, name, value, known[name])
+            else:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = (
                     f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
@@ -178,6 +180,30 @@ class GraphPass:
             KeyError: the pass has no such option.
         """
         return {**options_of(self.fn), **dict(self.options)}[name]
+
+
+_KINDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+}
+"""Plain kinds of options, in words."""
+
+
+def _check_kind(pass_name: str, option: str, value: object, default: object) -> None:
+    """Refuse a value of another kind than a plain default, and sizes below 0."""
+    kind = type(default)
+    if kind not in _KINDS:
+        return
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if isinstance(value, int) and option.endswith("_bytes"):
+        fits = fits and value >= 0
+    if not fits:
+        raise PassError(
+            f"option {option!r} of pass {pass_name!r} is {value!r}: give {_KINDS[kind]}, as its default "
+            f"{default!r} is"
+        )
 
 
 def options_of(fn: Callable[..., Any]) -> dict[str, object]:

@@ -79,6 +79,8 @@ class CompileSession:
     """What custom passes are told of the model and of all graphs."""
     standing: events.StandingFound | None = None
     """Memory used outside the graphs; emitted with each compiled graph if a recorder listens."""
+    before_forward: Callable[[], None] | None = None
+    """Called before each forward pass of the module that backward may follow."""
     keeps: object = None
     """Objects that woven graphs need while they run; the session keeps them alive."""
     report: CompileReport = field(default_factory=CompileReport)
@@ -304,7 +306,7 @@ class CompileSession:
 
     def close(self) -> None:
         """Release the model, its optimizer and the objects that woven graphs kept; Dynamo may keep the code."""
-        self.keeps = self.planner = self.alike = self.trial = None
+        self.keeps = self.planner = self.alike = self.trial = self.before_forward = None
         self.book = Book()
 
     def _compile(

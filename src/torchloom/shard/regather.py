@@ -276,14 +276,23 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
     )
 
 
-def around_compiled(call: Callable[..., Any], *, regather: bool) -> Callable[..., Any]:
+def around_compiled(
+    call: Callable[..., Any], *, regather: bool, before: Callable[[], None] | None = None
+) -> Callable[..., Any]:
     """Return what calls a compiled module with the brackets of `attach` for its parts that run in Python.
 
     Tied weights are gathered for each use there.
+
+    Args:
+        call: the compiled module.
+        regather: whether eager parts save shards for backward, not gathered weights (stage 3).
+        before: called before each forward pass that backward may follow.
     """
 
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if before is not None and torch.is_grad_enabled():
+            before()
         start = WRITES.open()
         try:
             if not regather or not torch.is_grad_enabled():

@@ -54,7 +54,7 @@ def build_step(
     book = Book(
         layout=description.layout,
         parameters=owners_of(model),
-        residency=comm.residents if driver.knows_steps else None,
+        residency=comm.residents if driver.may_keep else None,
         optimizer=optimizer,
         table=costs_of(description.device, description.network),
     )
@@ -78,7 +78,7 @@ def build_step(
         book.table,
         description.pinned,
         is_estimate=description.backend == "inductor",
-        micro_steps=description.micro_steps,
+        micro_steps=description.micro_steps if driver.tells_updates else 1,
         prefetch_is_bound=description.prefetch_is_bound,
     )
     comm.residents.bucket_bytes = description.resident_bucket_bytes
@@ -98,6 +98,7 @@ def build_step(
         alike=Alike(ranks.rank, ranks.texts),
         book=book,
         standing=found,
+        before_forward=None if driver.tells_updates else comm.residents.invalidate,
         keeps=None if shared is None else shared.store,
         tell=tell_graph,
     )

@@ -53,7 +53,10 @@ class Driver:
     """Number of the next optimizer step."""
     as_shards: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     """A `with` block in which parameters hold what the optimizer steps."""
-    knows_steps: bool = True
-    """Whether weights that stay gathered are gathered again after each update; else none may stay."""
+    tells_updates: bool = True
+    """Whether it drops gathered weights after each update of the weights. A loop may update them in ways that
+    leave no trace (fused optimizers, `param.data`): there each forward pass gathers them again."""
+    may_keep: bool = True
+    """Whether custom passes may ask for weights that stay gathered."""
     name: str = "engine.compile()"
     """What the user called, for messages."""
