@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torchloom.costs import CostTable
-from torchloom.graph import movable
 from torchloom.plan.form import GraphForm
 from torchloom.plan.frontier import MemorySource
 from torchloom.plan.problem import KeptOnDevice, PlanningProblem
@@ -74,11 +73,10 @@ def _copies(base: GraphForm, best: TriedPlan, costs: CostTable) -> MemorySource:
     device = costs.device
     time_us = base.compute_us + best.added_us
     capacity_bytes = time_us / device.round_trip_us(at_once=True)
-    owner = movable(base.problem.joint)
     sizes = (
         sum(base.model.sizes[storage] for storage in base.model.fresh[index])
         for index, node in enumerate(base.model.nodes)
-        if base.model.in_forward[index] and owner.get(node) is node
+        if base.model.in_forward[index] and base.movable.get(node) is node
     )
     most_bytes = sum(size for size in sizes if size >= base.problem.offload_min_bytes)
     us_per_byte = device.link_load * device.round_trip_us()

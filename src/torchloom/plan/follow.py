@@ -9,6 +9,7 @@ from torchloom.errors import PlanError
 from torchloom.graph import droppable
 from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import Peaks, joint_model
+from torchloom.plan.limits import PlanLimits
 from torchloom.plan.matching import moved_to
 from torchloom.plan.model import GraphPlan, Plan
 from torchloom.plan.problem import KeptOnDevice, PlanningProblem, TransferSizes
@@ -19,79 +20,53 @@ class Follower:
     """Applies a plan to a graph: checks that it can be followed, and computes its figures anew.
 
     Args:
-        budget_bytes: for forward, backward and what stays on the device; None for no bound.
-        kept_before: what stays on the device because of graphs planned before.
+        limits: what plans of the graph may take.
         workspaces: what operators allocate for themselves; unknown ones are probed.
         is_estimate: whether the compiler allocates in its own way: the plan's difference between
             graphs and code then counts.
     """
 
-    budget_bytes: int | None
-    kept_before: KeptOnDevice
+    limits: PlanLimits
     workspaces: WorkspaceTable
     is_estimate: bool
 
-    def follow_pinned(self, pinned: Plan, digest: str, problem: PlanningProblem) -> GraphPlan:
-        """Return the part of a pinned plan that is for a graph.
+    def given(
+        self, problem: PlanningProblem, digest: str, pinned: Plan | None, agreed: GraphPlan | None
+    ) -> GraphPlan | None:
+        """Return the plan that was given for a graph, with its figures; None where there is none.
 
         Args:
-            pinned: the plan of a whole run.
+            problem: the graph, and what may be decided about it.
             digest: of the graph.
-            problem: what may be decided about it.
+            pinned: the plan of a whole run, which is followed or refused.
+            agreed: the plan of a graph of the same operators with other sizes, followed if it fits.
 
         Raises:
-            PlanError: there is none, it decides about what this graph does not have, or it does not
-                fit.
-        """
-        wanted = next((each for each in pinned.graphs if each.graph == digest), None)
-        if wanted is None:
-            raise PlanError(
-                f"the pinned plan holds no graph {digest} (it has "
-                f"{', '.join(each.graph for each in pinned.graphs) or 'none'}): model, batch shape, "
-                "passes or torch have changed since; plan again, without compile.plan"
-            )
-        return self.follow(wanted, problem)
-
-    def follow_agreed(
-        self, agreed: GraphPlan, digest: str, problem: PlanningProblem
-    ) -> GraphPlan | None:
-        """Return the plan of a graph with other sizes, for this one; None where it does not fit.
-
-        Args:
-            agreed: the plan of a graph of the same operators.
-            digest: of this graph.
-            problem: what may be decided about it.
+            PlanError: the pinned plan lacks this graph, decides about what it does not have, or
+                does not fit.
         """
         try:
-            return self.follow(replace(moved_to(agreed, problem.joint), graph=digest), problem)
+            wanted = _wanted(problem, digest, pinned, agreed)
+            return None if wanted is None else self._followed(wanted, problem)
         except PlanError:
+            if pinned is not None:
+                raise
             return None
 
-    def follow(self, wanted: GraphPlan, problem: PlanningProblem) -> GraphPlan:
-        """Return a plan with its figures for this graph.
-
-        Args:
-            wanted: what is decided.
-            problem: what may be decided.
-
-        Raises:
-            PlanError: it decides about what this graph does not have, or does not fit.
-        """
+    def _followed(self, wanted: GraphPlan, problem: PlanningProblem) -> GraphPlan:
         if wanted.offload:
             problem = _offloaded(wanted, problem)
         self._check_kept(wanted, problem)
         peaks = self._peaks(wanted, problem)
-        kept = self.kept_before.joined(KeptOnDevice(wanted.resident, wanted.pieces))
+        own = KeptOnDevice(wanted.resident, wanted.pieces)
+        kept = self.limits.kept_before.joined(own)
         transfers = TransferSizes(wanted.bucket_bytes, wanted.prefetch_bytes)
-        candidate = kept.candidate(wanted.recompute, transfers)
-        peak_bytes = (
-            peaks.peak_bytes
-            if problem.run_trial is None
-            else problem.run_trial(candidate).peak_bytes
-        )
-        budget_bytes = None
-        if self.budget_bytes is not None:
-            budget_bytes = self.budget_bytes - kept.num_bytes
+        peak_bytes = peaks.peak_bytes
+        if problem.run_trial is not None:
+            peak_bytes = problem.run_trial(kept.candidate(wanted.recompute, transfers)).peak_bytes
+        budget_bytes = self.limits.budget_bytes
+        if budget_bytes is not None:
+            budget_bytes -= kept.num_bytes
             self._check_fits(wanted, peak_bytes, budget_bytes)
         return replace(
             wanted,
@@ -105,7 +80,7 @@ class Follower:
         )
 
     def _check_kept(self, wanted: GraphPlan, problem: PlanningProblem) -> None:
-        known, before = f"graph {wanted.graph}", self.kept_before
+        known, before = f"graph {wanted.graph}", self.limits.kept_before
         name = _first_unknown(wanted.resident, problem.weight_bytes, before.weight_bytes)
         if name is not None:
             raise PlanError(
@@ -141,6 +116,23 @@ class Follower:
                 f"the pinned plan of graph {wanted.graph} adds {expected_bytes:,} bytes, "
                 f"{budget_bytes:,} are left by compile.memory_budget: raise it, or plan again"
             )
+
+
+def _wanted(
+    problem: PlanningProblem, digest: str, pinned: Plan | None, agreed: GraphPlan | None
+) -> GraphPlan | None:
+    if pinned is not None:
+        for each in pinned.graphs:
+            if each.graph == digest:
+                return each
+        raise PlanError(
+            f"the pinned plan holds no graph {digest} (it has "
+            f"{', '.join(each.graph for each in pinned.graphs) or 'none'}): model, batch shape, "
+            "passes or torch have changed since; plan again, without compile.plan"
+        )
+    if agreed is None or agreed.graph == digest:
+        return None
+    return replace(moved_to(agreed, problem.joint), graph=digest)
 
 
 def _offloaded(wanted: GraphPlan, problem: PlanningProblem) -> PlanningProblem:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from torchloom.costs import CostTable, measured_us, node_us
-from torchloom.graph import droppable
+from torchloom.graph import droppable, movable
 from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import JointModel, joint_model
 from torchloom.plan.frontier import Frontier, FrontierPoint, crossing, frontier, peaks_under
@@ -63,11 +63,19 @@ class GraphForm:
     results: dict[PlanCandidate, TrialResult] = field(default_factory=dict)
     """What trials of this form have found."""
     _offloaded: dict[tuple[frozenset[str], frozenset[str]], GraphForm] = field(default_factory=dict)
+    _movable: dict[fx.Node, fx.Node] | None = None
 
     @property
     def compute_us(self) -> float:
         """Time of all operators, each once."""
         return sum(self.cost_us)
+
+    @property
+    def movable(self) -> dict[fx.Node, fx.Node]:
+        """Nodes whose memory may wait on the host, with the node that owns that memory."""
+        if self._movable is None:
+            self._movable = movable(self.problem.joint)
+        return self._movable
 
     def names(self, point: FrontierPoint) -> frozenset[str]:
         """Return the values that forward does not hand to backward at a point of the frontier."""

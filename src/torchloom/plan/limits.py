@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchloom.plan.code_overhead import CodeOverhead
+from torchloom.plan.model import GraphPlan
 from torchloom.plan.problem import KeptOnDevice
 from torchloom.plan.states import StateCosts
 
@@ -32,6 +33,12 @@ class PlanLimits:
     def states_bytes(self) -> int:
         """Optimizer states that would stay on the device if there were room."""
         return 0 if self.states is None else self.states.states.total_bytes
+
+    def is_known_too_large(self, plan: GraphPlan) -> bool:
+        """Say whether the code of a plan was compiled and needs more than it may."""
+        if plan.budget_bytes is None or not self.overhead.knows(plan):
+            return False
+        return plan.peak_bytes + self.overhead.bytes_of(plan.offload) > plan.budget_bytes
 
     def states_us(self, allowed_bytes: int | None, peak_bytes: int, kept: KeptOnDevice) -> float:
         """Return what streaming optimizer states adds to a run of the graph, in microseconds.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from torchloom.costs import Device
-from torchloom.graph import movable
 from torchloom.plan.form import GraphForm, Offload, OffloadedValue
 from torchloom.plan.frontier import FrontierPoint
 
@@ -25,11 +24,10 @@ def offload_sets(base: GraphForm, device: Device) -> Iterator[Offload]:
     model = base.model
     bytes_per_s = min(device.d2h_bytes_per_s, device.h2d_bytes_per_s)
     cheap = _last_below(base.frontier.points, _CHEAP * 1e6 / bytes_per_s)
-    owner = movable(base.problem.joint)
     waiting = []
     for index, size in base.handed_over(cheap).items():
         node = model.nodes[index]
-        if size >= base.problem.offload_min_bytes and owner.get(node) is node:
+        if size >= base.problem.offload_min_bytes and base.movable.get(node) is node:
             waiting.append(OffloadedValue(node, size, base.cost_us[index]))
     # What is dear to make again for its size; of equals the first ones wait longest.
     waiting.sort(key=lambda each: -each.cost_us / max(each.num_bytes, 1))

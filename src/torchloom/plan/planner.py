@@ -84,14 +84,11 @@ class Planner:
             PlanError: no plan fits (the text holds the least that is possible), or the pinned plan
                 is for other graphs.
         """
-        digest, known = graph_digest(problem.joint), self._known
-        kept_before, problem = known.kept_before(digest), known.same_problem(digest, problem)
-        if self.pinned is None:
-            plan = self._made(problem, digest, kept_before)
-        else:
-            follower = self._follower(problem, kept_before)
-            plan = follower.follow_pinned(self.pinned, digest, problem)
-        known.add(digest, PlannedGraph(problem, plan, kept_before))
+        digest = graph_digest(problem.joint)
+        kept_before = self._known.kept_before(digest)
+        problem = self._known.same_problem(digest, problem)
+        plan = self._made(problem, digest, kept_before)
+        self._known.add(digest, PlannedGraph(problem, plan, kept_before))
         return plan
 
     def refusal(self, graph_budget_bytes: int, least_bytes: int) -> str:
@@ -164,54 +161,36 @@ class Planner:
         )
 
     def _made(self, problem: PlanningProblem, digest: str, kept_before: KeptOnDevice) -> GraphPlan:
-        """Return the plan that ranks agreed on, where it fits, else the best one that is found."""
-        agreed = self._known.agreed.get(problem.kind)
-        if agreed is not None and agreed.graph != digest:
-            follower = self._follower(problem, kept_before)
-            followed = follower.follow_agreed(agreed, digest, problem)
-            if followed is not None and not self._known.is_too_large(followed):
-                return followed
+        """Return the plan that was given for a graph, where there is one, else the best that is found."""
         limits = self._limits(problem, digest, kept_before)
+        follower = Follower(limits=limits, workspaces=self.workspaces, is_estimate=self.is_estimate)
+        plan = follower.given(problem, digest, self.pinned, self._known.agreed.get(problem.kind))
+        if plan is not None and (self.pinned is not None or not self._known.is_too_large(plan)):
+            return plan
         search = Search(self.costs, self.workspaces, limits, self._forms, self.micro_steps)
         plan = search.run(problem, digest)
         if not plan.fits and not self.is_estimate:
             least_bytes = plan.peak_bytes + plan.beside_bytes
             raise PlanError(self.refusal(limits.budget_bytes or 0, least_bytes))
-        code_bytes = plan.peak_bytes + limits.overhead.bytes_of(plan.offload)
-        if plan.budget_bytes is None or code_bytes <= plan.budget_bytes:
-            return plan
-        if limits.overhead.knows(plan):
-            # The smallest plan is known not to fit. Compilers fuse best what is computed once.
-            plain = search.plain(problem, digest)
-            return plan if limits.overhead.knows(plain) else plain
         return plan
 
     def _limits(
         self, problem: PlanningProblem, digest: str, kept_before: KeptOnDevice
     ) -> PlanLimits:
-        budget_bytes, kept_bytes, states = self._budget_bytes(problem), None, None
-        if self.budget_bytes is not None:
-            kept_bytes = self.budget_bytes - self._known.highest_bytes_beside(digest)
-        if self.states is not None and budget_bytes is not None:
+        overhead = self._known.overhead_of(digest)
+        if self.budget_bytes is None:
+            return PlanLimits(overhead=overhead, kept_before=kept_before)
+        kept_bytes = self.budget_bytes - self._known.highest_bytes_beside(digest)
+        states = None
+        if self.states is not None:
             states = StateCosts(self.states, self.costs.device, self.micro_steps, kept_bytes)
         return PlanLimits(
-            budget_bytes=budget_bytes,
-            overhead=self._known.overhead_of(digest),
+            budget_bytes=self.budget_bytes - problem.batch_bytes,
+            overhead=overhead,
             kept_before=kept_before,
             kept_bytes=kept_bytes,
             states=states,
         )
-
-    def _follower(self, problem: PlanningProblem, kept_before: KeptOnDevice) -> Follower:
-        return Follower(
-            budget_bytes=self._budget_bytes(problem),
-            kept_before=kept_before,
-            workspaces=self.workspaces,
-            is_estimate=self.is_estimate,
-        )
-
-    def _budget_bytes(self, problem: PlanningProblem) -> int | None:
-        return None if self.budget_bytes is None else self.budget_bytes - problem.batch_bytes
 
 
 @dataclass(frozen=True, slots=True)

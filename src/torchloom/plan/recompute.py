@@ -21,12 +21,13 @@ def improved(best: TriedPlan, combination: Combination, trials: Trials) -> Tried
         combination: what is tried now.
         trials: of this search.
     """
-    if not best.fits:
-        return better(best, fastest_recomputation(combination, trials))
-    least_us = _least_us(combination, trials) + copied_us(combination.form, trials.costs)
-    if least_us >= best.added_us:
-        return best  # the room would cost more than could be gained
-    return better(best, fastest_recomputation(combination, trials, best.added_us))
+    limit_us = best.added_us if best.fits else None
+    if limit_us is not None:
+        least_us = _least_us(combination, trials) + copied_us(combination.form, trials.costs)
+        if least_us >= limit_us:
+            return best  # the room would cost more than could be gained
+    found = fastest_recomputation(combination, trials, limit_us)
+    return better(best, found)
 
 
 def fastest_recomputation(

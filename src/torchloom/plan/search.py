@@ -15,6 +15,7 @@ step, so memory is saved where that costs least.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torchloom.costs import CostTable
@@ -22,13 +23,14 @@ from torchloom.memory import WorkspaceTable
 from torchloom.plan.bound import least_added_us
 from torchloom.plan.combinations import plain_combination
 from torchloom.plan.combine import best_combination
-from torchloom.plan.form import FormCache
+from torchloom.plan.form import FormCache, GraphForm
 from torchloom.plan.limits import PlanLimits
 from torchloom.plan.model import GraphPlan
 from torchloom.plan.offloads import offload_sets
 from torchloom.plan.problem import CONFIGURED, PlanningProblem
 from torchloom.plan.recompute import fastest_recomputation, improved, without_recomputation
 from torchloom.plan.trials import Trials
+from torchloom.plan.tried import TriedPlan
 from torchloom.plan.write import write_plan
 
 
@@ -63,6 +65,18 @@ class Search:
         """
         # 1. Describe the graph: its exact memory, its times, and the frontier of recomputation.
         base = self.forms.form_of(problem, self.costs, self.workspaces)
+        plans = []
+        for best in self._best_first(base):
+            # 5. What no plan within the limits undercuts, then the plan with its reasons.
+            bound_us = least_added_us(best, base, self._trials, self.micro_steps)
+            plans.append(write_plan(best, digest, self.limits.budget_bytes, bound_us))
+            if not self.limits.is_known_too_large(plans[-1]):
+                return plans[-1]
+        return plans[0]
+
+    def _best_first(self, base: GraphForm) -> Iterator[TriedPlan]:
+        """Yield the best candidate, then the one to compile if the code of that is known not to fit."""
+        problem = base.problem
         # 2. The fastest point of the frontier that fits, with all else as the config says.
         best = fastest_recomputation(plain_combination(base, self.limits), self._trials)
         # 3. Where memory is short: activations that wait on the host, each set with its frontier.
@@ -76,22 +90,11 @@ class Search:
             best = best_combination(
                 best, forms, self._trials, micro_steps=self.micro_steps, may_be_lean=is_short
             )
-        # 5. What no plan within the limits undercuts, then the plan with its reasons.
-        bound_us = least_added_us(best, base, self._trials, self.micro_steps)
-        return write_plan(best, digest, self.limits.budget_bytes, bound_us)
-
-    def plain(self, problem: PlanningProblem, digest: str) -> GraphPlan:
-        """Return the plan that keeps whatever may be kept, in the least room that transfers allow.
-
-        Args:
-            problem: the graph, and what may be decided about it.
-            digest: of the graph.
-        """
-        base = self.forms.form_of(problem, self.costs, self.workspaces)
-        tried = []
-        for transfers in (CONFIGURED, *problem.transfers):
-            combination = plain_combination(base, self.limits, transfers)
-            tried.append(without_recomputation(combination, self._trials))
-        best = min(tried, key=lambda each: each.total_bytes)
-        bound_us = least_added_us(best, base, self._trials, self.micro_steps)
-        return write_plan(best, digest, self.limits.budget_bytes, bound_us)
+        yield best
+        # Compilers fuse best what is computed once: code that keeps every value may need less than
+        # that of the smallest graph. Transfers are as small as they may be.
+        kept = [
+            without_recomputation(plain_combination(base, self.limits, transfers), self._trials)
+            for transfers in (CONFIGURED, *problem.transfers)
+        ]
+        yield min(kept, key=lambda each: each.total_bytes)
