@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from support.models import tokens, tricky
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import make_engine, train
 from torchloom.capture.aot import run_boxed
 from torchloom.capture.hooks import GraphHook, kind_of

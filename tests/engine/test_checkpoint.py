@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from support.models import tokens, tricky
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 10}}

@@ -9,7 +9,7 @@ import torch
 
 from support.checkpoints import outcome, state_of
 from support.models import tokens
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, weights
 
 ACCUMULATE = {"gradient_accumulation_steps": 3}

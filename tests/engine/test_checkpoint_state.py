@@ -13,7 +13,7 @@ from torch import nn
 import torchloom
 from support.checkpoints import outcome, state_of
 from support.models import tricky
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 
 numpy = np.random.mtrand  # the generator that programs share

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from engine.test_parts_in_python import SGD, sharded
-from support.ranks import run_ranks
+from support.pool import run_ranks
 
 WIDTH = 7
 

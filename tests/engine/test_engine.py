@@ -11,7 +11,7 @@ from torch import nn
 
 import torchloom
 from support.models import tokens, tricky
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import make_engine, settings, train
 from torchloom.errors import EngineError, PassError
 from torchloom.graph import GraphPass

@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import settings
 
 WIDTH = 384

@@ -9,7 +9,7 @@ import torch
 
 import torchloom
 from support.memory import measure
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.zoo import ZOO, Mlp
 from torchloom.memory import measure_peak
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 
 WIDTH = 7
 

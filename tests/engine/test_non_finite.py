@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import torchloom
+from support import ranks
 from support.models import tokens, tricky
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.config import load_config
 from torchloom.engine import Engine
@@ -226,7 +227,7 @@ def test_the_log_names_rank_and_parameter_once(caplog) -> None:
             spoiled_step(engine, rank, "gradient", float("nan"))
         return [r.getMessage() for r in caplog.records if "skipped" in r.getMessage()]
 
-    first, second = run_ranks(2, fn)
+    first, second = ranks.run_ranks(2, fn)
     assert len(first) == 1
     assert "step 0 skipped" in first[0]
     assert "'up.weight' (nan, rank 1)" in first[0]

@@ -12,7 +12,7 @@ import torch
 import torchloom
 from support.memory import measure
 from support.models import tokens
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from support.zoo import ZOO, llama
 from torchloom.engine import Engine

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.engine import Engine
 from torchloom.errors import ConfigError

@@ -11,7 +11,7 @@ import torch
 
 import torchloom
 from support.models import Tricky, tokens
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.engine.stream import StateStream
 from torchloom.engine.stream_plan import schedule_of_actions, stream_actions

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 import torchloom
 from support.models import tokens, tricky
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import assert_equal, settings, train, weights
 from torchloom.errors import ConfigError, EngineError, TorchloomError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.errors import DataError
 
 

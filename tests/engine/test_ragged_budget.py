@@ -7,7 +7,7 @@ import torch
 
 import torchloom
 from support.models import SMALL_BUCKETS, Deep
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.errors import AgreementError
 from torchloom.plan import Plan
 

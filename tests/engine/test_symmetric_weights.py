@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchloom
+from support import ranks
 from support.models import tokens
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import make_engine, settings, train
 from support.shm import mapped_bytes, proportional_bytes
 from torchloom.errors import ShardError
@@ -302,11 +303,11 @@ def test_too_little_memory_for_the_weights_is_said_and_they_are_copied(caplog) -
         other = compiled(PLAIN)[0]
         return losses == train(other, rank, 2), calls(engine), caplog.text
 
-    for same, found, _ in run_ranks(2, fn):
+    for same, found, _ in ranks.run_ranks(2, fn):
         assert same
         assert found["forward torchloom.gather_start"] > 0
         assert "forward torchloom.symmetric_start" not in found
-    assert "gathered by copying" in run_ranks(2, fn)[0][2]
+    assert "gathered by copying" in ranks.run_ranks(2, fn)[0][2]
 
 
 def test_the_pass_can_be_turned_off_by_name() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import settings
 from torchloom.errors import AgreementError, EngineError, ShardError
 from torchloom.shard import gathered

@@ -12,7 +12,7 @@ from torch import nn
 
 import torchloom
 from support.models import SMALL_BUCKETS, Deep
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.zoo import ZOO
 from torchloom.errors import PlanError
 from torchloom.memory import measure_peak

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.errors import AgreementError, PeerLostError
 from torchloom.position import POSITION
 

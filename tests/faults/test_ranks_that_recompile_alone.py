@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support.models import tokens
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import make_engine, weights
 from torchloom.errors import AgreementError
 

@@ -37,6 +37,14 @@ def grow(tmp_path):
         tree.kill()
 
 
+@pytest.fixture(autouse=True)
+def _hangups_are_heard():
+    """Tests that `nohup` has started ignore hangups, and so would the runs that they start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_workers_end_when_the_launcher_is_killed(grow) -> None:
     tree = grow("--steps", 100_000)
     tree.await_line("step 2/")

@@ -13,7 +13,7 @@ from torch import nn
 
 import torchloom
 from support.foretold import needs_option
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import make_engine, train
 from torchloom._torch.module_calls import compile_in_place
 from torchloom.errors import InspectError

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.transformers_sizes import DECODER
 
 transformers = pytest.importorskip("transformers")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.zoo import ZOO
 from torchloom.memory import measure_peak
 

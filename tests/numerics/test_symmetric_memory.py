@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import make_engine, train
 
 SHARED = {"symmetric_memory": True, "strict": True}

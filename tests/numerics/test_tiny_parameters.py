@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.shard import layout_of, plan_layout
 
 SIZES = ((), (0,), (1,), (2,), (3,), (5,), (7,), (2, 3), (0, 4), (3, 3), (11,), (1, 13))

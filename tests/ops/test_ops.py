@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom import ops
 from torchloom.runtime import get_communicator
 

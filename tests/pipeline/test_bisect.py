@@ -8,7 +8,7 @@ from torch import nn
 
 import torchloom
 from support.models import tokens
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import make_engine
 from torchloom.errors import BackendError
 from torchloom.graph import GraphPass

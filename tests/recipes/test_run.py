@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.recipes.train import TrainOptions, run
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -62,20 +63,20 @@ if engine.rank == int(sys.argv[1]):
 """
 
 
-def test_a_collective_of_the_program_that_loses_its_peer_is_explained(tmp_path) -> None:
+@pytest.mark.parametrize("who", ["0", "1"])
+def test_a_collective_of_the_program_that_loses_its_peer_is_explained(tmp_path, who) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    for who in ("0", "1"):
-        head = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        done = subprocess.run(
-            [*head, str(script), who],
-            capture_output=True, text=True, timeout=120, check=False,
-            env=envs.child_environment({"OMP_NUM_THREADS": "1"}),
-        )  # fmt: skip
-        assert done.returncode == 1
-        other = 1 - int(who)
-        assert f"[rank {who}] PeerLostError: rank {other} has ended its program" in done.stderr
-        assert f"torch.distributed.barrier ({script}:6)" in done.stderr
+    head = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*head, str(script), who],
+        capture_output=True, text=True, timeout=120, check=False,
+        env=envs.child_environment({"OMP_NUM_THREADS": "1"}),
+    )  # fmt: skip
+    assert done.returncode == 1
+    other = 1 - int(who)
+    assert f"[rank {who}] PeerLostError: rank {other} has ended its program" in done.stderr
+    assert f"torch.distributed.barrier ({script}:6)" in done.stderr
 
 
 def test_an_error_of_another_kind_in_a_collective_stays_as_it_is() -> None:

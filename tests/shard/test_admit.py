@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.engine.native import check_devices
 from torchloom.errors import ShardError, TorchloomError
 from torchloom.shard import plan_layout

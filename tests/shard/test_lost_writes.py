@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import torchloom
 from engine.test_parts_in_python import SGD, sharded
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.errors import ShardError
 
 NUM, WIDTH = 11, 5

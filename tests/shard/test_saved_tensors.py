@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.test_parts_in_python import SGD, sharded
 from support.memory import measure
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.shard import gathered
 
 WIDTH = 6

@@ -13,7 +13,7 @@ from torch import nn
 
 import torchloom
 from support.models import Tricky, tokens, tricky
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.errors import ShardError
 from torchloom.shard import gathered, layout_of, on_meta, plan_layout, shard_module, unshard
 from torchloom.shard.shards import cut, join, valid_numel

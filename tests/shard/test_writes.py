@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from support.runs import settings
 from torchloom.errors import ShardError
 

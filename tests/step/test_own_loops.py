@@ -11,7 +11,7 @@ from torch import nn
 
 import torchloom
 from support.models import Deep
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.errors import AgreementError
 
 CONFIG = {

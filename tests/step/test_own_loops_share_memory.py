@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import torchloom
-from support.ranks import run_ranks
+from support.pool import run_ranks
 from torchloom.runtime import lookup
 from torchloom.shard import layout_of
 

@@ -1,7 +1,7 @@
 """What a rank of the pool forgets between two tests, so that each meets the state of a new process.
 
 torch: the process group, Dynamo's code and counters, configurations, seeds, modes, the default type.
-torchloom: the contents of its modules' tables, its counters, open lines, movers and their threads, where it
+torchloom: the contents of its modules' tables, functions put in place of its own, its counters, open lines, movers and their threads, where it
 stands in a step. The process: logging; its variables, folder and warnings are set anew by the next function.
 """
 
@@ -63,6 +63,7 @@ class State:
             for name, value in vars(module).items()
             if isinstance(value, itertools.count)
         ]
+        self._parts = list(_parts(modules))
         self._configs = [config.get_config_copy() for config in _CONFIGS]
         self._threads = _threads()
         torch.manual_seed(_SEED)  # imports have drawn from it
@@ -98,6 +99,9 @@ class State:
         for module, name, value in self._counts:
             setattr(module, name, itertools.count(value))
         vars(POSITION).update(vars(Position()))
+        for owner, name, part in self._parts:  # a test may have put its own in their place
+            if vars(owner).get(name) is not part:
+                setattr(owner, name, part)
 
     def _restore_torch(self) -> None:
         torch._dynamo.reset()
@@ -146,6 +150,18 @@ def _values(modules: list[types.ModuleType], *kinds: type) -> Iterator[Any]:
             if is_state and id(value) not in seen:
                 seen.add(id(value))
                 yield value
+
+
+def _parts(modules: list[types.ModuleType]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the functions and classes of modules, and what classes hold, with their owner and name."""
+    for module in modules:
+        for name, value in vars(module).items():
+            if isinstance(value, types.FunctionType | type):
+                yield module, name, value
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                for part, held in vars(value).items():
+                    if isinstance(held, types.FunctionType | property | classmethod | staticmethod):
+                        yield value, part, held
 
 
 def _loggers() -> list[logging.Logger]:

@@ -60,6 +60,7 @@ def _child(
     status = 1
     try:
         torch.set_num_threads(1)
+        torch._dynamo.reset()  # what the parent compiled counts toward limits of recompiling
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group(
