@@ -8,6 +8,7 @@ where they compile.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
@@ -58,6 +59,7 @@ def _child(
     rank: int, world_size: int, port: int, write_end: int, fn: Callable[..., Any], args: Any
 ) -> None:
     status = 1
+    gc.freeze()  # a collection would write to, and so copy, every page of objects of the parent
     try:
         torch.set_num_threads(1)
         torch._dynamo.reset()  # what the parent compiled counts toward limits of recompiling
