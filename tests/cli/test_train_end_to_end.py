@@ -16,7 +16,8 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 
 def start(data, out, *argv):
     environment = {k: v for k, v in envs.child_environment({}).items() if k not in LAUNCHERS}
-    options = ["--data", data, "--out", out, "--steps", "24", "--seq-len", "32", "--log-every", "1"]
+    options = ["--data", data, "--out", out, "--steps", "16", "--seq-len", "32", "--log-every", "1"]
+    options += ["--micro-batch", "2"]
     return subprocess.Popen(
         [sys.executable, "-m", "torchloom", "train", "--no-compile", *map(str, (*options, *argv))],
         stdout=subprocess.PIPE,
@@ -47,12 +48,12 @@ def test_an_interrupted_run_saves_and_resumes_exactly(tmp_path):
 
     interrupted = start(data, parts)
     for line in interrupted.stdout:
-        if line.startswith("step 5/24"):
+        if line.startswith("step 5/16"):
             interrupted.send_signal(signal.SIGINT)
             break
     assert "stopped by SIGINT" in finish(interrupted)
     done = json.loads((parts / "summary.json").read_text())
-    assert 5 <= done["steps"] < 24
+    assert 5 <= done["steps"] < 16
     assert done["stopped_by"] == "SIGINT"
 
     finish(start(data, parts, "--resume"))
