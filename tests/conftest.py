@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -34,20 +33,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Make ready what all tests and the processes that they fork share.
+    """Let processes that tests fork run backward, also under a CUDA build of torch.
 
-    Forked processes shall be able to run backward, also under a CUDA build of torch. The first fake mode of
-    a CUDA build that finds no device pretends that there are eight, and the first backward of a process
-    starts a thread for each device; a process with such threads cannot fork children that run backward
-    (torch 2.11-2.15: `ensureCUDADeviceGuardSet`, `start_device_threads`). So the first
+    The first fake mode of a CUDA build that finds no device pretends that there are eight, and the first
+    backward of a process starts a thread for each device; a process with such threads cannot fork children
+    that run backward (torch 2.11-2.15: `ensureCUDADeviceGuardSet`, `start_device_threads`). So the first
     backward is this one, before any fake mode.
     """
     if "torch" in sys.modules:  # some folders need none, and importing it takes seconds
         import torch
 
         torch.ones((), requires_grad=True).backward()
-    gc.collect()
-    gc.freeze()  # modules and test items live to the end: no collection looks through them again
 
 
 @pytest.fixture(autouse=True, scope="session")
