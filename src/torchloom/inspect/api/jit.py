@@ -71,9 +71,7 @@ class JitFunction:
         # Dynamo falls back frame by frame: what ran before a failing part does not run again.
         try:
             return self.__torchloom_compiled__(*args, **kwargs)
-        except (
-            Exception
-        ) as error:  # the function may raise anything: raised on, unless compiling failed
+        except Exception as error:  # anything: raised again, unless compiling failed
             # Only whole graphs raise when they cannot be compiled, and before anything has run.
             if self._falls_back is None or not self._falls_back.is_own(error):
                 raise
