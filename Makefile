@@ -45,10 +45,10 @@ train: setup
 	$(BIN)/torchloom train $(ARGS)
 
 test: setup-dev check
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 test-all: setup-dev check
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not exhaustive' $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not exhaustive' $(ARGS)
 
 test-exhaustive: setup-dev
 	$(BIN)/python -m pytest -m exhaustive $(ARGS)
