@@ -14,7 +14,7 @@ import torch
 
 import torchloom
 from support.models import tokens
-from support.pool import run_ranks
+from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom._torch.dynamo import compile_counters
 from torchloom.graph import GraphPass
