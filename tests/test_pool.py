@@ -100,6 +100,7 @@ def test_each_function_meets_the_state_of_a_new_process(tmp_path) -> None:
         train(engine, rank, 1)
         torch.manual_seed(3)
         torch.set_default_dtype(torch.float64)
+        torch.set_float32_matmul_precision("high")
         torch._dynamo.config.cache_size_limit = 3
         os.environ["LEFT"] = "1"
         os.chdir(tmp_path)
@@ -126,6 +127,9 @@ def test_each_function_meets_the_state_of_a_new_process(tmp_path) -> None:
             engine._SERIALS,
         ]
         facts += [Planner.would_change.__qualname__, bool(compiling.compile_engine)]
+        # Part of the keys of torch's caches.
+        facts += [torch.backends.cuda.matmul.fp32_precision]
+        facts += [torch.backends.mkldnn.matmul.fp32_precision]
         facts += [[*communicators._COMMUNICATORS], dict(torch._dynamo.utils.counters)]
         return repr(facts)
 

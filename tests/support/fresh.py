@@ -46,6 +46,7 @@ _SKIPPED = ("torchloom.integrations", "torchloom.__main__")
 _HARMLESS = {"tqdm_monitor"}
 """Threads that libraries start once: functorch shows its progress with tqdm."""
 _CONFIGS: tuple[Any, ...] = (torch._dynamo.config, torch._inductor.config, torch._functorch.config)
+_MATMUL: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
 _SEED = torch.random.default_generator.initial_seed()
 _MOST_BYTES = 3 << 30
 """Resident memory beyond which a rank is replaced."""
@@ -66,6 +67,7 @@ class State:
         self._parts = list(_parts(modules))
         self._configs = [config.get_config_copy() for config in _CONFIGS]
         self._threads = _threads()
+        self._precisions = [backend.fp32_precision for backend in _MATMUL]
         torch.manual_seed(_SEED)  # imports have drawn from it
         gc.collect()
         gc.freeze()  # what is here now is looked through no more: 0.1 s of each restore
@@ -119,7 +121,10 @@ class State:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
         torch.use_deterministic_algorithms(False)
+        # Sets "ieee" where a new process has "none", which torch's cache keys tell apart.
         torch.set_float32_matmul_precision("highest")
+        for backend, precision in zip(_MATMUL, self._precisions, strict=True):
+            backend.fp32_precision = precision
 
     def _left(self) -> str:
         if more := _threads() - self._threads:
