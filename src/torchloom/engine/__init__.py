@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torchloom.engine.api import initialize
 from torchloom.engine.engine import Engine
-from torchloom.engine.native import clip_grad_norm_, shard_model
+from torchloom.engine.native import shard_model
 from torchloom.engine.over_ranks import all_reduce
+from torchloom.engine.own_clipping import clip_grad_norm_
 from torchloom.engine.own_compile import compile_model
 
 __all__ = [

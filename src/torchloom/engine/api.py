@@ -22,6 +22,7 @@ from torchloom.engine.loader import make_loader
 from torchloom.engine.local import LocalParams
 from torchloom.engine.notices import log_notes
 from torchloom.engine.optim import make_lr_scheduler, make_optimizer
+from torchloom.engine.own_clipping import follow_torch_norms
 from torchloom.engine.own_loops import count_steps_of
 from torchloom.engine.precision import shard_precision
 from torchloom.engine.twins import communicator_of
@@ -158,6 +159,7 @@ def _shard(
     if not any(tensor.is_meta for tensor in model.parameters()):
         model.to(world.device)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
+    follow_torch_norms()
     local = LocalParams(model, layout, comm)
     count_steps_of((each.param for each in local), has_engine=True)
     return local

@@ -1,33 +1,29 @@
-"""Shard a model and clip gradients in the user's own training loop, without an engine."""
+"""Shard a model in the user's own training loop, without an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
-from torchloom.engine.nonfinite import find_non_finite
+from torchloom.engine.own_clipping import follow_torch_norms
 from torchloom.engine.own_loops import count_steps_of
+from torchloom.engine.precision import cast_inputs_of
 from torchloom.engine.twins import communicator_of
-from torchloom.errors import NonFiniteError, ShardError
-from torchloom.runtime import lookup
+from torchloom.errors import ShardError
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.runtime.lines import show_last_words
 from torchloom.shard import (
     Precision,
     facts_of,
-    layout_of,
-    owners_of,
+    keep_hook,
     plan_layout,
     shard_module,
 )
-from torchloom.shard.shards import clear_padding_
 
 
 def shard_model(
@@ -37,6 +33,7 @@ def shard_model(
     *,
     persistence_threshold: int = 100_000,
     precision: Precision | None = None,
+    cast_inputs: bool = False,
     init: Callable[[nn.Module], object] | None = None,
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
@@ -53,13 +50,16 @@ def shard_model(
         persistence_threshold: parameters with fewer elements stay whole.
         precision: dtypes of stored parameters, of compute and of reductions; default: parameters
             in fp32.
+        cast_inputs: cast floating-point inputs of the model to `precision.compute`, also those in lists, tuples,
+            mappings and dataclasses, as FSDP2's `cast_forward_inputs` does.
         init: fills one module's own parameters, for models on meta.
 
     Returns:
         The same model.
 
     Raises:
-        ShardError: the stage has no meaning here, or the model cannot be sharded.
+        ShardError: the stage has no meaning here, the model cannot be sharded, or inputs are to be cast
+            without a dtype to compute in.
 
     Example:
         >>> model = shard_model(nn.Linear(512, 512), stage=3)  # doctest: +SKIP
@@ -71,7 +71,14 @@ def shard_model(
             "stage 1 shards the optimizer alone, which a plain torch optimizer cannot see: use "
             "stage 2 or 3 here, or torchloom.initialize for stage 1"
         )
+    compute = None if precision is None else precision.compute
+    if cast_inputs and compute is None:
+        raise ShardError(
+            "cast_inputs=True needs the dtype to cast to: pass "
+            "precision=torchloom.shard.Precision(compute=torch.bfloat16) as well"
+        )
     watch_steps()
+    follow_torch_norms()
     ensure_process_group()
     world = make_world(mesh, None)
     check_devices(model, dist.get_backend())
@@ -89,6 +96,8 @@ def shard_model(
     )
     agreement.check_facts("the model's parameters", facts_of(model, layout))
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
+    if cast_inputs and compute is not None:
+        keep_hook(model, cast_inputs_of(model, compute))
     count_steps_of(model.parameters())
     return model
 
@@ -118,47 +127,3 @@ def check_devices(model: nn.Module, backend: str) -> None:
                 f"{other!r} is on {there} and {name!r} on {device}: a rank computes on one device; "
                 "move the model to it before torchloom.shard_model"
             )
-
-
-def clip_grad_norm_(
-    model: nn.Module, max_norm: float, *, error_if_nonfinite: bool = False
-) -> Tensor:
-    """Clip the gradients of a sharded model by their global norm, with one collective.
-
-    Args:
-        model: a sharded model after backward; all ranks must call.
-        max_norm: the largest norm.
-        error_if_nonfinite: raise on all ranks, before any gradient changes, when one is NaN or Inf
-            on any rank; reads the norm on the host. Otherwise clipping scales all gradients by such
-            a norm, as torch's function of this name does: NaN makes them NaN, Inf makes finite ones 0.
-
-    Returns:
-        The norm before clipping, equal on every rank.
-
-    Raises:
-        NonFiniteError: a gradient is not finite; names the rank and the first parameter.
-
-    Example:
-        >>> torchloom.clip_grad_norm_(model, 1.0, error_if_nonfinite=True)  # doctest: +SKIP
-    """
-    layout, params = layout_of(model), owners_of(model)
-    divided = [s.name for s in layout if s.mode == "sharded"]
-    grads = {name: p.grad for name, p in params.items() if p.grad is not None}
-    sharded = [grads[name] for name in divided if name in grads]
-    for name in divided:
-        if name in grads:
-            clear_padding_(grads[name], layout[name].numel, layout.rank)
-    whole = [grad for name, grad in grads.items() if layout[name].mode != "sharded"]
-    comm = lookup(layout.handle)
-    norm = global_norm(sharded, whole, comm)
-    if error_if_nonfinite and not bool(torch.isfinite(norm)):
-        names = [spec.name for spec in layout if spec.requires_grad]
-        found = find_non_finite(names, [grads.get(name) for name in names], (), comm)
-        if found is not None:
-            raise NonFiniteError(
-                f"{found}. No gradient was changed: drop them (optimizer.zero_grad()) to leave this "
-                "step out, or pass error_if_nonfinite=False"
-            )
-        norm = global_norm(sharded, whole, comm, torch.float64)
-    clip_(list(grads.values()), norm, max_norm)
-    return norm

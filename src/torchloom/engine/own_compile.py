@@ -28,7 +28,7 @@ from torchloom.pipeline import CompileSession, PassItem, Schedule
 from torchloom.pipeline.device import device_bytes
 from torchloom.runtime import lookup, use_shared_memory
 from torchloom.runtime.exchanges import new_agreement
-from torchloom.shard import Layout, layout_of
+from torchloom.shard import Layout, layout_of, whole_states
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
 from torchloom.step.ports import STATES
 
@@ -124,6 +124,8 @@ def compile_model(
     )
     compiled = build_step(description, model, comm, driver)
     after_steps_of(model, optimizer, _on_step(compiled))
+    if isinstance(optimizer, Optimizer):  # not a wrapper, whose own states are its own
+        whole_states(optimizer)
     return compiled.session
 
 

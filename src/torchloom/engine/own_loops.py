@@ -1,4 +1,4 @@
-"""Counting the steps of optimizers, so that ranks can compare them.
+"""Counting the steps of optimizers, so that ranks can compare them, and letting their states be whole.
 
 A rank that skips a step communicates like the others but trains to other weights. torch's public hooks
 count the steps of every torch optimizer over torchloom's parameters, and of no other optimizer. In loops
@@ -23,6 +23,7 @@ from torchloom.engine.local import check_steps_alone
 from torchloom.engine.rates import note_rates
 from torchloom.position import POSITION
 from torchloom.runtime import tell_step
+from torchloom.shard import whole_states
 
 _STEPPED: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 """Parameters that optimizers step: those of models that `shard_model` sharded, and of engines."""
@@ -79,7 +80,11 @@ def _tell_listeners(optimizer: Optimizer) -> None:
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    check_steps_alone(param for group in optimizer.param_groups for param in group["params"])
+    params = _stepped_by(optimizer)
+    check_steps_alone(params)
+    first = next((param for param in params if _STEPPED.get(id(param)) is param), None)
+    if first is not None and _OF_ENGINES.get(id(first)) is not first:
+        whole_states(optimizer)
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

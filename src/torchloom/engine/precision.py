@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from torchloom.config import PrecisionConfig
 from torchloom.shard import Precision
@@ -53,6 +54,15 @@ def cast_inputs(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
+def cast_inputs_of(model: nn.Module, dtype: torch.dtype) -> RemovableHandle:
+    """Cast a model's inputs before each of its forward passes, until the hook is removed."""
+
+    def cast(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
+
+    return model.register_forward_pre_hook(cast, with_kwargs=True)
+
+
 def _changed(items: Iterable[tuple[Any, Any]], dtype: torch.dtype) -> dict[Any, Any]:
     """Return what becomes of those items that are cast, or hold something that is."""
     cast = ((key, item, cast_inputs(item, dtype)) for key, item in items)
@@ -63,6 +73,8 @@ def _with_items(value: MutableMapping[Any, Any], changed: dict[Any, Any]) -> Any
     """Return a copy of a mapping with some items replaced: of its class, with its attributes."""
     if not changed:
         return value
+    if type(value) is dict:
+        return {**value, **changed}  # Dynamo traces this, and breaks at `copy.copy`
     made = copy.copy(value)
     for key, item in changed.items():
         made[key] = item

@@ -8,18 +8,31 @@ gathered weight, in eager and in compiled code alike.
 from __future__ import annotations
 
 from torchloom._torch.untraced import leave_frames_alone
-from torchloom.shard import apply, classes, gather, memo, regather, roots, state, writes
+from torchloom.shard import (
+    apply,
+    classes,
+    gather,
+    memo,
+    optimizer_states,
+    regather,
+    roots,
+    state,
+    writes,
+)
 from torchloom.shard.apply import facts_of, shard_module, sync_in_backward, unshard
 from torchloom.shard.gather import gathered
 from torchloom.shard.layout import Layout, ParamSpec, Precision, plan_layout
 from torchloom.shard.meta import on_meta
+from torchloom.shard.optimizer_states import full_optimizer_state_dict, whole_states
 from torchloom.shard.roots import (
     class_of,
     detach_hooks,
     is_sharded,
+    keep_hook,
     layout_of,
     living_layouts,
     owners_of,
+    sharded_models,
     shards_by_id,
 )
 from torchloom.shard.state import full_state_dict, sharded_state_dict, state_dict_mode
@@ -31,21 +44,25 @@ __all__ = [
     "class_of",
     "detach_hooks",
     "facts_of",
+    "full_optimizer_state_dict",
     "full_state_dict",
     "gathered",
     "is_sharded",
+    "keep_hook",
     "layout_of",
     "living_layouts",
     "on_meta",
     "owners_of",
     "plan_layout",
     "shard_module",
+    "sharded_models",
     "sharded_state_dict",
     "shards_by_id",
     "state_dict_mode",
     "sync_in_backward",
     "unshard",
+    "whole_states",
 ]
 
 # They are entered in the midst of a user's code, behind graph breaks too.
-leave_frames_alone(apply, classes, gather, memo, regather, roots, state, writes)
+leave_frames_alone(apply, classes, gather, memo, optimizer_states, regather, roots, state, writes)

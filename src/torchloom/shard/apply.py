@@ -106,7 +106,7 @@ def shard_module(
     hooks = attach(model, layout.handle, regather=layout.stage == 3)
     counts_loads = model.register_load_state_dict_post_hook(count_load)
     COUNTED.update(modules.values())
-    ROOTS[model] = Root(layout, hooks, counts_loads)
+    ROOTS[model] = Root(layout, hooks, (counts_loads,))
     _say_what_happened(layout)
     return model
 
@@ -129,7 +129,7 @@ def unshard(model: nn.Module) -> nn.Module:
     _restore_classes(modules)
     COUNTED.difference_update(modules.values())
     root = ROOTS.pop(model)
-    for hook in (*root.hooks, root.counts_loads):
+    for hook in (*root.hooks, *root.lasting):
         hook.remove()
     return model
 

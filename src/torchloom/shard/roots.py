@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -21,7 +21,8 @@ class Root:
     layout: Layout
     hooks: tuple[RemovableHandle, ...]
     """Around eager forward passes."""
-    counts_loads: RemovableHandle
+    lasting: tuple[RemovableHandle, ...]
+    """Hooks that compiled code needs as well; all go when the model is whole again."""
 
 
 ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -44,9 +45,20 @@ def layout_of(model: nn.Module) -> Layout:
     return root.layout
 
 
+def sharded_models() -> list[nn.Module]:
+    """Return all sharded models that have not been freed."""
+    return list(ROOTS.keys())
+
+
+def keep_hook(model: nn.Module, hook: RemovableHandle) -> None:
+    """Remove a hook of a sharded model when the model is made whole again."""
+    root = ROOTS[model]
+    ROOTS[model] = replace(root, lasting=(*root.lasting, hook))
+
+
 def living_layouts() -> list[Layout]:
     """Return the layouts of all sharded models that have not been freed."""
-    return [ROOTS[model].layout for model in list(ROOTS.keys())]
+    return [ROOTS[model].layout for model in sharded_models()]
 
 
 def root_of(params: Sequence[nn.Parameter | str]) -> nn.Module:

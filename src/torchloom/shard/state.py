@@ -8,6 +8,7 @@ and communicates nothing. `load_state_dict` takes either.
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom import ops
 from torchloom.position import POSITION
@@ -27,6 +29,11 @@ ORIGINAL = "_loom_original_class"
 StateDictMode = Literal["full", "local"]
 
 _mode: ContextVar[StateDictMode] = ContextVar("state_dict_mode", default="full")
+
+
+def is_local() -> bool:
+    """Say whether state dicts hold shards now."""
+    return _mode.get() == "local"
 
 
 @contextmanager
@@ -55,9 +62,15 @@ def full_state_dict(
     with state_dict_mode("local"):
         entries = model.state_dict()
     specs = {} if layout is None else _specs_by_key(model)
+    first_keys: dict[tuple[str, str], str] = {}
     for key, value in entries.items():
         if key in specs:
             owner, name = specs[key]
+            first = first_keys.setdefault((owner.handle, name), key)
+            if first != key:  # tied weights are one tensor
+                if keep:
+                    found[key] = found[first]
+                continue
             value = gather_whole(value, owner[name], owner.handle)
         if keep:
             found[key] = value.cpu() if cpu and isinstance(value, Tensor) else value
@@ -75,14 +88,24 @@ def save_to_state_dict(
 ) -> None:
     """Stand in for `nn.Module._save_to_state_dict` in generated classes."""
     getattr(type(self), ORIGINAL)._save_to_state_dict(self, destination, prefix, keep_vars)
-    if _mode.get() == "local":
+    if is_local():
         return
+    layout = self._loom_layout
+    gathered: Any = {}
+    if isinstance(destination, OrderedDict):  # a plain dict has no weak references
+        gathered = _GATHERED.setdefault(destination, weakref.WeakValueDictionary())
     for attr, name in self._loom_names.items():
-        if self._loom_layout[name].mode == "sharded":
-            destination[prefix + attr] = gather_whole(
-                self._parameters[attr], self._loom_layout[name], self._loom_layout.handle
-            )
+        if layout[name].mode == "sharded":
+            whole = gathered.get((layout.handle, name))
+            if whole is None:
+                whole = gather_whole(self._parameters[attr], layout[name], layout.handle)
+                gathered[layout.handle, name] = whole
+            destination[prefix + attr] = whole
 
+
+_GATHERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""What each state dict that is being written holds by now, by communicator and name: tied weights, and modules
+that have several names, are one tensor in it, as in the state dict of a model that is not sharded."""
 
 COUNTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Modules whose loads ranks compare: those that were sharded, not copies, which a rank may have alone."""

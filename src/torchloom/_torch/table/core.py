@@ -132,6 +132,11 @@ CORE = (
         is_needed=False,
     ),
     PrivateName(
+        name="torch.nn.utils.clip_grad._get_total_norm",
+        used_for="let torch's clipping take the norm over all ranks",
+        without="`shard_model` fails",
+    ),
+    PrivateName(
         name="torch.overrides._get_current_function_mode_stack",
         used_for="name the modes that a served call is refused for",
         without="serving cannot be imported",

@@ -15,6 +15,15 @@ PATCHES = (
         without="models whose root is one of torch's own modules run eagerly",
     ),
     Patch(
+        name="torch.nn.utils.clip_grad._get_total_norm",
+        where="torchloom._torch.norms.replace_total_norm",
+        because="`clip_grad_norm_` takes a shard's gradient for the whole one; frameworks call it, and nothing"
+        " in it asks a tensor that is no subclass",
+        reproduction="clip the gradients of a model that shard_model sharded with torch.nn.utils: each rank"
+        " returns another norm, and weights that are kept whole drift apart",
+        without="ranks that clip with torch's function train to different weights",
+    ),
+    Patch(
         name="torch._dynamo.eval_frame.cached_backends",
         where="torchloom._torch.module_calls.compiled_call",
         because="Dynamo keeps each backend for good; it is given a weak reference to ours",

@@ -1,0 +1,155 @@
+"""Clip gradients of sharded models in a loop without an engine, by our function and by torch's.
+
+A gradient of a shard has a shard's norm. `torch.nn.utils.clip_grad_norm_` would take it for the norm of the
+whole, so each rank would scale by a factor of its own. Frameworks and trainers call that function, and
+nothing in it asks a tensor; so once a model is sharded, its norm is the one over all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from torchloom._torch.norms import TotalNorm, replace_total_norm
+from torchloom.engine.clipping import clip_, global_norm
+from torchloom.engine.nonfinite import find_non_finite
+from torchloom.errors import NonFiniteError, ShardError
+from torchloom.runtime import lookup
+from torchloom.shard import Layout, layout_of, owners_of, sharded_models
+from torchloom.shard.shards import clear_padding_
+
+
+@dataclass
+class _Gradients:
+    """Gradients that one communicator reduces."""
+
+    sharded: list[Tensor] = field(default_factory=list)
+    whole: list[Tensor] = field(default_factory=list)
+
+
+def clip_grad_norm_(
+    model: nn.Module | Iterable[nn.Module], max_norm: float, *, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Clip the gradients of sharded models by their global norm, with one collective.
+
+    Args:
+        model: a sharded model after backward, or several whose gradients have one norm together; all
+            ranks must call.
+        max_norm: the largest norm.
+        error_if_nonfinite: raise on all ranks, before any gradient changes, when one is NaN or Inf
+            on any rank; reads the norm on the host. Otherwise clipping scales all gradients by such
+            a norm, as torch's function of this name does: NaN makes them NaN, Inf makes finite ones 0.
+
+    Returns:
+        The norm before clipping, equal on every rank.
+
+    Raises:
+        ShardError: a model is not sharded, or none was given.
+        NonFiniteError: a gradient is not finite; names the rank and the first parameter.
+
+    Example:
+        >>> torchloom.clip_grad_norm_(model, 1.0, error_if_nonfinite=True)  # doctest: +SKIP
+    """
+    models = [model] if isinstance(model, nn.Module) else list(model)
+    if not models:
+        raise ShardError("clip_grad_norm_ was given no model: pass those that shard_model sharded")
+    by_handle: dict[str, _Gradients] = {}
+    grads: list[Tensor] = []
+    for each in models:
+        layout, params = layout_of(each), owners_of(each)
+        found = by_handle.setdefault(layout.handle, _Gradients())
+        for name, param in params.items():
+            if param.grad is not None:
+                _add(found, param.grad, layout, name)
+                grads.append(param.grad)
+    norm = _norm(by_handle)
+    if error_if_nonfinite and not bool(torch.isfinite(norm)):
+        _raise_first_non_finite(models)
+        norm = _norm(by_handle, torch.float64)
+    clip_(grads, norm, max_norm)
+    return norm
+
+
+@functools.cache
+def follow_torch_norms() -> None:
+    """Let `torch.nn.utils.clip_grad_norm_` and `get_total_norm` count the shards of other ranks."""
+    replace_total_norm(_norm_over_ranks)
+
+
+def _norm_over_ranks(original: TotalNorm) -> TotalNorm:
+    def total_norm(
+        tensors: Tensor | Iterable[Tensor],
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        by_handle, others = _sorted(given)
+        if not any(found.sharded for found in by_handle.values()):
+            return original(given, norm_type, error_if_nonfinite, foreach)
+        if float(norm_type) != 2.0:
+            raise ShardError(
+                f"a norm of type {norm_type} over gradients of sharded parameters is not supported: "
+                "clip by norm_type=2.0, with torch.nn.utils.clip_grad_norm_ or "
+                "torchloom.clip_grad_norm_"
+            )
+        norm = _norm(by_handle)
+        if others:
+            rest = original(others, 2.0, False, foreach).to(norm.device)
+            norm = (norm.square() + rest.square()).sqrt()
+        if error_if_nonfinite and not bool(torch.isfinite(norm)):
+            raise NonFiniteError(
+                "the norm of the gradients over all ranks is not finite, so no gradient was changed: drop "
+                "them (optimizer.zero_grad()) to leave this step out; "
+                "torchloom.clip_grad_norm_(model, max_norm, error_if_nonfinite=True) names the parameter"
+            )
+        return norm
+
+    return total_norm
+
+
+def _sorted(given: Sequence[Tensor]) -> tuple[dict[str, _Gradients], list[Tensor]]:
+    """Sort tensors by the communicator of the parameter whose gradient they are; return others beside."""
+    missing = {id(tensor): tensor for tensor in given}
+    by_handle: dict[str, _Gradients] = {}
+    for model in sharded_models():
+        layout = layout_of(model)
+        for name, param in owners_of(model).items():
+            grad = param.grad
+            if grad is not None and missing.pop(id(grad), None) is not None:
+                _add(by_handle.setdefault(layout.handle, _Gradients()), grad, layout, name)
+    return by_handle, list(missing.values())
+
+
+def _add(found: _Gradients, grad: Tensor, layout: Layout, name: str) -> None:
+    spec = layout[name]
+    if spec.mode == "sharded":
+        clear_padding_(grad, spec.numel, layout.rank)
+        found.sharded.append(grad)
+    else:
+        found.whole.append(grad)
+
+
+def _norm(by_handle: dict[str, _Gradients], dtype: torch.dtype = torch.float32) -> Tensor:
+    norms = [
+        global_norm(found.sharded, found.whole, lookup(handle), dtype)
+        for handle, found in by_handle.items()
+    ]
+    return norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
+
+
+def _raise_first_non_finite(models: Sequence[nn.Module]) -> None:
+    for model in models:
+        layout, params = layout_of(model), owners_of(model)
+        names = [spec.name for spec in layout if spec.requires_grad]
+        grads = [params[name].grad for name in names]
+        found = find_non_finite(names, grads, (), lookup(layout.handle))
+        if found is not None:
+            raise NonFiniteError(
+                f"{found}. No gradient was changed: drop them (optimizer.zero_grad()) to leave this "
+                "step out, or pass error_if_nonfinite=False"
+            )

@@ -1,0 +1,184 @@
+"""State dicts of optimizers over shards: whole tensors, as a run without sharding writes and reads them.
+
+    optimizer.state_dict()         gathers: each state has the shape of its whole parameter
+    optimizer.load_state_dict(d)   cuts: each rank keeps its shard of what d holds
+
+torch's hooks of an optimizer do both, so a framework's own file of optimizer states is that of a run without
+sharding, and loads on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torchloom import ops
+from torchloom.errors import ShardError
+from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.roots import layout_of, owners_of, sharded_models
+from torchloom.shard.shards import cut
+from torchloom.shard.state import is_local, state_dict_mode
+
+_HOLDS_WHOLE: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Optimizers that have the hooks."""
+
+
+def whole_states(optimizer: Optimizer) -> Optimizer:
+    """Let an optimizer over shards write and read whole states.
+
+    The optimizer's first step calls this, and so does `torchloom.compile(model, optimizer=optimizer)`. Call it
+    before `optimizer.load_state_dict` so that whole states never stay on the device until that step.
+    Calling it again does nothing.
+
+    Args:
+        optimizer: a torch optimizer over parameters that `shard_model` sharded. From now on all ranks must
+            call its `state_dict()`, which gathers, and `load_state_dict()`.
+
+    Returns:
+        The same optimizer.
+
+    Raises:
+        ShardError: it holds states of a shape that is neither a shard's nor the whole parameter's.
+
+    Example:
+        >>> optimizer = whole_states(torch.optim.AdamW(model.parameters()))  # doctest: +SKIP
+        >>> optimizer.load_state_dict(torch.load("optimizer.pt"))  # doctest: +SKIP
+    """
+    if optimizer not in _HOLDS_WHOLE:
+        _cut_held(optimizer)
+        optimizer.register_state_dict_post_hook(_gathered)
+        optimizer.register_load_state_dict_pre_hook(_cut_given)
+        _HOLDS_WHOLE[optimizer] = True
+    return optimizer
+
+
+def full_optimizer_state_dict(
+    optimizer: Optimizer, *, rank0_only: bool = False, cpu: bool = False
+) -> dict[str, Any]:
+    """Gather the whole state dict of an optimizer, one tensor at a time. All ranks must call it.
+
+    Args:
+        optimizer: over shards of parameters, whole ones, or both.
+        rank0_only: keep the states on rank 0 alone; the other ranks get an empty dict.
+        cpu: move each state to the CPU before the next one is gathered.
+
+    Raises:
+        ShardError: a state has a shape that is neither a shard's nor the whole parameter's.
+
+    Example:
+        >>> states = full_optimizer_state_dict(optimizer, rank0_only=True, cpu=True)  # doctest: +SKIP
+        >>> if dist.get_rank() == 0:  # doctest: +SKIP
+        ...     torch.save(states, "optimizer.pt")
+    """
+    with state_dict_mode("local"):
+        local = optimizer.state_dict()
+    is_kept = not rank0_only or not dist.is_initialized() or dist.get_rank() == 0
+
+    def keep(value: Any) -> Any:
+        return value.cpu() if cpu and isinstance(value, Tensor) else value
+
+    found = _with_whole(optimizer, local, keep if is_kept else lambda value: None)
+    return found if is_kept else {}
+
+
+def _gathered(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    return None if is_local() else _with_whole(optimizer, state_dict, lambda value: value)
+
+
+def _with_whole(
+    optimizer: Optimizer, state_dict: Mapping[str, Any], keep: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Return a state dict with whole states.
+
+    Args:
+        optimizer: whose parameters they are of.
+        state_dict: what torch returns: states of shards.
+        keep: called with each value before the next one is gathered; returns what takes its place.
+    """
+    states = {index: dict(state) for index, state in state_dict["state"].items()}
+    sharded = {index: (layout, spec) for index, layout, spec in _sharded(optimizer, state_dict)}
+    for index, state in states.items():
+        for key, value in state.items():
+            if index in sharded and isinstance(value, Tensor):
+                value = _gather(value, key, *sharded[index])
+            state[key] = keep(value)
+    return {**state_dict, "state": states}
+
+
+def _cut_given(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    states = dict(state_dict["state"])
+    for index, layout, spec in _sharded(optimizer, state_dict):
+        if index in states:
+            states[index] = _cut_all(states[index], layout, spec)
+    return {**state_dict, "state": states}
+
+
+def _cut_held(optimizer: Optimizer) -> None:
+    """Cut whole states that were loaded before the optimizer had the hooks."""
+    found = _sharded_parameters()
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if id(param) in found and param in optimizer.state:
+                optimizer.state[param].update(_cut_all(optimizer.state[param], *found[id(param)]))
+
+
+def _cut_all(state: Mapping[str, Any], layout: Layout, spec: ParamSpec) -> dict[str, Any]:
+    found = dict(state)
+    for key, value in state.items():
+        if isinstance(value, Tensor) and _is_of_elements(value, key, spec) == "whole":
+            found[key] = cut(value, layout.rank, spec.shard_numel)
+    return found
+
+
+def _gather(value: Tensor, key: str, layout: Layout, spec: ParamSpec) -> Tensor:
+    if _is_of_elements(value, key, spec) != "shard":
+        return value
+    with torch.no_grad():
+        return ops.gather(
+            value.detach().contiguous(),
+            list(spec.shape),
+            value.dtype,
+            value.dtype,
+            layout.handle,
+            f"{spec.name} ({key} of its optimizer)",
+        )
+
+
+def _is_of_elements(value: Tensor, key: str, spec: ParamSpec) -> str:
+    """Say what a state is: "whole", a "shard", or one number, "scalar"."""
+    shape = tuple(value.shape)
+    if shape == (spec.shard_numel,):
+        return "shard"
+    if shape == spec.shape:
+        return "whole"
+    if value.numel() <= 1:
+        return "scalar"
+    raise ShardError(
+        f"the state {key!r} of {spec.name!r} has the shape {shape}; it must be {spec.shape}, as the whole "
+        f"parameter, or ({spec.shard_numel},), as this rank's shard: load the states that belong to this model"
+    )
+
+
+def _sharded(
+    optimizer: Optimizer, state_dict: Mapping[str, Any]
+) -> Iterator[tuple[Any, Layout, ParamSpec]]:
+    """Yield index, layout and facts of each shard that an optimizer steps, in its order."""
+    found = _sharded_parameters()
+    for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=False):
+        for param, index in zip(group["params"], packed["params"], strict=False):
+            if id(param) in found:
+                yield index, *found[id(param)]
+
+
+def _sharded_parameters() -> dict[int, tuple[Layout, ParamSpec]]:
+    found: dict[int, tuple[Layout, ParamSpec]] = {}
+    for model in sharded_models():
+        layout, params = layout_of(model), owners_of(model)
+        found.update({id(params[spec.name]): (layout, spec) for spec in layout.sharded})
+    return found

@@ -1,0 +1,107 @@
+"""Lower precision in own loops: inputs that are cast, and a loss scale that all ranks share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+import torchloom
+from support.pool import run_ranks
+from torchloom.errors import ShardError
+from torchloom.shard import Precision, unshard
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Regression(nn.Module):
+    """Takes a dict of floats and a list beside, and returns a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(9, 21), nn.Linear(21, 5)
+
+    def forward(self, batch: dict[str, torch.Tensor], *, rest: list) -> torch.Tensor:
+        assert rest[1].dtype == torch.int64
+        self.seen = batch["x"].dtype
+        return (
+            (self.down(self.up(batch["x"]).relu() * rest[0]) - batch["y"]).float().square().mean()
+        )
+
+
+def batch(rank: int, step: int = 0) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    draw = [torch.randn(size, generator=generator) for size in ((4, 9), (4, 5), (21,))]
+    return {"x": draw[0], "y": draw[1]}, [draw[2], torch.arange(3)]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_inputs_are_cast(is_compiled) -> None:
+    def fn(rank: int):
+        model = torchloom.shard_model(
+            Regression(),
+            persistence_threshold=20,
+            precision=Precision(compute=torch.bfloat16),
+            cast_inputs=True,
+        )
+        session = torchloom.compile(model, backend="aot_eager") if is_compiled else None
+        given, rest = batch(rank)
+        loss = model(given, rest=rest)
+        loss.backward()
+        grads = {name: p.grad.dtype for name, p in model.named_parameters()}
+        untouched = given["x"].dtype == torch.float32
+        if session is not None:
+            return loss.item(), None, untouched, grads, len(session.report.graphs), None
+        seen = model.seen
+        unshard(model)
+        model(given, rest=rest)
+        return loss.item(), seen, untouched, grads, 1, model.seen
+
+    reference = Regression()
+    for rank, (loss, seen, untouched, grads, num_graphs, after) in enumerate(run_ranks(2, fn)):
+        given, rest = batch(rank)
+        assert loss == pytest.approx(reference(given, rest=rest).item(), rel=2e-2)
+        assert (seen, after) == ((None, None) if is_compiled else (torch.bfloat16, torch.float32))
+        assert untouched
+        assert set(grads.values()) == {torch.float32}
+        assert num_graphs == 1
+
+
+def test_a_dtype_to_cast_to_is_needed() -> None:
+    for precision in (None, Precision(master=torch.bfloat16)):
+        with pytest.raises(ShardError, match="cast_inputs=True needs the dtype"):
+            torchloom.shard_model(nn.Linear(3, 3), precision=precision, cast_inputs=True)
+
+
+def test_ranks_skip_together_with_a_sharded_scaler() -> None:
+    def fn(rank: int):
+        model = torchloom.shard_model(
+            Regression(),
+            persistence_threshold=20,
+            precision=Precision(compute=torch.float16, reduce=torch.float32),
+            cast_inputs=True,
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scaler = ShardedGradScaler("cpu", init_scale=2.0**40, growth_interval=2)
+        scales, losses = [], []
+        for step in range(24):
+            given, rest = batch(rank, step % 2)
+            loss = model(given, rest=rest)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            losses.append(loss.item())
+        return scales, losses, norm.item(), model.state_dict()
+
+    first, second = run_ranks(2, fn)
+    assert first[0] == second[0]
+    assert first[0][0] < 2.0**40  # the first steps overflow
+    assert first[2] == second[2]
+    assert all(torch.equal(value, second[3][name]) for name, value in first[3].items())
+    assert first[1][-1] < 0.8 * first[1][0]
