@@ -35,12 +35,14 @@ from torchloom.shard.roots import (
     sharded_models,
     shards_by_id,
 )
+from torchloom.shard.shard_tensor import ShardTensor
 from torchloom.shard.state import full_state_dict, sharded_state_dict, state_dict_mode
 
 __all__ = [
     "Layout",
     "ParamSpec",
     "Precision",
+    "ShardTensor",
     "class_of",
     "detach_hooks",
     "facts_of",

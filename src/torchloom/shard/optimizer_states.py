@@ -22,6 +22,7 @@ from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.roots import layout_of, owners_of, sharded_models
+from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
 from torchloom.shard.state import is_local, state_dict_mode
 
@@ -88,7 +89,23 @@ def full_optimizer_state_dict(
 
 
 def _gathered(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
-    return None if is_local() else _with_whole(optimizer, state_dict, lambda value: value)
+    if is_local():
+        return _with_shards(optimizer, state_dict)
+    return _with_whole(optimizer, state_dict, lambda value: value)
+
+
+def _with_shards(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict whose states of shards tell torch.distributed.checkpoint what they are."""
+    states = dict(state_dict["state"])
+    for index, layout, spec in _sharded(optimizer, state_dict):
+        if index in states:
+            states[index] = {
+                key: as_shard_tensor(value, spec, layout.rank)
+                if isinstance(value, Tensor) and _is_of_elements(value, key, spec) == "shard"
+                else value
+                for key, value in states[index].items()
+            }
+    return {**state_dict, "state": states}
 
 
 def _with_whole(
@@ -131,12 +148,16 @@ def _cut_held(optimizer: Optimizer) -> None:
 def _cut_all(state: Mapping[str, Any], layout: Layout, spec: ParamSpec) -> dict[str, Any]:
     found = dict(state)
     for key, value in state.items():
-        if isinstance(value, Tensor) and _is_of_elements(value, key, spec) == "whole":
+        if isinstance(value, ShardTensor):
+            found[key] = local_of(value, spec, layout.rank)
+        elif isinstance(value, Tensor) and _is_of_elements(value, key, spec) == "whole":
             found[key] = cut(value, layout.rank, spec.shard_numel)
     return found
 
 
 def _gather(value: Tensor, key: str, layout: Layout, spec: ParamSpec) -> Tensor:
+    if isinstance(value, ShardTensor):
+        value = value.local
     if _is_of_elements(value, key, spec) != "shard":
         return value
     with torch.no_grad():

@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom import ops
 from torchloom.position import POSITION
 from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
 
 ORIGINAL = "_loom_original_class"
@@ -71,14 +72,22 @@ def full_state_dict(
                 if keep:
                     found[key] = found[first]
                 continue
-            value = gather_whole(value, owner[name], owner.handle)
+            value = gather_whole(value.local, owner[name], owner.handle)
         if keep:
             found[key] = value.cpu() if cpu and isinstance(value, Tensor) else value
     return found
 
 
 def sharded_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return this rank's shards under the model's names; communicates nothing."""
+    """Return this rank's shards under the model's names; communicates nothing.
+
+    They are `ShardTensor`s, which share memory with the model. `torch.distributed.checkpoint` saves them as
+    whole tensors and loads into them.
+
+    Example:
+        >>> dcp.save({"model": sharded_state_dict(model)}, checkpoint_id="run/5")  # doctest: +SKIP
+        >>> dcp.load({"model": sharded_state_dict(model)}, checkpoint_id="run/5")  # doctest: +SKIP
+    """
     with state_dict_mode("local"):
         return dict(model.state_dict())
 
@@ -88,9 +97,13 @@ def save_to_state_dict(
 ) -> None:
     """Stand in for `nn.Module._save_to_state_dict` in generated classes."""
     getattr(type(self), ORIGINAL)._save_to_state_dict(self, destination, prefix, keep_vars)
-    if is_local():
-        return
     layout = self._loom_layout
+    if is_local():
+        for attr, name in self._loom_names.items():
+            if layout[name].mode == "sharded" and not keep_vars:
+                shard = destination[prefix + attr]
+                destination[prefix + attr] = as_shard_tensor(shard, layout[name], layout.rank)
+        return
     gathered: Any = {}
     if isinstance(destination, OrderedDict):  # a plain dict has no weak references
         gathered = _GATHERED.setdefault(destination, weakref.WeakValueDictionary())
@@ -130,7 +143,9 @@ def load_from_state_dict(
     cut_dict = dict(state_dict)
     for attr, name in self._loom_names.items():
         value, spec = state_dict.get(prefix + attr), layout[name]
-        if spec.mode == "sharded" and value is not None and tuple(value.shape) == spec.shape:
+        if isinstance(value, ShardTensor):
+            cut_dict[prefix + attr] = local_of(value, spec, layout.rank)
+        elif spec.mode == "sharded" and value is not None and tuple(value.shape) == spec.shape:
             cut_dict[prefix + attr] = cut(value, layout.rank, spec.shard_numel)
     # Assigning would put new Parameter objects in place of those that the optimizer holds.
     local_metadata = {**local_metadata, "assign_to_params_buffers": False}

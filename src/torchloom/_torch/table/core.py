@@ -39,6 +39,16 @@ CORE = (
         "serving cannot be imported",
     ),
     PrivateName(
+        name="torch._C._disabled_torch_function_impl",
+        used_for="let what is computed with a shard of a state dict be a plain tensor",
+        without="`import torchloom.shard` fails",
+    ),
+    PrivateName(
+        name="torch.Tensor._make_wrapper_subclass",
+        used_for="tell torch.distributed.checkpoint which part of a whole tensor a shard is",
+        without="`torchloom.shard.sharded_state_dict` fails",
+    ),
+    PrivateName(
         name="torch._C._is_any_autocast_enabled",
         used_for="keep torch's own wrappers around code that was built under autocast",
         without="serving cannot build programs",

@@ -99,6 +99,12 @@ DISTRIBUTED = (
         _NO_DCP,
     ),
     PrivateName(
+        name="torch.distributed.checkpoint.state_dict_saver:storage_writer",
+        used_for="refuse a writer that keeps one part of a tensor in each file",
+        without="HuggingFaceStorageWriter writes parts of shards alone, without an error",
+        is_needed=False,
+    ),
+    PrivateName(
         name="torch.distributed.checkpoint.filesystem._StorageInfo",
         used_for="say where a tensor is in a checkpoint",
         without=_NO_DCP,

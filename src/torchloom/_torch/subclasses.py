@@ -1,0 +1,36 @@
+"""Tensor subclasses that other parts of torch ask for their place in a whole tensor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+
+_T = TypeVar("_T", bound=torch.Tensor)
+
+PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
+"""As `__torch_function__` of a subclass: operators return plain tensors."""
+
+
+def wrapper(kind: type[_T], like: torch.Tensor, shape: Sequence[int]) -> _T:
+    """Return a tensor of a subclass that has no memory: a shape, and dtype and device of another one."""
+    return torch.Tensor._make_wrapper_subclass(  # type: ignore[return-value]
+        kind, torch.Size(shape), dtype=like.dtype, device=like.device
+    )
+
+
+def writer_of_this_save() -> str | None:
+    """Return the class name of the storage writer of the `torch.distributed.checkpoint.save` that calls.
+
+    A tensor is not told who writes it; the writer is a local variable of the function that makes the plan.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict_saver":
+            writer = frame.f_locals.get("storage_writer")
+            if writer is not None:
+                return type(writer).__name__
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
