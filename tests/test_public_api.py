@@ -50,6 +50,7 @@ def test_exports() -> None:
         "records",
         "register_compile_pass",
         "report",
+        "save_model",
         "serve",
         "shard",
         "shard_model",

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchloom import backends, compiler, config, records, report, serve, shard
     from torchloom.custom_ops import check_op, custom_op, propose_fake
-    from torchloom.engine import Engine, all_reduce, clip_grad_norm_, initialize, shard_model
+    from torchloom.engine import (
+        Engine,
+        all_reduce,
+        clip_grad_norm_,
+        initialize,
+        save_model,
+        shard_model,
+    )
     from torchloom.engine import compile_model as compile
     from torchloom.engine.padding import pad_tensors
     from torchloom.errors import PassContractError, TorchloomError
@@ -58,6 +65,7 @@ _EXPORTS = {
     "validate_schedule": ("torchloom.pipeline", "validate_schedule"),
     "watch": ("torchloom.inspect", "watch"),
     "initialize": ("torchloom.engine", "initialize"),
+    "save_model": ("torchloom.engine", "save_model"),
     "serve": ("torchloom.serve", None),
     "shard": ("torchloom.shard", None),
     "shard_model": ("torchloom.engine", "shard_model"),
@@ -95,6 +103,7 @@ __all__ = [
     "records",
     "register_compile_pass",
     "report",
+    "save_model",
     "serve",
     "shard",
     "shard_model",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 from torchloom.config.kinds import RefusedError, show
+from torchloom.errors import ConfigError
 
 AUTO_FRACTION = 0.9
 """DeepCompile uses the same fraction. It assumes that allocator and libraries need the rest."""
@@ -66,6 +67,29 @@ def parse_budget(value: object) -> MemoryBudget:
     if isinstance(value, Integral):
         return _of_bytes(float(value), value)
     return _of_number(float(value), value)
+
+
+def parse_bytes(value: object, name: str) -> int:
+    """Read a number of bytes: an integer, or text with a unit.
+
+    Args:
+        value: such as 1000000, "5GB" or "5GiB".
+        name: of what it is, for the error.
+
+    Raises:
+        ConfigError: it is no positive number of bytes.
+
+    Example:
+        >>> parse_bytes("1.5KiB", "max_shard_size")
+        1536
+    """
+    try:
+        found = None if isinstance(value, float) else parse_budget(value).num_bytes
+    except RefusedError:
+        found = None
+    if found is None:
+        raise ConfigError(f'{name}={value!r} is no number of bytes: write one, or "5GB" or "5GiB"')
+    return found
 
 
 def _from_text(text: str) -> MemoryBudget:

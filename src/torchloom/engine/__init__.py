@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torchloom.engine.api import initialize
 from torchloom.engine.engine import Engine
+from torchloom.engine.export import save_model
 from torchloom.engine.native import shard_model
 from torchloom.engine.over_ranks import all_reduce
 from torchloom.engine.own_clipping import clip_grad_norm_
@@ -15,5 +16,6 @@ __all__ = [
     "clip_grad_norm_",
     "compile_model",
     "initialize",
+    "save_model",
     "shard_model",
 ]

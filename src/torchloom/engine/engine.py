@@ -558,7 +558,7 @@ class Engine:
         """
         dtype = torch.float16 if self.fp16_enabled() else torch.bfloat16
         path = Path(save_dir) / save_filename
-        return export.save_weights(self.module, path, dtype, self._checkpoints)
+        return export.save_file(self.module, path, dtype, self._checkpoints)
 
     def destroy(self) -> None:
         """Release compiled code and gradients. The model stays sharded and usable.

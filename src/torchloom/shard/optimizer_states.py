@@ -100,7 +100,7 @@ def _with_shards(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> dict[st
     for index, layout, spec in _sharded(optimizer, state_dict):
         if index in states:
             states[index] = {
-                key: as_shard_tensor(value, spec, layout.rank)
+                key: as_shard_tensor(value, spec, layout)
                 if isinstance(value, Tensor) and _is_of_elements(value, key, spec) == "shard"
                 else value
                 for key, value in states[index].items()
@@ -149,7 +149,7 @@ def _cut_all(state: Mapping[str, Any], layout: Layout, spec: ParamSpec) -> dict[
     found = dict(state)
     for key, value in state.items():
         if isinstance(value, ShardTensor):
-            found[key] = local_of(value, spec, layout.rank)
+            found[key] = local_of(value, spec, layout)
         elif isinstance(value, Tensor) and _is_of_elements(value, key, spec) == "whole":
             found[key] = cut(value, layout.rank, spec.shard_numel)
     return found

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchloom._torch.subclasses import PLAIN_RESULTS, wrapper, writer_of_this_save
 from torchloom.errors import ShardError
-from torchloom.shard.layout import ParamSpec
+from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.shards import valid_numel
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class ShardTensor(Tensor):
     """Index of its first element in the flattened whole."""
     end: int
     """Index behind its last element; what `local` holds beyond is padding."""
+    handle: str
+    """Of the communicator whose ranks hold the other shards; empty where it was read from a file."""
 
     __torch_function__ = PLAIN_RESULTS
 
@@ -69,7 +71,7 @@ class ShardTensor(Tensor):
 
     def with_local(self, local: Tensor) -> ShardTensor:
         """Return a shard of the same place with other elements."""
-        return shard_tensor(local, self.shape, self.first, self.end)
+        return shard_tensor(local, self.shape, self.first, self.end, self.handle)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"ShardTensor(elements {self.first} to {self.end} of {tuple(self.shape)}, local={self.local!r})"
@@ -124,7 +126,9 @@ class ShardTensor(Tensor):
         raise ShardError(f"this rank holds no part of {index.fqn!r} at {index.offset}")
 
 
-def shard_tensor(local: Tensor, shape: Sequence[int], first: int, end: int) -> ShardTensor:
+def shard_tensor(
+    local: Tensor, shape: Sequence[int], first: int, end: int, handle: str = ""
+) -> ShardTensor:
     """Return elements of a tensor as a shard that knows its place.
 
     Args:
@@ -132,26 +136,27 @@ def shard_tensor(local: Tensor, shape: Sequence[int], first: int, end: int) -> S
         shape: of the whole tensor.
         first: index of the first element in the flattened whole.
         end: index behind the last one.
+        handle: of the communicator whose ranks hold the others.
     """
     made = wrapper(ShardTensor, local, shape)
-    made.local, made.first, made.end = local, first, end
+    made.local, made.first, made.end, made.handle = local, first, end, handle
     return made
 
 
-def as_shard_tensor(shard: Tensor, spec: ParamSpec, rank: int) -> ShardTensor:
+def as_shard_tensor(shard: Tensor, spec: ParamSpec, layout: Layout) -> ShardTensor:
     """Return a rank's shard of a parameter, or of something of its shape, for a state dict.
 
     Args:
         shard: flat and padded; memory is shared with it.
         spec: of the parameter.
-        rank: whose shard it is.
+        layout: of the model.
     """
-    first = rank * spec.shard_numel
-    end = first + valid_numel(spec.numel, rank, spec.shard_numel)
-    return shard_tensor(shard.detach(), spec.shape, first, end)
+    first = layout.rank * spec.shard_numel
+    end = first + valid_numel(spec.numel, layout.rank, spec.shard_numel)
+    return shard_tensor(shard.detach(), spec.shape, first, end, layout.handle)
 
 
-def local_of(value: Tensor, spec: ParamSpec, rank: int) -> Tensor:
+def local_of(value: Tensor, spec: ParamSpec, layout: Layout) -> Tensor:
     """Return the elements of a shard tensor that is given to a rank.
 
     Raises:
@@ -159,7 +164,7 @@ def local_of(value: Tensor, spec: ParamSpec, rank: int) -> Tensor:
     """
     if not isinstance(value, ShardTensor):
         return value
-    expected = as_shard_tensor(value.local.new_empty(0), spec, rank)
+    expected = as_shard_tensor(value.local.new_empty(0), spec, layout)
     place = (tuple(value.shape), value.first, value.end)
     if place != (tuple(expected.shape), expected.first, expected.end):
         raise ShardError(

@@ -102,7 +102,7 @@ def save_to_state_dict(
         for attr, name in self._loom_names.items():
             if layout[name].mode == "sharded" and not keep_vars:
                 shard = destination[prefix + attr]
-                destination[prefix + attr] = as_shard_tensor(shard, layout[name], layout.rank)
+                destination[prefix + attr] = as_shard_tensor(shard, layout[name], layout)
         return
     gathered: Any = {}
     if isinstance(destination, OrderedDict):  # a plain dict has no weak references
@@ -144,7 +144,7 @@ def load_from_state_dict(
     for attr, name in self._loom_names.items():
         value, spec = state_dict.get(prefix + attr), layout[name]
         if isinstance(value, ShardTensor):
-            cut_dict[prefix + attr] = local_of(value, spec, layout.rank)
+            cut_dict[prefix + attr] = local_of(value, spec, layout)
         elif spec.mode == "sharded" and value is not None and tuple(value.shape) == spec.shape:
             cut_dict[prefix + attr] = cut(value, layout.rank, spec.shard_numel)
     # Assigning would put new Parameter objects in place of those that the optimizer holds.
@@ -164,6 +164,19 @@ def gather_whole(shard: Tensor, spec: ParamSpec, handle: str) -> Tensor:
     with torch.no_grad():
         return ops.gather(
             shard.detach(), list(spec.shape), spec.dtype, spec.wire_dtype, handle, spec.name
+        )
+
+
+def gather_shard(shard: ShardTensor, name: str) -> Tensor:
+    """Return the whole tensor of which a state dict of shards holds this rank's. All ranks must call.
+
+    Args:
+        shard: from `sharded_state_dict`.
+        name: what ranks compare.
+    """
+    with torch.no_grad():
+        return ops.gather(
+            shard.local, list(shard.shape), shard.dtype, shard.dtype, shard.handle, name
         )
 
 

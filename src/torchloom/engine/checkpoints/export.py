@@ -1,62 +1,16 @@
-"""Weights of a checkpoint as safetensors, a part of a tensor at a time: no model, no process group.
-
-    model.safetensors                               up to the size of a shard, or
-    model-00001-of-00003.safetensors ...            shards, and
-    model.safetensors.index.json                    which weight is in which
-
-The format is 8 bytes of length, a JSON header, and the tensors' bytes one after the other
-(https://huggingface.co/docs/safetensors, "Format"). Tied weights are written once.
-
-An export replaces the one that was there. Readers take model.safetensors if it is there, and else
-what the index names: an export that is killed at any moment leaves them the old weights or the new.
-"""
+"""Weights of a checkpoint as safetensors: no model, no process group. Tied weights are written once."""
 
 from __future__ import annotations
 
-import json
-import math
-import re
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchloom.engine.checkpoints.contents import Contents
-from torchloom.engine.checkpoints.folder import check_outside
+from torchloom.engine.checkpoints.weight_files import Weight, check_dtype, write_folder
 from torchloom.errors import CheckpointError
-from torchloom.files import write_whole
-
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_WRITTEN = re.compile(
-    r"(model|model-\d{5,}-of-\d{5,}(\.[0-9a-f]{8})?)\.safetensors(\.partial)?"
-    r"|\.?model\.safetensors\.index\.json(\..*\.partial)?"
-)
-"""Names that an export gives, also one that was killed."""
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
-
-
-class Weight(NamedTuple):
-    """One tensor to write."""
-
-    name: str
-    key: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size in the file."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def export(
@@ -75,121 +29,22 @@ def export(
             checkpoint.
         OSError: a file cannot be written.
     """
-    check_outside(folder, "weights")
-    shards = _shards(_weights(contents, dtype), shard_bytes)
-    folder.mkdir(parents=True, exist_ok=True)
-    names = _names(len(shards))
-    partials: list[Path] = []
-    try:
-        for name, shard in zip(names, shards, strict=True):
-            partials.append(folder / f"{name}.partial")
-            with partials[-1].open("wb") as file:
-                _write(file, contents, shard)
-        if len(shards) == 1:
-            written = [partials[0].replace(folder / _SINGLE)]
-        else:
-            written = _place(folder, shards, names, partials)
-    finally:
-        for partial in partials:
-            partial.unlink(missing_ok=True)
-    _remove_others(folder, {path.name for path in written})
-    return written
-
-
-def _names(width: int, ident: str = "") -> list[str]:
-    if width == 1:
-        return [_SINGLE]
-    return [f"model-{i + 1:05d}-of-{width:05d}{ident}.safetensors" for i in range(width)]
-
-
-def _place(
-    folder: Path, shards: list[list[Weight]], names: list[str], partials: list[Path]
-) -> list[Path]:
-    """Give complete files their names, and write the index.
-
-    Where the old index names the same files, it first changes to others with the new weights.
-    """
-    targets = [folder / name for name in names]
-    if not any(target.exists() for target in targets):
-        for partial, target in zip(partials, targets, strict=True):
-            partial.replace(target)
-    else:
-        others = _names(len(shards), f".{secrets.token_hex(4)}")
-        for partial, other in zip(partials, others, strict=True):
-            partial.replace(folder / other)
-        _write_index(folder, others, shards)
-        for partial, other, target in zip(partials, others, targets, strict=True):
-            try:
-                partial.hardlink_to(folder / other)
-            except OSError:  # the file system has no links
-                shutil.copyfile(folder / other, partial)
-            partial.replace(target)
-    return [*targets, _write_index(folder, names, shards)]
-
-
-def _remove_others(folder: Path, kept: set[str]) -> None:
-    """Remove what older exports left, first what readers look at first."""
-    old = [each for each in folder.iterdir() if _WRITTEN.fullmatch(each.name)]
-    for each in sorted(old, key=lambda each: (each.name not in (_SINGLE, _INDEX), each.name)):
-        if each.name not in kept:
-            each.unlink()
-
-
-def _weights(contents: Contents, dtype: torch.dtype | None) -> list[Weight]:
-    found = []
+    keys: dict[str, str] = {}
+    weights = []
     for key, stored in contents.payload.index.items():
         kind, _, name = key.partition("/")
         if kind not in ("model", "buffer"):
             continue
         shape = tuple(contents.params[name]) if kind == "model" else stored.shape
         kept = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
-        if kept not in _NAMES:
-            raise CheckpointError(
-                f"{name!r} has {kept}, which safetensors cannot hold: pass --dtype"
-            )
-        found.append(Weight(name, key, shape, kept))
-    if not found:
+        check_dtype(name, kept)
+        weights.append(Weight(name, shape, kept))
+        keys[name] = key
+    if not weights:
         raise CheckpointError(f"{contents.path} holds no weights")
-    return sorted(found)
-
-
-def _shards(weights: list[Weight], shard_bytes: int) -> list[list[Weight]]:
-    shards: list[list[Weight]] = [[]]
-    used = 0
-    for weight in weights:
-        if shards[-1] and used + weight.num_bytes > shard_bytes:
-            shards.append([])
-            used = 0
-        shards[-1].append(weight)
-        used += weight.num_bytes
-    return shards
-
-
-def _write(file: BinaryIO, contents: Contents, weights: list[Weight]) -> None:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for weight in weights:
-        header[weight.name] = {
-            "dtype": _NAMES[weight.dtype],
-            "shape": list(weight.shape),
-            "data_offsets": [offset, offset + weight.num_bytes],
-        }
-        offset += weight.num_bytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for weight in weights:
-        written = 0
-        for part in _parts(contents, weight.key):
-            flat = part.to(weight.dtype).contiguous().reshape(-1).view(torch.uint8)
-            content: Any = flat.numpy()
-            file.write(content)
-            written += flat.numel()
-        if written != weight.num_bytes:
-            raise CheckpointError(
-                f"{contents.path}: {weight.name!r} has {written} bytes, its shape says "
-                f"{weight.num_bytes}"
-            )
+    return write_folder(
+        sorted(weights), lambda weight: _parts(contents, keys[weight.name]), folder, shard_bytes
+    )
 
 
 def _parts(contents: Contents, key: str) -> Iterator[Tensor]:
@@ -200,12 +55,3 @@ def _parts(contents: Contents, key: str) -> Iterator[Tensor]:
         return
     for chunk in sorted(stored.chunks, key=lambda chunk: chunk.offsets):
         yield contents.payload.part(key, chunk.offsets[0], chunk.sizes[0])
-
-
-def _write_index(folder: Path, names: list[str], shards: list[list[Weight]]) -> Path:
-    place = {
-        weight.name: name for name, shard in zip(names, shards, strict=True) for weight in shard
-    }
-    total = sum(weight.num_bytes for shard in shards for weight in shard)
-    text = json.dumps({"metadata": {"total_size": total}, "weight_map": place}, indent=1)
-    return write_whole(folder / _INDEX, text + "\n")

@@ -128,6 +128,27 @@ class Checkpoints:
         with self._together(what, failure, dict) as ranks:
             ranks.together(failure, action if ranks.rank == 0 else lambda: None)
 
+    def in_step(
+        self,
+        what: str,
+        failure: str,
+        look: Callable[[], dict[str, Any]],
+        action: Callable[[], Any],
+    ) -> list[Any]:
+        """Run an action on all ranks at once; return what each returned, by rank.
+
+        Args:
+            what: names the action, to compare ranks.
+            failure: the beginning of the error's message.
+            look: returns what was asked for, which must be equal on all ranks.
+            action: runs on every rank and returns what JSON can hold.
+
+        Raises:
+            CheckpointError: it failed on a rank, or ranks were asked for different ones.
+        """
+        with self._together(what, failure, look) as ranks:
+            return ranks.together(failure, action)
+
     def wait(self) -> None:
         """Wait for a save in the background.
 
