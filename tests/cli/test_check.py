@@ -96,9 +96,34 @@ def test_json_of_errors(write):
 def test_auto_values_come_from_the_command_line(write):
     path = write('{"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')
 
-    assert run(path).exit_code == 1
+    assert run(path).exit_code == 0
     assert run(path, "--auto", "optimizer.params.lr=1e-4").exit_code == 0
     assert "PATH=VALUE" in run(path, "--auto", "oops").stderr
+
+
+def test_what_a_trainer_fills_in_is_listed(write):
+    path = write(
+        '{"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "scheduler": {"type": "WarmupDecayLR",'
+        ' "params": {"warmup_num_steps": "auto", "total_num_steps": "auto"}}}'
+    )
+    found = run(path)
+
+    assert found.exit_code == 0
+    text = " ".join(found.stdout.split())
+    assert 'filled in optimizer.params.lr: "auto", filled in by the caller' in text
+    assert "optimizer.params.lr filled in by the caller" in text
+    assert "can be used by a caller that fills in 3 values" in text
+    record = json.loads(run(path, "--json").stdout)
+    assert record["ok"]
+    assert record["filled_by_caller"] == [
+        "optimizer.params.lr", "scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps",
+    ]  # fmt: skip
+    wrong = run(
+        write(
+            '{"fp16": {"hysteresis": 0}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}'
+        )
+    )
+    assert wrong.exit_code == 1
 
 
 def test_a_missing_file_is_one_line(tmp_path):

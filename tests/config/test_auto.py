@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from torchloom.config import check_config, load_config
+from torchloom.errors import ConfigError
 
 
 def message(config, path: str) -> str:
@@ -68,11 +71,29 @@ def test_documented_defaults():
         ),
     ],
 )
-def test_no_sensible_default_is_an_error_that_says_what_to_pass(document, path):
-    (error,) = check_config(document).errors
+def test_what_has_no_default_is_filled_in_by_the_caller_or_an_error_of_a_load(document, path):
+    checked = check_config(document)
 
-    assert error.path == path
-    assert f'auto={{"{path}": ...}}' in error.fix
+    assert (checked.open, checked.errors) == ((path,), ())
+    with pytest.raises(ConfigError, match=re.escape(f'{path}: "auto" has no value')) as caught:
+        load_config(document)
+    assert f'auto={{"{path}": ...}}' in str(caught.value)
+    values = {"total_num_steps": 2000}
+    load_config(document, auto={path: values.get(path.rpartition(".")[2], 1e-3)})
+
+
+def test_sections_that_the_caller_replaces_do_not_count():
+    document = {
+        "optimizer": {"type": "Nonsense", "params": {"lr": "auto"}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}},
+    }
+    with pytest.raises(ConfigError, match=r"(?s)optimizer.type.*warmup_max_lr"):
+        load_config(document)
+    config = load_config(document, replaced=("optimizer", "scheduler"))
+
+    assert (config.optimizer, config.scheduler) == (None, None)
+    told = [note.message for note in config.notes if note.path == "optimizer"]
+    assert told == ["not used: the optimizer that the caller gives takes its place"]
 
 
 @pytest.mark.parametrize(

@@ -329,3 +329,40 @@ def test_a_foreign_group_is_still_told() -> None:
             )
 
     run_ranks(2, fn)
+
+
+def test_a_given_optimizer_and_values_for_auto_take_the_places_in_the_config() -> None:
+    document = {
+        **settings(),
+        "train_micro_batch_size_per_gpu": "auto",
+        "optimizer": {"type": "Unheard", "params": {"lr": "auto"}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_max_lr": "auto", "warmup_num_steps": 1},
+        },
+    }
+
+    def fn(rank: int):
+        model = tricky()
+        with pytest.raises(ConfigError, match="Unheard"):
+            torchloom.initialize(model=tricky(), config=document)
+        given = torch.optim.AdamW(model.parameters(), lr=0.02)
+        engine, optimizer, _, schedule = torchloom.initialize(
+            model=model,
+            optimizer=given,
+            config=document,
+            auto={"train_micro_batch_size_per_gpu": 3},
+        )
+        schedule_of = {"warmup_max_lr": 0.02, "warmup_num_steps": 1}
+        other = tricky()
+        plain = {**settings(), "scheduler": {"type": "WarmupLR", "params": schedule_of}}
+        plain.pop("optimizer")
+        reference, *_ = torchloom.initialize(
+            model=other, optimizer=torch.optim.AdamW(other.parameters(), lr=0.02), config=plain
+        )
+        same = train(engine, rank, 3) == train(reference, rank, 3)
+        rate, micro = schedule.get_last_lr()[0], engine.train_micro_batch_size_per_gpu()
+        return optimizer is given, rate, micro, same
+
+    for is_given, rate, micro, same in run_ranks(2, fn):
+        assert (is_given, rate, micro, same) == (True, pytest.approx(0.02), 3, True)

@@ -3,9 +3,10 @@
     effective values    as the engine will see them
     hints               path: asked / used (why); "-" is nothing
     warnings, notes     what was ignored, translated or assumed
+    filled in           keys that are "auto" and get their value from the caller, such as a Trainer
     errors              path: what is wrong; what to do
 
-The exit code is 0 when the configuration can be used and 1 when it cannot.
+The exit code is 0 when the configuration can be used, if need be with values from the caller, and 1 when it cannot.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def _record(checked: Checked) -> object:
             "effective": effective,
             "hints": [dataclasses.asdict(hint) for hint in checked.hints],
             "notes": [dataclasses.asdict(note) for note in checked.notes],
+            "filled_by_caller": list(checked.open),
             "errors": [dataclasses.asdict(error) for error in checked.errors],
         }
     )
@@ -117,7 +119,8 @@ def _print(checked: Checked, console: Console) -> None:
     if checked.config is not None:
         table = Table("key", "value", title=f"effective values of {checked.name}", box=None)
         for key, value in _rows(checked.config.to_dict(), ""):
-            table.add_row(Text(key), Text(value))
+            is_open = key in checked.open
+            table.add_row(Text(key), Text("filled in by the caller" if is_open else value))
         console.print(table)
     for hint in checked.hints:
         used = "-" if hint.used is None else show(hint.used)
@@ -126,12 +129,18 @@ def _print(checked: Checked, console: Console) -> None:
         style = "yellow" if note.level == "warning" else "dim"
         label = "warning" if note.level == "warning" else "note"
         _line(console, label, style, str(note))
+    for path in checked.open:
+        _line(console, "filled in", "yellow", f'{path}: "auto", filled in by the caller')
     for error in checked.errors:
         _line(console, "error", "bold red", str(error))
     _line(console, *_verdict(checked))
 
 
 def _verdict(checked: Checked) -> tuple[str, str, str]:
+    if not checked.errors and checked.open:
+        values = "a value" if len(checked.open) == 1 else f"{len(checked.open)} values"
+        what = f"{checked.name} can be used by a caller that fills in {values}"
+        return "ok", "green", f"{what}: a Trainer, or initialize(auto={{path: value}})"
     if not checked.errors:
         return "ok", "green", f"{checked.name} can be used"
     num_errors = len(checked.errors)

@@ -55,6 +55,8 @@ class Findings:
     errors: list[Problem] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     hints: list[Hint] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    """Paths that are "auto" and need a value from the caller."""
 
     def error(self, path: str, what: str, fix: str) -> None:
         """Add an error, unless this path already has the same one.
@@ -67,6 +69,11 @@ class Findings:
         problem = Problem(path=path, what=what, fix=fix)
         if problem not in self.errors:
             self.errors.append(problem)
+
+    def leave_open(self, path: str) -> None:
+        """Note an "auto" that has no value and no default: the caller has to give one."""
+        if path not in self.open:
+            self.open.append(path)
 
     def warn(self, path: str, message: str) -> None:
         """Add a warning."""
@@ -88,10 +95,11 @@ class Findings:
         self.hints.append(Hint(path=path, asked=asked, used=used, why=why))
 
     def has_error_at(self, *paths: str) -> bool:
-        """Return whether one of these paths, or a part of it, has an error."""
+        """Return whether one of these paths, or a part of it, has an error or is left open."""
+        wrong = [*(error.path for error in self.errors), *self.open]
         return any(
-            error.path == path or error.path.startswith((f"{path}.", f"{path}["))
-            for error in self.errors
+            each == path or each.startswith((f"{path}.", f"{path}["))
+            for each in wrong
             for path in paths
         )
 

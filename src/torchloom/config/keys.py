@@ -122,7 +122,7 @@ class Cleaner:
         if key.auto == "derive":
             self.written.auto.add(path)
         elif key.auto == "refuse":
-            self.findings.error(given, *unresolved(path))
+            self.findings.leave_open(path)
         elif key.treatment == "used":
             shown = "not set" if key.default is None else show(key.default)
             self.findings.info(given, f'"auto" became the default: {shown}')
@@ -151,14 +151,6 @@ class Cleaner:
         suggestion = join(theirs, close) if close else _elsewhere(name)
         ending = f"did you mean {suggestion}?" if suggestion else "remove it or check its spelling"
         self.findings.warn(given, f"unknown key, ignored: {ending}")
-
-
-def unresolved(path: str) -> tuple[str, str]:
-    """Return the error for an "auto" that has no value and no default, and what to do."""
-    return (
-        '"auto" has no value: nobody resolved it',
-        f"write a value, or pass auto={{{show(path)}: ...}} to load_config",
-    )
 
 
 @functools.cache

@@ -8,7 +8,7 @@ the check shows every problem.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from torchloom.config.fields import record_of
 from torchloom.config.findings import Findings, Hint, Note, Problem, nearest
 from torchloom.config.frozen import frozen_map
 from torchloom.config.keys import Cleaner, Written, known_paths
+from torchloom.config.kinds import show
 from torchloom.config.model import CheckpointConfig, Config
 from torchloom.config.non_finite import resolve_non_finite
 from torchloom.config.notices import tell_treatments
@@ -42,9 +43,12 @@ class Checked:
 
     name: str
     config: Config | None
+    """As far as it is known: paths that are `open` have a default in it."""
     errors: tuple[Problem, ...]
     notes: tuple[Note, ...]
     hints: tuple[Hint, ...]
+    open: tuple[str, ...] = ()
+    """Paths that are "auto", and that the caller fills in, as a Trainer does: `auto=` of `load_config`."""
 
 
 def load_config(
@@ -52,6 +56,7 @@ def load_config(
     *,
     world_size: int | None = None,
     auto: Mapping[str, object] | None = None,
+    replaced: Collection[str] = (),
 ) -> Config:
     """Read a DeepSpeed-shaped configuration and return it validated and resolved.
 
@@ -60,19 +65,30 @@ def load_config(
             the defaults.
         world_size: ranks of the data-parallel group; None when it is not known yet.
         auto: values for keys written as "auto", by dotted path.
+        replaced: sections that do not count, because the caller brings what they describe: "optimizer",
+            "scheduler".
 
     Raises:
-        ConfigError: the source cannot be read, or something in it is wrong; the message has all errors,
-            one per line, each with its path and what to do.
+        ConfigError: the source cannot be read, something in it is wrong, or an "auto" has no value; the
+            message has all errors, one per line, each with its path and what to do.
 
     Example:
         >>> load_config({"train_micro_batch_size_per_gpu": 4}, world_size=8).batch.train_batch_size
         32
     """
-    checked = check_config(source, world_size=world_size, auto=auto)
-    if checked.config is None:
-        count = len(checked.errors)
-        lines = "".join(f"\n  {error}" for error in checked.errors)
+    checked = check_config(source, world_size=world_size, auto=auto, replaced=replaced)
+    unfilled = [
+        Problem(
+            path=path,
+            what='"auto" has no value: nobody resolved it',
+            fix=f"write a value, or pass auto={{{show(path)}: ...}}",
+        )
+        for path in checked.open
+    ]
+    errors = [*checked.errors, *unfilled]
+    if checked.config is None or errors:
+        count = len(errors)
+        lines = "".join(f"\n  {error}" for error in errors)
         raise ConfigError(
             f"{count} {'error' if count == 1 else 'errors'} in {checked.name}:{lines}"
         )
@@ -84,6 +100,7 @@ def check_config(
     *,
     world_size: int | None = None,
     auto: Mapping[str, object] | None = None,
+    replaced: Collection[str] = (),
 ) -> Checked:
     """Check a configuration and return what was found, instead of raising.
 
@@ -91,6 +108,7 @@ def check_config(
         source: as for `load_config`.
         world_size: as for `load_config`.
         auto: as for `load_config`.
+        replaced: as for `load_config`.
 
     Raises:
         ConfigError: the source cannot be read, or `world_size` is not a positive number.
@@ -104,7 +122,10 @@ def check_config(
     findings, written = Findings(), Written()
     document = reading.read(source, findings)
     values = dict(auto or {})
-    tree = Cleaner(values, findings, written).clean(document.tree)
+    counted = {name: value for name, value in document.tree.items() if name not in replaced}
+    for name in document.tree.keys() & set(replaced):
+        findings.info(name, f"not used: the {name} that the caller gives takes its place")
+    tree = Cleaner(values, findings, written).clean(counted)
     _tell_unknown_values(values, findings)
     schema = validated(tree, findings)
     tell_treatments(schema, findings)
@@ -119,6 +140,7 @@ def check_config(
         errors=errors,
         notes=notes,
         hints=hints,
+        open=tuple(written.path(path) for path in findings.open),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchloom.config.findings import Findings, nearest
-from torchloom.config.keys import AUTO, unresolved
+from torchloom.config.keys import AUTO
 from torchloom.config.kinds import Kind, RefusedError, show
 
 NO_AUTO: Mapping[str, object] = {}
@@ -42,7 +42,7 @@ def check_params(
             continue
         if value == AUTO:
             if name not in auto:
-                findings.error(here, *unresolved(here))
+                findings.leave_open(here)
                 continue
             value = auto[name]
             findings.info(here, f'"auto" became {"the default" if value is None else show(value)}')

@@ -54,6 +54,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     mesh: DeviceMesh | None = None,
     config_params: ConfigSource | None = None,
     init: Callable[[nn.Module], object] | None = None,
+    auto: Mapping[str, object] | None = None,
 ) -> tuple[Engine, Optimizer | None, Any, Any]:
     """Shard a model and return `(engine, optimizer, dataloader, lr_scheduler)`.
 
@@ -64,10 +65,10 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
         args: a namespace whose `deepspeed_config` names a config file, as launchers pass it.
         model: a plain model, or one on the meta device.
         optimizer: a fresh torch optimizer over the model's parameters, or a function that makes
-            one from parameters; default: the one that the config names.
+            one from parameters; default: the one that the config names. It takes the place of the config's.
         model_parameters: parameters or groups to optimize; default: all trainable ones.
         training_data: a dataset, for which a data loader is made.
-        lr_scheduler: a schedule, or a function from optimizer to schedule.
+        lr_scheduler: a schedule, or a function from optimizer to schedule; it takes the place of the config's.
         distributed_port: rendezvous port, if no launcher has chosen one.
         mpu: not supported; tensor and pipeline parallelism are out of scope.
         dist_init_required: False forbids making a process group here.
@@ -76,6 +77,8 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
         mesh: the axis to shard over, or (replicate, shard); default: from the config.
         config_params: another name of `config`.
         init: fills one module's own parameters, for models on meta.
+        auto: values for keys of the config that are "auto", by dotted path, as
+            `{"optimizer.params.lr": 1e-4}`.
 
     Raises:
         ConfigError: the arguments or the config contradict each other.
@@ -96,7 +99,12 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
             "and pass mesh= to choose the ranks to shard over"
         )
     source = _one_source(args, config, config_params)
-    early = load_config(source, world_size=_launched_world_size(mesh))
+    brought = {"optimizer": optimizer, "scheduler": lr_scheduler}
+    replaced = [name for name, value in brought.items() if value is not None]
+    filled = {**_rates_of(optimizer), **(auto or {})}
+    early = load_config(
+        source, world_size=_launched_world_size(mesh), auto=filled, replaced=replaced
+    )
     if is_sharded(model):
         raise ShardError(
             f"this {type(model).__name__} is already sharded: torchloom.initialize takes a plain "
@@ -115,7 +123,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     )
     set_limits(Limits(step_s=limits.step_s, compile_s=limits.compile_s, agree_s=limits.agree_s))
     world = make_world(mesh, early.zero.shard_size, symmetric_memory=early.compile.symmetric_memory)
-    settings = load_config(source, world_size=world.world_size)
+    settings = load_config(source, world_size=world.world_size, auto=filled, replaced=replaced)
     if world.rank == 0:
         log_notes(settings)
     agreement = new_agreement(world.rank, world.world_size)
@@ -180,6 +188,13 @@ def _one_source(
             f"the config was given {len(chosen)} times, as {' and '.join(chosen)}: give it once"
         )
     return next(iter(chosen.values()), None)
+
+
+def _rates_of(optimizer: Any) -> dict[str, object]:
+    """Return what "auto" means in a schedule over an optimizer that was given."""
+    if not isinstance(optimizer, Optimizer):
+        return {}
+    return {"scheduler.params.warmup_max_lr": float(optimizer.param_groups[0]["lr"])}
 
 
 def _launched_world_size(mesh: DeviceMesh | None) -> int:
