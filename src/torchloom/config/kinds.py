@@ -220,6 +220,26 @@ def numbers(kind: Kind, length: int | None = None) -> Kind:
     return take
 
 
+def number_in(value: object) -> int | float | None:
+    """Return the number that a text is, None if it is none.
+
+    Example:
+        >>> number_in("10"), number_in("1e-4"), number_in("ten")
+        (10, 0.0001, None)
+    """
+    if not isinstance(value, str) or "_" in value:
+        return None
+    try:
+        return int(value) if value.strip().lstrip("+-").isdigit() else float(value)
+    except ValueError:
+        return None
+
+
+def read_as(text: object, number: float) -> str:
+    """Return the warning for a text that is read as a number."""
+    return f"{show(text)} is text, read as {show(number)}: write it without quotes"
+
+
 def _real(value: object) -> float:
     if isinstance(value, str):
         fix = "write the number without quotes"

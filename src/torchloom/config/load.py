@@ -125,6 +125,7 @@ def check_config(
     counted = {name: value for name, value in document.tree.items() if name not in replaced}
     for name in document.tree.keys() & set(replaced):
         findings.info(name, f"not used: the {name} that the caller gives takes its place")
+    counted = _with_new_offloads(counted, findings, written)
     tree = Cleaner(values, findings, written).clean(counted)
     _tell_unknown_values(values, findings)
     schema = validated(tree, findings)
@@ -173,6 +174,31 @@ def _resolve(
         dataloader_drop_last=schema.dataloader_drop_last,
         seed=schema.seed,
     )
+
+
+_OLD_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
+
+
+def _with_new_offloads(
+    tree: dict[str, object], findings: Findings, written: Written
+) -> dict[str, object]:
+    """Translate the old switches of offloads, as DeepSpeed does, into the sections that took their place."""
+    zero = tree.get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return tree
+    found = dict(zero)
+    for old, new in _OLD_OFFLOADS.items():
+        if not isinstance(zero.get(old), bool):
+            continue
+        asks = found.pop(old)
+        path = f"zero_optimization.{old}"
+        if asks and new not in found:
+            found[new] = {"device": "cpu"}
+            written.renamed[f"zero_optimization.{new}"] = path
+            findings.warn(path, f'a deprecated name; write {new}: {{"device": "cpu"}}')
+        elif asks:
+            findings.warn(path, f"a deprecated name; {new} is given, too, and counts")
+    return {**tree, "zero_optimization": found}
 
 
 def _clipping(schema: ConfigSchema, written: Written, findings: Findings) -> float:

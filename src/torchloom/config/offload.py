@@ -19,6 +19,7 @@ def resolve_offload(
     """
     section, zero = schema.compile, schema.zero_optimization
     opt_states, parameters = section.offload_opt_states, section.offload_parameters
+    path = "compile.offload_parameters"
     if zero.offload_optimizer.device == "cpu" and not opt_states:
         opt_states = True
         findings.info(
@@ -26,15 +27,21 @@ def resolve_offload(
             "optimizer states are kept in host memory and streamed through the step, which runs on the "
             "device; compile.offload_opt_states does the same",
         )
-    if zero.offload_param.device == "cpu" and not parameters:
-        parameters = True
+    if zero.offload_param.device == "cpu" and not parameters and zero.stage < 2:
+        findings.warn(
+            "zero_optimization.offload_param",
+            f"no effect: stage {zero.stage} keeps whole parameters, which are read in place; stage 3 keeps "
+            "shards in host memory",
+        )
+    elif zero.offload_param.device == "cpu" and not parameters:
+        parameters, path = True, "zero_optimization.offload_param"
         findings.info(
             "zero_optimization.offload_param",
             "this rank's shards are kept in host memory until they are gathered; "
             "compile.offload_parameters does the same",
         )
     if parameters:
-        _check_parameters(schema, world_size, findings)
+        _check_parameters(schema, world_size, path, findings)
     return OffloadConfig(
         activations=section.offload_activation,
         activation_min_bytes=section.offload_activation_threshold,
@@ -47,8 +54,18 @@ def resolve_offload(
     )
 
 
-def _check_parameters(schema: ConfigSchema, world_size: int | None, findings: Findings) -> None:
-    path, stage = "compile.offload_parameters", schema.zero_optimization.stage
+def _check_parameters(
+    schema: ConfigSchema, world_size: int | None, path: str, findings: Findings
+) -> None:
+    """Tell what keeps parameters from waiting on the host.
+
+    Args:
+        schema: the validated document.
+        world_size: data-parallel ranks; None if not known.
+        path: of the key that asks for it.
+        findings: collects errors, notes and hints.
+    """
+    stage = schema.zero_optimization.stage
     if stage < 2:
         findings.error(
             path,

@@ -110,11 +110,11 @@ class ZeroSection(Section):
     enable_sanity_checks: MaybeFlag = no_effect(False, "extra checks", "checks are always on")
     offload_optimizer: OffloadSection = section(OffloadSection, "where optimizer states are kept")
     offload_param: OffloadSection = section(OffloadSection, "where parameters are kept")
-    cpu_offload: AnyValue = refused(
-        "old name of offload_optimizer", 'write offload_optimizer: {"device": "cpu"}'
+    cpu_offload: MaybeFlag = used(
+        None, 'deprecated: true means `offload_optimizer: {"device": "cpu"}`, with a warning'
     )
-    cpu_offload_param: AnyValue = refused(
-        "old name of offload_param", 'write offload_param: {"device": "cpu"}'
+    cpu_offload_param: MaybeFlag = used(
+        None, 'deprecated: true means `offload_param: {"device": "cpu"}`, with a warning'
     )
     cpu_offload_use_pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
     legacy_stage1: AnyValue = refused("the old stage 1", "remove it; stage 1 has one form here")

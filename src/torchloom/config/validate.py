@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from torchloom.config.findings import Findings
 from torchloom.config.jsonc import join
-from torchloom.config.kinds import RefusedError, show
+from torchloom.config.kinds import RefusedError, number_in, read_as, show
 from torchloom.config.schema import ConfigSchema
 
 
@@ -18,9 +18,25 @@ def validated(tree: dict[str, Any], findings: Findings) -> ConfigSchema:
         return ConfigSchema.model_validate(tree)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            _tell(detail, findings)
-            _drop(tree, detail["loc"])
-    return ConfigSchema.model_validate(tree)
+            if not _is_read_as_number(detail, tree, findings):
+                _tell(detail, findings)
+                _drop(tree, detail["loc"])
+    return validated(tree, findings)
+
+
+def _is_read_as_number(detail: Any, tree: dict[str, Any], findings: Findings) -> bool:
+    """Put a number in the place of a text that is one, as DeepSpeed does; say whether this was so."""
+    number = number_in(detail["input"])
+    if number is None or not all(isinstance(part, str) for part in detail["loc"]):
+        return False
+    *parents, last = detail["loc"]
+    for part in parents:
+        tree = tree[part]
+    if tree.get(last) != detail["input"]:
+        return False
+    tree[last] = number
+    findings.warn(".".join(detail["loc"]), read_as(detail["input"], number))
+    return True
 
 
 def _tell(detail: Any, findings: Findings) -> None:
