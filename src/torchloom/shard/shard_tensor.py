@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +21,6 @@ from torchloom._torch.subclasses import PLAIN_RESULTS, wrapper, writer_of_this_s
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.shards import valid_numel
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
-    from torch.distributed.checkpoint.planner import WriteItem
 
 
 class Box(NamedTuple):
@@ -82,43 +78,23 @@ class ShardTensor(Tensor):
     def __reduce_ex__(self, proto: Any) -> Any:
         return shard_tensor, (self.local, tuple(self.shape), self.first, self.end)
 
-    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
-        from torch.distributed.checkpoint.planner import (
-            TensorWriteData,
-            WriteItem,
-            WriteItemType,
-        )
+    def __create_write_items__(self, fqn: str, _: object) -> list[Any]:
+        from torchloom._torch.dcp_items import write_items
 
-        chunks = self.__create_chunk_list__()
-        writer = writer_of_this_save()
-        if len(chunks) > 1 and writer == "HuggingFaceStorageWriter":
+        boxes, writer = self.boxes(), writer_of_this_save()
+        if len(boxes) > 1 and writer == "HuggingFaceStorageWriter":
             raise ShardError(
-                f"{writer} keeps one part of a tensor in each file, and this rank holds {len(chunks)} parts of "
-                f"{fqn!r}: save whole weights (torchloom.shard.full_state_dict), or use FileSystemWriter"
+                f"{writer} keeps one part of a tensor in each file, and this rank holds {len(boxes)} parts of "
+                f"{fqn!r}: save whole weights (torchloom.save_model), or use FileSystemWriter"
             )
-        return [
-            WriteItem(
-                index=MetadataIndex(fqn, chunk.offsets),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(
-                    chunk=chunk,
-                    properties=TensorProperties.create_from_tensor(self.local),
-                    size=self.shape,
-                ),
-            )
-            for chunk in chunks
-        ]
+        return write_items(fqn, [(box.offsets, box.sizes) for box in boxes], self.local, self.shape)
 
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+    def __create_chunk_list__(self) -> list[Any]:
+        from torchloom._torch.dcp_items import chunk_list
 
-        return [
-            ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
-            for box in self.boxes()
-        ]
+        return chunk_list((box.offsets, box.sizes) for box in self.boxes())
 
-    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+    def __get_tensor_shard__(self, index: Any) -> Tensor:
         for box in self.boxes():
             if index.offset is not None and tuple(index.offset) == box.offsets:
                 begin = box.first - self.first
