@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_ as torch_clip  # before any model is sharded
+from torch.nn.utils import get_total_norm
 
 import torchloom
 from support.models import tokens, tricky
@@ -46,7 +47,7 @@ def test_norms_equal_those_of_one_process(stages) -> None:
         before = [p.grad.clone() for m in sharded for p in m.parameters() if p.grad is not None]
         ours = torchloom.clip_grad_norm_(sharded, 1e9).item()
         untouched = all(map(torch.equal, before, gradients(sharded)))
-        total = torch.nn.utils.get_total_norm(gradients_of(sharded)).item()
+        total = get_total_norm(gradients_of(sharded)).item()
         theirs = torch_clip([p for m in sharded for p in m.parameters()], 0.3).item()
         clipped = torchloom.clip_grad_norm_(sharded, 0.3).item()
         some = torch_clip([*models[0].up.parameters(), *models[2].parameters()], 0.1).item()
@@ -112,3 +113,26 @@ def test_models_that_are_not_sharded_keep_torchs_norm() -> None:
 
     expected = [(30 * 0 + 15 * 4 + 3 * 4) ** 0.5, 2.0, 36.0]
     assert run_ranks(2, fn)[0] == pytest.approx(expected)
+
+
+def test_torchs_function_stays_what_it_was_and_other_models_do_not_matter() -> None:
+    def fn(rank: int):
+        same = torch.nn.utils.get_total_norm is torch.nn.utils.clip_grad._get_total_norm
+        changed = torchloom.shard_model(tricky(), persistence_threshold=20)
+        changed.late = nn.Parameter(torch.ones(3))
+        del changed.down
+        model = torchloom.shard_model(tricky(), persistence_threshold=20)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        model(tokens(0, 0)).backward()
+        norm = torch_clip(model.parameters(), 0.1)
+        optimizer.step()
+        states = optimizer.state_dict()["state"]
+        return same, norm.item(), norm.requires_grad, len(states)
+
+    plain = tricky()
+    plain(tokens(0, 0)).backward()
+    expected = torch_clip(plain.parameters(), 0.1).item()
+    for same, norm, requires_grad, num_states in run_ranks(2, fn):
+        assert (same, requires_grad) == (True, False)
+        assert norm == pytest.approx(expected, rel=1e-5)
+        assert num_states > 5

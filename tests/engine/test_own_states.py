@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -181,3 +182,17 @@ def test_tied_weights_are_one_tensor_in_state_dicts(tmp_path) -> None:
         assert all(equal)
     stored = torch.load(tmp_path / "0.pt", weights_only=True)
     assert stored["embed.weight"].data_ptr() == stored["head.weight"].data_ptr()
+
+
+def test_states_of_a_model_that_has_been_freed_are_refused() -> None:
+    def fn(rank: int) -> None:
+        model = start(3)
+        optimizer = optimizer_of("adamw", model)
+        steps(model, optimizer, rank, 2, 0, 1)
+        del model
+        gc.collect()
+        for ask in (optimizer.state_dict, lambda: full_optimizer_state_dict(optimizer)):
+            with pytest.raises(ShardError, match="a shard of a model that has been freed"):
+                ask()
+
+    run_ranks(2, fn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +16,12 @@ TotalNorm = Callable[..., Tensor]
 def replace_total_norm(make: Callable[[TotalNorm], TotalNorm]) -> None:
     """Put a function in the place of the norm in `torch.nn.utils.clip_grad_norm_` and `get_total_norm`.
 
-    A program that imported `clip_grad_norm_` before gets the new norm as well; one that imported
-    `get_total_norm` before keeps torch's.
+    torch's function stays the object that it is, whoever imported it before: what it calls is replaced, under its
+    `no_grad`.
 
     Args:
         make: takes torch's function and returns the one to use. Dynamo does not look into it.
     """
-    original = clip_grad._get_total_norm
-    norm = torch.no_grad()(torch.compiler.disable(make(original), recursive=False))
-    clip_grad._get_total_norm = norm  # type: ignore[assignment]
-    torch.nn.utils.get_total_norm = norm  # type: ignore[assignment]
+    outer: Any = clip_grad._get_total_norm
+    cell = dict(zip(outer.__code__.co_freevars, outer.__closure__ or (), strict=True))["func"]
+    cell.cell_contents = torch.compiler.disable(make(cell.cell_contents), recursive=False)

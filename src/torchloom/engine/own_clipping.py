@@ -117,11 +117,12 @@ def _sorted(given: Sequence[Tensor]) -> tuple[dict[str, _Gradients], list[Tensor
     missing = {id(tensor): tensor for tensor in given}
     by_handle: dict[str, _Gradients] = {}
     for model in sharded_models():
-        layout = layout_of(model)
-        for name, param in owners_of(model).items():
-            grad = param.grad
+        layout, params = layout_of(model), dict(model.named_parameters())
+        for spec in layout:
+            param = params.get(spec.name)  # other models may have changed since
+            grad = None if param is None else param.grad
             if grad is not None and missing.pop(id(grad), None) is not None:
-                _add(by_handle.setdefault(layout.handle, _Gradients()), grad, layout, name)
+                _add(by_handle.setdefault(layout.handle, _Gradients()), grad, layout, spec.name)
     return by_handle, list(missing.values())
 
 

@@ -72,6 +72,11 @@ def _stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
+def _first_counted(optimizer: Optimizer) -> nn.Parameter | None:
+    """Return the first of its parameters whose steps count, None if none is of ours."""
+    return next((p for p in _stepped_by(optimizer) if _STEPPED.get(id(p)) is p), None)
+
+
 def _tell_listeners(optimizer: Optimizer) -> None:
     stepped = set(map(id, _stepped_by(optimizer)))
     for each in list(_LISTENERS.values()):
@@ -80,16 +85,14 @@ def _tell_listeners(optimizer: Optimizer) -> None:
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    params = _stepped_by(optimizer)
-    check_steps_alone(params)
-    first = next((param for param in params if _STEPPED.get(id(param)) is param), None)
+    check_steps_alone(_stepped_by(optimizer))
+    first = _first_counted(optimizer)
     if first is not None and _OF_ENGINES.get(id(first)) is not first:
         whole_states(optimizer)
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    stepped = (param for group in optimizer.param_groups for param in group["params"])
-    first = next((param for param in stepped if _STEPPED.get(id(param)) is param), None)
+    first = _first_counted(optimizer)
     if first is None:
         return
     POSITION.updates += 1

@@ -12,19 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.roots import layout_of, owners_of, sharded_models
+from torchloom.shard.roots import SHARDS, sharded_by_id
 from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
-from torchloom.shard.state import is_local, state_dict_mode
+from torchloom.shard.state import gather_shard, is_local, state_dict_mode
 
 _HOLDS_WHOLE: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Optimizers that have the hooks."""
@@ -138,7 +136,7 @@ def _cut_given(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, An
 
 def _cut_held(optimizer: Optimizer) -> None:
     """Cut whole states that were loaded before the optimizer had the hooks."""
-    found = _sharded_parameters()
+    found = sharded_by_id()
     for group in optimizer.param_groups:
         for param in group["params"]:
             if id(param) in found and param in optimizer.state:
@@ -156,19 +154,11 @@ def _cut_all(state: Mapping[str, Any], layout: Layout, spec: ParamSpec) -> dict[
 
 
 def _gather(value: Tensor, key: str, layout: Layout, spec: ParamSpec) -> Tensor:
-    if isinstance(value, ShardTensor):
-        value = value.local
-    if _is_of_elements(value, key, spec) != "shard":
-        return value
-    with torch.no_grad():
-        return ops.gather(
-            value.detach().contiguous(),
-            list(spec.shape),
-            value.dtype,
-            value.dtype,
-            layout.handle,
-            f"{spec.name} ({key} of its optimizer)",
-        )
+    if not isinstance(value, ShardTensor):
+        if _is_of_elements(value, key, spec) != "shard":
+            return value
+        value = as_shard_tensor(value.contiguous(), spec, layout)
+    return gather_shard(value, f"{spec.name} ({key} of its optimizer)")
 
 
 def _is_of_elements(value: Tensor, key: str, spec: ParamSpec) -> str:
@@ -190,16 +180,13 @@ def _sharded(
     optimizer: Optimizer, state_dict: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Layout, ParamSpec]]:
     """Yield index, layout and facts of each shard that an optimizer steps, in its order."""
-    found = _sharded_parameters()
+    found = sharded_by_id()
     for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=False):
         for param, index in zip(group["params"], packed["params"], strict=False):
             if id(param) in found:
                 yield index, *found[id(param)]
-
-
-def _sharded_parameters() -> dict[int, tuple[Layout, ParamSpec]]:
-    found: dict[int, tuple[Layout, ParamSpec]] = {}
-    for model in sharded_models():
-        layout, params = layout_of(model), owners_of(model)
-        found.update({id(params[spec.name]): (layout, spec) for spec in layout.sharded})
-    return found
+            elif tuple(param.shape) == (SHARDS.get(param),):
+                raise ShardError(
+                    f"parameter {index} of this optimizer is a shard of a model that has been freed, so its "
+                    "states cannot be made whole: keep the model as long as its optimizer is saved or loaded"
+                )

@@ -113,10 +113,17 @@ def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def shards_by_id() -> tuple[dict[int, ParamSpec], int]:
     """Return the facts about all parameters that hold a shard, by id, and the highest stage."""
-    found: dict[int, ParamSpec] = {}
-    stage = 0
-    for model in list(ROOTS.keys()):
+    stage = max((layout.stage for layout in living_layouts()), default=0)
+    return {key: spec for key, (_, spec) in sharded_by_id().items()}, stage
+
+
+def sharded_by_id() -> dict[int, tuple[Layout, ParamSpec]]:
+    """Return layout and facts of all parameters that hold a shard, by id.
+
+    A model whose parameters were changed since is no reason to fail for others.
+    """
+    found: dict[int, tuple[Layout, ParamSpec]] = {}
+    for model in sharded_models():
         layout, params = layout_of(model), dict(model.named_parameters())
-        stage = max(stage, layout.stage)
-        found.update({id(params[s.name]): s for s in layout.sharded if s.name in params})
-    return found, stage
+        found.update({id(params[s.name]): (layout, s) for s in layout.sharded if s.name in params})
+    return found

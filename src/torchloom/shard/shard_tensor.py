@@ -163,15 +163,10 @@ def _empty(like: ShardTensor, *size: Any, **kwargs: Any) -> ShardTensor:
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if not isinstance(target, ShardTensor) or not isinstance(source, ShardTensor):
         raise ShardError("a shard in a state dict is copied from a shard alone: use its .local")
-    target.local.copy_(local_like(source, target), non_blocking=non_blocking)
-    return target
-
-
-def local_like(source: ShardTensor, target: ShardTensor) -> Tensor:
-    """Return the elements of `source`, which must have the place of `target`."""
     if (source.shape, source.first, source.end) != (target.shape, target.first, target.end):
         raise ShardError("shards of different places are not copied into each other")
-    return source.local
+    target.local.copy_(source.local, non_blocking=non_blocking)
+    return target
 
 
 _ATEN = torch.ops.aten
