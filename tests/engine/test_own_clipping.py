@@ -136,3 +136,17 @@ def test_torchs_function_stays_what_it_was_and_other_models_do_not_matter() -> N
         assert (same, requires_grad) == (True, False)
         assert norm == pytest.approx(expected, rel=1e-5)
         assert num_states > 5
+
+
+def test_clipping_inside_of_compiled_code() -> None:
+    def fn(rank: int) -> list[float]:
+        model = torchloom.shard_model(tricky(), persistence_threshold=20)
+        model(tokens(0, 0)).backward()
+        clip = torch.compile(lambda: torch_clip(model.parameters(), 1e9), backend="aot_eager")
+        return [clip().item(), clip().item()]
+
+    plain = tricky()
+    plain(tokens(0, 0)).backward()
+    expected = torch_clip(plain.parameters(), 1e9).item()
+    for norms in run_ranks(2, fn):
+        assert norms == pytest.approx([expected] * 2, rel=1e-5)

@@ -24,4 +24,4 @@ def replace_total_norm(make: Callable[[TotalNorm], TotalNorm]) -> None:
     """
     outer: Any = clip_grad._get_total_norm
     cell = dict(zip(outer.__code__.co_freevars, outer.__closure__ or (), strict=True))["func"]
-    cell.cell_contents = torch.compiler.disable(make(cell.cell_contents), recursive=False)
+    cell.cell_contents = torch.compiler.disable(make(cell.cell_contents))
