@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.runtime import get_communicator
 
 
+@torch.compiler.disable  # Dynamo would trace the transport
 def all_reduce(
     tensor: Tensor, op: Literal["mean", "sum", "min", "max"] = "mean", *, name: str
 ) -> Tensor:

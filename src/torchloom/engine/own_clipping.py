@@ -31,6 +31,7 @@ class _Gradients:
     whole: list[Tensor] = field(default_factory=list)
 
 
+@torch.compiler.disable  # Dynamo would trace the transport
 def clip_grad_norm_(
     model: nn.Module | Iterable[nn.Module], max_norm: float, *, error_if_nonfinite: bool = False
 ) -> Tensor:
