@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchloom._torch.norms import TotalNorm, replace_total_norm
+from torchloom._torch.untraced import leave_alone
 from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.nonfinite import find_non_finite
 from torchloom.errors import NonFiniteError, ShardError
@@ -31,7 +32,6 @@ class _Gradients:
     whole: list[Tensor] = field(default_factory=list)
 
 
-@torch.compiler.disable  # Dynamo would trace the transport
 def clip_grad_norm_(
     model: nn.Module | Iterable[nn.Module], max_norm: float, *, error_if_nonfinite: bool = False
 ) -> Tensor:
@@ -73,6 +73,9 @@ def clip_grad_norm_(
         norm = _norm(by_handle, torch.float64)
     clip_(grads, norm, max_norm)
     return norm
+
+
+leave_alone(clip_grad_norm_, "it communicates")
 
 
 @functools.cache
