@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from torchloom import envs
+from torchloom.config import Config, load_config
 from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.engine.own_clipping import follow_torch_norms
 from torchloom.engine.own_loops import count_steps_of
-from torchloom.engine.precision import cast_inputs_of
+from torchloom.engine.precision import cast_inputs_of, shard_precision
 from torchloom.engine.twins import communicator_of
-from torchloom.errors import ShardError
+from torchloom.errors import ConfigError, ShardError
 from torchloom.runtime.exchanges import new_agreement
-from torchloom.runtime.lines import show_last_words
+from torchloom.runtime.lines import Limits, set_limits, show_last_words
 from torchloom.shard import (
     Precision,
     facts_of,
@@ -25,16 +30,19 @@ from torchloom.shard import (
     shard_module,
 )
 
+ConfigSource = Config | Mapping[str, Any] | str | Path
+
 
 def shard_model(
     model: nn.Module,
-    stage: int = 3,
+    stage: int | None = None,
     mesh: DeviceMesh | None = None,
     *,
-    persistence_threshold: int = 100_000,
+    persistence_threshold: int | None = None,
     precision: Precision | None = None,
     cast_inputs: bool = False,
     init: Callable[[nn.Module], object] | None = None,
+    config: ConfigSource | None = None,
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
 
@@ -44,15 +52,17 @@ def shard_model(
 
     Args:
         model: a plain model, or one on the meta device.
-        stage: 3 gathers weights again in backward, 2 keeps gathered weights until then, 0 keeps
+        stage: 3 (default) gathers weights again in backward, 2 keeps gathered weights until then, 0 keeps
             whole parameters.
         mesh: the axis to shard over, or (replicate, shard); default: all ranks.
-        persistence_threshold: parameters with fewer elements stay whole.
+        persistence_threshold: parameters with fewer elements stay whole; default: 100 000.
         precision: dtypes of stored parameters, of compute and of reductions; default: parameters
             in fp32.
         cast_inputs: cast floating-point inputs of the model to `precision.compute`, also those in lists, tuples,
             mappings and dataclasses, as FSDP2's `cast_forward_inputs` does.
         init: fills one module's own parameters, for models on meta.
+        config: a configuration as for `torchloom.initialize`, of which the sections `zero_optimization`, `bf16`,
+            `communication_data_type` and `timeouts` say what the arguments above would; in bf16 inputs are cast.
 
     Returns:
         The same model.
@@ -60,12 +70,26 @@ def shard_model(
     Raises:
         ShardError: the stage has no meaning here, the model cannot be sharded, or inputs are to be cast
             without a dtype to compute in.
+        ConfigError: the config is wrong, contradicts an argument, or asks for fp16.
 
     Example:
         >>> model = shard_model(nn.Linear(512, 512), stage=3)  # doctest: +SKIP
         >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # doctest: +SKIP
     """
     show_last_words()
+    settings = None if config is None else _read(config, mesh)
+    if settings is not None:
+        given = {
+            "stage": stage,
+            "persistence_threshold": persistence_threshold,
+            "precision": precision,
+        }
+        _refuse_both([name for name, value in given.items() if value is not None])
+        stage = settings.zero.stage
+        persistence_threshold = settings.zero.param_persistence_threshold
+        precision = shard_precision(settings.precision)
+        cast_inputs = cast_inputs or precision.compute is not None
+    stage = 3 if stage is None else stage
     if stage == 1:
         raise ShardError(
             "stage 1 shards the optimizer alone, which a plain torch optimizer cannot see: use "
@@ -79,8 +103,8 @@ def shard_model(
         )
     watch_steps()
     follow_torch_norms()
-    ensure_process_group()
-    world = make_world(mesh, None)
+    _meet(settings)
+    world = make_world(mesh, None if settings is None else settings.zero.shard_size)
     check_devices(model, dist.get_backend())
     agreement = new_agreement(world.rank, world.world_size)
     comm = communicator_of(world.comm, agreement)
@@ -91,7 +115,7 @@ def shard_model(
         num_replicas=comm.num_replicas,
         rank=comm.rank,
         handle=comm.handle,
-        persistence_threshold=persistence_threshold,
+        persistence_threshold=100_000 if persistence_threshold is None else persistence_threshold,
         precision=precision,
     )
     agreement.check_facts("the model's parameters", facts_of(model, layout))
@@ -100,6 +124,41 @@ def shard_model(
         keep_hook(model, cast_inputs_of(model, compute))
     count_steps_of(model.parameters())
     return model
+
+
+def _read(config: ConfigSource, mesh: DeviceMesh | None) -> Config:
+    """Return a configuration that a loop of one's own can follow."""
+    found = config
+    if not isinstance(found, Config):
+        ranks = dist.get_world_size() if dist.is_initialized() else envs.launch().world_size
+        size = mesh.size() if isinstance(mesh, DeviceMesh) else ranks
+        found = load_config(found, world_size=size, replaced=("optimizer", "scheduler"))
+    if found.precision.dtype == "fp16":
+        raise ConfigError(
+            "fp16.enabled: a loop of one's own scales the loss itself, which shard_model cannot see: use "
+            '"bf16": {"enabled": true}, torchloom.initialize, or precision=torchloom.shard.Precision('
+            "compute=torch.float16) with torch's ShardedGradScaler instead of config="
+        )
+    return found
+
+
+def _refuse_both(names: list[str]) -> None:
+    if names:
+        raise ConfigError(
+            f"{names[0]}= and config= of shard_model say the same thing twice: drop one of the two"
+        )
+
+
+def _meet(settings: Config | None) -> None:
+    """Join the process group, within the time limits of a config."""
+    if settings is None:
+        ensure_process_group()
+        return
+    limits = settings.timeouts
+    ensure_process_group(
+        timeout=timedelta(seconds=limits.process_group_s), rendezvous_s=limits.rendezvous_s
+    )
+    set_limits(Limits(step_s=limits.step_s, compile_s=limits.compile_s, agree_s=limits.agree_s))
 
 
 def check_devices(model: nn.Module, backend: str) -> None:

@@ -34,7 +34,7 @@ from torchloom.step.ports import STATES
 
 logger = get_logger(__name__)
 
-ConfigSource = Mapping[str, Any] | str | Path
+ConfigSource = Config | Mapping[str, Any] | str | Path
 
 _SECTIONS = ("compile", "zero_optimization", "gradient_accumulation_steps", "torch_autocast")
 """What of a whole config means something here; the loop does the rest."""
@@ -58,7 +58,7 @@ def compile_model(
         config: keys of the section `compile`, as `torchloom.initialize` takes them, such as
             `{"memory_budget": "40GB"}`. Or a whole config, as a dict or the path of a file, of which these
             sections count: `compile`, `zero_optimization` (sizes of buckets), `torch_autocast` and
-            `gradient_accumulation_steps`.
+            `gradient_accumulation_steps`. Or what `torchloom.config.load_config` returned.
         optimizer: steps the model's parameters. A memory budget needs it, as its states take memory. Its
             steps move the schedule; without it the steps of any optimizer over these parameters do.
         backend: as for `Engine.compile`.
@@ -146,6 +146,11 @@ def _kind_of(optimizer: Optimizer | None) -> str | None:
 def _settings(config: ConfigSource | None, layout: Layout, strict: bool) -> Config:
     """Return the config of a loop: its keys of `compile`, or a whole one of which parts count."""
     world_size = dist.get_world_size()
+    if isinstance(config, Config):
+        _check_stage(config.zero.stage, layout)
+        return replace(
+            config, compile=replace(config.compile, strict=strict or config.compile.strict)
+        )
     if config is None or (isinstance(config, Mapping) and not config.keys() & set(_SECTIONS)):
         tree: dict[str, Any] = {"compile": dict(config or {})}
     else:
@@ -155,13 +160,17 @@ def _settings(config: ConfigSource | None, layout: Layout, strict: bool) -> Conf
             load_config(config, world_size=world_size)  # raises, and tells all errors
         _warn_of_others(tree)
     zero = dict(tree.get("zero_optimization") or {})
-    if zero.setdefault("stage", layout.stage) != layout.stage:
-        raise ConfigError(
-            f"zero_optimization.stage is {zero['stage']}, but this model is sharded at stage "
-            f"{layout.stage}: make them equal, or remove the key"
-        )
+    _check_stage(zero.setdefault("stage", layout.stage), layout)
     found = load_config({**tree, "zero_optimization": zero}, world_size=world_size)
     return replace(found, compile=replace(found.compile, strict=strict or found.compile.strict))
+
+
+def _check_stage(stage: object, layout: Layout) -> None:
+    if stage != layout.stage:
+        raise ConfigError(
+            f"zero_optimization.stage is {stage}, but this model is sharded at stage "
+            f"{layout.stage}: make them equal, or remove the key"
+        )
 
 
 def _warn_of_others(tree: Mapping[str, Any]) -> None:

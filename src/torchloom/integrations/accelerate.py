@@ -1,0 +1,242 @@
+"""Accelerate: an Accelerator that shards and compiles the models that it prepares.
+
+    accelerator = TorchloomAccelerator(torchloom="ds_config.json")       was Accelerator()
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+Written for accelerate 1.15; it takes what Accelerate does for plain data parallelism (gathers of metrics, trackers,
+loaders, checkpoints of files that load without torchloom) and leaves out the wrapper DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import nn
+from torch.optim import Optimizer
+
+from torchloom.errors import ConfigError
+from torchloom.integrations.prepare import (
+    ConfigSource,
+    Preparation,
+    owner_of,
+    run_eagerly,
+    world_size,
+)
+from torchloom.pipeline import CompileSession
+from torchloom.shard import full_state_dict, is_sharded
+
+
+class TorchloomAccelerator(Accelerator):
+    """An Accelerator whose prepared models are sharded and compiled by torchloom.
+
+    Ranks call `save_state`, `load_state`, `get_state_dict` and `save_model` together, as with FSDP. Their files are
+    those of an unsharded model and load on any number of ranks.
+
+    Args:
+        args: as for `Accelerator`.
+        torchloom: a DeepSpeed-shaped configuration: a dict or the path of a file. "auto" is filled in from
+            `mixed_precision` and `gradient_accumulation_steps`; default: stage 3.
+        auto: more values for "auto", by dotted path.
+        kwargs: as for `Accelerator`; `mixed_precision` may be "no" or "bf16".
+
+    Raises:
+        ConfigError: the configuration is wrong, contradicts the other arguments, or asks for fp16.
+
+    Example:
+        >>> accelerator = TorchloomAccelerator(torchloom={"zero_optimization": {"stage": 3}})  # doctest: +SKIP
+        >>> model, optimizer = accelerator.prepare(model, optimizer)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        torchloom: ConfigSource | None = None,
+        auto: Mapping[str, object] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._take(torchloom, auto or {})
+
+    @classmethod
+    def adopt(
+        cls,
+        accelerator: Accelerator,
+        torchloom: ConfigSource | None = None,
+        auto: Mapping[str, object] | None = None,
+    ) -> TorchloomAccelerator:
+        """Let an Accelerator that was made by others, such as a Trainer, be one of this class.
+
+        Args:
+            accelerator: that has prepared nothing yet; it stays the same object.
+            torchloom: as for the class.
+            auto: as for the class.
+
+        Raises:
+            ConfigError: as for the class.
+        """
+        adopted: Any = accelerator
+        adopted.__class__ = cls
+        adopted._take(torchloom, auto or {})
+        return adopted
+
+    def _take(self, source: ConfigSource | None, auto: Mapping[str, object]) -> None:
+        _refuse_others(self)
+        filled = {
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+            "bf16.enabled": self.mixed_precision == "bf16",
+            "fp16.enabled": False,
+            **auto,
+        }
+        self._preparation = Preparation(source, auto=filled, caller=type(self).__name__)
+        self._refuse_contradictions(given=auto)
+        # The weights that forward sees are in bf16; autocast would be a second mechanism for the same.
+        self.native_amp = False
+        self._preparing = 0
+
+    def _refuse_contradictions(self, given: Mapping[str, object]) -> None:
+        config, told = self._preparation.config, []
+        steps = self.gradient_accumulation_steps
+        if "gradient_accumulation_steps" not in given and config.batch.accumulation_steps != steps:
+            told.append(
+                f"gradient_accumulation_steps is {config.batch.accumulation_steps}, and of the Accelerator {steps}"
+            )
+        if (self.mixed_precision == "bf16") != (config.precision.dtype == "bf16"):
+            told.append(
+                f"bf16.enabled is {str(config.precision.dtype == 'bf16').lower()}, and mixed_precision of the "
+                f"Accelerator {self.mixed_precision!r}"
+            )
+        if told:
+            raise ConfigError(
+                "the configuration of torchloom contradicts the Accelerator; make them equal, or write "
+                f'"auto" in the configuration: {"; ".join(told)}'
+            )
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Prepare models, optimizers, loaders and schedules; shard and compile the models.
+
+        Args:
+            args: as for `Accelerator.prepare`.
+            device_placement: likewise.
+        """
+        self._preparing += 1
+        try:
+            prepared = super().prepare(*args, device_placement=device_placement)
+        finally:
+            self._preparing -= 1
+        self._compile_prepared()
+        return prepared
+
+    def prepare_model(
+        self,
+        model: nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+        *,
+        init: Callable[[nn.Module], object] | None = None,
+    ) -> nn.Module:
+        """Shard a model in place and, once its optimizer is known, compile it.
+
+        Args:
+            model: whole or on meta.
+            device_placement: whether it is moved to the Accelerator's device first.
+            evaluation_mode: leave it whole, so that ranks may call it on their own.
+            init: fills one module's own parameters, for models on meta.
+        """
+        if evaluation_mode and not is_sharded(model):
+            model = super().prepare_model(model, device_placement, evaluation_mode=True)
+            _mark(model, False)  # training would take it for one that is ready
+            return model
+        moves = self.device_placement if device_placement is None else device_placement
+        self._preparation.shard(model, init=init, device=self.device if moves else None)
+        run_eagerly(model, "generate", **({"synced_gpus": True} if world_size() > 1 else {}))
+        _mark(model, True)
+        prepared = super().prepare_model(model, False, evaluation_mode)
+        if not self._preparing:
+            self._compile_prepared()
+        return prepared
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
+        """Let an optimizer step shards and keep whole states in files.
+
+        Args:
+            optimizer: over the parameters of models that are prepared before it, or with it.
+            device_placement: as for `Accelerator.prepare_optimizer`.
+        """
+        prepared = super().prepare_optimizer(optimizer, device_placement)
+        if not self._preparing:
+            self._compile_prepared()
+        return prepared
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return the whole weights of a model, on the host of the main process; other ranks get an empty dict.
+
+        Args:
+            model: prepared; all ranks must call.
+            unwrap: as for `Accelerator.get_state_dict`.
+        """
+        if not is_sharded(model):
+            return super().get_state_dict(model, unwrap)
+        on_each_node = self.project_configuration.save_on_each_node
+        return full_state_dict(model, rank0_only=not on_each_node, cpu=True)
+
+    def session_of(self, model: nn.Module) -> CompileSession | None:
+        """Return what compiled a prepared model: its `report`, its `plan()`; None if nothing has.
+
+        Args:
+            model: prepared.
+        """
+        return self._preparation.session_of(model)
+
+    def _compile_prepared(self) -> None:
+        """Let the prepared optimizers follow their models, and compile models whose turn it is."""
+        optimizers = [inner(optimizer) for optimizer in self._optimizers]
+        models = [model for model in self._models if is_sharded(model)]
+        for optimizer in optimizers:
+            self._preparation.follow(optimizer)
+        for model in models:
+            own = next((o for o in optimizers if owner_of(o, models) is model), None)
+            if own is not None or not self._preparation.waits_for_optimizer():
+                self._preparation.compile(model, own)
+
+
+def _mark(model: Any, is_prepared: bool) -> None:
+    """Say whether a model is ready, so that Accelerate neither moves nor wraps it."""
+    model._is_accelerate_prepared = is_prepared
+
+
+def inner(optimizer: Optimizer) -> Optimizer:
+    """Return the torch optimizer inside of what Accelerate wraps around it."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _refuse_others(accelerator: Accelerator) -> None:
+    """Refuse what would shard, cast or compile beside torchloom.
+
+    Raises:
+        ConfigError: a plugin of another system, or a precision that is not supported.
+    """
+    state = accelerator.state
+    plugins = {
+        "DeepSpeed": getattr(state, "deepspeed_plugin", None),
+        "FSDP": getattr(state, "fsdp_plugin", None),
+        "a parallelism_config": accelerator.parallelism_config,
+    }
+    name = next((name for name, plugin in plugins.items() if plugin is not None), None)
+    if name is not None:
+        raise ConfigError(
+            f"the Accelerator asks for {name} and for torchloom, which both place the weights: drop one "
+            "of the two (`accelerate config` may have chosen it)"
+        )
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ConfigError(
+            f"mixed_precision={accelerator.mixed_precision!r} is not supported, as its loss scaler looks at one "
+            "rank's shards: use mixed_precision='bf16'"
+        )
+
+
+__all__ = ["TorchloomAccelerator"]
