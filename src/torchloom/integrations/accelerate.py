@@ -9,9 +9,10 @@ loaders, checkpoints of files that load without torchloom) and leaves out the wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from torchloom.errors import ConfigError
 from torchloom.integrations.prepare import (
     ConfigSource,
+    Given,
     Preparation,
     owner_of,
     run_eagerly,
@@ -65,54 +67,43 @@ class TorchloomAccelerator(Accelerator):
         cls,
         accelerator: Accelerator,
         torchloom: ConfigSource | None = None,
-        auto: Mapping[str, object] | None = None,
+        given: Sequence[Given] = (),
     ) -> TorchloomAccelerator:
         """Let an Accelerator that was made by others, such as a Trainer, be one of this class.
 
         Args:
             accelerator: that has prepared nothing yet; it stays the same object.
             torchloom: as for the class.
-            auto: as for the class.
+            given: what those others were given.
 
         Raises:
             ConfigError: as for the class.
         """
         adopted: Any = accelerator
         adopted.__class__ = cls
-        adopted._take(torchloom, auto or {})
+        adopted._take(torchloom, {}, given)
         return adopted
 
-    def _take(self, source: ConfigSource | None, auto: Mapping[str, object]) -> None:
+    def _take(
+        self,
+        source: ConfigSource | None,
+        auto: Mapping[str, object],
+        given: Sequence[Given] = (),
+    ) -> None:
         _refuse_others(self)
-        filled = {
-            "gradient_accumulation_steps": self.gradient_accumulation_steps,
-            "bf16.enabled": self.mixed_precision == "bf16",
-            "fp16.enabled": False,
-            **auto,
-        }
-        self._preparation = Preparation(source, auto=filled, caller=type(self).__name__)
-        self._refuse_contradictions(given=auto)
+        known = {each.path for each in given}
+        own = [each for each in _given_to(self) if each.path not in known]
+        self._preparation = Preparation(
+            source, given=[*own, *given], auto=auto, caller=type(self).__name__
+        )
         # The weights that forward sees are in bf16; autocast would be a second mechanism for the same.
         self.native_amp = False
         self._preparing = 0
 
-    def _refuse_contradictions(self, given: Mapping[str, object]) -> None:
-        config, told = self._preparation.config, []
-        steps = self.gradient_accumulation_steps
-        if "gradient_accumulation_steps" not in given and config.batch.accumulation_steps != steps:
-            told.append(
-                f"gradient_accumulation_steps is {config.batch.accumulation_steps}, and of the Accelerator {steps}"
-            )
-        if (self.mixed_precision == "bf16") != (config.precision.dtype == "bf16"):
-            told.append(
-                f"bf16.enabled is {str(config.precision.dtype == 'bf16').lower()}, and mixed_precision of the "
-                f"Accelerator {self.mixed_precision!r}"
-            )
-        if told:
-            raise ConfigError(
-                "the configuration of torchloom contradicts the Accelerator; make them equal, or write "
-                f'"auto" in the configuration: {"; ".join(told)}'
-            )
+    @property
+    def preparation(self) -> Preparation:
+        """What shards and compiles the models of this run, with the configuration in use."""
+        return self._preparation
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, loaders and schedules; shard and compile the models.
@@ -150,13 +141,31 @@ class TorchloomAccelerator(Accelerator):
             _mark(model, False)  # training would take it for one that is ready
             return model
         moves = self.device_placement if device_placement is None else device_placement
-        self._preparation.shard(model, init=init, device=self.device if moves else None)
-        run_eagerly(model, "generate", **({"synced_gpus": True} if world_size() > 1 else {}))
-        _mark(model, True)
+        self.shard(model, init=init, device=self.device if moves else None)
         prepared = super().prepare_model(model, False, evaluation_mode)
         if not self._preparing:
             self._compile_prepared()
         return prepared
+
+    def shard(
+        self,
+        model: nn.Module,
+        *,
+        init: Callable[[nn.Module], object] | None = None,
+        device: torch.device | None = None,
+    ) -> nn.Module:
+        """Shard a model in place, as `prepare` does, before its optimizer is built.
+
+        Args:
+            model: whole or on meta.
+            init: fills one module's own parameters, for models on meta.
+            device: where its parameters go first; None: they stay.
+        """
+        self._preparation.shard(model, init=init, device=device)
+        # Ranks that generate until their own last token would make different numbers of forward passes.
+        run_eagerly(model, "generate", **({"synced_gpus": True} if world_size() > 1 else {}))
+        _mark(model, True)
+        return model
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
         """Let an optimizer step shards and keep whole states in files.
@@ -200,6 +209,30 @@ class TorchloomAccelerator(Accelerator):
             own = next((o for o in optimizers if owner_of(o, models) is model), None)
             if own is not None or not self._preparation.waits_for_optimizer():
                 self._preparation.compile(model, own)
+
+
+def _given_to(accelerator: Accelerator) -> list[Given]:
+    """Return what an Accelerator was given that a configuration says as well."""
+    plugin = getattr(accelerator.state, "dynamo_plugin", None)
+    backend = getattr(getattr(plugin, "backend", None), "value", "NO").lower()
+    given = [
+        Given(
+            "gradient_accumulation_steps",
+            accelerator.gradient_accumulation_steps,
+            "gradient_accumulation_steps",
+            fills=True,
+        ),
+        Given(
+            "bf16.enabled",
+            accelerator.mixed_precision == "bf16",
+            "mixed_precision == 'bf16'",
+            fills=True,
+        ),
+        Given("fp16.enabled", False, "mixed_precision == 'fp16'"),
+    ]
+    if backend != "no":
+        given.append(Given("compile.backend", backend, "dynamo_backend", fills=True))
+    return given
 
 
 def _mark(model: Any, is_prepared: bool) -> None:

@@ -11,8 +11,10 @@ Frameworks call the model and the optimizer themselves, so this is the API for l
 from __future__ import annotations
 
 import functools
+import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 import torchloom
 from torchloom import envs
 from torchloom.config import Config, load_config
+from torchloom.config.findings import Findings
+from torchloom.config.frozen import thaw
+from torchloom.config.source import read
+from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
@@ -37,26 +43,74 @@ DEFAULT: Mapping[str, Any] = {"zero_optimization": {"stage": 3}}
 """What a run asks for that brings no configuration."""
 
 
+@dataclass(frozen=True)
+class Given:
+    """A value of the configuration that the user gave to the framework as well."""
+
+    path: str
+    """Of its key, dotted."""
+    value: object
+    name: str
+    """What the framework calls it."""
+    fills: bool = False
+    """Whether it counts also where the configuration does not have the key."""
+    must_match: bool = True
+    """Whether another value in the configuration is an error; otherwise the configuration's counts."""
+
+
 class Preparation:
     """Shards and compiles the models of one run.
 
     Args:
         source: a DeepSpeed-shaped configuration: a dict, a path, or what `load_config` returned; None: stage 3.
-        auto: values that the framework gives to keys written as "auto", by dotted path.
+        given: what the framework knows: it is filled in for "auto", and compared with what is written.
+        auto: more values for keys written as "auto", by dotted path.
         caller: the class that the user named, for messages.
 
     Raises:
-        ConfigError: the configuration is wrong, or asks for what a framework's loop cannot do.
+        ConfigError: the configuration is wrong, contradicts the framework, or asks for what a framework's loop
+            cannot do.
     """
 
     def __init__(
-        self, source: ConfigSource | None, *, auto: Mapping[str, object], caller: str
+        self,
+        source: ConfigSource | None,
+        *,
+        given: Sequence[Given] = (),
+        auto: Mapping[str, object] | None = None,
+        caller: str,
     ) -> None:
         self.caller = caller
-        self.config = _read(DEFAULT if source is None else source, auto)
+        self._auto = {**{each.path: each.value for each in given}, **(auto or {})}
+        tree = _tree_of(DEFAULT if source is None else source)
+        if _value_at(tree, "torch_autocast.enabled") is True:  # then it is what casts
+            given = [replace(g, value=False) if g.path == "bf16.enabled" else g for g in given]
+            self._auto["bf16.enabled"] = False
+        self._tree = _with_filled(tree, given)
+        refuse_contradictions(self._tree, [g for g in given if g.path not in (auto or {})], caller)
+        self.config = self.config_with({}, replaced=("optimizer", "scheduler"))
         self._refuse(self.config)
         self.compiles = _compiles(self.config)
         self._sessions: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    @property
+    def written(self) -> Mapping[str, Any]:
+        """The configuration as it was written, with what the framework added."""
+        return self._tree
+
+    def config_with(self, auto: Mapping[str, object], *, replaced: Sequence[str] = ()) -> Config:
+        """Return the configuration with more values for "auto".
+
+        Args:
+            auto: by dotted path.
+            replaced: sections that do not count.
+
+        Raises:
+            ConfigError: it is wrong, or an "auto" has no value.
+        """
+        return load_config(
+            self._tree, world_size=world_size(), auto={**self._auto, **auto}, replaced=replaced
+        )
 
     def shard(
         self,
@@ -80,7 +134,11 @@ class Preparation:
             return model
         if device is not None and not any(tensor.is_meta for tensor in model.parameters()):
             model.to(device)
-        return torchloom.shard_model(model, config=self.config, init=init)
+        torchloom.shard_model(model, config=self.config, init=init)
+        autocast = self.config.precision.autocast
+        if autocast is not None:
+            _autocast_forward(model, dtype_of(autocast.dtype))
+        return model
 
     def compile(self, model: nn.Module, optimizer: Optimizer | None) -> CompileSession | None:
         """Compile a sharded model in place, once; return its session, None where the config compiles nothing.
@@ -171,17 +229,93 @@ def run_eagerly(model: nn.Module, method: str, **overrides: Any) -> None:
     setattr(model, method, types.MethodType(run, model))
 
 
+def _autocast_forward(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let a model's forward run in autocast and return fp32, as Accelerate's own does for bf16."""
+    original = type(model).forward
+
+    @functools.wraps(original)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(next(self.parameters()).device.type, dtype):
+            found = original(self, *args, **kwargs)
+        return cast_inputs(found, torch.float32)
+
+    model.__dict__["forward"] = types.MethodType(forward, model)
+
+
 def world_size() -> int:
     """Return the number of ranks, as the process group or else the launcher says."""
     return dist.get_world_size() if dist.is_initialized() else envs.launch().world_size
 
 
-def _read(source: ConfigSource, auto: Mapping[str, object]) -> Config:
+def refuse_contradictions(tree: Mapping[str, Any], given: Sequence[Given], caller: str) -> None:
+    """Compare what is written in a configuration with what the framework was given.
+
+    Args:
+        tree: the configuration.
+        given: what the user gave to the framework.
+        caller: the class that the user named.
+
+    Raises:
+        ConfigError: with all that differ.
+    """
+    told = [
+        f"{each.path} is {written!r}, and {each.name} is {each.value!r}"
+        for each in given
+        if each.must_match
+        and (written := _value_at(tree, each.path)) is not None
+        and not _equal(written, each.value)
+    ]
+    if told:
+        raise ConfigError(
+            f'the configuration contradicts what {caller} was given; make them equal, or write "auto" in '
+            f"the configuration: {'; '.join(told)}"
+        )
+
+
+def _tree_of(source: ConfigSource) -> dict[str, Any]:
     if isinstance(source, Config):
-        return source
-    return load_config(
-        source, world_size=world_size(), auto=auto, replaced=("optimizer", "scheduler")
-    )
+        return dict(thaw(source.source))  # type: ignore[call-overload]
+    findings = Findings()
+    tree = dict(read(source, findings).tree)
+    if findings.errors:
+        load_config(source)  # raises, and tells all errors
+    return tree
+
+
+def _with_filled(tree: dict[str, Any], given: Sequence[Given]) -> dict[str, Any]:
+    """Return the configuration with the keys that it lacks and the framework knows."""
+    found = dict(tree)
+    for each in given:
+        section, _, key = each.path.rpartition(".")
+        if not each.fills or _value_at(found, each.path, "auto") is not None:
+            continue
+        if not section:
+            found[key] = each.value
+        else:
+            found[section] = {**(found.get(section) or {}), key: each.value}
+    return found
+
+
+def _value_at(tree: Mapping[str, Any], path: str, auto: object = None) -> Any:
+    """Return what is written at a dotted path; None if nothing is, `auto` for "auto"."""
+    value: Any = tree
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return auto if value == "auto" else value
+
+
+def _equal(written: object, given: object) -> bool:
+    """Compare a value in a file, perhaps a number as text or a list, with one of Python."""
+    if isinstance(written, (list, tuple)) and isinstance(given, (list, tuple)):
+        return len(written) == len(given) and all(map(_equal, written, given))
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        try:
+            return math.isclose(float(written), float(given), rel_tol=1e-9)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return False
+    if isinstance(given, str) and isinstance(written, str):
+        return written.lower() == given.lower()
+    return written == given
 
 
 def _compiles(config: Config) -> bool:

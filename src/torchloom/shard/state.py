@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -48,7 +48,11 @@ def state_dict_mode(mode: StateDictMode) -> Iterator[None]:
 
 
 def full_state_dict(
-    model: nn.Module, *, rank0_only: bool = False, cpu: bool = False
+    model: nn.Module,
+    *,
+    rank0_only: bool = False,
+    cpu: bool = False,
+    only: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
     """Gather the whole state dict, one parameter at a time. All ranks must call it.
 
@@ -56,6 +60,7 @@ def full_state_dict(
         model: a sharded model, or a submodule of one.
         rank0_only: keep the weights on rank 0 alone; the other ranks get an empty dict.
         cpu: move each weight to the CPU before the next one is gathered.
+        only: names to keep, equal on all ranks; default: all.
     """
     layout = _first_layout(model)
     keep = not (rank0_only and layout is not None and layout.rank != 0)
@@ -65,6 +70,8 @@ def full_state_dict(
     specs = {} if layout is None else _specs_by_key(model)
     first_keys: dict[tuple[str, str], str] = {}
     for key, value in entries.items():
+        if only is not None and key not in only:
+            continue
         if key in specs:
             owner, name = specs[key]
             first = first_keys.setdefault((owner.handle, name), key)
