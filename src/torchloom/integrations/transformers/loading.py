@@ -1,0 +1,63 @@
+"""Models that are whole on one rank at most: rank 0 loads, the others build on meta.
+
+    rank 0        AutoModelForCausalLM.from_pretrained(folder)
+    other ranks   the same class from the same configuration, on meta: no memory
+    sharding      rank 0 sends one weight after the other; each rank keeps its part
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from torchloom import envs
+from torchloom.shard import on_meta
+
+
+def from_pretrained(auto_class: Any, folder: str, **kwargs: Any) -> nn.Module:
+    """Load pretrained weights on rank 0 and build the same model without memory on the other ranks.
+
+    The host then holds one model, not one for each rank. `TorchloomTrainer` and `TorchloomAccelerator` shard it
+    as any other: the weights of rank 0 reach all ranks. Until then only rank 0 may call it.
+
+    Args:
+        auto_class: a class of transformers with `from_pretrained`, such as `AutoModelForCausalLM`.
+        folder: what its `from_pretrained` takes.
+        kwargs: likewise; each rank passes the same.
+
+    Example:
+        >>> model = from_pretrained(AutoModelForCausalLM, "llama-8b")  # doctest: +SKIP
+    """
+    rank = dist.get_rank() if dist.is_initialized() else envs.launch().rank
+    if rank == 0:
+        return auto_class.from_pretrained(folder, **kwargs)
+    config = kwargs.pop("config", None)
+    if config is None:
+        config = _config_of(auto_class, folder, kwargs)
+    dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
+    with on_meta():
+        if hasattr(auto_class, "from_config"):
+            return auto_class.from_config(config, **({} if dtype is None else {"dtype": dtype}))
+        model = auto_class(config)
+    return model if dtype is None else model.to(dtype)
+
+
+def initializer_of(model: nn.Module) -> Callable[[nn.Module], object] | None:
+    """Return what fills one module on meta, as transformers initialises it; None for models of others.
+
+    Args:
+        model: of transformers, or with adapters of PEFT around one.
+    """
+    whole: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    return getattr(whole, "_init_weights", None)
+
+
+def _config_of(auto_class: Any, folder: str, kwargs: dict[str, Any]) -> Any:
+    from transformers import AutoConfig  # noqa: PLC0415  on ranks that need it
+
+    config_class = getattr(auto_class, "config_class", None) or AutoConfig
+    names = ("trust_remote_code", "revision", "cache_dir", "token", "local_files_only", "subfolder")
+    return config_class.from_pretrained(folder, **{n: kwargs[n] for n in names if n in kwargs})
