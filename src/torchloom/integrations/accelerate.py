@@ -68,6 +68,7 @@ class TorchloomAccelerator(Accelerator):
         accelerator: Accelerator,
         torchloom: ConfigSource | None = None,
         given: Sequence[Given] = (),
+        caller: str = "",
     ) -> TorchloomAccelerator:
         """Let an Accelerator that was made by others, such as a Trainer, be one of this class.
 
@@ -75,13 +76,14 @@ class TorchloomAccelerator(Accelerator):
             accelerator: that has prepared nothing yet; it stays the same object.
             torchloom: as for the class.
             given: what those others were given.
+            caller: the class that the user named, for messages; default: this one.
 
         Raises:
             ConfigError: as for the class.
         """
         adopted: Any = accelerator
         adopted.__class__ = cls
-        adopted._take(torchloom, {}, given)
+        adopted._take(torchloom, {}, given, caller)
         return adopted
 
     def _take(
@@ -89,12 +91,13 @@ class TorchloomAccelerator(Accelerator):
         source: ConfigSource | None,
         auto: Mapping[str, object],
         given: Sequence[Given] = (),
+        caller: str = "",
     ) -> None:
         _refuse_others(self)
         known = {each.path for each in given}
         own = [each for each in _given_to(self) if each.path not in known]
         self._preparation = Preparation(
-            source, given=[*own, *given], auto=auto, caller=type(self).__name__
+            source, given=[*own, *given], auto=auto, caller=caller or type(self).__name__
         )
         # The weights that forward sees are in bf16; autocast would be a second mechanism for the same.
         self.native_amp = False

@@ -56,7 +56,7 @@ class TorchloomMixin:
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         given = given_by(self.args, self.model, world_size())
         self.accelerator = TorchloomAccelerator.adopt(
-            self.accelerator, getattr(self.args, "torchloom", None), given
+            self.accelerator, getattr(self.args, "torchloom", None), given, type(self).__name__
         )
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
