@@ -75,6 +75,9 @@ def _with_items(value: MutableMapping[Any, Any], changed: dict[Any, Any]) -> Any
         return value
     if type(value) is dict:
         return {**value, **changed}  # Dynamo traces this, and breaks at `copy.copy`
+    if dataclasses.is_dataclass(value):
+        # Outputs of transformers: of a copy, Dynamo (torch 2.13) hands out an object without the other items.
+        return type(value)(**{**value, **changed})
     made = copy.copy(value)
     for key, item in changed.items():
         made[key] = item
