@@ -1,8 +1,8 @@
 """Models that are whole on one rank at most: rank 0 loads, the others build on meta.
 
-    rank 0        AutoModelForCausalLM.from_pretrained(folder)
-    other ranks   the same class from the same configuration, on meta: no memory
-    sharding      rank 0 sends one weight after the other; each rank keeps its part
+rank 0        AutoModelForCausalLM.from_pretrained(folder)
+other ranks   the same class from the same configuration, on meta: no memory
+sharding      rank 0 sends one weight after the other; each rank keeps its part
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def initializer_of(model: nn.Module) -> Callable[[nn.Module], object] | None:
 
 
 def _config_of(auto_class: Any, folder: str, kwargs: dict[str, Any]) -> Any:
-    from transformers import AutoConfig  # noqa: PLC0415  on ranks that need it
+    from transformers import AutoConfig
 
     config_class = getattr(auto_class, "config_class", None) or AutoConfig
     names = ("trust_remote_code", "revision", "cache_dir", "token", "local_files_only", "subfolder")

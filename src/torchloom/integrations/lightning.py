@@ -1,0 +1,361 @@
+"""Lightning and Fabric: strategies that shard and compile in the place of DistributedDataParallel.
+
+    import torchloom.integrations.lightning                      registers the name
+    Trainer(strategy="torchloom", devices=2)                     or TorchloomStrategy("ds_config.json")
+    Fabric(strategy=TorchloomFabricStrategy("ds_config.json"))
+
+Written for lightning 2.6. A Trainer calls `training_step`, not `forward`: each module of the LightningModule that
+owns parameters is sharded and compiled on its own, and `training_step` runs eagerly around them. So what the step
+does beside the model (logging, metrics) is in no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from lightning.fabric.strategies import STRATEGY_REGISTRY as FABRIC_REGISTRY
+from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
+from lightning.fabric.strategies.registry import _StrategyRegistry
+from lightning.pytorch import LightningModule
+from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from torch import nn
+from torch.optim import Optimizer
+
+from torchloom.errors import ConfigError, ShardError
+from torchloom.integrations.prepare import ConfigSource, Given, Preparation, owner_of
+from torchloom.pipeline import CompileSession
+from torchloom.shard import full_optimizer_state_dict, full_state_dict, is_sharded
+from torchloom.shard.roots import sharded_models
+
+
+class TorchloomStrategy(DDPStrategy):
+    """A Lightning strategy whose modules are sharded and compiled by torchloom.
+
+    Checkpoints are those of an unsharded module and load on any number of ranks, with or without torchloom.
+    `precision="bf16-mixed"` is Lightning's autocast, as in its own DDP runs; `{"bf16": {"enabled": true}}` in the
+    configuration, with `precision="32-true"`, also communicates in bf16.
+
+    Args:
+        torchloom: a DeepSpeed-shaped configuration: a dict or the path of a file. "auto" is filled in from the
+            Trainer; default: stage 3.
+        auto: more values for "auto", by dotted path.
+        kwargs: as for `DDPStrategy`, without the options of DistributedDataParallel itself.
+
+    Raises:
+        ConfigError: the configuration is wrong, contradicts the Trainer, or asks for fp16.
+
+    Example:
+        >>> strategy = TorchloomStrategy({"zero_optimization": {"stage": 3}})  # doctest: +SKIP
+        >>> Trainer(strategy=strategy, devices=2).fit(module, loader)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        torchloom: ConfigSource | None = None,
+        *,
+        auto: Mapping[str, object] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _refuse_options(self._ddp_kwargs, type(self).__name__)
+        self._source, self._auto = torchloom, auto or {}
+        self._preparation: Preparation | None = None
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What shards and compiles, with the configuration in use; None before a run."""
+        return self._preparation
+
+    def setup(self, trainer: LightningTrainer) -> None:
+        """Shard and compile the modules, and create the optimizers over their shards.
+
+        Args:
+            trainer: whose arguments fill in what is "auto" in the configuration.
+        """
+        _refuse_precision(self.precision_plugin.precision, type(self).__name__)
+        if self._preparation is None:
+            self._preparation = Preparation(
+                self._source,
+                given=_given_to(trainer, self.precision_plugin.precision),
+                auto=self._auto,
+                caller=type(self).__name__,
+            )
+        super().setup(trainer)
+
+    def configure_ddp(self) -> None:
+        """Shard the modules, where the base class wraps them."""
+        for root in roots_of(self.lightning_module):
+            self._prepared.shard(root)
+
+    def setup_optimizers(self, trainer: LightningTrainer) -> None:
+        """Create the optimizers over shards, then compile the modules that they step.
+
+        Args:
+            trainer: as for `Strategy.setup_optimizers`.
+        """
+        super().setup_optimizers(trainer)
+        _compile_all(self._prepared, list(roots_of(self.lightning_module)), self.optimizers)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the whole weights, on the host of rank 0; other ranks get an empty dict. All ranks must call."""
+        if not any(is_sharded(root) for root in roots_of(self.lightning_module)):
+            return super().lightning_module_state_dict()
+        return full_state_dict(self.lightning_module, rank0_only=True, cpu=True)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return whole states, on the host of rank 0; other ranks get an empty dict. All ranks must call.
+
+        Args:
+            optimizer: one of `optimizers`, or Lightning's wrapper around it.
+        """
+        return full_optimizer_state_dict(_inner(optimizer), rank0_only=True, cpu=True)
+
+    def sessions(self) -> dict[str, CompileSession]:
+        """Return what compiled each module, by its name in the LightningModule."""
+        names = {module: name for name, module in self.lightning_module.named_modules()}
+        roots = list(roots_of(self.lightning_module))
+        found = {names[root]: self._prepared.session_of(root) for root in roots}
+        return {name: session for name, session in found.items() if session is not None}
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+        """Make `strategy="torchloom"` work; importing this module has done so.
+
+        Args:
+            strategy_registry: of Lightning.
+        """
+        strategy_registry.register("torchloom", cls, description="ZeRO under torch.compile")
+
+    @property
+    def _prepared(self) -> Preparation:
+        if self._preparation is None:
+            raise ShardError(f"{type(self).__name__} has no run yet: call trainer.fit first")
+        return self._preparation
+
+
+class TorchloomFabricStrategy(FabricDDPStrategy):
+    """A Fabric strategy whose modules are sharded and compiled by torchloom.
+
+    Args:
+        torchloom: as for `TorchloomStrategy`.
+        auto: likewise.
+        kwargs: as for Fabric's `DDPStrategy`, without the options of DistributedDataParallel itself.
+
+    Raises:
+        ConfigError: the configuration is wrong, or asks for fp16.
+
+    Example:
+        >>> fabric = Fabric(strategy=TorchloomFabricStrategy(), devices=2)  # doctest: +SKIP
+        >>> model, optimizer = fabric.setup(model, optimizer)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        torchloom: ConfigSource | None = None,
+        *,
+        auto: Mapping[str, object] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _refuse_options(self._ddp_kwargs, type(self).__name__)
+        self._source, self._auto = torchloom, auto or {}
+        self._preparation: Preparation | None = None
+        self._roots: list[nn.Module] = []
+        self._backward_sync_control = _EachBackwardReduces()  # type: ignore[assignment]
+
+    @property
+    def preparation(self) -> Preparation:
+        """What shards and compiles, with the configuration in use."""
+        if self._preparation is None:
+            _refuse_precision(self.precision.precision, type(self).__name__)
+            self._preparation = Preparation(
+                self._source,
+                given=_given_by_precision(self.precision.precision),
+                auto=self._auto,
+                caller=type(self).__name__,
+            )
+        return self._preparation
+
+    def setup_module(self, module: nn.Module) -> Any:
+        """Shard a module in place and compile it, where the base class wraps it.
+
+        Args:
+            module: whole, or sharded before.
+        """
+        self._shard(module)
+        _compile_all(self.preparation, self._roots, [])
+        return module
+
+    def setup_module_and_optimizers(
+        self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        """Shard a module and compile it, once its optimizers are known.
+
+        Args:
+            module: whole, or sharded before.
+            optimizers: over its parameters.
+            scheduler: returned as it is.
+        """
+        self._shard(module)
+        made = [self.setup_optimizer(optimizer) for optimizer in optimizers]
+        return module, made, scheduler
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Let an optimizer step shards and keep whole states, and compile what waited for it.
+
+        Args:
+            optimizer: over parameters of modules that were set up.
+        """
+        _compile_all(self.preparation, self._roots, [optimizer])
+        return optimizer
+
+    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """Return the whole weights, on the host of rank 0; other ranks get an empty dict. All ranks must call.
+
+        Args:
+            module: as for `Strategy.get_module_state_dict`.
+        """
+        if not any(is_sharded(root) for root in roots_of(module)):
+            return super().get_module_state_dict(module)
+        return full_state_dict(module, rank0_only=True, cpu=True)
+
+    def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return whole states, on the host of rank 0; other ranks get an empty dict. All ranks must call.
+
+        Args:
+            optimizer: as for `Strategy.get_optimizer_state`.
+        """
+        return full_optimizer_state_dict(_inner(optimizer), rank0_only=True, cpu=True)
+
+    def session_of(self, module: nn.Module) -> CompileSession | None:
+        """Return what compiled a module that was set up; None if nothing has.
+
+        Args:
+            module: what `fabric.setup` returned, or the module in it.
+        """
+        return self.preparation.session_of(getattr(module, "module", module))
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+        """Make `Fabric(strategy="torchloom")` work; importing this module has done so.
+
+        Args:
+            strategy_registry: of Fabric.
+        """
+        strategy_registry.register("torchloom", cls, description="ZeRO under torch.compile")
+
+    def _shard(self, module: nn.Module) -> None:
+        roots = list(roots_of(module)) if isinstance(module, LightningModule) else [module]
+        for root in roots:
+            self.preparation.shard(root)
+        known = {id(root) for root in self._roots}
+        self._roots += [root for root in roots if id(root) not in known]
+
+
+class _EachBackwardReduces:
+    """What `fabric.no_backward_sync` asks: gradients of shards are reduced in each backward, and add up the same."""
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        """Hold nothing back."""
+        return nullcontext()
+
+
+def roots_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that are sharded and compiled, each on its own.
+
+    They are the nearest ones that own parameters and that have a forward to be called: of a LightningModule its
+    children, of a ModuleList its items.
+
+    Args:
+        module: a LightningModule or a model; one that is sharded itself is the only root.
+
+    Raises:
+        ShardError: parameters stand where no forward could gather them.
+    """
+    is_root = any(module is root for root in sharded_models())
+    if is_root or not (_is_container(module) or isinstance(module, LightningModule)):
+        if any(True for _ in module.parameters()):
+            yield module
+        return
+    own = [name for name, _ in module.named_parameters(recurse=False)]
+    if own:
+        raise ShardError(
+            f"{type(module).__name__} owns the parameter {own[0]!r} itself, and Lightning calls no forward of it "
+            "that could gather it: move the parameter into a module of its own"
+        )
+    for child in module.children():
+        yield from roots_of(child)
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Say whether a module has no forward of its own."""
+    return type(module).forward is nn.Module.forward
+
+
+def _compile_all(
+    preparation: Preparation, roots: list[nn.Module], optimizers: list[Optimizer]
+) -> None:
+    """Compile the roots whose turn it is."""
+    optimizers = [_inner(optimizer) for optimizer in optimizers]
+    for optimizer in optimizers:
+        preparation.follow(optimizer)
+    for root in roots:
+        own = next((o for o in optimizers if owner_of(o, [root]) is root), None)
+        if own is not None or not preparation.waits_for_optimizer():
+            preparation.compile(root, own)
+
+
+def _inner(optimizer: Any) -> Optimizer:
+    """Return the torch optimizer inside of Lightning's or Fabric's wrapper."""
+    wrapped = getattr(optimizer, "_optimizer", None) or optimizer
+    return getattr(wrapped, "optimizer", wrapped)
+
+
+def _given_to(trainer: LightningTrainer, precision: object) -> list[Given]:
+    """Return what a Trainer was given that a configuration says as well."""
+    steps = trainer.accumulate_grad_batches
+    given = [
+        *_given_by_precision(precision),
+        Given("gradient_accumulation_steps", steps, "accumulate_grad_batches", fills=True),
+    ]
+    if trainer.gradient_clip_algorithm in (None, "norm"):
+        clip = float(trainer.gradient_clip_val or 0.0)
+        given.append(Given("gradient_clipping", clip, "gradient_clip_val", fills=True))
+    return given
+
+
+def _given_by_precision(precision: object) -> list[Given]:
+    """Return what `precision` says: bf16 of the configuration beside Lightning's would be a second mechanism."""
+    casts = "bf16" in str(precision)
+    name = (
+        f"precision={precision!r}, which casts already, so bf16.enabled" if casts else "precision"
+    )
+    return [
+        Given("bf16.enabled", False, name, must_match=casts),
+        Given("fp16.enabled", False, "precision == '16-mixed'"),
+    ]
+
+
+def _refuse_precision(precision: object, caller: str) -> None:
+    if precision == "16-mixed":
+        raise ConfigError(
+            f"precision={precision!r} with {caller} is not supported, as its loss scaler looks at one rank's "
+            "shards: use precision='bf16-mixed'"
+        )
+
+
+def _refuse_options(options: Mapping[str, object], caller: str) -> None:
+    if options:
+        raise ConfigError(
+            f"{caller} takes no {', '.join(sorted(options))}: nothing is wrapped in DistributedDataParallel, and "
+            "unused parameters need no option"
+        )
+
+
+TorchloomStrategy.register_strategies(StrategyRegistry)
+TorchloomFabricStrategy.register_strategies(FABRIC_REGISTRY)
+
+__all__ = ["TorchloomFabricStrategy", "TorchloomStrategy", "roots_of"]

@@ -1,0 +1,343 @@
+"""Lightning and Fabric on torchloom: the losses, norms, files and resumes of their own DDP runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from support import ranks
+from support.frameworks import LOOM, assert_same_run, loom, rows, tiny_llama
+from support.pool import run_ranks
+from torchloom.errors import ConfigError, ShardError
+
+pytest.importorskip("lightning")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out what Lightning says about loggers, workers and devices."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        warnings.filterwarnings("ignore", category=UserWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield
+
+
+def module(*, seed: int = 0, optimizer: Any = torch.optim.AdamW) -> Any:
+    """Return a LightningModule around a decoder, which keeps its losses and the norms that clipping saw."""
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = tiny_llama(seed=seed)
+            self.heads = nn.ModuleList([nn.Linear(64, 8), nn.Linear(8, 3)])
+            self.losses: list[float] = []
+            self.norms: list[float] = []
+            self.evaluated: list[float] = []
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            out = self.model(**batch)
+            extra = self.heads[1](torch.tanh(self.heads[0](out.logits.float()))).square().mean()
+            loss = out.loss + 0.1 * extra
+            self.log("loss", loss)
+            seen = loss.detach().clone()
+            torch.distributed.all_reduce(seen)
+            self.losses.append(seen.item() / 2)
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> Any:
+            self.evaluated.append(self.model(**batch).loss.item())
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            grads = [p.grad for p in params if p.grad is not None]
+            self.norms.append(torch.nn.utils.get_total_norm(grads).item())
+
+        def configure_optimizers(self) -> Any:
+            return optimizer(self.parameters(), lr=1e-2)
+
+    torch.manual_seed(5)
+    return Module()
+
+
+def loader(number: int = 48) -> DataLoader:
+    return DataLoader(rows(number), batch_size=2)
+
+
+def fit(strategy: Any, folder: Path, *, resume: str | None = None, **changes: Any) -> Any:
+    """Train a module; return what it saw, and the strategy."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    with quiet():
+        common: dict[str, Any] = {
+            "max_steps": 12,
+            "accelerator": "cpu",
+            "devices": 2,
+            "gradient_clip_val": 0.5,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "default_root_dir": str(folder),
+            "plugins": [LightningEnvironment()],
+        }
+        made = changes.pop("module", None) or module()
+        save_at = changes.pop("save", None)
+        data = changes.pop("data", None) or loader()
+        evaluate = changes.pop("evaluate", None)
+        trainer = pl.Trainer(strategy=strategy, **{**common, **changes})
+        trainer.fit(made, data, evaluate, ckpt_path=resume)
+        if save_at is not None:
+            trainer.save_checkpoint(save_at)
+        return {"loss": made.losses, "grad_norm": made.norms, "eval": made.evaluated}, trainer
+
+
+def graphs(strategy: Any) -> dict[str, list[Any]]:
+    return {
+        name: [graph.fallback for graph in session.report.graphs]
+        for name, session in strategy.sessions().items()
+    }
+
+
+def test_a_run_equals_ddp_and_goes_on_from_its_file(tmp_path) -> None:
+    def run(rank: int) -> Any:
+        import torchloom.integrations.lightning as ours
+
+        expected, _ = fit("ddp", tmp_path, save=tmp_path / "ddp.ckpt", evaluate=loader(8))
+        found, trainer = fit("torchloom", tmp_path, save=tmp_path / "loom.ckpt", evaluate=loader(8))
+        assert isinstance(trainer.strategy, ours.TorchloomStrategy)
+        # Lightning goes on at the start of an epoch, which takes six steps here.
+        half = ours.TorchloomStrategy(LOOM)
+        fit(half, tmp_path, max_steps=6, save=tmp_path / "half.ckpt", data=loader(24))
+        resumed, _ = fit(
+            ours.TorchloomStrategy(LOOM),
+            tmp_path,
+            data=loader(24),
+            module=module(seed=9),
+            resume=str(tmp_path / "half.ckpt"),
+        )
+        whole, _ = fit(ours.TorchloomStrategy(LOOM), tmp_path, data=loader(24))
+        return expected, found, resumed, whole, graphs(half)
+
+    expected, found, resumed, whole, graphs_of = run_ranks(2, run)[0]
+    assert_same_run(found, expected)
+    torch.testing.assert_close(found["eval"], expected["eval"], rtol=1e-5, atol=0)
+    assert resumed["loss"] == whole["loss"][6:]  # exactly
+    assert resumed["grad_norm"] == whole["grad_norm"][6:]
+    assert graphs_of == {"model": [None], "heads.0": [None], "heads.1": [None]}
+    of_ddp, own = (
+        torch.load(tmp_path / f"{name}.ckpt", weights_only=False) for name in ("ddp", "loom")
+    )
+    assert own["state_dict"].keys() == of_ddp["state_dict"].keys()
+    for key, value in of_ddp["state_dict"].items():
+        torch.testing.assert_close(own["state_dict"][key], value, rtol=0, atol=2e-6)
+    states = [each["optimizer_states"][0]["state"] for each in (of_ddp, own)]
+    for index, state in states[0].items():
+        for key, value in state.items():
+            torch.testing.assert_close(states[1][index][key], value, rtol=1e-3, atol=1e-6)
+    module().load_state_dict(own["state_dict"])
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "accumulation": (LOOM, {"accumulate_grad_batches": 2}),
+    "stage 2": (loom(2), {}),
+    "stage 0, no clipping": (loom(0), {"gradient_clip_val": None}),
+    "clipping by value": (LOOM, {"gradient_clip_algorithm": "value", "gradient_clip_val": 1e-3}),
+    "autocast": (LOOM, {"precision": "bf16-mixed"}),
+    "not compiled": ({**LOOM, "compile": {"enabled": False}}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_other_runs_equal_ddp(tmp_path, case) -> None:
+    config, changes = CASES[case]
+
+    def run(rank: int) -> Any:
+        from torchloom.integrations.lightning import TorchloomStrategy
+
+        expected, _ = fit("ddp", tmp_path, **{"max_steps": 4, **changes})
+        found, _ = fit(TorchloomStrategy(config), tmp_path, **{"max_steps": 4, **changes})
+        return found, expected
+
+    found, expected = run_ranks(2, run)[0]
+    assert len(found["loss"]) >= 4
+    assert_same_run(found, expected, rtol=1e-3 if case == "autocast" else 1e-6)
+
+
+def test_a_budget_is_kept_and_planned(tmp_path) -> None:
+    def run(rank: int) -> Any:
+        from torchloom.integrations.lightning import TorchloomStrategy
+
+        expected, _ = fit("ddp", tmp_path, max_steps=4)
+        strategy = TorchloomStrategy(loom(memory_budget="64MB"))
+        found, _ = fit(strategy, tmp_path, max_steps=4)
+        return found, expected, graphs(strategy)
+
+    found, expected, graphs_of = run_ranks(2, run)[0]
+    assert_same_run(found, expected)
+    assert graphs_of["model"] == [None]
+
+
+def test_through_inductor(tmp_path) -> None:
+    def run(rank: int) -> Any:
+        from torchloom.integrations.lightning import TorchloomStrategy
+
+        expected, _ = fit("ddp", tmp_path)
+        strategy = TorchloomStrategy(loom(backend="inductor"))
+        return expected, fit(strategy, tmp_path)[0], graphs(strategy)
+
+    expected, found, graphs_of = run_ranks(2, run)[0]
+    assert_same_run(found, expected)
+    assert graphs_of["model"] == [None]
+
+
+def test_two_ranks_then_one_then_two(tmp_path) -> None:
+    """Twelve steps with one global batch, of which one rank takes steps 5 to 8."""
+
+    def batches(first: int, number: int, rank: int, size: int) -> DataLoader:
+        samples = rows(48)[4 * first : 4 * (first + number)]
+        micro = 4 // size
+        own = [s for i, s in enumerate(samples) if (i % 4) // micro == rank]
+        return DataLoader(own, batch_size=micro)
+
+    def part(rank: int, size: int, first: int, resume: str | None, folder: str) -> Any:
+        from torchloom.integrations.lightning import TorchloomStrategy
+
+        found, _ = fit(
+            TorchloomStrategy(LOOM) if folder != "ddp" else "ddp",
+            tmp_path,
+            data=batches(first, 12 if folder == "ddp" else 4, rank, size),
+            max_steps=-1,
+            max_epochs={"a": 1, "b": 2, "c": 3, "ddp": 1}[folder],
+            devices=size,
+            use_distributed_sampler=False,
+            save=tmp_path / f"{folder}.ckpt",
+            resume=resume,
+        )
+        return found
+
+    expected = run_ranks(2, part, 2, 0, None, "ddp")[0]
+    found = [
+        run_ranks(2, part, 2, 0, None, "a")[0],
+        ranks.run_ranks(1, part, 1, 4, str(tmp_path / "a.ckpt"), "b")[0],
+        run_ranks(2, part, 2, 8, str(tmp_path / "b.ckpt"), "c")[0],
+    ]
+    norms = [norm for each in found for norm in each["grad_norm"]]
+    torch.testing.assert_close(norms, expected["grad_norm"], rtol=2e-5, atol=0)
+
+
+def test_parameters_that_no_forward_gathers_are_refused(tmp_path) -> None:
+    def run(rank: int) -> str:
+        from torchloom.integrations.lightning import TorchloomStrategy
+
+        made = module()
+        made.temperature = nn.Parameter(torch.ones(()))
+        with pytest.raises(ShardError) as told:
+            fit(TorchloomStrategy(LOOM), tmp_path, module=made)
+        return str(told.value)
+
+    assert "'temperature'" in run_ranks(2, run)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "words"),
+    [
+        (
+            {"accumulate_grad_batches": 2},
+            {"gradient_accumulation_steps": 4},
+            "is 4, and accumulate",
+        ),
+        ({}, {"gradient_clipping": 1.0}, "gradient_clipping is 1.0, and gradient_clip_val is 0.5"),
+        ({"precision": "bf16-mixed"}, {"bf16": {"enabled": True}}, "precision='bf16-mixed'"),
+        ({}, {"fp16": {"enabled": True}}, "fp16.enabled is True"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path, changes, config, words) -> None:
+    def run(rank: int) -> str:
+        from torchloom.integrations.lightning import TorchloomStrategy
+
+        with pytest.raises(ConfigError) as told:
+            fit(TorchloomStrategy({**LOOM, **config}), tmp_path, **changes)
+        return str(told.value)
+
+    assert words in run_ranks(2, run)[0]
+
+
+def test_options_of_the_wrapper_are_refused() -> None:
+    from torchloom.integrations.lightning import TorchloomStrategy
+
+    with pytest.raises(ConfigError, match="find_unused_parameters"):
+        TorchloomStrategy(find_unused_parameters=True)
+
+
+def by_hand(strategy: Any, folder: Path, name: str, *, steps: range, resume: bool = False) -> Any:
+    """Train with Fabric; save at the end."""
+    from lightning.fabric import Fabric
+    from lightning.fabric.plugins.environments import LightningEnvironment
+
+    with quiet():
+        fabric = Fabric(
+            accelerator="cpu", devices=2, strategy=strategy, plugins=[LightningEnvironment()]
+        )
+        fabric.launch()
+        model = tiny_llama(seed=9 if resume else 0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        model, optimizer = fabric.setup(model, optimizer)
+        state = {"model": model, "optimizer": optimizer, "step": 0}
+        if resume:
+            fabric.load(folder / f"{name}.ckpt", state)
+        sampler = DistributedSampler(rows(), shuffle=False)
+        batches = list(DataLoader(rows(), batch_size=1, sampler=sampler))
+        losses, norms = [], []
+        for step in steps:
+            for micro in range(2):
+                with fabric.no_backward_sync(model, enabled=micro == 0):
+                    loss = model(**batches[2 * step + micro]).loss / 2
+                    fabric.backward(loss)
+            norm = fabric.clip_gradients(model, optimizer, max_norm=0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(fabric.all_reduce(loss.detach()).item())
+            norms.append(norm.item())
+        state["step"] = steps.stop
+        if not resume:
+            fabric.save(folder / f"{name}.ckpt", state)
+        session = getattr(strategy, "session_of", lambda _: None)(model)
+        return {"loss": losses, "grad_norm": norms}, session
+
+
+def test_fabric_equals_ddp_and_goes_on_from_its_file(tmp_path) -> None:
+    def run(rank: int) -> Any:
+        from torchloom.integrations.lightning import TorchloomFabricStrategy
+
+        expected, _ = by_hand("ddp", tmp_path, "ddp", steps=range(12))
+        found, session = by_hand(TorchloomFabricStrategy(LOOM), tmp_path, "loom", steps=range(12))
+        by_hand(TorchloomFabricStrategy(LOOM), tmp_path, "half", steps=range(6))
+        strategy = TorchloomFabricStrategy(LOOM)
+        resumed, _ = by_hand(strategy, tmp_path, "half", steps=range(6, 12), resume=True)
+        return expected, found, resumed, [graph.fallback for graph in session.report.graphs]
+
+    expected, found, resumed, graphs_of = run_ranks(2, run)[0]
+    assert_same_run(found, expected)
+    assert resumed["loss"] == found["loss"][6:]  # exactly
+    assert resumed["grad_norm"] == found["grad_norm"][6:]
+    assert graphs_of == [None]
+    of_ddp, own = (
+        torch.load(tmp_path / f"{name}.ckpt", weights_only=False) for name in ("ddp", "loom")
+    )
+    assert own["step"] == 12
+    for key, value in of_ddp["model"].items():
+        torch.testing.assert_close(own["model"][key], value, rtol=0, atol=2e-6)
