@@ -30,6 +30,12 @@ from torchloom.pipeline import CompileSession
 from torchloom.shard import full_optimizer_state_dict, full_state_dict, is_sharded
 from torchloom.shard.roots import sharded_models
 
+UNUSED: Mapping[str, str] = {
+    "optimizer": "Lightning steps the optimizer that you built",
+    "scheduler": "Lightning steps the schedule that you built",
+}
+"""Keys that these strategies do not read, and what counts instead."""
+
 
 class TorchloomStrategy(DDPStrategy):
     """A Lightning strategy whose modules are sharded and compiled by torchloom.
@@ -88,6 +94,7 @@ class TorchloomStrategy(DDPStrategy):
                 given=_given_to(trainer, self.precision_plugin.precision),
                 auto=self._auto,
                 caller=type(self).__name__,
+                unused=UNUSED,
             )
         super().setup(trainer)
 
@@ -184,6 +191,7 @@ class TorchloomFabricStrategy(FabricDDPStrategy):
                 given=_given_by_precision(self.precision.precision),
                 auto=self._auto,
                 caller=type(self).__name__,
+                unused={**UNUSED, "gradient_clipping": "call fabric.clip_gradients() in the loop"},
             )
         return self._preparation
 
