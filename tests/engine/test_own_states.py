@@ -72,7 +72,9 @@ def assert_close(found: dict, expected: dict) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("stage", "first", "second"), [(3, 2, 3), (2, 3, 2), (3, 3, 1), (0, 2, 1)])
+@pytest.mark.parametrize(
+    ("stage", "first", "second"), [(3, 2, 3), (2, 3, 2), (3, 3, 1), (0, 2, 1), (1, 2, 3)]
+)
 def test_states_are_whole_and_go_on_with_other_ranks(tmp_path, kind, stage, first, second) -> None:
     model = tricky()
     optimizer = optimizer_of(kind, model)

@@ -146,6 +146,7 @@ def test_two_ranks_then_one_then_two(tmp_path) -> None:
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "accumulation": (LOOM, {"gradient_accumulation_steps": 2}),
     "stage 2": (loom(2), {}),
+    "stage 1": (loom(1), {}),
     "stage 0": (loom(0), {}),
     "not compiled": ({**LOOM, "compile": {"enabled": False}}, {}),
     "a budget": (loom(memory_budget="64MB"), {}),

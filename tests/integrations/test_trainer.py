@@ -144,6 +144,7 @@ CASES = {
     "accumulation": (3, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 1}),
     "checkpointing and tied weights": (3, {"activation_checkpointing": True}),
     "stage 2": (2, {}),
+    "stage 1": (1, {}),
     "stage 0": (0, {"max_grad_norm": 0.0}),
 }
 

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError
-from torchloom.shard import ParamSpec, shards_by_id
+from torchloom.shard import ParamSpec, divided_by_id
 from torchloom.shard.shards import cut, join, shard_numel_of
 
 ELEMENTWISE = (
@@ -119,8 +119,9 @@ def _check_once(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
     num_params = sum(len(group["params"]) for group in optimizer.param_groups)
     if type(optimizer) in ELEMENTWISE or _CHECKED.get(optimizer) == num_params:
         return
-    specs, stage = shards_by_id()
-    check_elementwise(optimizer, specs, stage)
+    divided = divided_by_id()
+    stage = max((layout.stage for layout, _ in divided.values()), default=0)
+    check_elementwise(optimizer, {key: spec for key, (_, spec) in divided.items()}, stage)
     _CHECKED[optimizer] = num_params
 
 

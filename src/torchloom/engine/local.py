@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchloom.engine.slices import Slices
+from torchloom.engine.slices import Slices, slice_of
 from torchloom.errors import EngineError, ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, owners_of, sync_in_backward
@@ -162,7 +162,8 @@ class LocalParams:
             self._average(present, bucket_bytes)
         for each in present:
             if each.spec.is_sliced and each.param.grad is not None:
-                self._averages[each.spec.name] = _slice_of_gradient(each, self._layout)
+                own = slice_of(_gradient(each), each.shard_shape[0], self._layout.rank)
+                self._averages[each.spec.name] = own
                 each.param.grad = None
 
     def _with_gradient(self) -> list[Leaf]:
@@ -311,15 +312,6 @@ def _gradient(each: Leaf) -> Tensor:
     grad = each.param.grad
     assert grad is not None, each.spec.name
     return grad
-
-
-def _slice_of_gradient(each: Leaf, layout: Layout) -> Tensor:
-    """Cut this rank's slice out of a gradient that backward has averaged there."""
-    numel = each.shard_shape[0]
-    flat = _gradient(each).reshape(-1)[layout.rank * numel : (layout.rank + 1) * numel]
-    if flat.numel() == numel:
-        return flat
-    return torch.nn.functional.pad(flat, (0, numel - flat.numel()))
 
 
 def _buckets(leaves: list[Leaf], bucket_bytes: int) -> Iterator[list[Leaf]]:

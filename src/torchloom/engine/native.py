@@ -17,6 +17,7 @@ from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.engine.own_clipping import follow_torch_norms
 from torchloom.engine.own_loops import count_steps_of
+from torchloom.engine.own_slices import step_in_slices
 from torchloom.engine.precision import cast_inputs_of, shard_precision
 from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
@@ -52,8 +53,8 @@ def shard_model(
 
     Args:
         model: a plain model, or one on the meta device.
-        stage: 3 (default) gathers weights again in backward, 2 keeps gathered weights until then, 0 keeps
-            whole parameters.
+        stage: 3 (default) gathers weights again in backward, 2 keeps gathered weights until then, 1 keeps
+            whole parameters of which each rank's optimizer steps a slice, 0 keeps whole parameters.
         mesh: the axis to shard over, or (replicate, shard); default: all ranks.
         persistence_threshold: parameters with fewer elements stay whole; default: 100 000.
         precision: dtypes of stored parameters, of compute and of reductions; default: parameters
@@ -90,11 +91,6 @@ def shard_model(
         precision = shard_precision(settings.precision)
         cast_inputs = cast_inputs or precision.compute is not None
     stage = 3 if stage is None else stage
-    if stage == 1:
-        raise ShardError(
-            "stage 1 shards the optimizer alone, which a plain torch optimizer cannot see: use "
-            "stage 2 or 3 here, or torchloom.initialize for stage 1"
-        )
     compute = None if precision is None else precision.compute
     if cast_inputs and compute is None:
         raise ShardError(
@@ -123,6 +119,8 @@ def shard_model(
     if cast_inputs and compute is not None:
         keep_hook(model, cast_inputs_of(model, compute))
     count_steps_of(model.parameters())
+    if layout.stage == 1:
+        step_in_slices(model, layout, comm)
     return model
 
 

@@ -85,6 +85,9 @@ def compile_model(
     _refuse_keys(compile_kwargs)
     layout = layout_of(model)
     settings = _settings(config, layout, strict)
+    if layout.stage == 1:  # clipping in a loop reads whole gradients
+        disabled = (*settings.compile.disable_passes, "zero1")
+        settings = replace(settings, compile=replace(settings.compile, disable_passes=disabled))
     if dist.get_rank() == 0:
         log_notes(settings)
     _check(settings, model, optimizer)

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from torchloom.engine.local import check_steps_alone
+from torchloom.engine.own_slices import begin_step, end_step
 from torchloom.engine.rates import note_rates
 from torchloom.position import POSITION
 from torchloom.runtime import tell_step
@@ -89,9 +90,11 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     first = _first_counted(optimizer)
     if first is not None and _OF_ENGINES.get(id(first)) is not first:
         whole_states(optimizer)
+    begin_step(optimizer, args, kwargs)
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    end_step(optimizer)
     first = _first_counted(optimizer)
     if first is None:
         return

@@ -116,6 +116,20 @@ class Slices:
                 )
 
 
+def slice_of(whole: Tensor, numel: int, rank: int) -> Tensor:
+    """Return a rank's slice of a tensor that each rank holds: flat, with zeros behind the last element.
+
+    Args:
+        whole: such as a gradient that is averaged.
+        numel: elements of a slice.
+        rank: whose slice it is.
+    """
+    flat = whole.reshape(-1)[rank * numel : (rank + 1) * numel]
+    if flat.numel() == numel:
+        return flat
+    return nn.functional.pad(flat, (0, numel - flat.numel()))
+
+
 def _lies_in(param: Tensor, padded: Tensor) -> bool:
     """Say whether a weight is still the front of its padded storage."""
     return (

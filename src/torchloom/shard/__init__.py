@@ -27,13 +27,13 @@ from torchloom.shard.optimizer_states import full_optimizer_state_dict, whole_st
 from torchloom.shard.roots import (
     class_of,
     detach_hooks,
+    divided_by_id,
     is_sharded,
     keep_hook,
     layout_of,
     living_layouts,
     owners_of,
     sharded_models,
-    shards_by_id,
 )
 from torchloom.shard.shard_tensor import ShardTensor
 from torchloom.shard.state import full_state_dict, sharded_state_dict, state_dict_mode
@@ -45,6 +45,7 @@ __all__ = [
     "ShardTensor",
     "class_of",
     "detach_hooks",
+    "divided_by_id",
     "facts_of",
     "full_optimizer_state_dict",
     "full_state_dict",
@@ -59,7 +60,6 @@ __all__ = [
     "shard_module",
     "sharded_models",
     "sharded_state_dict",
-    "shards_by_id",
     "state_dict_mode",
     "sync_in_backward",
     "unshard",

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.roots import SHARDS, sharded_by_id
+from torchloom.shard.roots import SHARDS, divided_by_id
 from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
 from torchloom.shard.state import gather_shard, is_local, state_dict_mode
@@ -136,7 +136,7 @@ def _cut_given(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, An
 
 def _cut_held(optimizer: Optimizer) -> None:
     """Cut whole states that were loaded before the optimizer had the hooks."""
-    found = sharded_by_id()
+    found = divided_by_id()
     for group in optimizer.param_groups:
         for param in group["params"]:
             if id(param) in found and param in optimizer.state:
@@ -180,7 +180,7 @@ def _sharded(
     optimizer: Optimizer, state_dict: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Layout, ParamSpec]]:
     """Yield index, layout and facts of each shard that an optimizer steps, in its order."""
-    found = sharded_by_id()
+    found = divided_by_id()
     for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=False):
         for param, index in zip(group["params"], packed["params"], strict=False):
             if id(param) in found:

@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.shards import shard_numel_of
 from torchloom.shard.state import ORIGINAL
 
 
@@ -111,10 +112,20 @@ def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def shards_by_id() -> tuple[dict[int, ParamSpec], int]:
-    """Return the facts about all parameters that hold a shard, by id, and the highest stage."""
-    stage = max((layout.stage for layout in living_layouts()), default=0)
-    return {key: spec for key, (_, spec) in sharded_by_id().items()}, stage
+def divided_by_id() -> dict[int, tuple[Layout, ParamSpec]]:
+    """Return layout and facts of all parameters of which each rank steps a part, by id.
+
+    Those that hold a shard, and whole ones that are stepped in slices (stage 1): `shard_numel` is then the size of
+    the slice.
+    """
+    found = sharded_by_id()
+    for model in sharded_models():
+        layout, params = layout_of(model), dict(model.named_parameters())
+        for spec in layout:
+            if spec.is_sliced and spec.name in params:
+                numel = shard_numel_of(spec.numel, layout.world_size)
+                found[id(params[spec.name])] = (layout, replace(spec, shard_numel=numel))
+    return found
 
 
 def sharded_by_id() -> dict[int, tuple[Layout, ParamSpec]]:

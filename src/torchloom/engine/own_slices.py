@@ -1,0 +1,124 @@
+"""Stage 1 in loops of one's own: torch's optimizer steps a slice of each parameter, as an engine's does.
+
+    before optimizer.step()    parameters and gradients become this rank's slices
+    after it                   they are whole again; the ranks give each other the slices that they stepped
+
+torch's public hooks of optimizers do both. Backward averages whole gradients, so between backward and step they are
+equal on all ranks, and clipping them is plain torch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from torchloom.engine.slices import Slices, slice_of
+from torchloom.errors import ShardError
+from torchloom.runtime import Communicator
+from torchloom.shard import Layout, is_sharded, keep_hook, owners_of
+from torchloom.shard.shards import shard_numel_of
+
+_OF_MODELS: weakref.WeakKeyDictionary[nn.Module, _Sliced] = weakref.WeakKeyDictionary()
+
+
+class _Sliced:
+    """The slices of one model, and whether an optimizer is stepping them."""
+
+    def __init__(self, params: dict[str, nn.Parameter], layout: Layout, comm: Communicator) -> None:
+        self.params, self._layout, self._comm = params, layout, comm
+        self.ids = frozenset(map(id, params.values()))
+        self._slices = Slices(params, layout)
+        self._open = ExitStack()
+        self._is_open = False
+
+    def begin(self) -> None:
+        """Let parameters and gradients be this rank's slices."""
+        self.settle()
+        self._slices.prepare()
+        size, rank = self._layout.world_size, self._layout.rank
+        own = {
+            name: slice_of(param.grad, shard_numel_of(param.numel(), size), rank)
+            for name, param in self.params.items()
+            if param.grad is not None
+        }
+        self._open.enter_context(self._slices.taken())
+        self._is_open = True
+        for name, grad in own.items():
+            self.params[name].grad = grad
+
+    def settle(self) -> None:
+        """Make parameters whole again and equal on all ranks, also after a step that raised."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._open.close()
+        names, own, whole = self._slices.split()
+        self._comm.residents.invalidate()
+        self._comm.gather_into(own, whole, names)
+
+
+def step_in_slices(model: nn.Module, layout: Layout, comm: Communicator) -> None:
+    """Let optimizers step slices of a model's parameters from now on.
+
+    Args:
+        model: sharded at stage 1.
+        layout: of it.
+        comm: of its ranks.
+    """
+    owners = owners_of(model)
+    params = {s.name: owners[s.name] for s in layout if s.is_sliced and s.requires_grad}
+    if not params:
+        return
+    sliced = _Sliced(params, layout, comm)
+    _OF_MODELS[model] = sliced
+
+    def settle(*_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            sliced.settle()
+
+    # After a step that raised on all ranks, such as one that was interrupted.
+    keep_hook(model, model.register_forward_pre_hook(settle))
+    keep_hook(model, model.register_state_dict_pre_hook(settle))
+
+
+def begin_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Let the parameters that an optimizer is about to step be slices.
+
+    Args:
+        optimizer: of a loop.
+        args: of its `step`, itself first.
+        kwargs: likewise.
+
+    Raises:
+        ShardError: `step` was given a closure, which would see slices.
+    """
+    for sliced in _stepped_by(optimizer):
+        if any(value is not None for value in (*args[1:], *kwargs.values())):
+            raise ShardError(
+                f"{type(optimizer).__name__}.step was given a closure, which would run forward on slices of the "
+                "parameters: at stage 1 call it without one, or shard the model at stage 2 or 3"
+            )
+        sliced.begin()
+
+
+def end_step(optimizer: Optimizer) -> None:
+    """Make the parameters that an optimizer has stepped whole again. All ranks must call.
+
+    Args:
+        optimizer: of a loop.
+    """
+    for sliced in _stepped_by(optimizer):
+        sliced.settle()
+
+
+def _stepped_by(optimizer: Optimizer) -> list[_Sliced]:
+    living = [sliced for model, sliced in _OF_MODELS.items() if is_sharded(model)]
+    if not living:
+        return []
+    stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    return [each for each in living if not each.ids.isdisjoint(stepped)]

@@ -1,0 +1,173 @@
+"""Stage 1 in loops of one's own: whole weights, and states of a slice for each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from support.models import Tricky, tokens, tricky
+from support.pool import run_ranks
+from torchloom.errors import EngineError, ShardError, TorchloomError
+
+
+def start(stage: int = 1) -> Tricky:
+    model = tricky()
+    torchloom.shard_model(model, stage=stage, persistence_threshold=20)
+    return model
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [param for param in model.parameters() if param.requires_grad]
+
+
+def steps(model: nn.Module, optimizers: list[Any], rank: int, last: int, first: int = 0) -> Any:
+    losses, norms = [], []
+    for step in range(first, last):
+        loss = model(tokens(step, rank))
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
+def test_equal_to_whole_states_with_half_of_them(backend) -> None:
+    def run(rank: int) -> Any:
+        found = []
+        for stage in (0, 1):
+            model = start(stage)
+            optimizer = torch.optim.AdamW(trained(model), lr=1e-2)
+            if backend:
+                torchloom.compile(model, backend=backend, optimizer=optimizer, strict=True)
+            run = steps(model, [optimizer], rank, 4)
+            held = sum(
+                value.numel()
+                for state in optimizer.state.values()
+                for value in state.values()
+                if value.dim()
+            )
+            found.append((run, weights(model), held, optimizer.state_dict()["state"]))
+        return found
+
+    results = run_ranks(2, run)
+    for expected, found in results:
+        assert found[0] == expected[0]  # losses and norms, exactly
+        for name, value in expected[1].items():
+            assert torch.equal(found[1][name], value), name
+        assert found[2] < 0.6 * expected[2]
+        for index, state in expected[3].items():
+            for key, value in state.items():
+                assert torch.equal(found[3][index][key], value), (index, key)
+    for name, value in results[0][1][1].items():
+        if name != "shift":  # a buffer of statistics differs by rank
+            assert torch.equal(results[1][1][1][name], value), name
+
+
+def test_two_optimizers_and_a_frozen_weight() -> None:
+    def run(rank: int) -> Any:
+        found = []
+        for stage in (0, 1):
+            model = start(stage)
+            params = trained(model)
+            half = len(params) // 2
+            optimizers = [
+                torch.optim.SGD(params[:half], lr=0.1, momentum=0.9),
+                torch.optim.AdamW(params[half:], lr=1e-2),
+            ]
+            found.append((steps(model, optimizers, rank, 3), weights(model)))
+        return found
+
+    for expected, found in run_ranks(2, run):
+        assert found[0] == expected[0]
+        for name, value in expected[1].items():
+            assert torch.equal(found[1][name], value), name
+
+
+def test_gradients_and_parameters_are_whole_after_a_step_and_after_one_that_raised() -> None:
+    class Raises(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            raise RuntimeError("out of luck")
+
+    def run(rank: int) -> Any:
+        model = start()
+        shapes = [tuple(param.shape) for param in model.parameters()]
+        good = torch.optim.SGD(trained(model), lr=0.1)
+        model(tokens(0, rank)).backward()
+        grads = [param.grad.clone() for param in trained(model)]
+        good.step()
+        kept = [param.grad.clone() for param in trained(model)]
+        with pytest.raises(RuntimeError, match="out of luck"):
+            Raises(trained(model), lr=0.1).step()
+        during = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        loss = model(tokens(1, rank))
+        same = all(torch.equal(a, b) for a, b in zip(grads, kept, strict=True))
+        now = [tuple(param.shape) for param in model.parameters()]
+        return same, shapes == now, during, loss.item()
+
+    for same, whole, during, _ in run_ranks(2, run):
+        assert same
+        assert whole
+        expected = {name: tuple(value.shape) for name, value in tricky().state_dict().items()}
+        assert during == expected
+
+
+def test_closures_and_optimizers_of_whole_weights_are_refused() -> None:
+    def run(rank: int) -> list[str]:
+        told = []
+        model = start()
+        model(tokens(0, rank)).backward()
+        for optimizer, closure in (
+            (torch.optim.SGD(trained(model), lr=0.1), lambda: model(tokens(0, rank))),
+            (torch.optim.Adafactor([p for p in trained(model) if p.dim() == 2]), None),
+        ):
+            with pytest.raises((ShardError, EngineError)) as error:
+                optimizer.step(closure) if closure else optimizer.step()
+            told.append(str(error.value))
+        return told
+
+    for closure, whole in run_ranks(2, run):
+        assert "SGD.step was given a closure" in closure
+        assert "Adafactor cannot step shards of parameters" in whole
+        assert "stage 1" in whole
+
+
+def test_a_model_that_is_whole_again_is_stepped_whole() -> None:
+    def run(rank: int) -> Any:
+        model = start()
+        torchloom.shard.unshard(model)
+        optimizer = torch.optim.SGD(trained(model), lr=0.1, momentum=0.9)
+        model(tokens(0, 0)).backward()
+        optimizer.step()
+        return [
+            tuple(optimizer.state[p]["momentum_buffer"].shape) == p.shape for p in trained(model)
+        ]
+
+    assert all(run_ranks(2, run)[1])
+
+
+def test_a_step_that_only_one_rank_takes_is_told() -> None:
+    def run(rank: int) -> str:
+        model = start()
+        optimizer = torch.optim.SGD(trained(model), lr=0.1)
+        model(tokens(0, rank)).backward()
+        with pytest.raises(TorchloomError) as told:
+            if rank == 0:
+                optimizer.step()
+            optimizer.zero_grad()
+            model(tokens(1, rank)).backward()
+        return str(told.value)
+
+    for told in run_ranks(2, run):
+        assert told
