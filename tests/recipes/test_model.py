@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torchloom.costs.peaks import peak_tflops
 from torchloom.errors import ConfigError
-from torchloom.recipes.train.flops import flops_per_token, peak_tflops
+from torchloom.recipes.train.flops import flops_per_token
 from torchloom.recipes.train.model import PRESETS, Llama, LlamaConfig, llama_34m, llama_tiny
 from torchloom.recipes.train.options import PRESET_NAMES
 

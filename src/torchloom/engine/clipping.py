@@ -14,6 +14,9 @@ from torch import Tensor
 
 from torchloom.runtime import Communicator
 
+WHAT = "sum for the gradient norm"
+"""The name of the collective."""
+
 
 def global_norm(
     sharded: Sequence[Tensor],
@@ -29,12 +32,43 @@ def global_norm(
         comm: the communicator of the gradients.
         dtype: of the norm; squares of finite gradients above 1e19 overflow float32.
     """
+    return comm.sum_(_own_square(sharded, whole, comm, dtype), WHAT).sqrt()
+
+
+def norm_and_sums(
+    sharded: Sequence[Tensor],
+    whole: Sequence[Tensor],
+    losses: Sequence[Tensor],
+    tokens: float,
+    comm: Communicator,
+) -> tuple[Tensor, Tensor]:
+    """Return the norm, and what its collective carries beside it: losses and tokens of all ranks.
+
+    Args:
+        sharded: as for `global_norm`.
+        whole: likewise.
+        losses: this rank's, of one step; may be none.
+        tokens: this rank's, of one step; NaN if not known.
+        comm: the communicator of the gradients.
+
+    Returns:
+        The norm; and the sum of all losses, the number of ranks that have any, and the sum of tokens.
+    """
+    square = _own_square(sharded, whole, comm, torch.float32)
+    loss = sum((each.reshape(()).to(square) for each in losses), square.new_zeros(()))
+    rest = [square.new_full((), number) for number in (float(bool(losses)), tokens)]
+    sums = comm.sum_(torch.stack([square, loss, *rest]), WHAT)
+    return sums[0].sqrt(), sums[1:]
+
+
+def _own_square(
+    sharded: Sequence[Tensor], whole: Sequence[Tensor], comm: Communicator, dtype: torch.dtype
+) -> Tensor:
+    """Return this rank's part of the square of the norm."""
     square = _square([*sharded, *whole] if comm.rank == 0 else sharded, comm, dtype)
     if comm.rank != 0 and whole:
         square = square + 0 * _square(whole, comm, dtype)  # counted by rank 0; NaN and Inf stay
-    if not _is_first_copy(comm):
-        square = 0 * square
-    return comm.sum_(square, "sum for the gradient norm").sqrt()
+    return square if _is_first_copy(comm) else 0 * square
 
 
 def first_of_ranks(keys: Tensor, comm: Communicator) -> Tensor:
