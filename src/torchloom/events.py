@@ -211,11 +211,12 @@ class StepEnded(Event):
     rank: int
     """The global rank that tells."""
     seconds: float
-    """Wall time since the end of the step before; of the first step, since its forward began."""
-    wait_seconds: float
-    """Of these, the time before the first forward: waiting for data, evaluating, saving."""
+    """Wall time since the end of the step before. Of an engine's first step, since its forward began; of the
+    first step of a loop without an engine, since `torchloom.compile`."""
     skipped: bool
     """Whether the step was skipped, because a gradient was not finite."""
+    wait_seconds: float | None = None
+    """Of `seconds`, the time before the first forward: waiting for data, evaluating, saving."""
     samples: int | None = None
     """Samples since the run began, over all ranks, by the batch sizes of the configuration."""
     loss: float | None = None

@@ -10,6 +10,7 @@ model in place.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +36,9 @@ from torchloom.engine.checkpoints.write import Request
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
+from torchloom.engine.monitors import trackers_of
 from torchloom.engine.offloads import Offloads
+from torchloom.engine.plan_check import PlanCheck, standing_bytes
 from torchloom.engine.precision import autocasting, cast_inputs, dtype_of
 from torchloom.engine.rates import note_rates
 from torchloom.engine.scaling import LossScaler
@@ -109,9 +112,20 @@ class Engine:
         self._num_backwards = 0
         self._share = _SHARED_LOSS.join(local)
         self._step_applied = False
-        self.timers = Timers(config.wall_clock_breakdown, world.device)
+        check = PlanCheck(world.device, config.batch.accumulation_steps)
+        self.timers = Timers(config.wall_clock_breakdown, world.device, check)
         self.work: Work = work_of(model, layout_of(model), world.device)
-        self._step_log = StepLog(world.device, world.rank, world.world_size, world.comm, self.work)
+        self._step_log = StepLog(
+            world.device,
+            world.rank,
+            world.world_size,
+            world.comm,
+            self.work,
+            check,
+            functools.partial(standing_bytes, model, optimizer, world.comm),
+        )
+        if world.rank == 0:
+            self._step_log.trackers += trackers_of(config.monitors)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Cast floating-point inputs to the compute dtype and run the model, in `torch_autocast` if configured."""
@@ -211,7 +225,7 @@ class Engine:
         print_progress(self)
         self._step_log.ended(
             self._update,
-            self.compile_report(),
+            None if self._compiled is None else self._compiled.session,
             step=self.global_steps,
             samples=self.global_samples,
             skipped=not self._step_applied,

@@ -16,7 +16,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,9 +25,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchloom import events
+from torchloom.engine.plan_check import PlanCheck, log_compared
 from torchloom.engine.trackers import Tracker
 from torchloom.engine.work import Work
-from torchloom.pipeline import CompileReport
+from torchloom.memory import distinct_bytes
+from torchloom.pipeline import CompileSession
 from torchloom.runtime import Communicator
 
 
@@ -48,6 +50,9 @@ class StepLog:
     world_size: int
     comm: Communicator
     work: Work
+    check: PlanCheck
+    standing_bytes: Callable[[], int]
+    """Returns the bytes on the device that stay between steps."""
     trackers: list[Tracker] = field(default_factory=list)
     tokens: float = 0.0
     """Of the step so far, on this rank; NaN where a batch holds none that can be counted."""
@@ -75,9 +80,18 @@ class StepLog:
         if not torch.is_grad_enabled():
             return
         if self._began_s is None:
-            self._began_s = time.perf_counter()
+            self._begin(args, kwargs)
         found = self.work.tokens_of(*args, **kwargs)
         self._pending += math.nan if found is None else found
+
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        def live_bytes() -> int:
+            batch = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            return self.standing_bytes() + distinct_bytes(batch)
+
+        is_heard = events.is_heard() or bool(self.trackers)
+        self.check.begin(live_bytes, is_heard=is_heard)
+        self._began_s = time.perf_counter()
 
     def backward(self) -> None:
         """Note that the forward passes before belong to the step."""
@@ -99,24 +113,30 @@ class StepLog:
     def ended(
         self,
         sums: Sums,
-        report: CompileReport,
+        session: CompileSession | None,
         *,
         step: int,
-        samples: int,
+        samples: int | None,
         skipped: bool,
-        num_skipped: int,
+        num_skipped: int | None,
     ) -> None:
         """Tell recorders and trackers of a step, and begin the next.
 
         Args:
             sums: of the update that ended.
-            report: of all graphs so far.
+            session: of the compiled graphs; None if nothing is compiled.
             step: steps done, this one included.
-            samples: since the run began.
+            samples: since the run began; None if not known.
             skipped: whether the step was skipped.
-            num_skipped: steps skipped since the run began.
+            num_skipped: steps skipped since the run began; None if not known.
         """
-        now_s, num_graphs = time.perf_counter(), len(report.graphs)
+        now_s = time.perf_counter()
+        num_graphs = 0 if session is None else len(session.report.graphs)
+        compared = self.check.end(session, step, skipped=skipped)
+        if compared is not None:
+            log_compared(compared)
+            events.emit(compared)
+        foretold = self.check.foretold
         if self.is_heard(step):
             self._tell(
                 events.StepEnded(
@@ -130,6 +150,8 @@ class StepLog:
                     peak_bytes=peak_bytes(self.device),
                     graphs=num_graphs,
                     recompiles=num_graphs - self._num_graphs if self._num_graphs else 0,
+                    predicted_peak_bytes=None if foretold is None else foretold.peak_bytes,
+                    predicted_seconds=None if foretold is None else foretold.seconds,
                     **self._of_batch(sums, now_s),
                     **self._of_collectives(),
                 )
@@ -166,7 +188,7 @@ class StepLog:
         per_rank = rank_tokens if tokens is None else tokens / self.world_size
         return {
             "seconds": seconds,
-            "wait_seconds": began_s - since_s,
+            "wait_seconds": None if self._began_s is None else began_s - since_s,
             "loss": loss,
             "rank_loss": sum(own) if own else None,
             "grad_norm": None if sums.norm is None else float(sums.norm),
