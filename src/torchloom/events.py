@@ -213,10 +213,10 @@ class StepEnded(Event):
     seconds: float
     """Wall time since the end of the step before. Of an engine's first step, since its forward began; of the
     first step of a loop without an engine, since `torchloom.compile`."""
-    skipped: bool
-    """Whether the step was skipped, because a gradient was not finite."""
     wait_seconds: float | None = None
     """Of `seconds`, the time before the first forward: waiting for data, evaluating, saving."""
+    skipped: bool
+    """Whether the step was skipped, because a gradient was not finite."""
     samples: int | None = None
     """Samples since the run began, over all ranks, by the batch sizes of the configuration."""
     loss: float | None = None

@@ -292,13 +292,19 @@ def test_ranks_may_write_elsewhere() -> None:
     assert one.digest() == other.digest() and one != other
 
 
-def test_an_own_loop_says_that_sections_are_for_engines() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_own_loop_says_that_sections_are_for_engines(whole: bool) -> None:
     def fn(rank):
-        model = torchloom.shard_model(tricky(), stage=3)
         config = load_config(settings(3, csv_monitor={"enabled": True}), world_size=2)
-        told = warnings_of(lambda: torchloom.compile(model, config=config, backend="aot_eager"))
-        model(tokens(0, rank)).backward()
-        return [text for text in told if "csv_monitor" in text]
+        model = tricky()
+
+        def run():
+            torchloom.shard_model(model, **({"config": config} if whole else {"stage": 3}))
+            if not whole:
+                torchloom.compile(model, config=config, backend="aot_eager")
+            model(tokens(0, rank)).backward()
+
+        return [text for text in warnings_of(run) if "csv_monitor" in text]
 
     told, none = run_ranks(2, fn)
     assert len(told) == 1 and none == [] and "log_to" in told[0]

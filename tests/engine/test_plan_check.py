@@ -164,3 +164,20 @@ def test_weights_do_not_depend_on_the_measurement() -> None:
         return weights(engine.module)
 
     assert_equal(run_ranks(2, fn, True)[0], run_ranks(2, fn, False)[0])
+
+
+def test_a_watch_records_the_numbers_and_the_comparison() -> None:
+    def fn(rank):
+        engine = engine_of(3, replan_step=0)
+        with torchloom.watch() as watched:
+            train(engine, rank)
+        rows = watched.record.events
+        steps = [row.data for row in rows if row.kind == "StepEnded"]
+        (compared,) = [row.data for row in rows if row.kind == "PlanCompared"]
+        return steps, compared, watched.summary()
+
+    ((steps, compared, told),) = run_ranks(1, fn)
+    assert [step["step"] for step in steps] == list(range(1, NUM_STEPS + 1))
+    assert all(step["loss"] > 0 for step in steps)
+    assert compared["measured_peak_bytes"] > 1 << 20
+    assert f"the plan after step {compared['step']}: peak " in told

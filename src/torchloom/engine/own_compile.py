@@ -18,7 +18,7 @@ from torchloom.config.findings import Findings
 from torchloom.config.schema_compile import CompileSection
 from torchloom.config.source import read
 from torchloom.engine.facts import config_facts
-from torchloom.engine.notices import log_notes
+from torchloom.engine.notices import log_notes, warn_of_monitors
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.own_loops import after_steps_of
 from torchloom.engine.own_steps import on_step
@@ -163,11 +163,8 @@ def _settings(config: ConfigSource | None, layout: Layout, strict: bool) -> Conf
     world_size = dist.get_world_size()
     if isinstance(config, Config):
         _check_stage(config.zero.stage, layout)
-        if config.monitors.sections and dist.get_rank() == 0:
-            logger.warning(
-                "torchloom.compile does not write what %s of the config ask for: pass log_to=",
-                ", ".join(config.monitors.sections),
-            )
+        if dist.get_rank() == 0:
+            warn_of_monitors(config, "torchloom.compile")
         return replace(
             config, compile=replace(config.compile, strict=strict or config.compile.strict)
         )
