@@ -37,6 +37,7 @@ def test_exports() -> None:
         "custom_op",
         "diff",
         "entries",
+        "events",
         "expect",
         "explain",
         "explain_call",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import resource
 import sys
 import types
 from pathlib import Path
@@ -222,6 +223,44 @@ def test_a_folder_that_vanishes_costs_one_warning(tmp_path) -> None:
     assert steps == 5
     written = rows(tmp_path / "run" / "Train_Samples_lr.csv")
     assert written[1:] != []  # it goes on once it can
+
+
+def test_a_full_disk_costs_a_warning_and_writing_goes_on_later(tmp_path) -> None:
+    """A limit on the size of files stands for a disk that is full for a while."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    section = {"enabled": True, "output_path": str(tmp_path)}
+    limit = resource.RLIMIT_FSIZE
+
+    def fn(rank):
+        engine, _ = make_engine(3, tensorboard=section, csv_monitor=section)
+        train(engine, rank, 1)
+        before = resource.getrlimit(limit)
+        if rank == 0:
+            resource.setrlimit(limit, (30, before[1]))
+        try:
+            told = warnings_of(lambda: train(engine, rank, 3, first=1))
+        finally:
+            resource.setrlimit(limit, before)
+        told += warnings_of(lambda: train(engine, rank, 8, first=4))
+        engine.destroy()
+        return told, engine.global_steps
+
+    (told, steps), (none, _) = run_ranks(2, fn)
+    assert steps == 12 and none == []
+    assert [text.partition(" of the config failed")[0].split(": ")[1] for text in told] == [
+        "tensorboard", "csv_monitor",
+    ]  # fmt: skip
+    folder = tmp_path / "DeepSpeedJobName"
+    assert rows(folder / "Train_Samples_lr.csv")[-1][0] == str(12 * 6)
+    samples = []
+    for path in folder.glob("events.*"):
+        found = EventAccumulator(str(path))
+        found.Reload()
+        if "Train/Samples/lr" in found.Tags()["scalars"]:
+            samples += [each.step for each in found.Scalars("Train/Samples/lr")]
+    assert {6, 12 * 6} <= set(samples)
 
 
 def test_a_server_that_is_down_is_asked_less_and_less() -> None:

@@ -46,13 +46,18 @@ class TensorBoardMonitor:
 
     def __call__(self, ended: StepEnded) -> None:
         """Write one step."""
+        if self._writer is None:
+            self.open()
+        writer, self._writer = self._writer, None  # a writer that has failed once fails for good
         for name, value in tags(ended).items():
-            self._writer.add_scalar(name, value, ended.samples)
-        self._writer.flush()
+            writer.add_scalar(name, value, ended.samples)
+        writer.flush()
+        self._writer = writer
 
     def close(self) -> None:
         """Write what is held back."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WandbMonitor:

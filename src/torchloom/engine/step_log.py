@@ -156,6 +156,7 @@ class StepLog:
                     **self._of_collectives(),
                 )
             )
+        sums.stepped_losses = ()
         self._num_graphs = num_graphs
         self._num_collectives, self._num_bytes = self.comm.stats()
         self.restart(now_s)
@@ -183,14 +184,14 @@ class StepLog:
         since_s = began_s if self._ended_s is None else self._ended_s
         seconds = now_s - since_s
         loss, tokens = _means(sums.loss_sums)
-        own = [float(each) for each in sums.stepped_losses]
+        losses = [each.reshape(()).float() for each in sums.stepped_losses]
         rank_tokens = _counted(self.tokens)
         per_rank = rank_tokens if tokens is None else tokens / self.world_size
         return {
             "seconds": seconds,
             "wait_seconds": None if self._began_s is None else began_s - since_s,
             "loss": loss,
-            "rank_loss": sum(own) if own else None,
+            "rank_loss": float(torch.stack(losses).sum()) if losses else None,
             "grad_norm": None if sums.norm is None else float(sums.norm),
             "tokens": tokens,
             "rank_tokens": rank_tokens,
