@@ -220,6 +220,25 @@ def test_batches_without_token_ids_have_no_tokens() -> None:
     assert given.tokens == 8 and given.mfu > 0
 
 
+def test_ranks_with_other_batches_are_added_up() -> None:
+    def fn(rank):
+        engine, _ = make_engine(3, gradient_accumulation_steps=2)
+        with Recorder() as recorder:
+            for step in range(2):
+                if step == 1 and rank == 1:
+                    engine.work.tokens_of = lambda ids: None
+                for micro in range(2):
+                    engine.backward(engine(tokens(micro, rank, batch=2 + rank, length=4 + micro)))
+                    engine.step()
+        return ended(recorder)
+
+    first, second = run_ranks(2, fn)
+    assert [each.tokens for each in first] == [each.tokens for each in second] == [45, None]
+    assert [each.rank_tokens for each in first] == [18, 18]
+    assert [each.rank_tokens for each in second] == [27, None]
+    assert first[1].loss == second[1].loss > 1  # what is not known on one rank spoils no other sum
+
+
 def test_mfu_is_the_formula_over_the_peak() -> None:
     def fn(rank):
         engine, _ = make_engine(3)

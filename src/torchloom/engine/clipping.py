@@ -6,6 +6,8 @@ gradient that is not finite on one rank makes the norm not finite on all.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -55,10 +57,19 @@ def norm_and_sums(
         The norm; and the sum of all losses, the number of ranks that have any, and the sum of tokens.
     """
     square = _own_square(sharded, whole, comm, torch.float32)
-    loss = sum((each.reshape(()).to(square) for each in losses), square.new_zeros(()))
-    rest = [square.new_full((), number) for number in (float(bool(losses)), tokens)]
-    sums = comm.sum_(torch.stack([square, loss, *rest]), WHAT)
+    found = [each.reshape(1).to(square) for each in losses]
+    loss = [torch.stack(found).sum(0)] if len(found) > 1 else found
+    known = math.nan if math.isnan(tokens) else tokens  # one object, for the cache's sake
+    numbers = _numbers((1.0, known) if loss else (0.0, 0.0, known), square.device)
+    sums = comm.sum_(torch.cat([square.view(1), *loss, numbers]), WHAT)
     return sums[0].sqrt(), sums[1:]
+
+
+@functools.lru_cache(maxsize=8)
+def _numbers(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return numbers as a tensor; those of a step are mostly those of the step before."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _own_square(
