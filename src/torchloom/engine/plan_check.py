@@ -77,7 +77,10 @@ class Meter:
         self._live_bytes = self.peak_bytes = live_bytes
         self.seconds = 0.0
         """Of forward and backward passes."""
+        self.peak_before_bytes = 0
+        """What the allocator's statistics said before they were reset for this step."""
         if counts_memory and self._is_cuda:
+            self.peak_before_bytes = torch.cuda.max_memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
 
     @contextmanager
@@ -125,6 +128,8 @@ class PlanCheck:
     """By the plan of the graphs captured so far."""
     meter: Meter | None = None
     """Of the step that runs, where it is measured."""
+    peak_before_bytes: int = 0
+    """The peak of all steps before the one for which statistics were reset."""
     _num_graphs: int = 0
     _num_steps: int = 0
     """Steps since a graph was captured."""
@@ -163,6 +168,8 @@ class PlanCheck:
             skipped: whether the optimizer did not step: such a step needs less.
         """
         meter, self.meter = self.meter, None
+        if meter is not None:
+            self.peak_before_bytes = max(self.peak_before_bytes, meter.peak_before_bytes)
         num_graphs = 0 if session is None else len(session.report.graphs)
         if session is None or num_graphs != self._num_graphs:
             self._num_graphs, self._num_steps = num_graphs, 0

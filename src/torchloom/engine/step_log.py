@@ -147,7 +147,7 @@ class StepLog:
                     num_skipped=num_skipped,
                     lr=self._lr,
                     loss_scale=self._scale,
-                    peak_bytes=peak_bytes(self.device),
+                    peak_bytes=max(self.check.peak_before_bytes, peak_bytes(self.device)),
                     graphs=num_graphs,
                     recompiles=num_graphs - self._num_graphs if self._num_graphs else 0,
                     predicted_peak_bytes=None if foretold is None else foretold.peak_bytes,
