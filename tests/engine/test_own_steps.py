@@ -11,6 +11,7 @@ import torch
 import torchloom
 from support.models import tokens, tricky
 from support.pool import run_ranks
+from torchloom.errors import ConfigError
 from torchloom.events import Recorder, StepEnded
 
 
@@ -103,3 +104,14 @@ def test_a_model_is_freed_although_its_steps_are_told() -> None:
         return gone() is None
 
     assert run_ranks(2, fn) == [True, True]
+
+
+def test_what_cannot_be_called_is_refused_before_anything_is_compiled() -> None:
+    def fn(rank):
+        model = torchloom.shard_model(tricky(), stage=3, persistence_threshold=20)
+        with pytest.raises(ConfigError, match="log_to was given a str"):
+            torchloom.compile(model, backend="eager", log_to="wandb")
+        torchloom.compile(model, backend="eager")
+        return float(model(tokens(0, rank)).detach())
+
+    assert run_ranks(1, fn)[0] > 1

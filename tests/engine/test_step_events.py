@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import torchloom
-from support.models import tokens
+from support.models import tokens, tricky
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.errors import ConfigError
@@ -200,6 +200,43 @@ def test_evaluation_is_no_part_of_a_step() -> None:
         return [each.rank_tokens for each in ended(recorder)]
 
     assert run_ranks(1, fn) == [[21, 21]]
+
+
+def test_a_forward_that_fails_is_no_part_of_a_step() -> None:
+    def fn(rank):
+        engine, _ = make_engine(0)
+        with Recorder() as recorder:
+            with pytest.raises(IndexError):
+                engine(tokens(0, rank) + 1000)
+            train(engine, rank, 1)
+            engine(tokens(1, rank))
+            engine.zero_grad()
+            train(engine, rank, 1, first=1)
+        return [each.rank_tokens for each in ended(recorder)]
+
+    assert run_ranks(1, fn) == [[21, 21]]
+
+
+def test_an_optimizer_without_a_rate_tells_none() -> None:
+    class Bare(torch.optim.Optimizer):
+        def __init__(self, params) -> None:
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for param in self.param_groups[0]["params"]:
+                if param.grad is not None:
+                    param -= 0.01 * param.grad
+
+    def fn(rank):
+        engine, *_ = torchloom.initialize(model=tricky(), config=settings(0), optimizer=Bare)
+        with Recorder() as recorder:
+            engine.backward(engine(tokens(0, rank)))
+            engine.step()
+        return ended(recorder)[0]
+
+    told = run_ranks(1, fn)[0]
+    assert told.lr is None and told.loss > 1
 
 
 def test_batches_without_token_ids_have_no_tokens() -> None:

@@ -134,10 +134,12 @@ class Engine:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
         self._take_place()
         self._update.settle()
-        self._step_log.forward(args, kwargs)
+        self._step_log.begin(args, kwargs)
         autocast = autocasting(self.config.precision, self.device)
         with self.timers.measure("forward"), unwrapped(), autocast, self._account.charged():
-            return self.module(*args, **kwargs)
+            results = self.module(*args, **kwargs)
+        self._step_log.forward(args, kwargs)
+        return results
 
     forward = __call__
 
@@ -283,7 +285,7 @@ class Engine:
         """Drop all accumulated gradients."""
         self.local.zero_grad()
         self._update.losses.clear()
-        self._step_log.tokens = 0.0
+        self._step_log.drop()
         self._share.forget()
 
     def register_compile_pass(

@@ -22,7 +22,7 @@ from torchloom.engine.notices import log_notes, warn_of_monitors
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.own_loops import after_steps_of
 from torchloom.engine.own_steps import on_step
-from torchloom.engine.trackers import LogMetrics
+from torchloom.engine.trackers import LogMetrics, tracker_of
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, PassItem, Schedule
@@ -87,6 +87,7 @@ def compile_model(
         ... )
     """
     _refuse_keys(compile_kwargs)
+    tracker = None if log_to is None else tracker_of(log_to, 1, "")
     layout = layout_of(model)
     settings = _settings(config, layout, strict)
     if dist.get_rank() == 0:
@@ -136,7 +137,7 @@ def compile_model(
             comm,
             rank=dist.get_rank(),
             micro_steps=settings.batch.accumulation_steps,
-            log_to=log_to,
+            tracker=tracker if dist.get_rank() == 0 else None,
         ),
     )
     if isinstance(optimizer, Optimizer):  # not a wrapper, whose own states are its own

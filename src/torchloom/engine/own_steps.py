@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torchloom.engine.own_clipping import take_norm
 from torchloom.engine.plan_check import PlanCheck
 from torchloom.engine.step_log import StepLog
-from torchloom.engine.trackers import LogMetrics, tracker_of
+from torchloom.engine.trackers import Tracker
 from torchloom.engine.work import Work
 from torchloom.runtime import Communicator
 from torchloom.step import CompiledStep
@@ -39,7 +39,7 @@ def on_step(
     *,
     rank: int,
     micro_steps: int,
-    log_to: LogMetrics | None,
+    tracker: Tracker | None,
 ) -> Callable[[], None]:
     """Return a function to call after each optimizer step of a loop.
 
@@ -51,7 +51,7 @@ def on_step(
         comm: counts collectives.
         rank: the global one.
         micro_steps: forward and backward passes of an optimizer step.
-        log_to: called on rank 0 with the metrics and the number of each step.
+        tracker: told of each step; None: recorders alone are.
     """
     device = compiled.description.device
     log = StepLog(
@@ -63,9 +63,8 @@ def on_step(
         PlanCheck(device, micro_steps),
         standing_bytes=int,  # nothing is measured: the loop's forward is not seen
     )
-    if log_to is not None:
-        tracker = tracker_of(log_to, 1, "")
-        log.trackers += [tracker] if rank == 0 else []
+    if tracker is not None:
+        log.trackers.append(tracker)
     log.restart(time.perf_counter())
     # Parameters may lead to the model, which the function must not keep alive.
     stepped = None if optimizer is None else weakref.ref(optimizer)

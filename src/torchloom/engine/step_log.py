@@ -1,6 +1,7 @@
 """What each optimizer step did, in numbers, for recorders and trackers.
 
-    forward    counts the tokens of its batch, and notes when the step began
+    begin      notes when the first forward of a step begins
+    forward    counts the tokens of a batch
     backward   these tokens belong to the step
     updating   notes the rates that the optimizer steps with
     ended      makes one `StepEnded` of it
@@ -75,16 +76,11 @@ class StepLog:
         """Say whether anyone wants the numbers of a step."""
         return events.is_heard() or any(each.is_due(step) for each in self.trackers)
 
-    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note a forward call; those without gradients, such as evaluations, do not count."""
-        if not torch.is_grad_enabled():
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note that a forward call begins; those without gradients, such as evaluations, do not count."""
+        if self._began_s is not None or not torch.is_grad_enabled():
             return
-        if self._began_s is None:
-            self._begin(args, kwargs)
-        found = self.work.tokens_of(*args, **kwargs)
-        self._pending += math.nan if found is None else found
 
-    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         def live_bytes() -> int:
             batch = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
             return self.standing_bytes() + distinct_bytes(batch)
@@ -92,6 +88,12 @@ class StepLog:
         is_heard = events.is_heard() or bool(self.trackers)
         self.check.begin(live_bytes, is_heard=is_heard)
         self._began_s = time.perf_counter()
+
+    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Count the tokens of a forward call that has succeeded."""
+        if torch.is_grad_enabled():
+            found = self.work.tokens_of(*args, **kwargs)
+            self._pending += math.nan if found is None else found
 
     def backward(self) -> None:
         """Note that the forward passes before belong to the step."""
@@ -108,7 +110,8 @@ class StepLog:
         """
         if self.is_heard(step):
             groups = optimizer.param_groups
-            self._lr, self._scale = (float(groups[0]["lr"]) if groups else None), scale
+            lr = groups[0].get("lr") if groups else None
+            self._lr, self._scale = (None if lr is None else float(lr)), scale
 
     def ended(
         self,
@@ -161,10 +164,14 @@ class StepLog:
         self._num_collectives, self._num_bytes = self.comm.stats()
         self.restart(now_s)
 
+    def drop(self) -> None:
+        """Forget the batches of the step so far."""
+        self.tokens = self._pending = 0.0
+
     def restart(self, now_s: float | None = None) -> None:
         """Begin a step anew; without a time, the next step is timed from its forward on."""
         self._ended_s, self._began_s = now_s, None
-        self.tokens = self._pending = 0.0
+        self.drop()
 
     def end(self, step: int) -> None:
         """Let trackers write what they hold back, and forget them."""
