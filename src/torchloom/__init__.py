@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchloom import backends, compiler, config, records, report, serve, shard
+    from torchloom import backends, compiler, config, events, records, report, serve, shard
     from torchloom.custom_ops import check_op, custom_op, propose_fake
     from torchloom.engine import (
         Engine,
@@ -50,6 +50,7 @@ _EXPORTS = {
     "custom_op": ("torchloom.custom_ops", "custom_op"),
     "diff": ("torchloom.records.diff", "diff"),
     "entries": ("torchloom.inspect", "entries"),
+    "events": ("torchloom.events", None),
     "expect": ("torchloom.inspect", "expect"),
     "explain": ("torchloom.inspect", "explain"),
     "explain_call": ("torchloom.inspect", "explain_call"),
@@ -90,6 +91,7 @@ __all__ = [
     "custom_op",
     "diff",
     "entries",
+    "events",
     "expect",
     "explain",
     "explain_call",

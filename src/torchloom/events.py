@@ -199,6 +199,102 @@ class StepSkipped(Event):
     """The first rank whose own loss was not finite."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepEnded(Event):
+    """An optimizer step ended, applied or skipped. None stands for what is not known.
+
+    The names of the fields are those of the metrics that `Engine.log_to` hands over: they stay.
+    """
+
+    step: int
+    """Optimizer steps done, this one included; skipped ones count."""
+    rank: int
+    """The global rank that tells."""
+    seconds: float
+    """Wall time since the end of the step before. Of an engine's first step, since its forward began; of the
+    first step of a loop without an engine, since `torchloom.compile`."""
+    wait_seconds: float | None = None
+    """Of `seconds`, the time before the first forward: waiting for data, evaluating, saving."""
+    skipped: bool
+    """Whether the step was skipped, because a gradient was not finite."""
+    samples: int | None = None
+    """Samples since the run began, over all ranks, by the batch sizes of the configuration."""
+    loss: float | None = None
+    """Mean over all ranks of the loss whose gradient was taken: the sum over micro-steps of what
+    `backward` was given, divided by the accumulation steps. The collective of the gradient norm carries
+    it, so it is None where no norm is computed."""
+    rank_loss: float | None = None
+    """The same of this rank alone."""
+    grad_norm: float | None = None
+    """Global norm of the gradients before clipping; None if the step was skipped, or if none is computed."""
+    lr: float | None = None
+    """The learning rate of the first parameter group that this step was taken with."""
+    loss_scale: float | None = None
+    """The factor of the loss in this step; None unless the loss is scaled (fp16)."""
+    num_skipped: int | None = None
+    """Steps skipped since the run began."""
+    tokens: int | None = None
+    """Tokens of this step over all ranks, padding included; None where batches hold no token ids, or where
+    no gradient norm is computed, whose collective carries it."""
+    rank_tokens: int | None = None
+    """The same of this rank alone."""
+    tokens_per_second: float | None = None
+    """`tokens` over `seconds`."""
+    mfu: float | None = None
+    """Model FLOP utilization: FLOP/s of one rank, by a formula, over the peak of its device. See
+    `torchloom.engine.work`; None where the peak is not known."""
+    peak_bytes: int | None = None
+    """Most device memory that was allocated so far, by torch's allocator; on a CPU, resident memory of
+    this process."""
+    collectives: int | None = None
+    """Collectives of parameters and gradients that this rank began since the last step ended."""
+    collective_bytes: int | None = None
+    """Bytes of their whole tensors."""
+    graphs: int | None = None
+    """Graphs captured so far; 0 if nothing is compiled."""
+    recompiles: int | None = None
+    """Graphs captured during this step, although earlier steps had captured graphs."""
+    predicted_peak_bytes: int | None = None
+    """Peak of the device's memory by the plan; None without a plan."""
+    predicted_seconds: float | None = None
+    """Time of all forward and backward passes of a step by the plan; None without a plan, or with plans of
+    which one step may not run all."""
+
+    def metrics(self, prefix: str = "") -> dict[str, float]:
+        """Return the known numbers as floats by the names of their fields; True is 1.0.
+
+        Args:
+            prefix: put in front of each name, such as "train/".
+
+        Example:
+            >>> ended = StepEnded(step=7, rank=0, seconds=0.5, wait_seconds=0.1, skipped=False, loss=2.5)
+            >>> ended.metrics("train/")["train/loss"]
+            2.5
+        """
+        left_out = ("at_s", "step", "rank")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {
+            f"{prefix}{name}": float(value)
+            for name, value in values.items()
+            if name not in left_out and value is not None
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCompared(Event):
+    """A plan's prediction was compared with what warm steps needed, once for each plan."""
+
+    step: int
+    """The step after which it was compared."""
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    """Most that was allocated in one warm step, all that stays between steps included."""
+    predicted_seconds: float | None
+    """Time of all forward and backward passes of a step; None where one step may not run all graphs."""
+    measured_seconds: float
+    """The least of the warm steps that were measured."""
+
+
 # One list per process: autograd runs backward passes on threads of its own.
 _listeners: list[Callable[[Event], None]] = []
 

@@ -22,6 +22,8 @@ FULL = {
     "scheduler": {"type": "MultiStepLR", "params": {"milestones": [1, 2]}},
     "compile": {"kwargs": {"options": {"a": [1, {"b": 2}]}}},
     "zero_optimization": {"stage": 3, "overlap_comm": True},
+    "tensorboard": {"enabled": True},
+    "wandb": {"enabled": True},
 }
 
 
@@ -93,7 +95,7 @@ def test_the_names_of_all_fields():
     }
     assert names == {
         "Config": "batch zero precision gradient_clipping non_finite optimizer scheduler compile offload "
-        "timeouts checkpoint steps_per_print wall_clock_breakdown dataloader_drop_last seed notes "
+        "timeouts checkpoint monitors steps_per_print wall_clock_breakdown dataloader_drop_last seed notes "
         "hints source",
         "TimeoutsConfig": "step_s compile_s agree_s rendezvous_s process_group_s",
         "BatchConfig": "train_batch_size micro_batch_size accumulation_steps",
@@ -108,6 +110,9 @@ def test_the_names_of_all_fields():
         "OffloadConfig": "activations activation_min_bytes pin_memory opt_states parameters "
         "double_buffer free_activations free_min_bytes",
         "CheckpointConfig": "async_save keep_last",
+        "MonitorsConfig": "tensorboard wandb csv",
+        "FolderConfig": "output_path job_name",
+        "WandbConfig": "project team group",
         "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes extra_passes schedule pass_options "
         "memory_budget plan replan_step strict dump_graphs debug_log symmetric_memory",
     }

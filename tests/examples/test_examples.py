@@ -274,6 +274,29 @@ def test_the_programs_of_the_page_of_ragged_batches_run(tmp_path):
     assert text.count("mean over all tokens: True") == 2
 
 
+def test_the_programs_of_the_page_of_metrics_run(tmp_path):
+    pytest.importorskip("tensorboard")
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 5
+    for tracker, signature in {
+        "wandb": "log(data, step=None, commit=None)",
+        "mlflow": "log_metrics(metrics, step=None, synchronous=None)",
+    }.items():
+        name = signature.partition("(")[2].partition(",")[0]
+        text = f"def {signature}:\n    print('{tracker}', step, *sorted({name}))\n"
+        (tmp_path / f"{tracker}.py").write_text(text)
+    path = tmp_path / "programs.py"
+    path.write_text("\n".join(blocks))
+    text = run(tmp_path, path, ranks=2)
+    assert len(re.findall(r"^(?:5|10) \d\.\d+$", text, re.MULTILINE)) == 2
+    assert len(re.findall(r"^mlflow \d+ train/collective_bytes", text, re.MULTILINE)) == 12
+    # The engine's ten steps and two later ones, and three of the loop, all on rank 0.
+    assert len(re.findall(r"^wandb \d+ collective_bytes", text, re.MULTILINE)) == 15
+    assert {path.name for path in tmp_path.glob("trace-*.json")} == {"trace-0.json", "trace-1.json"}
+    assert list((tmp_path / "runs" / "board").iterdir())
+
+
 def test_the_page_of_ragged_batches_is_linked_and_named():
     for page in ("README.md", "docs/training.md", "docs/planning.md", "docs/faults.md"):
         assert "ragged.md" in (ROOT / page).read_text(), page

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchloom.errors import ConfigError
-from torchloom.recipes.train.flops import flops_per_token, peak_tflops
+from torchloom.recipes.train.flops import flops_per_token
 from torchloom.recipes.train.model import PRESETS, Llama, LlamaConfig, llama_34m, llama_tiny
 from torchloom.recipes.train.options import PRESET_NAMES
 
@@ -108,18 +108,3 @@ def test_flop_formula_agrees_with_torchs_counter():
     # The counter takes attention as full, the formula as causal, so half of that term is missing.
     causal_saving = 24 * 6 * 2 * 16 * 12
     assert counter.get_total_flops() == pytest.approx(formula + causal_saving, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989.0),
-        ("NVIDIA H100 PCIe", 756.0),
-        ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA L40S", 362.0),
-        ("CPU", None),
-        ("NVIDIA GeForce GT 710", None),
-    ],
-)
-def test_peaks_are_known_or_none(name, peak):
-    assert peak_tflops(name) == peak

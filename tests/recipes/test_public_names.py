@@ -12,7 +12,10 @@ import torchloom
 
 FOLDER = Path(torchloom.__file__).parent / "recipes"
 FILES = sorted(FOLDER.rglob("*.py"))
-PUBLIC = ("torchloom.config", "torchloom.errors", "torchloom.records", "torchloom.report")
+PUBLIC = (
+    *("torchloom.config", "torchloom.errors", "torchloom.events", "torchloom.records"),
+    "torchloom.report",
+)
 """Documented packages beside `torchloom` itself."""
 
 

@@ -16,6 +16,7 @@ from torchloom.records import (
     from_json,
     to_json,
 )
+from torchloom.records.summary import summary
 
 pytestmark = [
     # selenium leaves its connection to the driver to the garbage collector
@@ -156,6 +157,23 @@ def test_the_plan_gives_its_reasons(show):
     assert "in 2 tries" in text
     page.click(".reasons + details summary")
     assert len(page.texts(".decisions tbody tr")) == 2
+
+
+def test_what_was_measured_stands_beside_what_was_predicted(show):
+    session = planned_session()
+    assert not [text for text in show(session).texts(".reasons li") if "Measured" in text]
+    compared = {
+        "step": 7, "predicted_peak_bytes": 38 * MIB, "measured_peak_bytes": 37 * MIB,
+        "predicted_seconds": 0.25, "measured_seconds": 0.5,
+    }  # fmt: skip
+    session.events.append(EventRow(kind="PlanCompared", at_s=1e9 + 1, data=compared))
+    (text,) = [text for text in show(session).texts(".reasons li") if "Measured" in text]
+    assert "after step 7: a peak of 37.0 MiB, where 38.0 MiB was predicted" in text
+    assert "forward and backward took 500 ms, where 250 ms was predicted" in text
+    assert (
+        "  the plan after step 7: peak 37.0 MiB (38.0 MiB predicted), forward and backward 500.0 ms "
+        "(250.0 ms predicted)"
+    ) in summary(session).splitlines()
 
 
 def test_phases_of_the_compile_are_told_apart(show):

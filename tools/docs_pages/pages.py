@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torchloom
-from docs_pages import commands, glossary, passes, private_names, schema
+from docs_pages import commands, glossary, metrics, passes, private_names, schema
 from docs_pages.marks import filled
 from docs_pages.tables import arguments
 from torchloom.pipeline.backend import weave
@@ -23,6 +23,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "backends.md": {
         "the backend torchloom": lambda: arguments(weave, skip=("gm", "example_inputs"))
     },
+    "metrics.md": {"StepEnded": metrics.render_metrics},
     "training.md": {"engine.compile": lambda: arguments(torchloom.Engine.compile)},
     "serving.md": {
         "support_torch_compile": lambda: arguments(torchloom.support_torch_compile, skip=("cls",))

@@ -18,6 +18,7 @@ from torchloom.config.model import (
     SchedulerConfig,
     ZeroConfig,
 )
+from torchloom.config.monitors import FolderConfig, MonitorsConfig, WandbConfig
 
 __all__ = [
     "AutocastConfig",
@@ -26,15 +27,18 @@ __all__ = [
     "CheckpointConfig",
     "CompileOptions",
     "Config",
+    "FolderConfig",
     "FrozenMap",
     "Hint",
     "LossScaleConfig",
+    "MonitorsConfig",
     "Note",
     "OffloadConfig",
     "OptimizerConfig",
     "PrecisionConfig",
     "Problem",
     "SchedulerConfig",
+    "WandbConfig",
     "ZeroConfig",
     "check_config",
     "load_config",

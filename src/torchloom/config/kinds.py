@@ -127,6 +127,17 @@ def text(value: object) -> str:
     raise RefusedError(f"{show(value)} is not a name", "write a string")
 
 
+def any_text(value: object) -> str:
+    """Take a string, also an empty one.
+
+    Raises:
+        RefusedError: anything else.
+    """
+    if isinstance(value, str):
+        return value
+    raise RefusedError(f"{show(value)} is not text", "write a string")
+
+
 def word(*words: str) -> Callable[[object], str]:
     """Return the kind of one of these words, in any case; it raises `RefusedError` for others.
 

@@ -21,6 +21,7 @@ from torchloom.config.frozen import frozen_map
 from torchloom.config.keys import Cleaner, Written, known_paths
 from torchloom.config.kinds import show
 from torchloom.config.model import CheckpointConfig, Config
+from torchloom.config.monitors import resolve_monitors
 from torchloom.config.non_finite import resolve_non_finite
 from torchloom.config.notices import tell_treatments
 from torchloom.config.offload import resolve_offload
@@ -169,6 +170,7 @@ def _resolve(
         ),
         timeouts=resolve_timeouts(schema.timeouts),
         checkpoint=record_of(CheckpointConfig, schema.checkpoint),
+        monitors=resolve_monitors(schema.tensorboard, schema.wandb, schema.csv_monitor),
         steps_per_print=schema.steps_per_print,
         wall_clock_breakdown=schema.wall_clock_breakdown,
         dataloader_drop_last=schema.dataloader_drop_last,

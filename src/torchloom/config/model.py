@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torchloom.config.budget import MemoryBudget
 from torchloom.config.findings import Hint, Note
 from torchloom.config.frozen import FrozenMap, thaw
+from torchloom.config.monitors import MonitorsConfig
 
 MIB = 1 << 20
 PassName = str | tuple[str, MemoryBudget | Mapping[str, object]]
@@ -236,6 +237,7 @@ class Config:
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
     steps_per_print: float = 10.0
     """Steps between progress lines; infinity prints none."""
     wall_clock_breakdown: bool = False
@@ -268,10 +270,10 @@ class Config:
     def shared_values(self) -> dict[str, object]:
         """Return the values that must be equal on all ranks, as plain dicts, lists and numbers.
 
-        What a rank prints, dumps or times may differ, and is left out.
+        What a rank prints, dumps, writes or times may differ, and is left out.
         """
         values = self.to_dict()
-        for name in ("steps_per_print", "wall_clock_breakdown"):
+        for name in ("steps_per_print", "wall_clock_breakdown", "monitors"):
             del values[name]
         options = {f.name: _plain(getattr(self.compile, f.name)) for f in fields(self.compile)}
         values["compile"] = {

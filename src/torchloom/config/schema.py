@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torchloom.config.fields import Section, free_form, hint, no_effect, refused, section, used
 from torchloom.config.schema_compile import CompileSection
+from torchloom.config.schema_monitors import CsvSection, TensorBoardSection, WandbSection
 from torchloom.config.schema_others import OtherKeys
 from torchloom.config.schema_types import (
     AnyValue,
@@ -198,5 +199,10 @@ class ConfigSchema(OtherKeys):
     )
     steps_per_print: PrintEvery = used(10.0, "steps between progress lines; `Infinity` prints none")
     wall_clock_breakdown: Flag = used(False, "measure the time of forward, backward and step")
+    tensorboard: TensorBoardSection = section(
+        TensorBoardSection, "numbers of each step for TensorBoard"
+    )
+    wandb: WandbSection = section(WandbSection, "numbers of each step to Weights & Biases")
+    csv_monitor: CsvSection = section(CsvSection, "numbers of each step in CSV files")
     dataloader_drop_last: Flag = used(False, "the engine's data loader drops an incomplete batch")
     seed: Seed = used(None, "torchloom's own: seed of the engine's random choices")

@@ -6,7 +6,7 @@ from torchloom.config.fields import Section, hint, no_effect, refused
 from torchloom.config.schema_types import AnyValue, MaybeFlag
 
 ZERO3 = "remove it; use zero_optimization.stage 3 to divide a large model"
-OWN_LOOP = "log from the training loop, or read the events that torchloom emits"
+LOG_TO = "pass the tracker's function to engine.log_to"
 BY_MODEL = "call torch.utils.checkpoint in the model"
 PROFILER = "profile with torch.profiler"
 CONSTANT = "remove it; prepare data and model outside the engine"
@@ -39,11 +39,9 @@ class OtherKeys(Section):
     timers: AnyValue = no_effect(None, "timer details", "set wall_clock_breakdown", gated=True)
     flops_profiler: AnyValue = no_effect(None, "count operations", PROFILER, gated=True)
     comms_logger: AnyValue = no_effect(None, "log collectives", PROFILER, gated=True)
-    tensorboard: AnyValue = no_effect(None, "write TensorBoard logs", OWN_LOOP, gated=True)
-    wandb: AnyValue = no_effect(None, "write Weights & Biases logs", OWN_LOOP, gated=True)
-    csv_monitor: AnyValue = no_effect(None, "write CSV logs", OWN_LOOP, gated=True)
-    comet: AnyValue = no_effect(None, "write Comet logs", OWN_LOOP, gated=True)
-    monitor_config: AnyValue = no_effect(None, "loggers", OWN_LOOP, gated=True)
+    comet: AnyValue = no_effect(None, "write Comet logs", LOG_TO, gated=True)
+    trackio: AnyValue = no_effect(None, "write Trackio logs", LOG_TO, gated=True)
+    monitor_config: AnyValue = no_effect(None, "loggers", LOG_TO, gated=True)
     amp: AnyValue = refused(
         "mixed precision by apex", "remove it; set bf16.enabled or fp16.enabled", gated=True
     )

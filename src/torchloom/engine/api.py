@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from torchloom import envs
 from torchloom.config import Config, load_config
+from torchloom.config.monitors import require_packages
 from torchloom.engine.engine import Engine
 from torchloom.engine.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.engine.groups import World, ensure_process_group, make_world
@@ -81,7 +82,8 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
             `{"optimizer.params.lr": 1e-4}`.
 
     Raises:
-        ConfigError: the arguments or the config contradict each other.
+        ConfigError: the arguments or the config contradict each other, or a section of the config needs
+            a package that is not installed.
         ShardError: the model is sharded already or cannot be.
         AgreementError: the ranks hold different models or configs.
 
@@ -105,6 +107,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     early = load_config(
         source, world_size=_launched_world_size(mesh), auto=filled, replaced=replaced
     )
+    require_packages(early.monitors)
     if is_sharded(model):
         raise ShardError(
             f"this {type(model).__name__} is already sharded: torchloom.initialize takes a plain "

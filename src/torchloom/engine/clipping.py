@@ -6,6 +6,8 @@ gradient that is not finite on one rank makes the norm not finite on all.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -13,6 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.runtime import Communicator
+
+WHAT = "sum for the gradient norm"
+"""The name of the collective."""
 
 
 def global_norm(
@@ -29,12 +34,52 @@ def global_norm(
         comm: the communicator of the gradients.
         dtype: of the norm; squares of finite gradients above 1e19 overflow float32.
     """
+    return comm.sum_(_own_square(sharded, whole, comm, dtype), WHAT).sqrt()
+
+
+def norm_and_sums(
+    sharded: Sequence[Tensor],
+    whole: Sequence[Tensor],
+    losses: Sequence[Tensor],
+    tokens: float,
+    comm: Communicator,
+) -> tuple[Tensor, Tensor]:
+    """Return the norm, and what its collective carries beside it: losses and tokens of all ranks.
+
+    Args:
+        sharded: as for `global_norm`.
+        whole: likewise.
+        losses: this rank's, of one step; may be none.
+        tokens: this rank's, of one step; NaN if not known.
+        comm: the communicator of the gradients.
+
+    Returns:
+        The norm; and the sum of all losses, the number of ranks that have any, and the sum of tokens.
+    """
+    square = _own_square(sharded, whole, comm, torch.float32)
+    found = [each.reshape(1).to(square) for each in losses]
+    loss = [torch.stack(found).sum(0)] if len(found) > 1 else found
+    known = math.nan if math.isnan(tokens) else tokens  # one object, for the cache's sake
+    numbers = _numbers((1.0, known) if loss else (0.0, 0.0, known), square.device)
+    sums = comm.sum_(torch.cat([square.view(1), *loss, numbers]), WHAT)
+    return sums[0].sqrt(), sums[1:]
+
+
+@functools.lru_cache(maxsize=8)
+def _numbers(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return numbers as a tensor; those of a step are mostly those of the step before."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def _own_square(
+    sharded: Sequence[Tensor], whole: Sequence[Tensor], comm: Communicator, dtype: torch.dtype
+) -> Tensor:
+    """Return this rank's part of the square of the norm."""
     square = _square([*sharded, *whole] if comm.rank == 0 else sharded, comm, dtype)
     if comm.rank != 0 and whole:
         square = square + 0 * _square(whole, comm, dtype)  # counted by rank 0; NaN and Inf stay
-    if not _is_first_copy(comm):
-        square = 0 * square
-    return comm.sum_(square, "sum for the gradient norm").sqrt()
+    return square if _is_first_copy(comm) else 0 * square
 
 
 def first_of_ranks(keys: Tensor, comm: Communicator) -> Tensor:

@@ -10,6 +10,7 @@ model in place.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,13 +36,18 @@ from torchloom.engine.checkpoints.write import Request
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
+from torchloom.engine.monitors import trackers_of
 from torchloom.engine.offloads import Offloads
+from torchloom.engine.plan_check import PlanCheck, standing_bytes
 from torchloom.engine.precision import autocasting, cast_inputs, dtype_of
 from torchloom.engine.rates import note_rates
 from torchloom.engine.scaling import LossScaler
 from torchloom.engine.shared_loss import Scaling, SharedLoss
+from torchloom.engine.step_log import StepLog
 from torchloom.engine.timers import Timers
+from torchloom.engine.trackers import LogMetrics, tracker_of
 from torchloom.engine.update import Update
+from torchloom.engine.work import Work, work_of
 from torchloom.errors import unwrapped
 from torchloom.exchange import Agreement
 from torchloom.log import get_logger
@@ -106,7 +112,20 @@ class Engine:
         self._num_backwards = 0
         self._share = _SHARED_LOSS.join(local)
         self._step_applied = False
-        self.timers = Timers(config.wall_clock_breakdown, world.device)
+        check = PlanCheck(world.device, config.batch.accumulation_steps)
+        self.timers = Timers(config.wall_clock_breakdown, world.device, check)
+        self.work: Work = work_of(model, layout_of(model), world.device)
+        self._step_log = StepLog(
+            world.device,
+            world.rank,
+            world.world_size,
+            world.comm,
+            self.work,
+            check,
+            functools.partial(standing_bytes, model, optimizer, world.comm),
+        )
+        if world.rank == 0:
+            self._step_log.trackers += trackers_of(config.monitors)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Cast floating-point inputs to the compute dtype and run the model, in `torch_autocast` if configured."""
@@ -115,9 +134,12 @@ class Engine:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
         self._take_place()
         self._update.settle()
+        self._step_log.begin(args, kwargs)
         autocast = autocasting(self.config.precision, self.device)
         with self.timers.measure("forward"), unwrapped(), autocast, self._account.charged():
-            return self.module(*args, **kwargs)
+            results = self.module(*args, **kwargs)
+        self._step_log.forward(args, kwargs)
+        return results
 
     forward = __call__
 
@@ -149,6 +171,7 @@ class Engine:
         self._num_backwards += 1
         POSITION.backwards += 1
         self._update.losses.append(loss.detach())
+        self._step_log.backward()
         self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
         return loss
 
@@ -185,12 +208,15 @@ class Engine:
     def _finish_step(self, optimizer: Optimizer) -> None:
         """Update the weights, count the step, and tell it to all that follow steps."""
         note_rates(optimizer)
+        scale = self.scaler.scale if self.config.precision.scales_loss else None
+        self._step_log.updating(optimizer, scale, self.global_steps + 1)
         with self.timers.measure("step"), self._account.charged():
             self._step_applied = self._update.apply(
                 optimizer,
                 self.lr_scheduler,
                 reduce=reduces_at_boundary(layout_of(self.module)),
                 step=self.global_steps,
+                tokens=self._step_log.tokens,
             )
         self.global_steps += 1
         self.timers.step = self.global_steps
@@ -199,7 +225,44 @@ class Engine:
         with self._account.charged():
             compiling.advance(self._compiled, self.global_steps)
         print_progress(self)
+        self._step_log.ended(
+            self._update,
+            None if self._compiled is None else self._compiled.session,
+            step=self.global_steps,
+            samples=self.global_samples,
+            skipped=not self._step_applied,
+            num_skipped=self.skipped_steps,
+        )
         self._checkpoints.after_step(self.global_steps)
+
+    def log_to(
+        self, log: LogMetrics, *, every: int = 1, all_ranks: bool = False, prefix: str = ""
+    ) -> None:
+        """Call a function with the numbers of each optimizer step: a tracker's, or your own.
+
+        `wandb.log` and `mlflow.log_metrics` can be passed as they are. The metrics are floats under the names
+        of the fields of `torchloom.events.StepEnded`, such as `loss`, `grad_norm`, `lr`, `tokens_per_second`
+        and `peak_bytes`; one that is not known is left out. All ranks may call this method, or rank 0 alone.
+
+        A function that raises costs one warning, and is called again after the next step. It must not
+        communicate with other ranks unless they call it, too.
+
+        Args:
+            log: called as `log(metrics, step)`; steps count from 1.
+            every: optimizer steps from one call to the next. Reading the numbers waits for the device.
+            all_ranks: call it on each rank that passes it, instead of on rank 0 alone.
+            prefix: put in front of each name, such as "train/".
+
+        Raises:
+            ConfigError: `log` cannot be called, or `every` is not a positive whole number.
+
+        Example:
+            >>> engine.log_to(wandb.log)  # doctest: +SKIP
+            >>> engine.log_to(lambda metrics, step: print(step, metrics["loss"]))  # doctest: +SKIP
+        """
+        tracker = tracker_of(log, every, prefix)
+        if all_ranks or self.rank == 0:
+            self._step_log.trackers.append(tracker)
 
     @property
     def _scaling(self) -> Scaling:
@@ -222,6 +285,7 @@ class Engine:
         """Drop all accumulated gradients."""
         self.local.zero_grad()
         self._update.losses.clear()
+        self._step_log.drop()
         self._share.forget()
 
     def register_compile_pass(
@@ -519,6 +583,7 @@ class Engine:
         if loaded.counters is not None:
             self._take_counters(loaded.counters)
             self._update.go_on()
+        self._step_log.restart()
         self._take_place()
         self.world.comm.residents.invalidate()
         with self._account.charged():
@@ -569,6 +634,7 @@ class Engine:
         try:
             self._checkpoints.close()
         finally:
+            self._step_log.end(self.global_steps)
             self.local.zero_grad()
             if self._compiled is not None:
                 self._compiled.session.close()

@@ -15,6 +15,7 @@ from torchloom import envs
 from torchloom.config import Config, load_config
 from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
+from torchloom.engine.notices import warn_of_monitors
 from torchloom.engine.own_clipping import follow_torch_norms
 from torchloom.engine.own_loops import count_steps_of
 from torchloom.engine.own_slices import step_in_slices
@@ -100,6 +101,8 @@ def shard_model(
     watch_steps()
     follow_torch_norms()
     _meet(settings)
+    if settings is not None and dist.get_rank() == 0:
+        warn_of_monitors(settings, "torchloom.shard_model")
     world = make_world(mesh, None if settings is None else settings.zero.shard_size)
     check_devices(model, dist.get_backend())
     agreement = new_agreement(world.rank, world.world_size)

@@ -23,6 +23,14 @@ from torchloom.runtime import lookup
 from torchloom.shard import Layout, layout_of, owners_of, sharded_models
 from torchloom.shard.shards import clear_padding_
 
+_LAST_NORMS: dict[str, Tensor] = {}
+"""The last norm that was computed over gradients of a model, by its communicator; steps take it away."""
+
+
+def take_norm(handle: str) -> Tensor | None:
+    """Return the norm that was computed since the last call, None if none was."""
+    return _LAST_NORMS.pop(handle, None)
+
 
 @dataclass
 class _Gradients:
@@ -94,7 +102,10 @@ def _norm_over_ranks(original: TotalNorm) -> TotalNorm:
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         by_handle, others = _sorted(given)
         if not any(found.sharded for found in by_handle.values()):
-            return original(given, norm_type, error_if_nonfinite, foreach)
+            whole = original(given, norm_type, error_if_nonfinite, foreach)
+            if float(norm_type) == 2.0 and not others:
+                _LAST_NORMS.update(dict.fromkeys(by_handle, whole))
+            return whole
         if float(norm_type) != 2.0:
             raise ShardError(
                 f"a norm of type {norm_type} over gradients of sharded parameters is not supported: "
@@ -144,7 +155,9 @@ def _norm(by_handle: dict[str, _Gradients], dtype: torch.dtype = torch.float32) 
         global_norm(found.sharded, found.whole, lookup(handle), dtype)
         for handle, found in by_handle.items()
     ]
-    return norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
+    norm = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
+    _LAST_NORMS.update(dict.fromkeys(by_handle, norm))
+    return norm
 
 
 def _raise_first_non_finite(models: Sequence[nn.Module]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,11 @@ from torchloom.config.findings import Findings
 from torchloom.config.schema_compile import CompileSection
 from torchloom.config.source import read
 from torchloom.engine.facts import config_facts
-from torchloom.engine.notices import log_notes
+from torchloom.engine.notices import log_notes, warn_of_monitors
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.own_loops import after_steps_of
+from torchloom.engine.own_steps import on_step
+from torchloom.engine.trackers import LogMetrics, tracker_of
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession, PassItem, Schedule
@@ -29,7 +30,7 @@ from torchloom.pipeline.device import device_bytes
 from torchloom.runtime import lookup, use_shared_memory
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, layout_of, whole_states
-from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
+from torchloom.step import CompileCall, Driver, build_step, describe_step
 from torchloom.step.ports import STATES
 
 logger = get_logger(__name__)
@@ -49,6 +50,7 @@ def compile_model(
     passes: Sequence[PassItem] | None = None,
     schedule: Schedule | None = None,
     strict: bool = False,
+    log_to: LogMetrics | None = None,
     **compile_kwargs: Any,
 ) -> CompileSession:
     """Compile a sharded model in place, as `engine.compile()` does. All ranks must call.
@@ -65,6 +67,8 @@ def compile_model(
         passes: names, passes or functions instead of the stage's preset.
         schedule: as for `Engine.compile`.
         strict: raise when weaving fails instead of running eagerly.
+        log_to: called on rank 0 as `log_to(metrics, step)` after each step of the optimizer, such as `wandb.log`;
+            see `Engine.log_to`. Of a loop without an engine, the loss and tokens are not known.
         compile_kwargs: more arguments for `torch.compile`.
 
     Returns:
@@ -83,6 +87,7 @@ def compile_model(
         ... )
     """
     _refuse_keys(compile_kwargs)
+    tracker = None if log_to is None else tracker_of(log_to, 1, "")
     layout = layout_of(model)
     settings = _settings(config, layout, strict)
     if layout.stage == 1:  # clipping in a loop reads whole gradients
@@ -126,7 +131,18 @@ def compile_model(
         name="torchloom.compile",
     )
     compiled = build_step(description, model, comm, driver)
-    after_steps_of(model, optimizer, _on_step(compiled))
+    after_steps_of(
+        model,
+        optimizer,
+        on_step(
+            compiled,
+            optimizer,
+            comm,
+            rank=dist.get_rank(),
+            micro_steps=settings.batch.accumulation_steps,
+            tracker=tracker if dist.get_rank() == 0 else None,
+        ),
+    )
     if isinstance(optimizer, Optimizer):  # not a wrapper, whose own states are its own
         whole_states(optimizer)
     return compiled.session
@@ -151,6 +167,8 @@ def _settings(config: ConfigSource | None, layout: Layout, strict: bool) -> Conf
     world_size = dist.get_world_size()
     if isinstance(config, Config):
         _check_stage(config.zero.stage, layout)
+        if dist.get_rank() == 0:
+            warn_of_monitors(config, "torchloom.compile")
         return replace(
             config, compile=replace(config.compile, strict=strict or config.compile.strict)
         )
@@ -216,13 +234,3 @@ def _refuse_streaming(names: Iterable[str]) -> None:
             f"pass {STATES!r} streams optimizer states through engine.step(), which a loop of one's "
             "own does not call: remove it, or train with torchloom.initialize"
         )
-
-
-def _on_step(compiled: CompiledStep) -> Callable[[], None]:
-    """Return a function to call after each optimizer step of the loop: it advances the schedule."""
-    steps = itertools.count(1)
-
-    def moved() -> None:
-        compiled.advance(next(steps))
-
-    return moved

@@ -1,26 +1,31 @@
-"""Measure the parts of a step, if `wall_clock_breakdown` is set."""
+"""Measure the parts of a step, if `wall_clock_breakdown` is set, and name them in traces of torch's profiler."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
+from torch.profiler import record_function
 
 from torchloom import events
+from torchloom._torch.modes import is_profiling
+from torchloom.engine.plan_check import PlanCheck
 
 
 @dataclass
 class Timers:
-    """Adds up named stretches of time, and tells them to an open recorder. Off, it costs two checks.
+    """Adds up named stretches of time, and tells them to an open recorder. Off, it costs four checks.
 
-    On CUDA each stretch ends by waiting for the device, or it would measure only its launch.
+    Under torch's profiler each stretch is an event of its trace: `torchloom.` and its name. On CUDA each stretch ends by waiting for the device, or it would measure only its launch.
     """
 
     enabled: bool
     device: torch.device
+    check: PlanCheck
+    """Measures some steps."""
     step: int = 0
     """The optimizer step that the stretches belong to."""
     _total_s: dict[str, float] = field(default_factory=dict)
@@ -29,12 +34,17 @@ class Timers:
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Add the time of a `with` block to `name`."""
-        is_heard = events.is_heard()
-        if not self.enabled and not is_heard:
+        is_heard, is_profiled = events.is_heard(), is_profiling()
+        meter = self.check.meter
+        if not self.enabled and not is_heard and not is_profiled and meter is None:
             yield
             return
         started_at, started = time.time(), time.perf_counter()
-        yield
+        with (
+            record_function(f"torchloom.{name}") if is_profiled else nullcontext(),
+            nullcontext() if meter is None else meter.phase(name),
+        ):
+            yield
         if self.enabled and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         duration = time.perf_counter() - started

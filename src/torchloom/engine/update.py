@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchloom.config import Config
-from torchloom.engine.clipping import clip_, global_norm, scale_
+from torchloom.engine.clipping import clip_, global_norm, norm_and_sums, scale_
 from torchloom.engine.local import LocalParams
 from torchloom.engine.nonfinite import NonFinite, find_non_finite
 from torchloom.engine.offloads import Offloads
@@ -49,12 +49,19 @@ class Update:
     """The global gradient norm before clipping, of the last step that computed one."""
     losses: deque[Tensor] = field(default_factory=lambda: deque(maxlen=MAX_LOSSES), init=False)
     """Of the micro-steps since the last step, to say which rank's was not finite."""
+    loss_sums: Tensor | None = field(default=None, init=False)
+    """Losses, ranks and tokens summed over all ranks, of the last step that computed a norm; see
+    `norm_and_sums`."""
+    stepped_losses: tuple[Tensor, ...] = field(default=(), init=False)
+    """This rank's losses of the last step."""
     _is_published: bool = field(default=True, init=False)
     """Whether all ranks have the slices of the last step."""
     stop_reason: str | None = field(default=None, init=False)
     """Why the run should end, once `non_finite: stop` has skipped a step."""
 
-    def apply(self, optimizer: Optimizer, lr_scheduler: Any, *, reduce: bool, step: int) -> bool:
+    def apply(
+        self, optimizer: Optimizer, lr_scheduler: Any, *, reduce: bool, step: int, tokens: float
+    ) -> bool:
         """Step the weights once and drop the gradients.
 
         Args:
@@ -62,6 +69,7 @@ class Update:
             lr_scheduler: stepped after the optimizer, or None.
             reduce: gradients have accumulated locally and are averaged here.
             step: number of the optimizer step, for messages.
+            tokens: of this rank's batches; NaN if not known.
 
         Returns:
             Whether the step was applied; False if it was skipped.
@@ -79,7 +87,7 @@ class Update:
         self.settle()
         bucket_bytes = self.config.zero.reduce_bucket_bytes
         with self.local.stepping(reduce=reduce, bucket_bytes=bucket_bytes):
-            found = self._check()
+            found = self._check(tokens)
             if found is None:
                 self._clip()
                 complete_momentum(optimizer)
@@ -89,6 +97,7 @@ class Update:
             self.settle()
             if lr_scheduler is not None:
                 lr_scheduler.step()
+        self.stepped_losses = tuple(self.losses)
         self.losses.clear()
         if found is not None:
             self._refuse(found, step)
@@ -107,14 +116,14 @@ class Update:
         self.stop_reason = None
         self.losses.clear()
 
-    def _check(self) -> NonFinite | None:
+    def _check(self, tokens: float) -> NonFinite | None:
         """Compute the global norm if anything asks for it; return what is not finite."""
         checks = self.config.non_finite.checks
-        self.norm = None
+        self.norm = self.loss_sums = None
         if self.config.gradient_clipping == 0 and not checks:
             return None
         divided, whole = self.local.gradients()
-        norm = global_norm(divided, whole, self.comm)
+        norm, self.loss_sums = norm_and_sums(divided, whole, self.losses, tokens, self.comm)
         if checks and not bool(torch.isfinite(norm)):
             found = find_non_finite(*self.local.named_gradients(), self.losses, self.comm)
             if found is not None:

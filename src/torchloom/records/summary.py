@@ -35,6 +35,7 @@ def summary(session: Session) -> str:
             "ran eagerly: no entry fitted, and nothing is compiled any more"
         )
     lines += [_program(row.data) for row in session.events if row.kind == "ProgramReady"]
+    lines += [_compared(row.data) for row in session.events if row.kind == "PlanCompared"]
     for function in session.functions[:_MAX_FUNCTIONS]:
         lines += _function(function, 0)
     if len(session.functions) > _MAX_FUNCTIONS:
@@ -66,6 +67,16 @@ def _program(data: Mapping[str, Any]) -> str:
         f"  {data['model']}: {_count(len(boxes), 'program')} {data['origin']} in {data['seconds']:.1f} s "
         f"({shown}), {_count(data['num_graphs'], 'graph')}, "
         f"{_count(len(data['verdicts']), 'assumption')} about sizes that hold"
+    )
+
+
+def _compared(data: Mapping[str, Any]) -> str:
+    predicted_s = data["predicted_seconds"]
+    predicted = "" if predicted_s is None else f" ({1e3 * predicted_s:.1f} ms predicted)"
+    return (
+        f"  the plan after step {data['step']}: peak {data['measured_peak_bytes'] / 2**20:.1f} MiB "
+        f"({data['predicted_peak_bytes'] / 2**20:.1f} MiB predicted), forward and backward "
+        f"{1e3 * data['measured_seconds']:.1f} ms{predicted}"
     )
 
 

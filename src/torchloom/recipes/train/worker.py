@@ -16,7 +16,6 @@ from torchloom.errors import ConfigError, TorchloomError
 from torchloom.recipes.train.corpus import Corpus, load_corpus
 from torchloom.recipes.train.defaults import default_config
 from torchloom.recipes.train.failing import failing_in
-from torchloom.recipes.train.flops import peak_tflops
 from torchloom.recipes.train.loop import Loop, LoopPlan, Outcome
 from torchloom.recipes.train.metrics import JsonlSink, Sink, TensorBoardSink, memory_gib, read_rows
 from torchloom.recipes.train.options import TrainOptions
@@ -93,7 +92,7 @@ def _prepare(
             accumulation_steps=engine.config.batch.accumulation_steps,
             checkpoint_dir=checkpoint_dir(out),
             seed=options.seed,
-            peak_tflops=peak_tflops(device_name(engine.device)),
+            peak_tflops=engine.work.peak_tflops,
         ),
         sinks=sinks,
     )

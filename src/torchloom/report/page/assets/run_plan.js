@@ -72,6 +72,7 @@ function planReasons(plan) {
     ...["keep", "recompute", "offload"].map((action) => actionReason(plan, action)),
     ...transferReasons(plan),
     timeReason(plan),
+    comparedReason(),
     boundReason(plan),
     triesReason(plan),
   ].filter(Boolean);
@@ -159,6 +160,19 @@ function timeReason(plan) {
     `Predicted per run: compute ${microseconds(plan.compute_us)} (${measured} of it from ` +
     `operators measured on this machine, the rest modelled), computing again ` +
     `${microseconds(plan.extra_us)}, collectives and copies ${microseconds(plan.overhead_us)}${states}.`
+  );
+}
+
+// Of a whole step, not of one graph: measured once for each plan.
+function comparedReason() {
+  const compared = data.record.events.filter((r) => r.kind === "PlanCompared").at(-1)?.data;
+  if (!compared) return null;
+  const predicted =
+    compared.predicted_seconds === null ? "no one time" : seconds(compared.predicted_seconds);
+  return (
+    `Measured after step ${compared.step}: a peak of ${bytes(compared.measured_peak_bytes)}, where ` +
+    `${bytes(compared.predicted_peak_bytes)} was predicted for everything; forward and backward took ` +
+    `${seconds(compared.measured_seconds)}, where ${predicted} was predicted.`
   );
 }
 

@@ -1,0 +1,85 @@
+"""Where a configuration sends the numbers of each step, and whether the packages for that are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchloom.config.fields import record_of
+from torchloom.config.schema_monitors import CsvSection, TensorBoardSection, WandbSection
+from torchloom.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderConfig:
+    """A folder of files with the numbers of each step."""
+
+    output_path: str = ""
+    """The folder above; "" is the one that the program runs in."""
+    job_name: str = "DeepSpeedJobName"
+    """The folder in it."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the files go."""
+        return Path(self.output_path) / self.job_name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WandbConfig:
+    """The run of Weights & Biases that is started if none is open."""
+
+    project: str = "deepspeed"
+    team: str | None = None
+    """The entity; None is the account's own."""
+    group: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MonitorsConfig:
+    """Where rank 0 sends the numbers of each step; None: not there."""
+
+    tensorboard: FolderConfig | None = None
+    wandb: WandbConfig | None = None
+    csv: FolderConfig | None = None
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The sections of the configuration that are enabled."""
+        enabled = {
+            "tensorboard": self.tensorboard,
+            "wandb": self.wandb,
+            "csv_monitor": self.csv,
+        }
+        return tuple(name for name, value in enabled.items() if value is not None)
+
+
+def resolve_monitors(
+    tensorboard: TensorBoardSection, wandb: WandbSection, csv: CsvSection
+) -> MonitorsConfig:
+    """Return what the enabled sections ask for."""
+    return MonitorsConfig(
+        tensorboard=record_of(FolderConfig, tensorboard) if tensorboard.enabled else None,
+        wandb=record_of(WandbConfig, wandb) if wandb.enabled else None,
+        csv=record_of(FolderConfig, csv) if csv.enabled else None,
+    )
+
+
+def require_packages(monitors: MonitorsConfig) -> None:
+    """Refuse sections whose package is not installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    for name in monitors.sections:
+        if name != "csv_monitor" and not _is_installed(name):
+            raise ConfigError(
+                f"{name}.enabled: the package {name} is not installed; pip install {name}, or set "
+                f"{name}.enabled to false"
+            )
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a folder ./wandb of runs has no origin

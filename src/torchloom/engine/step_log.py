@@ -1,0 +1,234 @@
+"""What each optimizer step did, in numbers, for recorders and trackers.
+
+    begin      notes when the first forward of a step begins
+    forward    counts the tokens of a batch
+    backward   these tokens belong to the step
+    updating   notes the rates that the optimizer steps with
+    ended      makes one `StepEnded` of it
+
+Nothing here communicates: sums over ranks come with the collective of the gradient norm. With nobody listening
+a step costs three looks at a clock; the loss and the norm, which the device has to be waited for, are read for
+listeners alone.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchloom import events
+from torchloom.engine.plan_check import PlanCheck, log_compared
+from torchloom.engine.trackers import Tracker
+from torchloom.engine.work import Work
+from torchloom.memory import distinct_bytes
+from torchloom.pipeline import CompileSession
+from torchloom.runtime import Communicator
+
+
+class Sums(Protocol):
+    """What the update has summed over ranks, and this rank's part of it."""
+
+    norm: Tensor | None
+    loss_sums: Tensor | None
+    stepped_losses: tuple[Tensor, ...]
+
+
+@dataclass
+class StepLog:
+    """Collects the numbers of one engine's steps."""
+
+    device: torch.device
+    rank: int
+    world_size: int
+    comm: Communicator
+    work: Work
+    check: PlanCheck
+    standing_bytes: Callable[[], int]
+    """Returns the bytes on the device that stay between steps."""
+    trackers: list[Tracker] = field(default_factory=list)
+    tokens: float = 0.0
+    """Of the step so far, on this rank; NaN where a batch holds none that can be counted."""
+    _pending: float = 0.0
+    """Tokens of forward passes that no backward has followed yet."""
+    _ended_s: float | None = None
+    """When the last step ended."""
+    _began_s: float | None = None
+    """When the first forward of this step began."""
+    _lr: float | None = None
+    _scale: float | None = None
+    _num_collectives: int = 0
+    _num_bytes: int = 0
+    _num_graphs: int = 0
+
+    def __post_init__(self) -> None:
+        self._num_collectives, self._num_bytes = self.comm.stats()
+
+    def is_heard(self, step: int) -> bool:
+        """Say whether anyone wants the numbers of a step."""
+        return events.is_heard() or any(each.is_due(step) for each in self.trackers)
+
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note that a forward call begins; those without gradients, such as evaluations, do not count."""
+        if self._began_s is not None or not torch.is_grad_enabled():
+            return
+
+        def live_bytes() -> int:
+            batch = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            return self.standing_bytes() + distinct_bytes(batch)
+
+        is_heard = events.is_heard() or bool(self.trackers)
+        self.check.begin(live_bytes, is_heard=is_heard)
+        self._began_s = time.perf_counter()
+
+    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Count the tokens of a forward call that has succeeded."""
+        if torch.is_grad_enabled():
+            found = self.work.tokens_of(*args, **kwargs)
+            self._pending += math.nan if found is None else found
+
+    def backward(self) -> None:
+        """Note that the forward passes before belong to the step."""
+        self.tokens += self._pending
+        self._pending = 0.0
+
+    def updating(self, optimizer: Optimizer, scale: float | None, step: int) -> None:
+        """Note what the optimizer is about to step with; a schedule moves on before the step has ended.
+
+        Args:
+            optimizer: the engine's.
+            scale: of the loss; None if it is not scaled.
+            step: the number of the step.
+        """
+        if self.is_heard(step):
+            groups = optimizer.param_groups
+            lr = groups[0].get("lr") if groups else None
+            self._lr, self._scale = (None if lr is None else float(lr)), scale
+
+    def ended(
+        self,
+        sums: Sums,
+        session: CompileSession | None,
+        *,
+        step: int,
+        samples: int | None,
+        skipped: bool,
+        num_skipped: int | None,
+    ) -> None:
+        """Tell recorders and trackers of a step, and begin the next.
+
+        Args:
+            sums: of the update that ended.
+            session: of the compiled graphs; None if nothing is compiled.
+            step: steps done, this one included.
+            samples: since the run began; None if not known.
+            skipped: whether the step was skipped.
+            num_skipped: steps skipped since the run began; None if not known.
+        """
+        now_s = time.perf_counter()
+        num_graphs = 0 if session is None else len(session.report.graphs)
+        compared = self.check.end(session, step, skipped=skipped)
+        if compared is not None:
+            log_compared(compared)
+            events.emit(compared)
+        foretold = self.check.foretold
+        if self.is_heard(step):
+            self._tell(
+                events.StepEnded(
+                    step=step,
+                    rank=self.rank,
+                    skipped=skipped,
+                    samples=samples,
+                    num_skipped=num_skipped,
+                    lr=self._lr,
+                    loss_scale=self._scale,
+                    peak_bytes=max(self.check.peak_before_bytes, peak_bytes(self.device)),
+                    graphs=num_graphs,
+                    recompiles=num_graphs - self._num_graphs if self._num_graphs else 0,
+                    predicted_peak_bytes=None if foretold is None else foretold.peak_bytes,
+                    predicted_seconds=None if foretold is None else foretold.seconds,
+                    **self._of_batch(sums, now_s),
+                    **self._of_collectives(),
+                )
+            )
+        sums.stepped_losses = ()
+        self._num_graphs = num_graphs
+        self._num_collectives, self._num_bytes = self.comm.stats()
+        self.restart(now_s)
+
+    def drop(self) -> None:
+        """Forget the batches of the step so far."""
+        self.tokens = self._pending = 0.0
+
+    def restart(self, now_s: float | None = None) -> None:
+        """Begin a step anew; without a time, the next step is timed from its forward on."""
+        self._ended_s, self._began_s = now_s, None
+        self.drop()
+
+    def end(self, step: int) -> None:
+        """Let trackers write what they hold back, and forget them."""
+        for each in self.trackers:
+            each.end(step)
+        self.trackers.clear()
+
+    def _tell(self, ended: events.StepEnded) -> None:
+        events.emit(ended)
+        for each in self.trackers:
+            if each.is_due(ended.step):
+                each.take(ended)
+
+    def _of_batch(self, sums: Sums, now_s: float) -> dict[str, Any]:
+        """Return times, losses, the norm and tokens."""
+        began_s = now_s if self._began_s is None else self._began_s
+        since_s = began_s if self._ended_s is None else self._ended_s
+        seconds = now_s - since_s
+        loss, tokens = _means(sums.loss_sums)
+        losses = [each.reshape(()).float() for each in sums.stepped_losses]
+        rank_tokens = _counted(self.tokens)
+        per_rank = rank_tokens if tokens is None else tokens / self.world_size
+        return {
+            "seconds": seconds,
+            "wait_seconds": None if self._began_s is None else began_s - since_s,
+            "loss": loss,
+            "rank_loss": float(torch.stack(losses).sum()) if losses else None,
+            "grad_norm": None if sums.norm is None else float(sums.norm),
+            "tokens": tokens,
+            "rank_tokens": rank_tokens,
+            "tokens_per_second": None if tokens is None else tokens / seconds,
+            "mfu": self.work.mfu(None if per_rank is None else per_rank / seconds),
+        }
+
+    def _of_collectives(self) -> dict[str, int]:
+        num_collectives, num_bytes = self.comm.stats()
+        return {
+            "collectives": num_collectives - self._num_collectives,
+            "collective_bytes": num_bytes - self._num_bytes,
+        }
+
+
+def _means(loss_sums: Tensor | None) -> tuple[float | None, int | None]:
+    """Return the mean loss and the sum of tokens over ranks, from what the norm's collective carried."""
+    if loss_sums is None:
+        return None, None
+    loss, num_ranks, tokens = loss_sums.tolist()
+    return (loss / num_ranks if num_ranks else None), _counted(tokens)
+
+
+def _counted(tokens: float) -> int | None:
+    return int(tokens) if math.isfinite(tokens) and tokens > 0 else None
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most memory allocated on a device so far; on a CPU, resident memory of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,183 @@
+"""A plan's peak and time stand beside the measured ones, once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from support.pool import run_ranks
+from support.runs import assert_equal, weights
+from torchloom.events import PlanCompared, Recorder, StepEnded
+from torchloom.memory import measure_peak
+
+NUM_STEPS = 9
+
+
+class Wide(nn.Module):
+    """Keeps large activations for backward, of which a budget can drop some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x).sin()).exp().sin()
+        return x.square().mean()
+
+
+def engine_of(stage: int, *, accumulation: int = 1, **compiling):
+    torch.manual_seed(3)
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": accumulation,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
+        "steps_per_print": float("inf"),
+        "compile": {"backend": "aot_eager", "memory_budget": "1GB", **compiling},
+    }
+    engine, *_ = torchloom.initialize(model=Wide(), config=config)
+    engine.compile()
+    return engine
+
+
+def train(engine, rank: int, num_steps: int = NUM_STEPS, batch: int = 512) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(num_steps * engine.gradient_accumulation_steps()):
+        engine.backward(engine(torch.randn(batch, 64, generator=generator)))
+        engine.step()
+
+
+def heard(recorder: Recorder, kind):
+    return [event for event in recorder.events if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize(("stage", "accumulation"), [(0, 1), (3, 1), (3, 2)])
+def test_predicted_and_measured_are_compared_once(stage: int, accumulation: int) -> None:
+    def fn(rank):
+        engine = engine_of(stage, accumulation=accumulation)
+        told = []
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        logger = logging.getLogger("torchloom.engine.plan_check")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        with Recorder() as recorder:
+            train(engine, rank)
+        return (
+            heard(recorder, PlanCompared),
+            heard(recorder, StepEnded),
+            told,
+            engine.plan().peak_bytes,
+            sum(graph.step_us for graph in engine.plan().graphs) * accumulation / 1e6,
+        )
+
+    for compared, steps, told, peak_bytes, seconds in run_ranks(2, fn):
+        (one,) = compared
+        assert one.predicted_peak_bytes == peak_bytes > 2 << 20
+        assert one.measured_peak_bytes == pytest.approx(peak_bytes, rel=0.02)
+        assert one.predicted_seconds == pytest.approx(seconds) and seconds > 0
+        assert 0 < one.measured_seconds < min(each.seconds for each in steps[1:]) * 3
+        assert {each.predicted_peak_bytes for each in steps} == {peak_bytes}
+        assert steps[0].metrics()["predicted_seconds"] == pytest.approx(seconds)
+        (text,) = told
+        assert f"predicted {peak_bytes / 2**20:.1f} MiB, measured" in text
+
+
+def test_without_a_plan_nothing_is_predicted() -> None:
+    def fn(rank):
+        engine = engine_of(3, memory_budget=None)
+        with Recorder() as recorder:
+            train(engine, rank)
+        return heard(recorder, PlanCompared), heard(recorder, StepEnded)
+
+    for compared, steps in run_ranks(2, fn):
+        assert compared == [] and len(steps) == NUM_STEPS
+        assert {each.predicted_peak_bytes for each in steps} == {None}
+        assert "predicted_seconds" not in steps[-1].metrics()
+
+
+def test_on_a_cpu_nothing_is_profiled_for_nobody() -> None:
+    def fn(rank):
+        engine = engine_of(3, replan_step=0)
+        train(engine, rank, 1)  # measures operators for the plan
+        made = []
+        before = torch.profiler.profile.start
+
+        def start(self):
+            made.append(1)
+            before(self)
+
+        torch.profiler.profile.start = start
+        try:
+            train(engine, rank)
+            quiet = len(made)
+            with Recorder():
+                train(engine, rank)
+        finally:
+            torch.profiler.profile.start = before
+        return quiet, len(made)
+
+    assert run_ranks(1, fn) == [(0, 3)]  # forward, backward and step of one step
+
+
+def test_a_profiler_of_the_program_is_left_alone() -> None:
+    def fn(rank):
+        engine = engine_of(0, replan_step=0)
+        with Recorder() as recorder:
+            train(engine, rank, 1)
+            peak = measure_peak(lambda: train(engine, rank)).peak_bytes
+            during = len(heard(recorder, PlanCompared))
+            train(engine, rank, 5)
+        return during, len(heard(recorder, PlanCompared)), peak
+
+    ((during, after, peak),) = run_ranks(1, fn)
+    assert (during, after) == (0, 1) and peak > 1 << 20
+
+
+def test_another_size_has_a_prediction_without_a_time() -> None:
+    def fn(rank):
+        engine = engine_of(3)
+        with Recorder() as recorder:
+            train(engine, rank, 2)
+            train(engine, rank, 2, batch=256)
+            train(engine, rank, 2)
+        return heard(recorder, StepEnded)
+
+    for steps in run_ranks(2, fn):
+        assert steps[1].predicted_seconds is not None and steps[1].recompiles == 0
+        assert steps[2].recompiles > 0
+        # Which of two graphs a step runs is not known before it.
+        assert steps[-1].predicted_seconds is None and steps[-1].predicted_peak_bytes > 0
+
+
+def test_weights_do_not_depend_on_the_measurement() -> None:
+    def fn(rank, listens):
+        engine = engine_of(3)
+        if listens:
+            engine.log_to(lambda metrics, step: None)
+        train(engine, rank)
+        return weights(engine.module)
+
+    assert_equal(run_ranks(2, fn, True)[0], run_ranks(2, fn, False)[0])
+
+
+def test_a_watch_records_the_numbers_and_the_comparison() -> None:
+    def fn(rank):
+        engine = engine_of(3, replan_step=0)
+        with torchloom.watch() as watched:
+            train(engine, rank)
+        rows = watched.record.events
+        steps = [row.data for row in rows if row.kind == "StepEnded"]
+        (compared,) = [row.data for row in rows if row.kind == "PlanCompared"]
+        return steps, compared, watched.summary()
+
+    ((steps, compared, told),) = run_ranks(1, fn)
+    assert [step["step"] for step in steps] == list(range(1, NUM_STEPS + 1))
+    assert all(step["loss"] > 0 for step in steps)
+    assert compared["measured_peak_bytes"] > 1 << 20
+    assert f"the plan after step {compared['step']}: peak " in told
