@@ -17,6 +17,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "3-2-3-adamw", "2-3-2-sgd", "3-3-1-no momentum", "0-2-1-adamw",
     ),
     "engine/test_own_clipping.py::test_norms_equal_those_of_one_process": ("stages0", "stages1"),
+    "engine/test_stage3_files.py::test_two_steps": ("warmup, both offloaded", "plain, own sizes", "numbers as text"),
     "shard/test_shard_tensor.py::test_other_ranks_read_what_ranks_wrote": ("2-3", "2-1"),
     "engine/test_symmetric_weights.py::test_whoever_writes_all_ranks_read_it": ("precision1-surgery", "precision0-reload"),
     "engine/test_symmetric_weights.py::test_the_plan_knows_that_weights_take_no_room": (

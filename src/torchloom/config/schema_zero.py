@@ -126,6 +126,11 @@ class ZeroSection(Section):
         "quantized gradient reduction (ZeRO++)", NO_QUANTIZING
     )
     zeropp_loco_param: AnyValue = refused("quantization error feedback (ZeRO++)", NO_QUANTIZING)
-    zero_hpz_partition_size: AnyValue = refused("secondary partitions (ZeRO++)", HYBRID, idle=(1,))
+    zero_hpz_partition_size: Size = no_effect(
+        1,
+        "secondary partitions (ZeRO++)",
+        "weights are gathered from all ranks in backward, too; shard_size gathers within a group, and "
+        "shards optimizer states and gradients within it as well",
+    )
     mics_shard_size: AnyValue = refused("shard groups (MiCS)", HYBRID, idle=(-1,))
     mics_hierarchical_params_gather: AnyValue = refused("two-level gathers (MiCS)", HYBRID)
