@@ -49,9 +49,7 @@ def main() -> None:
     engine.compile(backend=options.backend)
     if (Path(options.out) / "latest").exists():  # the whole rule: a first start has nothing to load
         engine.load_checkpoint(options.out)
-    print(
-        f"rank {engine.rank} is process {os.getpid()}, at step {engine.global_steps}", flush=True
-    )
+    print(f"rank {engine.rank} is process {os.getpid()}, at step {engine.global_steps}", flush=True)
     while engine.global_steps < options.steps:
         inputs, targets = batch(engine.global_steps, engine.rank)
         outputs = engine(inputs.to(engine.device))

@@ -313,6 +313,12 @@ ELSEWHERE: dict[str, str] = {
         "serve/store/test_store.py::test_a_new_process_traces_nothing_and_builds_nothing_and_returns_the_same_bits",
     "security/test_listening.py::test_ranks_that_meet_at_a_loopback_address":
         "security/test_listening.py::test_a_world_of_one",
+    "examples/test_restart.py::test_killed_ranks_cost_only_steps_since_the_last_checkpoint":
+        "engine/test_checkpoint.py::test_continues_bitwise",
+    "examples/test_ray.py::test_a_killed_worker_costs_only_steps_since_the_last_checkpoint":
+        "engine/test_checkpoint.py::test_continues_bitwise",
+    "faults/test_slurm.py::test_preemption_saves_and_the_requeued_job_goes_on":
+        "faults/test_slurm.py::test_the_loop_of_the_page_stops_all_ranks_in_one_step",
 }  # fmt: skip
 """Tests that only `make test-all` runs, with the one that shows most of the same in `make test`."""
 

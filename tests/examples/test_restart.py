@@ -63,7 +63,9 @@ def test_killed_ranks_cost_only_steps_since_the_last_checkpoint(tmp_path: Path):
             lines.append(line.rstrip())
             if kills and f"step {kills[0][0]} loss" in line:
                 _, rank = kills.pop(0)
-                os.kill([pid for each, pid, _ in starts_in(lines) if each == rank][-1], signal.SIGKILL)
+                os.kill(
+                    [pid for each, pid, _ in starts_in(lines) if each == rank][-1], signal.SIGKILL
+                )
         process.wait(timeout=60)
 
     assert process.returncode == 0, "\n".join(lines)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from torchloom import envs
 from torchloom.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -71,52 +72,75 @@ def test_devices_that_are_bound_to_a_task_are_its_own(srun, visible, per_task, p
     assert envs.launch().local_rank == place
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"some text to learn\n" * 2000)
-    return path
+class Tasks:
+    """Two processes with the variables of a Slurm job."""
 
-
-def test_preemption_saves_and_the_requeued_job_goes_on(tmp_path, text):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    argv = [sys.executable, "-m", "torchloom", "train", "--no-compile", "--data", str(text)]
-    argv += ["--out", str(tmp_path / "out"), "--seq-len", "16", "--log-every", "1"]
-    inherited = {name: value for name, value in envs.environment().items() if name not in RANKS}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-
-    def start(stack: ExitStack, *options: object) -> list[subprocess.Popen[str]]:
-        return [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*argv, *map(str, options)],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    env={**inherited, **place, **task(number)},
-                )
+    def __init__(self, argv: list[str], folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        inherited = {name: value for name, value in envs.environment().items() if name not in RANKS}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, *argv],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**inherited, **place, **task(number)},
             )
             for number in range(2)
         ]
 
-    with ExitStack() as stack:
-        tasks = start(stack, "--steps", 100_000)
-        said = []
-        for line in tasks[0].stdout:
-            said.append(line)
-            if "step 3/" in line:
-                break
-        for each in tasks:
-            each.terminate()  # as scancel and preemption do, with SIGTERM
-        said += [each.communicate(timeout=60)[0] for each in tasks]
-    assert [each.returncode for each in tasks] == [0, 0], "".join(said)
+    def end(self) -> list[str]:
+        """Wait for both; return what each printed, unless one failed."""
+        try:
+            texts = [process.communicate(timeout=60)[0] for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.communicate()
+        assert [process.returncode for process in self.processes] == [0, 0], "\n".join(texts)
+        return texts
+
+
+def test_preemption_saves_and_the_requeued_job_goes_on(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"some text to learn\n" * 2000)
+    argv = ["-m", "torchloom", "train", "--no-compile", "--data", str(text), "--log-every", "1"]
+    argv += ["--out", str(tmp_path / "out"), "--seq-len", "16"]
+    tasks = Tasks([*argv, "--steps", "100000"], tmp_path)
+    for line in tasks.processes[0].stdout:
+        if "step 3/" in line:
+            break
+    for each in tasks.processes:
+        each.terminate()  # SIGTERM, as scancel and preemption send it to all tasks
+    tasks.end()
     latest = (tmp_path / "out" / "checkpoints" / "latest").read_text()
     saved = int(latest.strip().removeprefix("global_step"))
-    with ExitStack() as stack:
-        tasks = start(stack, "--steps", saved + 2, "--resume")
-        texts = [each.communicate(timeout=60)[0] for each in tasks]
-    assert [each.returncode for each in tasks] == [0, 0], "".join(texts)
+    texts = Tasks([*argv, "--steps", str(saved + 2), "--resume"], tmp_path).end()
+
     assert f"after step {saved}" in texts[0]
     assert f"step {saved + 2}/" in texts[0]
+
+
+def test_the_loop_of_the_page_stops_all_ranks_in_one_step(tmp_path):
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    (program,) = (
+        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "SIGTERM" in each
+    )
+    say = '    print("step", engine.global_steps, flush=True)\n'
+    (tmp_path / "loop.py").write_text(program.replace("    asked =", f"{say}    asked ="))
+
+    def steps_of_a_start() -> tuple[int, list[int]]:
+        tasks = Tasks(["loop.py"], tmp_path)
+        first = int(
+            next(line for line in tasks.processes[0].stdout if line.startswith("step "))[5:]
+        )
+        tasks.processes[1].terminate()  # one rank alone
+        return first, [int(re.findall(r"ends at step (\d+)", text)[0]) for text in tasks.end()]
+
+    first, (one, other) = steps_of_a_start()
+    assert (first, one) == (1, other)
+    assert steps_of_a_start()[0] == one + 1
