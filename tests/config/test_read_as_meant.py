@@ -79,6 +79,16 @@ def test_the_old_switches_of_offloads_are_translated():
     assert (config.offload.opt_states, config.offload.parameters) == (True, True)
 
 
+def test_the_first_name_of_the_old_switch_is_read_as_well():
+    document = {"zero_optimization": {"stage": 3, "cpu_offload_params": True}}
+
+    assert "write offload_param" in warnings_of(document)["zero_optimization.cpu_offload_params"]
+    assert load_config(document, world_size=2).offload.parameters
+    document["compile"] = {"symmetric_memory": True}
+    (error,) = check_config(document, world_size=2).errors
+    assert error.path == "zero_optimization.cpu_offload_params"
+
+
 def test_the_new_key_counts_where_both_are_given():
     document = {
         "zero_optimization": {

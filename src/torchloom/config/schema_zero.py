@@ -114,7 +114,9 @@ class ZeroSection(Section):
         None, 'deprecated: true means `offload_optimizer: {"device": "cpu"}`, with a warning'
     )
     cpu_offload_param: MaybeFlag = used(
-        None, 'deprecated: true means `offload_param: {"device": "cpu"}`, with a warning'
+        None,
+        'deprecated: true means `offload_param: {"device": "cpu"}`, with a warning',
+        old=("cpu_offload_params",),
     )
     cpu_offload_use_pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
     legacy_stage1: AnyValue = refused("the old stage 1", "remove it; stage 1 has one form here")
