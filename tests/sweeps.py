@@ -18,6 +18,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "3-2-3-adamw", "2-3-2-sgd", "3-3-1-no momentum", "0-2-1-adamw",
     ),
     "engine/test_own_clipping.py::test_norms_equal_those_of_one_process": ("stages0", "stages1"),
+    "engine/test_stage3_files.py::test_two_steps": ("warmup, both offloaded", "plain, own sizes", "numbers as text"),
     "shard/test_shard_tensor.py::test_other_ranks_read_what_ranks_wrote": ("2-3", "2-1"),
     "engine/test_symmetric_weights.py::test_whoever_writes_all_ranks_read_it": ("precision1-surgery", "precision0-reload"),
     "engine/test_symmetric_weights.py::test_the_plan_knows_that_weights_take_no_room": (
@@ -336,6 +337,12 @@ ELSEWHERE: dict[str, str] = {
         "integrations/test_trl.py::test_a_run_equals_ddp",
     "security/test_listening.py::test_ranks_that_meet_at_a_loopback_address":
         "security/test_listening.py::test_a_world_of_one",
+    "examples/test_restart.py::test_killed_ranks_cost_only_steps_since_the_last_checkpoint":
+        "engine/test_checkpoint.py::test_continues_bitwise",
+    "examples/test_ray.py::test_a_killed_worker_costs_only_steps_since_the_last_checkpoint":
+        "engine/test_checkpoint.py::test_continues_bitwise",
+    "faults/test_slurm.py::test_preemption_saves_and_the_requeued_job_goes_on":
+        "faults/test_slurm.py::test_the_loop_of_the_page_stops_all_ranks_in_one_step",
 }  # fmt: skip
 """Tests that only `make test-all` runs, with the one that shows most of the same in `make test`."""
 

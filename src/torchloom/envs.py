@@ -32,6 +32,7 @@ class Launch(NamedTuple):
 
     rank: int
     local_rank: int
+    """Its place among the ranks that see the same devices; 0 where it sees its own alone."""
     world_size: int
 
 
@@ -65,7 +66,8 @@ def launch() -> Launch:
             f"environment variable {_first_set(_names('rank'))}={rank} is out of range for "
             f"{told}={world_size}: ranks are 0 ... {world_size - 1}"
         )
-    return Launch(rank=rank, local_rank=found["local_rank"] or 0, world_size=world_size)
+    local_rank = 0 if _has_own_devices() else found["local_rank"] or 0
+    return Launch(rank=rank, local_rank=local_rank, world_size=world_size)
 
 
 class Meeting(NamedTuple):
@@ -86,10 +88,11 @@ def meeting(default_port: int) -> Meeting | None:
         default_port: used if MASTER_PORT is not set.
 
     Raises:
-        ConfigError: MASTER_PORT is not a port number.
+        ConfigError: MASTER_PORT is not a port number, or a task of Slurm has no address.
     """
     host = get_str("MASTER_ADDR", "").strip()
     if not host:
+        _refuse_slurm_without_address()
         return None
     named = _first_int(("MASTER_PORT",))
     port = default_port if named is None else named
@@ -100,6 +103,34 @@ def meeting(default_port: int) -> Meeting | None:
     is_hosted = get_str("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
     attempt = _first_int(("TORCHELASTIC_RESTART_COUNT",)) or 0
     return Meeting(host, port, is_hosted, attempt)
+
+
+def _refuse_slurm_without_address() -> None:
+    """Say what a batch script has to set: srun tells each task its number, and none where they meet."""
+    if _is_slurm_task():
+        place = launch()
+        raise ConfigError(
+            f"this is task {place.rank} of {place.world_size} of a Slurm job, but MASTER_ADDR is not set: write "
+            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) into the batch '
+            "script before srun"
+        )
+
+
+def _is_slurm_task() -> bool:
+    """Return whether Slurm says who this process is, and no other launcher does."""
+    return _first_set(_RANK_NAMES["rank"]) == "SLURM_PROCID"
+
+
+def _has_own_devices() -> bool:
+    """Return whether Slurm gave this task devices that no other task of the host sees.
+
+    With `--gpus-per-task` Slurm binds devices to tasks, where the cluster is set up for it: then as many are
+    visible as a task has, and SLURM_LOCALID is no index among them.
+    """
+    per_task, visible = get_str("SLURM_GPUS_PER_TASK", ""), get_str("CUDA_VISIBLE_DEVICES", "")
+    if not (_is_slurm_task() and per_task and visible):
+        return False
+    return per_task.rpartition(":")[2] == str(len(visible.split(",")))
 
 
 def launcher_pid() -> int | None:

@@ -33,7 +33,6 @@ BAD = [
     (f"{ZERO}.offload_param", {"device": "nvme"}, f"{ZERO}.offload_param.device", "NVMe"),
     (f"{ZERO}.offload_param", {"device": "disk"}, f"{ZERO}.offload_param.device", '"nvme"'),
     (f"{ZERO}.mics_shard_size", 8, None, "shard_size"),
-    (f"{ZERO}.zero_hpz_partition_size", 8, None, "shard_size"),
     (f"{ZERO}.zero_quantized_weights", True, None, "ZeRO++"),
     (f"{ZERO}.shard_size", 3, None, "use one of 1, 2, 4"),
     (f"{ZERO}.shard_size", 0, None, "at least 1"),

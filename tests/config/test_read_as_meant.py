@@ -79,6 +79,16 @@ def test_the_old_switches_of_offloads_are_translated():
     assert (config.offload.opt_states, config.offload.parameters) == (True, True)
 
 
+def test_the_first_name_of_the_old_switch_is_read_as_well():
+    document = {"zero_optimization": {"stage": 3, "cpu_offload_params": True}}
+
+    assert "write offload_param" in warnings_of(document)["zero_optimization.cpu_offload_params"]
+    assert load_config(document, world_size=2).offload.parameters
+    document["compile"] = {"symmetric_memory": True}
+    (error,) = check_config(document, world_size=2).errors
+    assert error.path == "zero_optimization.cpu_offload_params"
+
+
 def test_the_new_key_counts_where_both_are_given():
     document = {
         "zero_optimization": {
@@ -112,3 +122,39 @@ def test_a_refusal_names_the_key_that_was_written():
     zero["cpu_offload_param"] = zero.pop("offload_param")["device"] == "cpu"
     (error,) = check_config(document, world_size=2).errors
     assert error.path == "zero_optimization.cpu_offload_param"
+
+
+def test_clipping_that_is_switched_off():
+    assert load_config({"gradient_clipping": False}).gradient_clipping == 0.0
+    (error,) = check_config({"gradient_clipping": True}).errors
+    assert "largest norm" in str(error)
+
+
+def test_secondary_partitions_alone_change_no_number_and_are_no_error():
+    zero = {"stage": 3, "zero_hpz_partition_size": 8}
+    told = warnings_of({"zero_optimization": zero})["zero_optimization.zero_hpz_partition_size"]
+
+    assert "no effect" in told
+    assert "shard_size" in told
+    assert load_config({"zero_optimization": zero}, world_size=2).zero.shard_size is None
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("bfp16", "bf16"), ("fp61", "fp16"), ("bfloat", "bfloat16"), ("int8", None)],
+)
+def test_a_type_that_is_none_is_told_the_nearest(written, meant):
+    (error,) = check_config({"communication_data_type": written}).errors
+
+    assert error.path == "communication_data_type"
+    assert error.fix.startswith(f'did you mean "{meant}"? ' if meant else "use ")
+
+
+def test_a_decay_without_an_end_may_be_left_to_the_caller():
+    document = {"scheduler": {"type": "WarmupDecayLR", "params": {}}}
+    (error,) = check_config(document).errors
+    document["scheduler"]["params"]["total_num_steps"] = "auto"
+
+    assert "optimizer steps of the run" in error.fix
+    assert '"auto"' in error.fix
+    assert check_config(document).open == ("scheduler.params.total_num_steps",)

@@ -6,6 +6,7 @@ scheduler parameters share these functions.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -164,7 +165,13 @@ def dtype(value: object) -> str:
     """
     if isinstance(value, str) and value.lower() in DTYPES:
         return DTYPES[value.lower()]
-    raise RefusedError(f"{show(value)} is not a floating type here", 'use "fp32", "bf16" or "fp16"')
+    close = difflib.get_close_matches(str(value).lower(), DTYPES, n=2)
+    # "bfp16" is as close to "fp16" as to "bf16"; the first letter tells which is meant
+    close.sort(key=lambda word: word[0] != str(value)[:1].lower())
+    fix = 'use "fp32", "bf16" or "fp16"'
+    if close:
+        fix = f'did you mean "{close[0]}"? {fix}'
+    raise RefusedError(f"{show(value)} is not a floating type here", fix)
 
 
 def names(value: object) -> tuple[str, ...]:

@@ -178,7 +178,11 @@ def _resolve(
     )
 
 
-_OLD_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
+_OLD_OFFLOADS = {
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "cpu_offload_params": "offload_param",  # as DeepSpeed's first tutorials of stage 3 write it
+}
 
 
 def _with_new_offloads(

@@ -145,7 +145,7 @@ def resolve_scheduler(
     params = check_params(section.params, table, _PATH, findings, auto=auto)
     for missing in schedule.required:
         if missing not in params and not findings.has_error_at(f"{_PATH}.{missing}"):
-            findings.error(f"{_PATH}.{missing}", f"not given; {name} needs it", "write it")
+            findings.error(f"{_PATH}.{missing}", f"not given; {name} needs it", _missing(missing))
     for position in ("last_epoch", "last_batch_iteration"):
         if params.pop(position, -1) != -1:
             findings.warn(f"{_PATH}.{position}", "no effect: a checkpoint restores the position")
@@ -153,6 +153,12 @@ def resolve_scheduler(
         _fill_warmup(name, params, lr, findings)
     _check_lengths(params, findings)
     return SchedulerConfig(name=name, params=frozen_map(params))
+
+
+def _missing(parameter: str) -> str:
+    if parameter == "total_num_steps":
+        return 'write the optimizer steps of the run, or "auto" where the caller fills them in'
+    return "write it"
 
 
 def _name(given: str, findings: Findings) -> str | None:

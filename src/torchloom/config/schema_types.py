@@ -35,6 +35,14 @@ def _print_every(value: object) -> float:
         raise kinds.RefusedError(refusal.what, fix) from None
 
 
+def _clip(value: object) -> float:
+    if value is False:  # as DeepSpeed reads it: no norm is above it
+        return 0.0
+    if value is True:
+        raise kinds.RefusedError("true is not a number", "write the largest norm, as 1.0")
+    return kinds.number()(value)
+
+
 Flag: TypeAlias = Annotated[bool, PlainValidator(kinds.flag)]
 MaybeFlag: TypeAlias = Annotated[bool | None, PlainValidator(kinds.flag)]
 Count: TypeAlias = Annotated[int, PlainValidator(kinds.whole())]
@@ -44,7 +52,7 @@ Size: TypeAlias = Annotated[int | None, PlainValidator(kinds.whole())]
 Seed: TypeAlias = Annotated[int | None, PlainValidator(kinds.whole(0, 2**63 - 1))]
 ScalePower: TypeAlias = Annotated[int, PlainValidator(kinds.whole(0, 127))]
 Number: TypeAlias = Annotated[float | None, PlainValidator(kinds.number())]
-Clip: TypeAlias = Annotated[float, PlainValidator(kinds.number())]
+Clip: TypeAlias = Annotated[float, PlainValidator(_clip)]
 Scale: TypeAlias = Annotated[float, PlainValidator(kinds.number())]
 PrintEvery: TypeAlias = Annotated[float, PlainValidator(_print_every)]
 Seconds: TypeAlias = Annotated[float, PlainValidator(kinds.above(0))]

@@ -114,7 +114,9 @@ class ZeroSection(Section):
         None, 'deprecated: true means `offload_optimizer: {"device": "cpu"}`, with a warning'
     )
     cpu_offload_param: MaybeFlag = used(
-        None, 'deprecated: true means `offload_param: {"device": "cpu"}`, with a warning'
+        None,
+        'deprecated: true means `offload_param: {"device": "cpu"}`, with a warning',
+        old=("cpu_offload_params",),
     )
     cpu_offload_use_pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
     legacy_stage1: AnyValue = refused("the old stage 1", "remove it; stage 1 has one form here")
@@ -126,6 +128,11 @@ class ZeroSection(Section):
         "quantized gradient reduction (ZeRO++)", NO_QUANTIZING
     )
     zeropp_loco_param: AnyValue = refused("quantization error feedback (ZeRO++)", NO_QUANTIZING)
-    zero_hpz_partition_size: AnyValue = refused("secondary partitions (ZeRO++)", HYBRID, idle=(1,))
+    zero_hpz_partition_size: Size = no_effect(
+        1,
+        "secondary partitions (ZeRO++)",
+        "weights are gathered from all ranks in backward, too; shard_size gathers within a group, and "
+        "shards optimizer states and gradients within it as well",
+    )
     mics_shard_size: AnyValue = refused("shard groups (MiCS)", HYBRID, idle=(-1,))
     mics_hierarchical_params_gather: AnyValue = refused("two-level gathers (MiCS)", HYBRID)

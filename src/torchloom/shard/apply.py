@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
@@ -74,13 +75,14 @@ def shard_module(
         The same model.
 
     Raises:
-        ShardError: the model is sharded already, or is on meta and cannot be initialised.
+        ShardError: the model is sharded already, is wrapped, or is on meta and cannot be initialised.
     """
     if is_sharded(model):
         raise ShardError(
             f"this {type(model).__name__} is already sharded: initialize it once, or call "
             "torchloom.shard.unshard(model) before sharding it again"
         )
+    _check_unwrapped(model, layout)
     _check_shared(model, layout)
     check_code(model, layout)
     _forget_computed(model)
@@ -159,6 +161,23 @@ def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
     _swap_classes(modules, layout)
     ROOTS[model] = replace(ROOTS[model], layout=layout)
     return layout
+
+
+def _check_unwrapped(model: nn.Module, layout: Layout) -> None:
+    """Refuse a model that DDP reduces: its hooks expect whole gradients, of parameters that become shards.
+
+    Raises:
+        ShardError: the model is wrapped, or holds a wrapped module.
+    """
+    if not layout.sharded:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            where = f"its module {name!r}" if name else "the model"
+            raise ShardError(
+                f"{where} is wrapped in DistributedDataParallel, which reduces gradients itself: pass the plain "
+                "model (its .module), and under Ray Train leave out ray.train.torch.prepare_model"
+            )
 
 
 def _check_shared(model: nn.Module, layout: Layout) -> None:
