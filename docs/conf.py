@@ -1,0 +1,54 @@
+"""Sphinx: the pages of this folder, and the reference from docstrings."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+import torchloom
+from docs_pages.rest import to_rest
+
+project = "torchloom"
+author = "The torchloom developers"
+copyright = author  # noqa: A001  Sphinx reads this name
+version = release = torchloom.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+nitpicky = False
+highlight_language = "text"  # of blocks that name no language
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "deflist"]
+
+default_role = "code"  # docstrings are written with single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_mock_imports = [
+    name for name in ("accelerate", "lightning", "transformers") if find_spec(name) is None
+]
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = "torchloom"
+html_static_path = ["_static"]
+html_css_files = ["torchloom.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+
+
+def _docstring(app: object, what: str, name: str, obj: object, options: object, lines: list) -> None:
+    lines[:] = to_rest("\n".join(lines)).splitlines()
+
+
+def setup(app) -> None:  # noqa: ANN001  Sphinx is no dependency of the checker
+    """Read docstrings as they are written, before napoleon does."""
+    app.connect("autodoc-process-docstring", _docstring, priority=400)
