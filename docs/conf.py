@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from sphinx.ext.napoleon import Config, GoogleDocstring
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
@@ -17,15 +20,15 @@ author = "The torchloom developers"
 copyright = author  # noqa: A001  Sphinx reads this name
 version = release = torchloom.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 nitpicky = False
 highlight_language = "text"  # of blocks that name no language
+python_maximum_signature_line_length = 80
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
 
-default_role = "code"  # docstrings are written with single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -33,8 +36,6 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_mock_imports = [
     name for name in ("accelerate", "lightning", "transformers") if find_spec(name) is None
 ]
-napoleon_numpy_docstring = False
-napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = "torchloom"
@@ -45,10 +46,21 @@ html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 
 
-def _docstring(app: object, what: str, name: str, obj: object, options: object, lines: list) -> None:
-    lines[:] = to_rest("\n".join(lines)).splitlines()
+NAPOLEON = Config(napoleon_numpy_docstring=False, napoleon_use_rtype=False)
 
 
-def setup(app) -> None:  # noqa: ANN001  Sphinx is no dependency of the checker
-    """Read docstrings as they are written, before napoleon does."""
-    app.connect("autodoc-process-docstring", _docstring, priority=400)
+def _docstring(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    text = to_rest("\n".join(lines))
+    if what in ("attribute", "data", "property"):
+        lines[:] = text.splitlines()  # napoleon would take words before a colon for a type
+    else:
+        lines[:] = GoogleDocstring(text, NAPOLEON, app, what, name, obj, options).lines()
+
+
+def setup(app: Any) -> None:
+    """Read docstrings as they are written in the source.
+
+    Args:
+        app: of Sphinx.
+    """
+    app.connect("autodoc-process-docstring", _docstring)
