@@ -17,7 +17,7 @@ from docs_pages.rest import to_rest
 
 project = "torchloom"
 author = "The torchloom developers"
-copyright = author  # noqa: A001  Sphinx reads this name
+copyright = author
 version = release = torchloom.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -49,7 +49,9 @@ html_theme_options = {"navigation_with_keys": True}
 NAPOLEON = Config(napoleon_numpy_docstring=False, napoleon_use_rtype=False)
 
 
-def _docstring(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def _docstring(
+    app: Any, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     text = to_rest("\n".join(lines))
     if what in ("attribute", "data", "property"):
         lines[:] = text.splitlines()  # napoleon would take words before a colon for a type
