@@ -18,8 +18,8 @@ class B(nn.Module):
         return x + 3
 
 
-def cancel_log_exp(gm, ctx) -> int:
-    return 0
+def cancel_log_exp(gm) -> None:
+    pass
 
 
 x = torch.rand(3)
