@@ -38,7 +38,7 @@ $(VENV)/.run-ready: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev-ready: $(VENV)/.run-ready
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hf,tensorboard]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hf,lightning,tensorboard,trl]'
 	@touch $@
 
 train: setup

@@ -8,6 +8,10 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # no test downloads, and none starts a thread that tells of it
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import sys
 from collections.abc import Iterator

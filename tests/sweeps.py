@@ -158,7 +158,9 @@ KEPT: dict[str, tuple[str, ...]] = {
     # architectures of transformers: a decoder, one with grouped heads, tied weights, an encoder
     "integrations/test_serve_hf_edits.py::test_changes_of_any_kind": ("llama",),
     "integrations/test_serve_hf.py::test_prefill_of_any_length_for_any_batch": ("qwen3",),
-    "integrations/test_hf_decoders.py::test_one_graph_equal_to_ddp": ("mixtral",),
+    "integrations/test_zoo.py::test_losses_are_those_of_eager_steps_in_one_graph": (
+        "gemma2", "mixtral", "t5", "vit",
+    ),
     "step/test_both_doors.py::test_equal_plans_graphs_and_losses": ("shared", "schedule"),
     "engine/test_second_plan.py::test_a_second_plan_that_fails_on_one_rank_leaves_the_first": ("would_change",),
     "step/test_own_loops.py::test_updates_that_leave_no_trace_are_read": ("by hand-2", "fused-1"),
@@ -168,6 +170,11 @@ KEPT: dict[str, tuple[str, ...]] = {
     "pieces/test_machine.py::test_an_upgrade_of_what_builds_programs_has_another_key": ("pieces/plain.py",),
     "runtime/test_c10d_buckets.py::test_buckets_of_a_compiled_model_save_collectives": ("1-False", "3-True"),
     "faults/test_ranks_that_fail.py::test_the_launcher_exits_non_zero": ("killed-",),
+    # The loops of frameworks: a run, its files and resume, and its ranks are tests of their own, which stay.
+    "integrations/test_trainer.py::test_other_runs_equal_ddp": ("checkpointing and tied weights",),
+    "integrations/test_accelerate.py::test_other_loops_equal_ddp": ("accumulation",),
+    "integrations/test_lightning.py::test_other_runs_equal_ddp": ("accumulation", "not compiled"),
+    "integrations/test_trl.py::test_a_run_equals_ddp": ("SFT",),
 }  # fmt: skip
 
 
@@ -310,6 +317,22 @@ ELSEWHERE: dict[str, str] = {
         "cli/test_calibrate.py::test_collectives_are_timed_on_all_ranks",
     "serve/store/test_store.py::test_processes_that_start_together_build_once_even_if_one_is_killed":
         "serve/store/test_store.py::test_a_new_process_traces_nothing_and_builds_nothing_and_returns_the_same_bits",
+    "integrations/test_trainer.py::test_ranks_generate_other_lengths_and_train_on":
+        "integrations/test_trainer.py::test_seq2seq_predicts_with_generate",
+    "integrations/test_trainer.py::test_autocast_of_the_configuration_is_that_of_ddp":
+        "integrations/test_trainer.py::test_bf16_computes_in_bf16_and_keeps_fp32",
+    "integrations/test_trainer.py::test_through_inductor":
+        "integrations/test_accelerate.py::test_through_inductor",
+    "integrations/test_lightning.py::test_through_inductor":
+        "integrations/test_accelerate.py::test_through_inductor",
+    "integrations/test_lightning.py::test_a_budget_is_kept_and_planned":
+        "integrations/test_accelerate.py::test_a_loop_equals_ddp_and_goes_on_from_its_files",
+    "integrations/test_lightning.py::test_two_ranks_then_one_then_two":
+        "integrations/test_accelerate.py::test_two_ranks_then_one_then_two",
+    "integrations/test_trainer.py::test_two_ranks_then_one_then_two":
+        "integrations/test_accelerate.py::test_two_ranks_then_one_then_two",
+    "examples/test_examples.py::test_adapters_are_tuned_with_trl":
+        "integrations/test_trl.py::test_a_run_equals_ddp",
     "security/test_listening.py::test_ranks_that_meet_at_a_loopback_address":
         "security/test_listening.py::test_a_world_of_one",
 }  # fmt: skip

@@ -111,13 +111,46 @@ _ALL = (
 ARMS: Mapping[str, Arm] = MappingProxyType({arm.name: arm for arm in _ALL})
 
 
-def pick_arms(names: Sequence[str]) -> list[Arm]:
-    """Return the arms called `names`, in that order.
+def _trainer(name: str, family: str, variant: Any, **options: Any) -> Arm:
+    return Arm(
+        name=f"trainer-{name}",
+        module="peers.trainer",
+        family=f"Trainer, {family}",
+        variant=variant,
+        options=options,
+    )
+
+
+TRAINERS: Mapping[str, Arm] = MappingProxyType(
+    {
+        arm.name: arm
+        for arm in (
+            _trainer("ddp", "DDP", "compiled", kind="ddp", compiled=True),
+            _trainer("fsdp2-eager", "FSDP2", "eager", kind="fsdp2-eager"),
+            _trainer("fsdp2-block", "FSDP2", "compiled per block", kind="fsdp2-block"),
+            _trainer("fsdp2-whole", "FSDP2", "compiled", kind="fsdp2-whole"),
+            _trainer("deepspeed-eager", "DeepSpeed ZeRO-3", "eager", kind="deepspeed"),
+            _trainer(
+                "deepspeed-compiled",
+                "DeepSpeed ZeRO-3",
+                "compiled",
+                kind="deepspeed",
+                compiled=True,
+            ),
+            _trainer("loom", "torchloom 3", "compiled", kind="loom"),
+        )
+    }
+)
+"""The arms of `bench/integrations.py`: frameworks that train the same Llama."""
+
+
+def pick_arms(names: Sequence[str], known: Mapping[str, Arm] = ARMS) -> list[Arm]:
+    """Return the arms called `names` of those that are known, in that order.
 
     Raises:
         SystemExit: a name is unknown; the message lists the known ones.
     """
-    unknown = [name for name in names if name not in ARMS]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise SystemExit(f"no such arm: {', '.join(unknown)}; known arms: {', '.join(ARMS)}")
-    return [ARMS[name] for name in names]
+        raise SystemExit(f"no such arm: {', '.join(unknown)}; known arms: {', '.join(known)}")
+    return [known[name] for name in names]

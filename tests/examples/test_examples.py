@@ -76,6 +76,16 @@ def test_engine_example_trains_and_resumes_on_more_ranks(tmp_path):
     assert (tmp_path / "model.safetensors").is_file()
 
 
+def test_adapters_are_tuned_with_trl(tmp_path):
+    pytest.importorskip("trl")
+    options = ["--steps", "20", "--backend", "aot_eager", "--lora", "--out", tmp_path / "out"]
+    text = run(tmp_path, EXAMPLES / "train_trl.py", *options, ranks=2)
+    assert re.search(r"loss 2\.\d+, accuracy 0\.\d+", text)
+    assert "joint torchloom.gather" in text
+    saved = tmp_path / "out/adapter_model.safetensors"
+    assert 0 < saved.stat().st_size < 50_000  # adapters alone
+
+
 def test_native_example_keeps_half_of_a_model_that_was_never_whole(tmp_path):
     text = run(tmp_path, EXAMPLES / "train_native.py", "--steps", "10", "--meta", ranks=2)
     assert "step  10" in text

@@ -117,19 +117,28 @@ def test_a_run_equals_ddp_and_goes_on_from_its_file(tmp_path) -> None:
         import torchloom.integrations.lightning as ours
 
         expected, _ = fit("ddp", tmp_path, save=tmp_path / "ddp.ckpt", evaluate=loader(8))
-        found, trainer = fit("torchloom", tmp_path, save=tmp_path / "loom.ckpt", evaluate=loader(8))
+        by_name, trainer = fit("torchloom", tmp_path, max_steps=2)
         assert isinstance(trainer.strategy, ours.TorchloomStrategy)
-        # Lightning goes on at the start of an epoch, which takes six steps here.
+        strategy = ours.TorchloomStrategy(LOOM)
+        found, _ = fit(strategy, tmp_path, save=tmp_path / "loom.ckpt", evaluate=loader(8))
+        torch.testing.assert_close(by_name["loss"], found["loss"][:2], rtol=1e-6, atol=0)
+        # An epoch takes six steps. Where max_steps ends it, Lightning takes one batch more of it before it goes on.
+        own: dict[str, Any] = {
+            "data": DataLoader(rows(24)[rank::2], batch_size=2),
+            "use_distributed_sampler": False,
+            "max_steps": -1,
+        }
         half = ours.TorchloomStrategy(LOOM)
-        fit(half, tmp_path, max_steps=6, save=tmp_path / "half.ckpt", data=loader(24))
+        fit(half, tmp_path, max_epochs=1, save=tmp_path / "half.ckpt", **own)
         resumed, _ = fit(
             ours.TorchloomStrategy(LOOM),
             tmp_path,
-            data=loader(24),
             module=module(seed=9),
             resume=str(tmp_path / "half.ckpt"),
+            max_epochs=2,
+            **own,
         )
-        whole, _ = fit(ours.TorchloomStrategy(LOOM), tmp_path, data=loader(24))
+        whole, _ = fit(ours.TorchloomStrategy(LOOM), tmp_path, max_epochs=2, **own)
         return expected, found, resumed, whole, graphs(half)
 
     expected, found, resumed, whole, graphs_of = run_ranks(2, run)[0]
@@ -143,7 +152,9 @@ def test_a_run_equals_ddp_and_goes_on_from_its_file(tmp_path) -> None:
     )
     assert own["state_dict"].keys() == of_ddp["state_dict"].keys()
     for key, value in of_ddp["state_dict"].items():
-        torch.testing.assert_close(own["state_dict"][key], value, rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            own["state_dict"][key], value, rtol=0, atol=1e-5
+        )  # twelve steps of 1e-2
     states = [each["optimizer_states"][0]["state"] for each in (of_ddp, own)]
     for index, state in states[0].items():
         for key, value in state.items():
@@ -340,4 +351,6 @@ def test_fabric_equals_ddp_and_goes_on_from_its_file(tmp_path) -> None:
     )
     assert own["step"] == 12
     for key, value in of_ddp["model"].items():
-        torch.testing.assert_close(own["model"][key], value, rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            own["model"][key], value, rtol=0, atol=1e-5
+        )  # twelve steps of 1e-2

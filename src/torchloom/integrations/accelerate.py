@@ -30,6 +30,13 @@ from torchloom.integrations.prepare import (
 from torchloom.pipeline import CompileSession
 from torchloom.shard import full_state_dict, is_sharded
 
+UNUSED: Mapping[str, str] = {
+    "optimizer": "pass the optimizer that you built to prepare()",
+    "scheduler": "pass the schedule that you built to prepare()",
+    "gradient_clipping": "call accelerator.clip_grad_norm_() in the loop",
+}
+"""Keys that a loop of Accelerate does not read, and what it does instead."""
+
 
 class TorchloomAccelerator(Accelerator):
     """An Accelerator whose prepared models are sharded and compiled by torchloom.
@@ -97,7 +104,11 @@ class TorchloomAccelerator(Accelerator):
         known = {each.path for each in given}
         own = [each for each in _given_to(self) if each.path not in known]
         self._preparation = Preparation(
-            source, given=[*own, *given], auto=auto, caller=caller or type(self).__name__
+            source,
+            given=[*own, *given],
+            auto=auto,
+            caller=caller or type(self).__name__,
+            unused={} if caller else UNUSED,
         )
         # The weights that forward sees are in bf16; autocast would be a second mechanism for the same.
         self.native_amp = False

@@ -30,6 +30,12 @@ from torchloom.pipeline import CompileSession
 from torchloom.shard import full_optimizer_state_dict, full_state_dict, is_sharded
 from torchloom.shard.roots import sharded_models
 
+UNUSED: Mapping[str, str] = {
+    "optimizer": "Lightning steps the optimizer that you built",
+    "scheduler": "Lightning steps the schedule that you built",
+}
+"""Keys that these strategies do not read, and what counts instead."""
+
 
 class TorchloomStrategy(DDPStrategy):
     """A Lightning strategy whose modules are sharded and compiled by torchloom.
@@ -69,6 +75,12 @@ class TorchloomStrategy(DDPStrategy):
         """What shards and compiles, with the configuration in use; None before a run."""
         return self._preparation
 
+    @property
+    def _module(self) -> nn.Module:
+        """The LightningModule of the run that this strategy is in."""
+        assert self.lightning_module is not None
+        return self.lightning_module
+
     def setup(self, trainer: LightningTrainer) -> None:
         """Shard and compile the modules, and create the optimizers over their shards.
 
@@ -82,12 +94,13 @@ class TorchloomStrategy(DDPStrategy):
                 given=_given_to(trainer, self.precision_plugin.precision),
                 auto=self._auto,
                 caller=type(self).__name__,
+                unused=UNUSED,
             )
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
         """Shard the modules, where the base class wraps them."""
-        for root in roots_of(self.lightning_module):
+        for root in roots_of(self._module):
             self._prepared.shard(root)
 
     def setup_optimizers(self, trainer: LightningTrainer) -> None:
@@ -97,13 +110,13 @@ class TorchloomStrategy(DDPStrategy):
             trainer: as for `Strategy.setup_optimizers`.
         """
         super().setup_optimizers(trainer)
-        _compile_all(self._prepared, list(roots_of(self.lightning_module)), self.optimizers)
+        _compile_all(self._prepared, list(roots_of(self._module)), self.optimizers)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the whole weights, on the host of rank 0; other ranks get an empty dict. All ranks must call."""
-        if not any(is_sharded(root) for root in roots_of(self.lightning_module)):
+        if not any(is_sharded(root) for root in roots_of(self._module)):
             return super().lightning_module_state_dict()
-        return full_state_dict(self.lightning_module, rank0_only=True, cpu=True)
+        return full_state_dict(self._module, rank0_only=True, cpu=True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return whole states, on the host of rank 0; other ranks get an empty dict. All ranks must call.
@@ -114,9 +127,11 @@ class TorchloomStrategy(DDPStrategy):
         return full_optimizer_state_dict(_inner(optimizer), rank0_only=True, cpu=True)
 
     def sessions(self) -> dict[str, CompileSession]:
-        """Return what compiled each module, by its name in the LightningModule."""
-        names = {module: name for name, module in self.lightning_module.named_modules()}
-        roots = list(roots_of(self.lightning_module))
+        """Return what compiled each module, by its name in the LightningModule; nothing before a run."""
+        if self.lightning_module is None:
+            return {}
+        names = {module: name for name, module in self._module.named_modules()}
+        roots = list(roots_of(self._module))
         found = {names[root]: self._prepared.session_of(root) for root in roots}
         return {name: session for name, session in found.items() if session is not None}
 
@@ -176,6 +191,7 @@ class TorchloomFabricStrategy(FabricDDPStrategy):
                 given=_given_by_precision(self.precision.precision),
                 auto=self._auto,
                 caller=type(self).__name__,
+                unused={**UNUSED, "gradient_clipping": "call fabric.clip_gradients() in the loop"},
             )
         return self._preparation
 

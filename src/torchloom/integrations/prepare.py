@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -66,6 +67,8 @@ class Preparation:
         given: what the framework knows: it is filled in for "auto", and compared with what is written.
         auto: more values for keys written as "auto", by dotted path.
         caller: the class that the user named, for messages.
+        unused: keys that count for nothing here, by dotted path, and what the user does instead; a warning
+            tells of those that are written.
 
     Raises:
         ConfigError: the configuration is wrong, contradicts the framework, or asks for what a framework's loop
@@ -79,6 +82,7 @@ class Preparation:
         given: Sequence[Given] = (),
         auto: Mapping[str, object] | None = None,
         caller: str,
+        unused: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.caller = caller
         self._auto = {**{each.path: each.value for each in given}, **(auto or {})}
@@ -86,6 +90,10 @@ class Preparation:
         if _value_at(tree, "torch_autocast.enabled") is True:  # then it is what casts
             given = [replace(g, value=False) if g.path == "bf16.enabled" else g for g in given]
             self._auto["bf16.enabled"] = False
+        for path, instead in unused.items():
+            if _value_at(tree, path) not in (None, {}):
+                logger.warning("%s counts for nothing with %s: %s", path, caller, instead)
+        tree = _without_host_optimizer(tree, caller)
         self._tree = _with_filled(tree, given)
         refuse_contradictions(self._tree, [g for g in given if g.path not in (auto or {})], caller)
         self.config = self.config_with({}, replaced=("optimizer", "scheduler"))
@@ -191,9 +199,8 @@ class Preparation:
             )
         if config.offload.opt_states:
             raise ConfigError(
-                f"zero_optimization.offload_optimizer with {self.caller} is not supported, as the framework "
-                'steps the optimizer itself: set "device": "none", give compile.memory_budget, or train with '
-                "torchloom.initialize"
+                f"compile.offload_opt_states with {self.caller} is not supported, as the framework steps the "
+                "optimizer itself: drop it, give compile.memory_budget, or train with torchloom.initialize"
             )
 
 
@@ -280,6 +287,31 @@ def _tree_of(source: ConfigSource) -> dict[str, Any]:
     if findings.errors:
         load_config(source)  # raises, and tells all errors
     return tree
+
+
+def _without_host_optimizer(tree: dict[str, Any], caller: str) -> dict[str, Any]:
+    """Return the configuration without DeepSpeed's keys that put optimizer states on the host.
+
+    About half of the files that people have ask for it, mostly where the shards would fit: a warning serves them
+    better than a refusal.
+    """
+    zero = tree.get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return tree
+    section = zero.get("offload_optimizer")
+    device = section.get("device") if isinstance(section, Mapping) else None
+    if device != "cpu" and zero.get("cpu_offload") is not True:
+        return tree
+    key = "offload_optimizer" if device == "cpu" else "cpu_offload"
+    logger.warning(
+        "zero_optimization.%s is left out: %s steps the optimizer itself, so its states stay on the device, each "
+        "rank those of its shards. If that is too much, give compile.memory_budget, or train with "
+        "torchloom.initialize, which streams them from the host",
+        key,
+        caller,
+    )
+    kept = {k: v for k, v in zero.items() if k not in ("offload_optimizer", "cpu_offload")}
+    return {**tree, "zero_optimization": kept}
 
 
 def _with_filled(tree: dict[str, Any], given: Sequence[Given]) -> dict[str, Any]:

@@ -1,0 +1,324 @@
+"""Accelerate on torchloom: the losses, norms, files and resumes of its own DDP loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from support import ranks
+from support.frameworks import LOOM, accelerate_alone, assert_same_run, loom, rows, tiny_llama
+from support.pool import run_ranks
+from torchloom.errors import ConfigError, TorchloomError
+
+pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
+
+
+def accelerator(config: Any, **changes: Any) -> Any:
+    """Return an Accelerator on the CPU: torchloom's, or Accelerate's own where the configuration is None."""
+    from accelerate import Accelerator
+
+    from torchloom.integrations.accelerate import TorchloomAccelerator
+
+    common = {"cpu": True, **changes}
+    return (
+        Accelerator(**common)
+        if config is None
+        else TorchloomAccelerator(torchloom=config, **common)
+    )
+
+
+def loop(
+    config: Any,
+    *,
+    steps: range = range(12),
+    seed: int = 0,
+    micro: int = 2,
+    clip: Callable[[Any, Any], Any] | None = None,
+    load: Path | None = None,
+    save: Path | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Train as Accelerate's documentation writes a loop; the same batches by step, on any number of ranks."""
+    with accelerate_alone():
+        accel = accelerator(config, **changes)
+        model = tiny_llama(seed=seed)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.97**step)
+        loader = DataLoader(rows(), batch_size=micro)
+        model, optimizer, loader, schedule = accel.prepare(model, optimizer, loader, schedule)
+        if load is not None:
+            accel.load_state(str(load))
+        found: dict[str, Any] = {"loss": [], "grad_norm": []}
+        told: list[float] = []
+        for index, batch in enumerate(loader):
+            if index not in steps:
+                continue
+            with accel.accumulate(model):
+                loss = model(**batch).loss
+                accel.backward(loss)
+                told.append(accel.gather(loss.detach()).mean().item())
+                if accel.sync_gradients:
+                    norm = accel.clip_grad_norm_(model.parameters(), 0.5)
+                    found["grad_norm"].append(norm.item())
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        found["loss"] = told
+        if save is not None:
+            accel.save_state(str(save))
+        session = accel.session_of(model) if config is not None else None
+        found["graphs"] = [graph.fallback for graph in session.report.graphs] if session else []
+        weights = accel.get_state_dict(model)
+        found["weights"] = {name: value.cpu().clone() for name, value in weights.items()}
+        return found
+
+
+def test_a_loop_equals_ddp_and_goes_on_from_its_files(tmp_path) -> None:
+    def run(rank: int) -> Any:
+        expected = loop(None, save=tmp_path / "ddp")
+        found = loop(LOOM, save=tmp_path / "loom")
+        loop(LOOM, steps=range(6), save=tmp_path / "half")
+        resumed = loop(LOOM, steps=range(6, 12), seed=9, load=tmp_path / "half")
+        return expected, found, resumed
+
+    (expected, found, resumed), (_, other, _) = run_ranks(2, run)
+    assert_same_run(found, expected)
+    assert found["graphs"] == [None]
+    assert resumed["loss"] == found["loss"][6:]  # exactly
+    assert resumed["grad_norm"] == found["grad_norm"][6:]
+    assert other["weights"] == {}  # the main process has them, as it is what writes
+    for name, value in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], value, rtol=0, atol=1e-5)
+    assert_files_are_those_of_ddp(tmp_path)
+
+
+def assert_files_are_those_of_ddp(folder: Path) -> None:
+    """Load both folders without torchloom."""
+    from safetensors.torch import load_file
+
+    names = {path.name for path in (folder / "ddp").iterdir()}
+    assert {path.name for path in (folder / "loom").iterdir()} == names
+    weights = [load_file(folder / name / "model.safetensors") for name in ("ddp", "loom")]
+    assert weights[1].keys() == weights[0].keys()
+    tiny_llama().load_state_dict(weights[1])
+    states = [
+        torch.load(folder / name / "optimizer.bin", weights_only=True) for name in ("ddp", "loom")
+    ]
+    assert states[1]["param_groups"] == states[0]["param_groups"]
+    for index, state in states[0]["state"].items():
+        for key, value in state.items():
+            torch.testing.assert_close(states[1]["state"][index][key], value, rtol=1e-3, atol=1e-6)
+
+
+def test_two_ranks_then_one_then_two(tmp_path) -> None:
+    def part(rank: int, first: int, load: str | None, micro: int) -> Any:
+        return loop(
+            LOOM,
+            steps=range(first, first + 4),
+            micro=micro,
+            seed=first,
+            load=None if load is None else tmp_path / load,
+            save=tmp_path / f"to{first + 4}",
+            step_scheduler_with_optimizer=False,  # else a schedule moves once for each rank
+        )
+
+    def whole(rank: int) -> Any:
+        return loop(None, step_scheduler_with_optimizer=False)
+
+    expected = run_ranks(2, whole)[0]
+    found = [
+        run_ranks(2, part, 0, None, 2)[0],
+        ranks.run_ranks(1, part, 4, "to4", 4)[0],
+        run_ranks(2, part, 8, "to8", 2)[0],
+    ]
+    norms = [norm for each in found for norm in each["grad_norm"]]
+    torch.testing.assert_close(norms, expected["grad_norm"], rtol=1e-5, atol=0)
+    losses = [loss for each in found for loss in each["loss"]]
+    torch.testing.assert_close(losses, expected["loss"], rtol=2e-6, atol=0)
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "accumulation": (LOOM, {"gradient_accumulation_steps": 2}),
+    "stage 2": (loom(2), {}),
+    "stage 0": (loom(0), {}),
+    "not compiled": ({**LOOM, "compile": {"enabled": False}}, {}),
+    "a budget": (loom(memory_budget="64MB"), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_other_loops_equal_ddp(case) -> None:
+    config, changes = CASES[case]
+
+    def run(rank: int) -> Any:
+        steps = range(6)
+        return loop(None, steps=steps, **changes), loop(config, steps=steps, **changes)
+
+    expected, found = run_ranks(2, run)[0]
+    assert len(found["grad_norm"]) >= 3
+    assert_same_run(found, expected)
+
+
+def test_through_inductor() -> None:
+    def run(rank: int) -> Any:
+        return loop(None), loop(loom(backend="inductor"))
+
+    expected, found = run_ranks(2, run)[0]
+    assert_same_run(found, expected)
+    assert found["graphs"] == [None]
+
+
+def test_bf16_is_that_of_the_configuration() -> None:
+    """`mixed_precision="bf16"` fills the section; weights that step stay fp32."""
+
+    def run(rank: int) -> Any:
+        config = {**LOOM, "bf16": {"enabled": "auto"}}
+        return loop(None, mixed_precision="bf16"), loop(config, mixed_precision="bf16")
+
+    expected, found = run_ranks(2, run)[0]
+    torch.testing.assert_close(found["loss"], expected["loss"], rtol=2e-2, atol=0)
+    assert found["loss"] != expected["loss"]  # torch's autocast rounds at other places
+    assert all(weight.dtype == torch.float32 for weight in found["weights"].values())
+
+
+def test_a_prepared_model_unwraps_saves_and_logs(tmp_path) -> None:
+    def run(rank: int) -> Any:
+        with accelerate_alone():
+            accel = accelerator(LOOM, log_with="tensorboard", project_dir=str(tmp_path / "logs"))
+            accel.init_trackers("mine")
+            made = tiny_llama(tied=True)
+            whole = {name: value.clone() for name, value in made.state_dict().items()}
+            model, _ = accel.prepare(made, torch.optim.SGD(made.parameters(), lr=0.1))
+            assert accel.unwrap_model(model) is made
+            accel.log({"loss": 1.5}, step=1)
+            with accel.no_sync(model):
+                model(**{k: v[None] for k, v in rows()[0].items()}).loss.backward()
+            accel.save_model(model, str(tmp_path / "weights"), max_shard_size="10KB")
+            made.save_pretrained(
+                str(tmp_path / "pretrained"),
+                is_main_process=accel.is_main_process,
+                state_dict=accel.get_state_dict(model),
+                save_function=accel.save,
+            )
+            accel.wait_for_everyone()
+            accel.end_training()
+            return whole
+
+    whole = run_ranks(2, run)[0]
+    assert (tmp_path / "weights/model.safetensors.index.json").exists()
+    from accelerate import load_checkpoint_in_model
+    from transformers import LlamaForCausalLM
+
+    again = tiny_llama(tied=True, seed=4)
+    load_checkpoint_in_model(again, str(tmp_path / "weights"))
+    pretrained = LlamaForCausalLM.from_pretrained(tmp_path / "pretrained")
+    for name, value in whole.items():
+        assert torch.equal(again.state_dict()[name], value), name
+        assert torch.equal(pretrained.state_dict()[name], value), name
+    assert list((tmp_path / "logs").rglob("*tfevents*"))
+
+
+def test_two_models_and_an_evaluation_model(tmp_path) -> None:
+    def run(rank: int) -> Any:
+        with accelerate_alone():
+            accel = accelerator(LOOM)
+            models = [tiny_llama(seed=seed) for seed in (0, 1)]
+            steps = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+            teacher = accel.prepare_model(tiny_llama(seed=2), evaluation_mode=True)
+            first, second, *steps = accel.prepare(*models, *steps)
+            batch = {k: v[None] for k, v in rows()[rank].items()}
+            if rank == 0:  # it is whole, so ranks call it on their own
+                teacher(**batch)
+            loss = first(**batch).loss + second(**batch).loss
+            accel.backward(loss)
+            params = [*first.parameters(), *second.parameters()]
+            norm = accel.clip_grad_norm_(params, 0.5).item()
+            for step in steps:
+                step.step()
+            accel.save_state(str(tmp_path / "both"))
+            accel.wait_for_everyone()  # as after any save, the main process writes
+            accel.load_state(str(tmp_path / "both"))
+            return norm, [accel.session_of(model) is not None for model in models]
+
+    (norm, compiled), (other, _) = run_ranks(2, run)
+    assert norm == other
+    assert norm > 0.1
+    assert compiled == [True, True]
+    assert (tmp_path / "both/model_1.safetensors").exists()
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "fp16": (LOOM, {"mixed_precision": "fp16"}, "mixed_precision='fp16'"),
+    "accumulation": (
+        {**LOOM, "gradient_accumulation_steps": 4},
+        {"gradient_accumulation_steps": 2},
+        "gradient_accumulation_steps is 4, and gradient_accumulation_steps is 2",
+    ),
+    "bf16": ({**LOOM, "bf16": {"enabled": True}}, {}, "bf16.enabled is True"),
+    "a wrong value": (loom(5), {}, "zero_optimization.stage"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_contradictions_are_refused(case) -> None:
+    config, changes, words = REFUSED[case]
+    with accelerate_alone(), pytest.raises(ConfigError) as told:
+        accelerator(config, **changes)
+    assert words in str(told.value)
+
+
+HF_FILE = {
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True,
+        "reduce_bucket_size": "auto",
+        "stage3_param_persistence_threshold": 100,
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": 1.0,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+}
+
+
+def test_a_file_of_the_wild_runs_and_says_what_counts_for_nothing(caplog) -> None:
+    import logging
+
+    with accelerate_alone(), caplog.at_level(logging.WARNING, "torchloom"):
+        accel = accelerator(HF_FILE)
+    told = caplog.text
+    for words in (
+        "zero_optimization.offload_optimizer is left out",
+        "optimizer counts for nothing with TorchloomAccelerator: pass the optimizer",
+        "gradient_clipping counts for nothing with TorchloomAccelerator: call accelerator.clip_grad",
+    ):
+        assert told.count(words) == 1, words
+    assert accel.preparation.config.zero.stage == 3
+
+
+def test_a_save_on_the_main_process_alone_says_so(tmp_path) -> None:
+    """Rank 0 gathers what rank 1 does not; both are told, and none waits for the other."""
+
+    def run(rank: int) -> str:
+        with accelerate_alone():
+            accel = accelerator(LOOM)
+            model = tiny_llama()
+            model, _ = accel.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            with pytest.raises(TorchloomError) as told:
+                if accel.is_main_process:
+                    accel.get_state_dict(model)
+                else:
+                    model(**{k: v[None] for k, v in rows()[0].items()})
+            return str(told.value)
+
+    for told in ranks.run_ranks(2, run):
+        assert "a call that only some make" in told
