@@ -162,10 +162,14 @@ def commands() -> list[tuple[str, str]]:
 
 
 def test_commands_have_their_options() -> None:
-    lines = [(where, each) for where, line in commands() for each in line.split("#")[0].split("; ")]
+    lines = [
+        (where, each)
+        for where, line in commands()
+        for each in re.split(r"; (?=torchloom)", line.split("#")[0])
+    ]
     assert len(lines) > 50
     for where, line in lines:
-        words = shlex.split(re.split(r"  +[A-Za-z]", line)[0])
+        words = shlex.split(re.split(r"  +[A-Za-z]|; ", line)[0])
         if len(words) < 2 or not words[1].islower():
             continue
         assert words[1] in command_names(), f"{where}: {line}"
@@ -188,7 +192,9 @@ def test_configurations_are_accepted(block: Block) -> None:
     tree = {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 4, **tree}
     checked = check_config(tree, world_size=8)
     assert not checked.errors
-    assert not [note for note in checked.notes if note.level == "warning"]
+    assert not [
+        n for n in checked.notes if n.level == "warning" and "has no value" not in n.message
+    ]
 
 
 PROGRAMS: dict[tuple[Path, str], list[Block]] = defaultdict(list)
