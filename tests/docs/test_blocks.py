@@ -216,7 +216,8 @@ def program(parts: list[Block]) -> str:
     text = re.sub(r"(?<=build\()model(?:\.eval\(\))?, contract", '\\g<0>, backend="eager"', text)
     config = '"zero_optimization": {"stage": 3}, "compile": {"backend": "aot_eager"}'
     text = text.replace('{"zero_optimization": {"stage": 3}}', f"{{{config}}}")
-    text = re.sub(r"(Accelerator|Strategy)\(\)", f"\\1(torchloom={{{config}}})", text)
+    text = re.sub(r"(Strategy)\(\)", f"\\1({{{config}}})", text)
+    text = re.sub(r"(Accelerator)\(cpu", f"\\1(torchloom={{{config}}}, cpu", text)
     before = (SETUPS / f"{setup.replace(' ', '_')}.py").read_text() if setup else ""
     return f"{before}\n{text}"
 
