@@ -53,7 +53,9 @@ def _docstring(
     app: Any, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
     text = to_rest("\n".join(lines))
-    if what in ("attribute", "data", "property"):
+    if text.startswith("Alias for field number"):
+        lines[:] = []  # of a NamedTuple's field that has no text of its own
+    elif what in ("attribute", "data", "property"):
         lines[:] = text.splitlines()  # napoleon would take words before a colon for a type
     else:
         lines[:] = GoogleDocstring(text, NAPOLEON, app, what, name, obj, options).lines()
