@@ -32,10 +32,12 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 autodoc_mock_imports = [
     name for name in ("accelerate", "lightning", "transformers") if find_spec(name) is None
 ]
+
+smartquotes = False  # errors and keys are quoted as they are
 
 html_theme = "furo"
 html_title = "torchloom"
