@@ -93,4 +93,4 @@ soak: setup-dev
 	$(BIN)/python bench/soak/run.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .cache build dist runs
+	rm -rf $(VENV) .cache build dist runs docs/_build
