@@ -148,3 +148,20 @@ def test_what_holds_nothing_to_cast_is_the_same_object() -> None:
         {"a": {}},
     ):
         assert cast_inputs(value, LOWER) is value
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_outputs_of_transformers_keep_all_their_items_in_a_graph(backend) -> None:
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    def forward(x: torch.Tensor) -> Any:
+        made = outputs.CausalLMOutputWithPast(loss=x.sum(), logits=2 * x, past_key_values=(x + 1,))
+        return cast_inputs(made, LOWER)
+
+    torch._dynamo.reset()
+    x = torch.randn(3, 5)
+    expected, found = forward(x), torch.compile(forward, backend=backend, fullgraph=True)(x)
+    assert list(found.keys()) == ["loss", "logits", "past_key_values"]
+    assert found.logits.dtype == found.past_key_values[0].dtype == LOWER
+    torch.testing.assert_close(found.loss, expected.loss)
+    torch.testing.assert_close(found["logits"], expected["logits"])

@@ -7,7 +7,7 @@ records that such a file consists of, and nothing else.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -58,8 +58,14 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no metadata consists of")
 
 
-def write_dcp_metadata(file: Any, tensors: dict[str, StoredTensor]) -> None:
-    """Write what `torch.distributed.checkpoint` needs to read these tensors."""
+def write_dcp_metadata(file: Any, stored: Mapping[tuple[str, ...], StoredTensor]) -> None:
+    """Write what `torch.distributed.checkpoint` needs to read some tensors.
+
+    Args:
+        file: to write to.
+        stored: where each is, by its path in a nested state dict.
+    """
+    tensors = {".".join(path): each for path, each in stored.items()}
     described = {
         name: records.TensorStorageMetadata(
             properties=records.TensorProperties(dtype=each.dtype),
@@ -80,7 +86,7 @@ def write_dcp_metadata(file: Any, tensors: dict[str, StoredTensor]) -> None:
     }
     metadata = records.Metadata(
         state_dict_metadata=dict(described),
-        planner_data={name: (name,) for name in tensors},
+        planner_data={".".join(path): path for path in stored},
         storage_data=places,
         storage_meta=records.StorageMeta(),
     )

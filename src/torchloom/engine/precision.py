@@ -38,20 +38,30 @@ def cast_inputs(value: Any, dtype: torch.dtype) -> Any:
         >>> cast_inputs({"x": torch.ones(2), "n": 3}, torch.bfloat16)
         {'x': tensor([1., 1.], dtype=torch.bfloat16), 'n': 3}
     """
+    return _cast(value, dtype)[0]
+
+
+def _cast(value: Any, dtype: torch.dtype) -> tuple[Any, bool]:
+    """Return what becomes of a value, and whether it is another: Dynamo cannot compare containers by identity."""
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        is_cast = value.is_floating_point() and value.dtype != dtype
+        return (value.to(dtype), True) if is_cast else (value, False)
+    is_changed = False
     if isinstance(value, MutableMapping):
-        value = _with_items(value, _changed(value.items(), dtype))
+        changed = _changed(value.items(), dtype)
+        is_changed = bool(changed)
+        value = _with_items(value, changed)
     if isinstance(value, (list, tuple)):
         changed = _changed(enumerate(value), dtype)
         if not changed:
-            return value
+            return value, is_changed
         items = [changed.get(index, item) for index, item in enumerate(value)]
-        return value._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[call-arg]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items), True  # type: ignore[call-arg]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [each.name for each in dataclasses.fields(value) if hasattr(value, each.name)]
-        return _with_fields(value, _changed(((n, getattr(value, n)) for n in names), dtype))
-    return value
+        changed = _changed(((n, getattr(value, n)) for n in names), dtype)
+        return _with_fields(value, changed), is_changed or bool(changed)
+    return value, is_changed
 
 
 def cast_inputs_of(model: nn.Module, dtype: torch.dtype) -> RemovableHandle:
@@ -65,8 +75,8 @@ def cast_inputs_of(model: nn.Module, dtype: torch.dtype) -> RemovableHandle:
 
 def _changed(items: Iterable[tuple[Any, Any]], dtype: torch.dtype) -> dict[Any, Any]:
     """Return what becomes of those items that are cast, or hold something that is."""
-    cast = ((key, item, cast_inputs(item, dtype)) for key, item in items)
-    return {key: new for key, item, new in cast if new is not item}
+    cast = ((key, *_cast(item, dtype)) for key, item in items)
+    return {key: new for key, new, is_changed in cast if is_changed}
 
 
 def _with_items(value: MutableMapping[Any, Any], changed: dict[Any, Any]) -> Any:

@@ -213,8 +213,18 @@ class _Keeper:
         elif spec.is_sliced:
             # Padded, so that every rank's slice is equal and the slices gather in place.
             data = join(pad_storage(data, self._layout.world_size), spec.shape)
+        elif self._layout.sharded and _is_mapped(data):
+            data = data.clone()
         param.grad = None
         param.data = data
+
+
+def _is_mapped(data: Tensor) -> bool:
+    """Say whether a tensor lies in memory that is not torch's own, such as a file of weights.
+
+    A small weight that stays whole would keep the file, with all weights that are shards by then, in memory.
+    """
+    return not (data.is_meta or data.is_shared() or data.untyped_storage().resizable())
 
 
 def _broadcast_all(broadcast: Broadcast, tensors: Sequence[Tensor]) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from torchloom._torch.dcp import StoredTensor, read_dcp_metadata
-from torchloom.engine.checkpoints.manifest import FORMAT
 from torchloom.engine.checkpoints.payload import Payload, first_line, from_json
 from torchloom.engine.checkpoints.plain import decode
 from torchloom.errors import CheckpointError
 
+FORMAT = 3
+"""Of what a checkpoint holds. 3: tensors have their whole shape; 2: they are flat; 1: nothing is verified."""
 _OLD_COUNTERS = ("global_steps", "global_samples", "micro_steps")
 
 
@@ -86,7 +87,7 @@ def read_contents(path: Path, rank: int | None = None, world_size: int | None = 
         version = facts["format"]
         if version == 1:
             return _old(path, facts)
-        if version != FORMAT:
+        if version not in (2, FORMAT):
             raise CheckpointError(
                 f"checkpoint {str(path)!r} has format {version!r}, this version reads 1 to {FORMAT}: "
                 "load it with the version of torchloom that wrote it"

@@ -49,9 +49,5 @@ def export(
 
 def _parts(contents: Contents, key: str) -> Iterator[Tensor]:
     """Yield a tensor in the parts that ranks wrote, in order."""
-    stored = contents.payload.index[key]
-    if len(stored.shape) != 1:
-        yield contents.payload.whole(key)
-        return
-    for chunk in sorted(stored.chunks, key=lambda chunk: chunk.offsets):
-        yield contents.payload.part(key, chunk.offsets[0], chunk.sizes[0])
+    for first, numel in contents.payload.ranges(key):
+        yield contents.payload.part(key, first, numel)

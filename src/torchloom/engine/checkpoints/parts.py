@@ -43,7 +43,7 @@ class Writers:
         """
         if self._of[spec.name] != self._rank:
             return []
-        return [PayloadPart(key, tensor.detach().reshape(-1), (spec.numel,))]
+        return [PayloadPart(key, tensor.detach().reshape(spec.shape), tuple(spec.shape))]
 
     def shard(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[PayloadPart]:
         """Return the part to write of a tensor of which each rank holds a shard.
@@ -59,7 +59,7 @@ class Writers:
         valid = valid_numel(spec.numel, rank, numel)
         if valid == 0:
             return []
-        return [PayloadPart(key, tensor.detach()[:valid], (spec.numel,), rank * numel)]
+        return [PayloadPart(key, tensor.detach()[:valid], tuple(spec.shape), rank * numel)]
 
 
 def weights_of(

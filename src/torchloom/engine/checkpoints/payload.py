@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,18 +20,30 @@ from torchloom._torch.dcp import StoredChunk, StoredTensor
 from torchloom.engine.checkpoints.digests import SummedFile
 from torchloom.engine.checkpoints.plain import dtype_of
 from torchloom.errors import CheckpointError
+from torchloom.shard.shard_tensor import boxes_of
 
 
 @dataclass(frozen=True)
 class PayloadPart:
-    """A tensor of the checkpoint, or the part of one that this rank writes."""
+    """A tensor of the checkpoint, or the range of its elements that this rank writes."""
 
     key: str
     tensor: Tensor
+    """With the shape of the whole, or flat."""
     shape: tuple[int, ...]
     """Of the whole tensor."""
-    offset: int = 0
-    """Where this part begins, of a tensor that is flat."""
+    first: int = 0
+    """Index of the first element in the flattened whole."""
+
+    def boxes(self) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+        """Yield the boxes of the whole that its elements fill, each with its offsets, in order."""
+        if self.tensor.shape == self.shape:
+            yield (0,) * len(self.shape), self.tensor
+            return
+        numel = self.tensor.numel()
+        for box in boxes_of(self.shape, self.first, self.first + numel):
+            begin = box.first - self.first
+            yield box.offsets, self.tensor[begin : begin + math.prod(box.sizes)].view(box.sizes)
 
 
 def write_parts(file: SummedFile, parts: Iterable[PayloadPart]) -> dict[str, StoredTensor]:
@@ -42,21 +54,24 @@ def write_parts(file: SummedFile, parts: Iterable[PayloadPart]) -> dict[str, Sto
     """
     found: dict[str, StoredTensor] = {}
     for part in parts:
-        # A copy without the rest of a storage that the tensor may be a view of.
-        value = part.tensor.detach().cpu()
-        if value.untyped_storage().nbytes() != value.nbytes or not value.is_contiguous():
-            value = value.clone(memory_format=torch.contiguous_format)
-        start = file.size
-        try:
-            torch.save(value, cast(Any, _Appending(file)))
-        except Exception:  # torch turns a file's error into a RuntimeError or OSError
-            if file.error is not None:
-                raise file.error from None  # torch says "unexpected pos" of a full disk
-            raise
-        offsets = (part.offset,) if part.shape != tuple(value.shape) else (0,) * value.dim()
-        chunk = StoredChunk(offsets, tuple(value.shape), file.path.name, start, file.size - start)
-        found[part.key] = StoredTensor(value.dtype, part.shape, (chunk,))
+        chunks = tuple(_write_box(file, offsets, box) for offsets, box in part.boxes())
+        found[part.key] = StoredTensor(part.tensor.dtype, part.shape, chunks)
     return found
+
+
+def _write_box(file: SummedFile, offsets: tuple[int, ...], box: Tensor) -> StoredChunk:
+    # A copy without the rest of a storage that the tensor may be a view of.
+    value = box.detach().cpu()
+    if value.untyped_storage().nbytes() != value.nbytes or not value.is_contiguous():
+        value = value.clone(memory_format=torch.contiguous_format)
+    start = file.size
+    try:
+        torch.save(value, cast(Any, _Appending(file)))
+    except Exception:  # torch turns a file's error into a RuntimeError or OSError
+        if file.error is not None:
+            raise file.error from None  # torch says "unexpected pos" of a full disk
+        raise
+    return StoredChunk(offsets, tuple(value.shape), file.path.name, start, file.size - start)
 
 
 class _Appending(io.RawIOBase):
@@ -170,33 +185,38 @@ class Payload:
         each = self._entry(key)
         if len(each.chunks) == 1 and each.chunks[0].sizes == each.shape:
             return self._read(key, each, each.chunks[0])
-        if len(each.shape) != 1:
-            raise CheckpointError(f"{self.folder}: {key!r} is cut in a way that torchloom does not")
-        return self.part(key, 0, each.shape[0])
+        return self.part(key, 0, math.prod(each.shape)).reshape(each.shape)
+
+    def ranges(self, key: str) -> list[tuple[int, int]]:
+        """Return the ranges of the flattened tensor that were written, in order: first element and number.
+
+        Raises:
+            CheckpointError: it is not there, or was cut otherwise.
+        """
+        each = self._entry(key)
+        return sorted((self._first(key, each, c), math.prod(c.sizes)) for c in each.chunks)
 
     def part(self, key: str, start: int, numel: int) -> Tensor:
-        """Read `numel` elements of a flat tensor, which any number of ranks may have written.
+        """Read `numel` elements of a tensor, flat, which any number of ranks may have written.
 
         Args:
             key: name of the tensor in the checkpoint.
-            start: index of the first element.
+            start: index of the first element in the flattened tensor.
             numel: number of elements.
 
         Raises:
             CheckpointError: they are not there, or cannot be read.
         """
         each = self._entry(key)
-        for chunk in each.chunks:  # mostly one holds all that is asked for: no copy
-            first = chunk.offsets[0] if chunk.offsets else 0
+        firsts = [self._first(key, each, chunk) for chunk in each.chunks]
+        for first, chunk in zip(firsts, each.chunks, strict=True):  # one may hold all: no copy
             if numel and first <= start and start + numel <= first + math.prod(chunk.sizes):
                 value = self._read(key, each, chunk).reshape(-1)
                 return value[start - first : start - first + numel]
         result = torch.empty(numel, dtype=each.dtype)
         missing = numel
-        for chunk in each.chunks:
-            first = chunk.offsets[0] if chunk.offsets else 0
-            length = chunk.sizes[0] if chunk.sizes else 1
-            begin, end = max(start, first), min(start + numel, first + length)
+        for first, chunk in zip(firsts, each.chunks, strict=True):
+            begin, end = max(start, first), min(start + numel, first + math.prod(chunk.sizes))
             if begin < end:
                 value = self._read(key, each, chunk).reshape(-1)
                 result[begin - start : end - start] = value[begin - first : end - first]
@@ -206,6 +226,21 @@ class Payload:
                 f"{self.folder}: {missing} of {numel} elements of {key!r} are in no file"
             )
         return result
+
+    def _first(self, key: str, each: StoredTensor, chunk: StoredChunk) -> int:
+        """Return the index of a box's first element in the flattened tensor, where the box is a range of it."""
+        first, is_range, is_full = 0, len(chunk.sizes) == len(each.shape), True
+        inner = 1
+        for offset, size, whole in zip(
+            reversed(chunk.offsets), reversed(chunk.sizes), reversed(each.shape), strict=False
+        ):
+            is_range &= is_full or size == 1
+            is_full &= size == whole
+            first += offset * inner
+            inner *= whole
+        if not is_range:
+            raise CheckpointError(f"{self.folder}: {key!r} is cut in a way that torchloom does not")
+        return first
 
     def _entry(self, key: str) -> StoredTensor:
         if key not in self.index:

@@ -1,6 +1,6 @@
 """What a checkpoint keeps of an engine, as parts of tensors and plain values.
 
-    model/<param>               flat, without padding; every rank its shard, or one rank the whole
+    model/<param>               every rank its shard, as boxes of the whole, or one rank the whole
     optim/<param>/<state>       likewise, of each state that has an element per element
     grad/<param>                likewise, in the middle of an accumulation
     rank<k>/grad/<param>        gradients that are not averaged yet: each rank's own
@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchloom.engine.checkpoints import rng
+from torchloom.engine.checkpoints import names, rng
 from torchloom.engine.checkpoints.foreign import kind_of
 from torchloom.engine.checkpoints.parts import Writers, gradients_of, states_of, weights_of
 from torchloom.engine.checkpoints.payload import PayloadPart
@@ -40,6 +40,8 @@ class EngineSnapshot:
     """A hash of what divided states there are, which must be equal on all ranks."""
     facts: dict[str, Any]
     generators: bytes
+    tied: dict[str, str]
+    """Other names of parameters and buffers in `state_dict()`, with the names that they are kept under."""
 
     def staged(self, copy: Callable[[str, Tensor], Tensor]) -> EngineSnapshot:
         """Return the same of copies, which training does not change."""
@@ -67,8 +69,8 @@ def take(
     """
     layout = layout_of(engine.module)
     writers = Writers(engine.world, layout)
-    names = {id(each.param): each.spec.name for each in engine.local}
-    values = dict(values_of(engine, counters, client_state, names))
+    of_params = {id(each.param): each.spec.name for each in engine.local}
+    values = dict(values_of(engine, counters, client_state, of_params))
     parts = list(weights_of(engine, layout, writers, exclude_frozen))
     states = list(states_of(engine, writers))
     for name, value, of_param in states:
@@ -94,8 +96,9 @@ def take(
     # Each rank's list of divided states, without their values: a rank that lacks one would leave a
     # hole in the stored tensor.
     pieces = json.dumps([(name, _kinds(tree)) for name, tree in shared])
+    digest = hashlib.sha256(pieces.encode()).hexdigest()[:16]
     return EngineSnapshot(
-        parts, values, hashlib.sha256(pieces.encode()).hexdigest()[:16], facts, rng.capture()
+        parts, values, digest, facts, rng.capture(), names.tied_names(engine.module)
     )
 
 

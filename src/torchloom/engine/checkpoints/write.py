@@ -23,11 +23,12 @@ from typing import Any
 
 import torchloom
 from torchloom._torch.dcp import write_dcp_metadata
-from torchloom.engine.checkpoints import folder, rng
+from torchloom.engine.checkpoints import folder, names, rng
+from torchloom.engine.checkpoints.contents import FORMAT
 from torchloom.engine.checkpoints.digests import SummedFile, Sums, write_summed
 from torchloom.engine.checkpoints.exchange import SaveExchange
 from torchloom.engine.checkpoints.lock import FolderLock, Hold
-from torchloom.engine.checkpoints.manifest import FORMAT, NAME, Manifest
+from torchloom.engine.checkpoints.manifest import NAME, Manifest
 from torchloom.engine.checkpoints.payload import (
     PayloadPart,
     from_json,
@@ -224,7 +225,7 @@ class _Job:
             own |= facts["values"].keys()
         index = merged(indices)
         metadata = io.BytesIO()
-        write_dcp_metadata(metadata, index)
+        write_dcp_metadata(metadata, dict(names.for_others(index, snapshot.tied)))
         facts = {
             "format": FORMAT,
             **snapshot.facts,
