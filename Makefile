@@ -9,7 +9,7 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test test-all test-exhaustive check house docs-pages bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
+.PHONY: help train test test-all test-exhaustive check house docs docs-pages bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
@@ -19,6 +19,7 @@ help:
 	@echo "make faults  what users meet when ranks fail or differ     (ARGS=... go to faults.matrix)"
 	@echo "make check   ruff, import-linter, type checker"
 	@echo "make house   the source in numbers, by room               (ARGS=... are folders)"
+	@echo "make docs    build the site in docs/_build/html; warnings are errors"
 	@echo "make docs-pages   rewrite the generated parts of docs/, which tests compare"
 	@echo "make bench   torchloom beside its peers                    (ARGS=... go to bench/train.py)"
 	@echo "make bench-memory   peak memory against step time          (ARGS=... go to bench/memory.py)"
@@ -39,6 +40,10 @@ $(VENV)/.run-ready: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.dev-ready: $(VENV)/.run-ready
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hf,lightning,tensorboard,trl]'
+	@touch $@
+
+$(VENV)/.docs-ready: $(VENV)/.run-ready
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs,hf,lightning]'
 	@touch $@
 
 train: setup
@@ -65,6 +70,10 @@ check: setup-dev
 house:
 	$(PYTHON) tools/house.py $(ARGS)
 
+docs: $(VENV)/.docs-ready
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
+	@echo "open docs/_build/html/index.html"
+
 docs-pages: setup-dev
 	PYTHONPATH=$(CURDIR)/tools $(BIN)/python -m docs_pages
 
@@ -84,4 +93,4 @@ soak: setup-dev
 	$(BIN)/python bench/soak/run.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .cache build dist runs
+	rm -rf $(VENV) .cache build dist runs docs/_build

@@ -20,6 +20,14 @@ KEPT: dict[str, tuple[str, ...]] = {
     "engine/test_own_clipping.py::test_norms_equal_those_of_one_process": ("stages0", "stages1"),
     "engine/test_stage3_files.py::test_two_steps": ("warmup, both offloaded", "plain, own sizes", "numbers as text"),
     "shard/test_shard_tensor.py::test_other_ranks_read_what_ranks_wrote": ("2-3", "2-1"),
+    "docs/test_blocks.py::test_programs_run": (
+        "docs/howto/lightning.md-lightning", "docs/howto/memory_budget.md-budget",
+        "docs/howto/own_loop.md-loop", "docs/howto/pretrained.md-load",
+        "docs/howto/report.md-watch", "docs/howto/serving.md-serve",
+        "docs/howto/trainer.md-trainer", "docs/migrating/accelerate.md-accelerate",
+        "docs/migrating/deepspeed.md-engine", "docs/migrating/fsdp2.md-shard",
+        "docs/migrating/vllm.md-decorator", "docs/tutorial.md-train",
+    ),
     "engine/test_symmetric_weights.py::test_whoever_writes_all_ranks_read_it": ("precision1-surgery", "precision0-reload"),
     "engine/test_symmetric_weights.py::test_the_plan_knows_that_weights_take_no_room": (
         "aot_eager-precision0",

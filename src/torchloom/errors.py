@@ -1,33 +1,33 @@
 """Every error that the library raises on purpose.
 
-* TorchloomError
-  + ConfigError          the settings contradict each other or the machine
-  + ShardError           a model cannot be sharded, or is already
-  + PassError            a pass left a graph wrong; names pass and node
-    - PassOrderError     a pass runs before what it needs
-  + BackendError         a compiler backend cannot be registered, found or used
-    - BackendConflictError  two backends claim one name
-    - BackendLoadError   an entry point names a backend that cannot be imported
-    - BackendMismatchError  a backend computes something else than eager
-  + CompileError         a module cannot be compiled as asked, or is compiled already
-  + RecordError          a file is not a record, or one that this version cannot read
-  + InspectError         nothing can be said about this function
-  + ExpectationError     more was compiled than a test allows
-  + OpError              an operator cannot be defined, or lacks what compilers need of it
-    - OpCheckError       an operator breaks what it promises
-  + MoveError            tensors cannot be moved between the device and host memory
-  + PlanError            nothing can be planned from what was given
-  + ServeError           a program cannot be built, loaded or run as asked
-    - ContractError      a call, or the contract itself, breaks what was promised about inputs
-    - ProofError         a model does not hold for all sizes of its contract
-    - ArtifactError      what was stored cannot be used: it says why
-  + EngineError          the engine was called in an order that has no meaning
-    - NonFiniteError     gradients are not finite, and the run is to end by this
-  + AgreementError       the ranks are about to run different programs
-  + NoMemoryError        memory ran out, on the host or on a device
-  + PeerLostError        a rank that others wait for has ended or does not come
-  + CheckpointError      a checkpoint does not fit the model, or is damaged
-  + DataError            the training data is missing or too small
+    * TorchloomError
+      + ConfigError          the settings contradict each other or the machine
+      + ShardError           a model cannot be sharded, or is already
+      + PassError            a pass left a graph wrong; names pass and node
+        - PassOrderError     a pass runs before what it needs
+      + BackendError         a compiler backend cannot be registered, found or used
+        - BackendConflictError  two backends claim one name
+        - BackendLoadError   an entry point names a backend that cannot be imported
+        - BackendMismatchError  a backend computes something else than eager
+      + CompileError         a module cannot be compiled as asked, or is compiled already
+      + RecordError          a file is not a record, or one that this version cannot read
+      + InspectError         nothing can be said about this function
+      + ExpectationError     more was compiled than a test allows
+      + OpError              an operator cannot be defined, or lacks what compilers need of it
+        - OpCheckError       an operator breaks what it promises
+      + MoveError            tensors cannot be moved between the device and host memory
+      + PlanError            nothing can be planned from what was given
+      + ServeError           a program cannot be built, loaded or run as asked
+        - ContractError      a call, or the contract itself, breaks what was promised about inputs
+        - ProofError         a model does not hold for all sizes of its contract
+        - ArtifactError      what was stored cannot be used: it says why
+      + EngineError          the engine was called in an order that has no meaning
+        - NonFiniteError     gradients are not finite, and the run is to end by this
+      + AgreementError       the ranks are about to run different programs
+      + NoMemoryError        memory ran out, on the host or on a device
+      + PeerLostError        a rank that others wait for has ended or does not come
+      + CheckpointError      a checkpoint does not fit the model, or is damaged
+      + DataError            the training data is missing or too small
 
 Each message says what is wrong, where, and what to do. Classes also derive from the builtin
 that a caller would expect to catch.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-_SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Example|Examples):$")
+SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Example|Examples):$")
 _ARGUMENT = re.compile(r"^ {4}\*{0,2}(\w+): (.*)$")
 
 
@@ -26,7 +26,7 @@ class Docstring(NamedTuple):
 def parse(docstring: str | None) -> Docstring:
     """Take a docstring apart."""
     lines = inspect.cleandoc(docstring or "").splitlines()
-    sections = [at for at, line in enumerate(lines) if _SECTION.match(line)] + [len(lines)]
+    sections = [at for at, line in enumerate(lines) if SECTION.match(line)] + [len(lines)]
     head = "\n".join(lines[: sections[0]])
     summary, _, text = head.partition("\n\n")
     arguments = {}

@@ -1,0 +1,21 @@
+"""An engine that has made a step within a budget."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import torchloom
+
+config = {
+    "train_micro_batch_size_per_gpu": 4,
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "compile": {"memory_budget": "64MB"},
+}
+model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+engine, *_ = torchloom.initialize(model=model, config=config)
+engine.compile("aot_eager")
+x = torch.randn(4, 8)
+engine.backward((engine(x) - x).square().mean())
+engine.step()
