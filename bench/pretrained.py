@@ -99,8 +99,8 @@ def _work(way: str, folder: Path) -> int:
 
     import torchloom
     from peers.base import join_group
+    from torchloom.integrations.prepare import initializer_of
     from torchloom.integrations.transformers import from_pretrained
-    from torchloom.integrations.transformers.loading import initializer_of
 
     torch.set_num_threads(1)
     join_group()

@@ -306,6 +306,49 @@ def test_a_file_of_the_wild_runs_and_says_what_counts_for_nothing(caplog) -> Non
     assert accel.preparation.config.zero.stage == 3
 
 
+def test_ranks_that_accelerate_does_not_count_are_refused() -> None:
+    """On a CPU, without `cpu=True`, each process would be the main one, with the whole data."""
+
+    def run(rank: int) -> str:
+        with accelerate_alone(), pytest.raises(ConfigError) as told:
+            from torchloom.integrations.accelerate import TorchloomAccelerator
+
+            torch.distributed.destroy_process_group()
+            TorchloomAccelerator(torchloom=LOOM)
+        return str(told.value)
+
+    if torch.cuda.is_available():
+        pytest.skip("Accelerate counts ranks of GPUs by itself")
+    for told in ranks.run_ranks(2, run):
+        assert "2 ranks were launched" in told
+        assert "pass cpu=True" in told
+
+
+def test_a_model_of_transformers_on_meta_is_filled_as_transformers_does(tmp_path) -> None:
+    pytest.importorskip("transformers")
+    tiny_llama().save_pretrained(tmp_path)
+
+    def run(rank: int) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        from torchloom.integrations.transformers import from_pretrained
+
+        with accelerate_alone():
+            accel = accelerator(LOOM)
+            made = from_pretrained(AutoModelForCausalLM, str(tmp_path))
+            model = accel.prepare_model(made)
+            optimizer = accel.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+            accel.backward(model(**{k: v[None] for k, v in rows()[rank].items()}).loss)
+            optimizer.step()
+            return {k: v.clone() for k, v in model.state_dict().items()}
+
+    first, second = run_ranks(2, run)
+    start = tiny_llama().state_dict()
+    for name, value in first.items():
+        assert torch.equal(second[name], value), name
+    assert 0 < (first["lm_head.weight"] - start["lm_head.weight"]).abs().max() < 0.1
+
+
 def test_a_save_on_the_main_process_alone_says_so(tmp_path) -> None:
     """Rank 0 gathers what rank 1 does not; both are told, and none waits for the other."""
 

@@ -48,7 +48,8 @@ class TensorBoardMonitor:
         """Write one step."""
         if self._writer is None:
             self.open()
-        writer, self._writer = self._writer, None  # a writer that has failed once fails for good
+        writer: Any = self._writer
+        self._writer = None  # a writer that has failed once fails for good
         for name, value in tags(ended).items():
             writer.add_scalar(name, value, ended.samples)
         writer.flush()

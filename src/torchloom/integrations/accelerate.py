@@ -279,6 +279,13 @@ def _refuse_others(accelerator: Accelerator) -> None:
             f"the Accelerator asks for {name} and for torchloom, which both place the weights: drop one "
             "of the two (`accelerate config` may have chosen it)"
         )
+    launched = world_size()
+    if accelerator.num_processes != launched:
+        raise ConfigError(
+            f"{launched} ranks were launched, and the Accelerator takes this process for one of "
+            f"{accelerator.num_processes}: each would read the whole data and write the files. On CPUs pass cpu=True "
+            "(use_cpu=True to a Trainer); elsewhere start all ranks with torchrun or `accelerate launch`"
+        )
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ConfigError(
             f"mixed_precision={accelerator.mixed_precision!r} is not supported, as its loss scaler looks at one "

@@ -131,7 +131,8 @@ class Preparation:
 
         Args:
             model: whole, on meta, or sharded.
-            init: fills one module's own parameters, for models on meta.
+            init: fills one module's own parameters, for models on meta; default: as transformers does it for its
+                models, `reset_parameters` for others.
             device: where its parameters go first; None: they stay.
 
         Raises:
@@ -142,6 +143,7 @@ class Preparation:
             return model
         if device is not None and not any(tensor.is_meta for tensor in model.parameters()):
             model.to(device)
+        init = init or initializer_of(model)
         torchloom.shard_model(model, config=self.config, init=init)
         autocast = self.config.precision.autocast
         if autocast is not None:
@@ -208,6 +210,16 @@ def owner_of(optimizer: Optimizer, models: list[nn.Module]) -> nn.Module | None:
     """Return the first of some models whose parameters an optimizer steps, None if it steps none."""
     stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
     return next((m for m in models if any(id(p) in stepped for p in m.parameters())), None)
+
+
+def initializer_of(model: nn.Module) -> Callable[[nn.Module], object] | None:
+    """Return what fills one module on meta, as transformers initialises it; None for models of others.
+
+    Args:
+        model: of transformers, or with adapters of PEFT around one.
+    """
+    whole: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    return getattr(whole, "_init_weights", None)
 
 
 def run_eagerly(model: nn.Module, method: str, **overrides: Any) -> None:

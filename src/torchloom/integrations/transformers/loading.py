@@ -7,7 +7,6 @@ sharding      rank 0 sends one weight after the other; each rank keeps its part
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -43,16 +42,6 @@ def from_pretrained(auto_class: Any, folder: str, **kwargs: Any) -> nn.Module:
             return auto_class.from_config(config, **({} if dtype is None else {"dtype": dtype}))
         model = auto_class(config)
     return model if dtype is None else model.to(dtype)
-
-
-def initializer_of(model: nn.Module) -> Callable[[nn.Module], object] | None:
-    """Return what fills one module on meta, as transformers initialises it; None for models of others.
-
-    Args:
-        model: of transformers, or with adapters of PEFT around one.
-    """
-    whole: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    return getattr(whole, "_init_weights", None)
 
 
 def _config_of(auto_class: Any, folder: str, kwargs: dict[str, Any]) -> Any:

@@ -28,7 +28,6 @@ from torchloom.integrations.transformers.arguments import (
     refuse_arguments,
     steps_of,
 )
-from torchloom.integrations.transformers.loading import initializer_of
 from torchloom.pipeline import CompileSession
 from torchloom.shard import full_optimizer_state_dict, full_state_dict, is_sharded, layout_of
 
@@ -72,7 +71,7 @@ class TorchloomMixin:
         written = self.accelerator.preparation.written.get("optimizer")
         if self.optimizer is None and getattr(self, "optimizer_cls_and_kwargs", None) is None:
             check_optimizer(written, self.args)
-        self.accelerator.shard(sharded, init=initializer_of(sharded), device=self.args.device)
+        self.accelerator.shard(sharded, device=self.args.device)
         return super().create_optimizer(model)  # type: ignore[misc]
 
     def create_scheduler(
