@@ -171,3 +171,32 @@ def test_a_step_that_only_one_rank_takes_is_told() -> None:
 
     for told in run_ranks(2, run):
         assert told
+
+
+@pytest.mark.filterwarnings("ignore:Profiler record function")
+def test_a_compiled_step_and_averaged_weights() -> None:
+    def run(rank: int) -> Any:
+        found = []
+        for stage in (0, 1):
+            torch._dynamo.reset()
+            model = start(stage)
+            optimizer = torch.optim.AdamW(trained(model), lr=1e-2)
+            step = torch.compile(optimizer.step, backend="aot_eager")
+            averaged = torch.optim.swa_utils.AveragedModel(model)
+            losses = []
+            for at in range(3):
+                loss = model(tokens(at, rank))
+                loss.backward()
+                step()
+                optimizer.zero_grad(set_to_none=False)
+                averaged.update_parameters(model)
+                losses.append(loss.item())
+            held = sum(v.numel() for s in optimizer.state.values() for v in s.values() if v.dim())
+            found.append((losses, held, weights(averaged.module)))
+        return found
+
+    for expected, found in run_ranks(2, run):
+        assert found[0] == expected[0]
+        assert found[1] < 0.6 * expected[1]
+        for name, value in expected[2].items():
+            assert torch.equal(found[2][name], value), name

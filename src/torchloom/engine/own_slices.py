@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from torchloom._torch.untraced import leave_alone
 from torchloom.engine.slices import Slices, slice_of
 from torchloom.errors import ShardError
 from torchloom.runtime import Communicator
@@ -122,3 +123,7 @@ def _stepped_by(optimizer: Optimizer) -> list[_Sliced]:
         return []
     stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
     return [each for each in living if not each.ids.isdisjoint(stepped)]
+
+
+leave_alone(begin_step, "it changes what parameters hold")
+leave_alone(end_step, "it communicates")
