@@ -39,7 +39,7 @@ $(VENV)/.run-ready: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev-ready: $(VENV)/.run-ready
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,hf,lightning,tensorboard,trl]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,docs,hf,lightning,tensorboard,trl]'
 	@touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.run-ready
