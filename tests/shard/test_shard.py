@@ -126,6 +126,21 @@ def test_gathered_names_a_stranger() -> None:
         pass
 
 
+def test_gathered_says_that_an_attribute_is_the_weight_itself() -> None:
+    def fn(rank):
+        model = tricky()
+        torchloom.shard_model(model, persistence_threshold=20)
+        told = []
+        for target in (model.up.weight, [model.up.weight]):
+            with pytest.raises(ShardError) as error, gathered(target):
+                pass
+            told.append(str(error.value))
+        return told
+
+    for told in run_ranks(2, fn):
+        assert all("given a plain tensor" in each for each in told)
+
+
 def test_unshard_gives_the_model_back() -> None:
     def fn(rank):
         model = tricky()

@@ -45,7 +45,7 @@ def gathered(
     if isinstance(target, nn.Module):
         model = target
     else:
-        params = [target] if isinstance(target, nn.Parameter) else list(target)
+        params = [target] if isinstance(target, Tensor) else list(target)
         model = root_of(params)
     layout = layout_of(model)
     modules = dict(model.named_modules())

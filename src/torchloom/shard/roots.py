@@ -71,6 +71,11 @@ def root_of(params: Sequence[nn.Parameter | str]) -> nn.Module:
     for model in list(ROOTS.keys()):
         if params and any(param is params[0] for param in model.parameters()):
             return model
+    if params and not isinstance(params[0], (nn.Parameter, str)):
+        raise ShardError(
+            "gathered was given a plain tensor: module.weight of a sharded model is the gathered weight itself. Pass "
+            "module.parameters(), or the model and names: gathered(model, ['0.weight'])"
+        )
     raise ShardError(
         "no sharded model owns these parameters: pass parameters of a model that "
         "torchloom.initialize or torchloom.shard_model has sharded"
