@@ -88,6 +88,7 @@ OF_TRAINERS = {
     "create_optimizer": "self, model=None",
     "create_scheduler": "self, num_training_steps, optimizer=None",
     "floating_point_ops": "self, inputs",
+    "log": "self, logs, start_time=None",
     "save_model": "self, output_dir=None, _internal_call=False",
 }
 WRITTEN_FOR: dict[Any, tuple[str, dict[str, str]]] = {
@@ -139,7 +140,6 @@ def test_overridden_methods_are_those_that_were_written_for(classes) -> None:
 
 CALLED = {
     "_save": ("transformers", "self, output_dir=None, state_dict=None"),
-    "log": ("transformers", "self, logs, start_time=None"),
 }
 
 

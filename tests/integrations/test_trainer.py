@@ -61,7 +61,8 @@ def sharded(
         trainer.train(resume_from_checkpoint=resume)
         report = trainer.compile_session.report if trainer.compile_session else None
         graphs = [] if report is None else [graph.fallback for graph in report.graphs]
-        return {**summary(trainer), "graphs": graphs}
+        peaks = curve(trainer, "torchloom/peak_bytes")
+        return {**summary(trainer), "graphs": graphs, "peaks": peaks}
 
 
 def summary(trainer: Any) -> dict[str, Any]:
@@ -90,6 +91,8 @@ def test_a_run_equals_ddp_and_goes_on_from_its_files(tmp_path) -> None:
     torch.testing.assert_close(found["eval_loss"], expected["eval_loss"], rtol=1e-6, atol=0)
     assert found["total_flos"] == expected["total_flos"]
     assert found["graphs"] == [None, None]  # training and evaluation
+    assert len(found["peaks"]) == 12  # trackers get them with each loss
+    assert min(found["peaks"]) > 0
     assert resumed["loss"][-6:] == found["loss"][-6:]  # exactly
     assert resumed["grad_norm"][-6:] == found["grad_norm"][-6:]
     assert_files_are_those_of_ddp(tmp_path)

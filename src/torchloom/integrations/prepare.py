@@ -44,6 +44,17 @@ DEFAULT: Mapping[str, Any] = {"zero_optimization": {"stage": 3}}
 """What a run asks for that brings no configuration."""
 
 
+HEARD = (
+    "peak_bytes",
+    "collectives",
+    "collective_bytes",
+    "graphs",
+    "recompiles",
+    "predicted_peak_bytes",
+)
+"""What `torchloom.events.StepEnded` tells of a step that a framework does not know."""
+
+
 @dataclass(frozen=True)
 class Given:
     """A value of the configuration that the user gave to the framework as well."""
@@ -100,6 +111,9 @@ class Preparation:
         self._refuse(self.config)
         self.compiles = _compiles(self.config)
         self._sessions: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._hears = False
+        self.heard: Mapping[str, float] = {}
+        """Numbers of the last step; see `hear`."""
 
     @property
     def written(self) -> Mapping[str, Any]:
@@ -159,9 +173,19 @@ class Preparation:
         """
         if self.compiles and self._sessions.get(model) is None:
             self._sessions[model] = torchloom.compile(
-                model, config=self.config, optimizer=optimizer
+                model,
+                config=self.config,
+                optimizer=optimizer,
+                log_to=self._hear if self._hears else None,
             )
         return self._sessions.get(model)
+
+    def hear(self) -> None:
+        """Let `heard` hold the numbers of the last step of what is compiled from now on; rank 0 alone has them."""
+        self._hears = True
+
+    def _hear(self, metrics: Mapping[str, float], step: int) -> None:
+        self.heard = {name: metrics[name] for name in HEARD if name in metrics}
 
     def waits_for_optimizer(self) -> bool:
         """Say whether a model can only be compiled once its optimizer is known."""

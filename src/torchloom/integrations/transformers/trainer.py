@@ -57,6 +57,7 @@ class TorchloomMixin:
         self.accelerator = TorchloomAccelerator.adopt(
             self.accelerator, getattr(self.args, "torchloom", None), given, type(self).__name__
         )
+        self.accelerator.preparation.hear()
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Shard the model and build the optimizer over its shards.
@@ -113,6 +114,18 @@ class TorchloomMixin:
             self.push_to_hub(  # type: ignore[attr-defined]
                 commit_message="Model save", revision=self.args.hub_revision
             )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, and with the losses of steps the memory, collectives and recompiles of the last one.
+
+        Args:
+            logs: as for `Trainer.log`; trackers get `torchloom/peak_bytes` and so on as well.
+            start_time: as for `Trainer.log`.
+        """
+        if "loss" in logs:
+            heard = self.accelerator.preparation.heard
+            logs.update({f"torchloom/{name}": value for name, value in heard.items()})
+        super().log(logs, start_time)  # type: ignore[misc]
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the floating-point operations of a step, by the size of the whole model.
