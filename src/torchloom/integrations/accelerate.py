@@ -157,6 +157,11 @@ class TorchloomAccelerator(Accelerator):
         moves = self.device_placement if device_placement is None else device_placement
         self.shard(model, init=init, device=self.device if moves else None)
         prepared = super().prepare_model(model, False, evaluation_mode)
+        if prepared is not model:  # of Accelerate before 1.14, which looks at no mark
+            raise ConfigError(
+                f"this version of Accelerate wraps models that are prepared already, in {type(prepared).__name__}: "
+                "upgrade to accelerate 1.14 or later"
+            )
         if not self._preparing:
             self._compile_prepared()
         return prepared

@@ -20,6 +20,7 @@ from torchloom.shard.regather import attach
 from torchloom.shard.roots import ROOTS, SHARDS, Root, is_sharded, layout_of
 from torchloom.shard.shards import cut, join, pad_storage
 from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
+from torchloom.shard.wrappers import watch_wrappers
 from torchloom.shard.writes import check_code
 
 logger = get_logger(__name__)
@@ -101,6 +102,8 @@ def shard_module(
             keep.whole(param, spec)
         for owner in others:
             modules[owner.module]._parameters[owner.attr] = param
+    if layout.sharded:
+        watch_wrappers()
     _unexpand_buffers(model)
     if broadcast is not None:
         _broadcast_all(broadcast, [b.detach() for b in model.buffers() if b.numel()])
