@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,11 @@ _T = TypeVar("_T", bound=torch.Tensor)
 
 PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 """As `__torch_function__` of a subclass: operators return plain tensors."""
+
+
+def as_plain_tensors() -> AbstractContextManager[None]:
+    """Let operators take tensors of subclasses for plain ones inside a `with` block, and return plain ones."""
+    return torch._C.DisableTorchFunctionSubclass()
 
 
 def wrapper(kind: type[_T], like: torch.Tensor, shape: Sequence[int]) -> _T:

@@ -94,6 +94,7 @@ def shard_module(
             model, keep.whole, layout=layout, init=init, device=device or torch.device("cpu")
         )
     modules = dict(model.named_modules())
+    _check_unhooked(modules, layout)
     for spec in layout:
         first, *others = spec.owners
         param = modules[first.module]._parameters[first.attr]
@@ -164,6 +165,22 @@ def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
     _swap_classes(modules, layout)
     ROOTS[model] = replace(ROOTS[model], layout=layout)
     return layout
+
+
+def _check_unhooked(modules: dict[str, nn.Module], layout: Layout) -> None:
+    """Refuse hooks of gradients that would be given a shard of them.
+
+    Raises:
+        ShardError: a parameter that is about to be cut has some.
+    """
+    for spec in layout.sharded:
+        param = modules[spec.owners[0].module]._parameters[spec.owners[0].attr]
+        if param is not None and (param._backward_hooks or param._post_accumulate_grad_hooks):
+            raise ShardError(
+                f"the parameter {spec.name!r} has a hook on its gradient, which would see one rank's shard of it, flat: "
+                "remove it before the model is sharded, register one that works element by element afterwards (at "
+                "dict(model.named_parameters())), or use stage 0 or 1"
+            )
 
 
 def _check_unwrapped(model: nn.Module, layout: Layout) -> None:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from torchloom import ops
+from torchloom._torch import modes
 from torchloom.errors import ShardError
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.memo import Memo
+from torchloom.shard.outside import in_module_call, outside
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
 from torchloom.shard.writes import WRITES
 
@@ -87,10 +89,10 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
         weight = self._parameters[attr]
         if is_given(weight):  # by torch.func.functional_call; its gradient is nobody else's
             return weight.to(dtype)
-        weight = make(self)
-        return (
-            weight if torch.compiler.is_compiling() else WRITES.note(weight, self._loom_names[attr])
-        )
+        made = make(self)
+        if torch.compiler.is_compiling():
+            return made
+        return _handed_out(made, self._loom_names[attr], None if spec.mode == "sharded" else weight)
 
     if not spec.is_tied or spec.mode == "whole":
         return noted
@@ -103,6 +105,13 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
         return Memo.of(handle).get(self._parameters[attr], lambda: noted(self))
 
     return once_per_forward
+
+
+def _handed_out(made: Tensor, name: str, param: nn.Parameter | None) -> Tensor:
+    """Return a weight as its module gives it to eager code: inside of a forward, or outside."""
+    if WRITES.is_open or modes.transform_level() is not None or in_module_call():
+        return WRITES.note(made, name)
+    return outside(made, param, name)
 
 
 def _rnn_weights(self: nn.RNNBase) -> list[Tensor]:

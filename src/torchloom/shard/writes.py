@@ -64,6 +64,11 @@ class Writes:
         self._depth = 0
         self._seen: list[tuple[str, int, Tensor]] = []
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an eager forward pass of a sharded model runs."""
+        return self._depth > 0
+
     def open(self) -> int:
         """Enter a forward pass; returns what to hand to `close`."""
         self._depth += 1

@@ -44,6 +44,11 @@ CORE = (
         without="`import torchloom.shard` fails",
     ),
     PrivateName(
+        name="torch._C.DisableTorchFunctionSubclass",
+        used_for="call operators on weights that were looked up outside of forward",
+        without="looking up a weight of a sharded module between two steps fails",
+    ),
+    PrivateName(
         name="torch.Tensor._make_wrapper_subclass",
         used_for="tell torch.distributed.checkpoint which part of a whole tensor a shard is",
         without="`torchloom.shard.sharded_state_dict` fails",

@@ -1,0 +1,137 @@
+"""Weights that are looked up at their modules between steps: nothing that is done to them is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from support.pool import run_ranks
+from torchloom.errors import ShardError
+from torchloom.shard import full_state_dict, gathered
+
+
+def made() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+
+
+def clamp(model: Any) -> None:
+    with torch.no_grad():
+        model[1].weight.clamp_(-0.1, 0.1)
+
+
+def set_rows(model: Any) -> None:
+    model[0].weight.data[:5] = 0
+
+
+def assign(model: Any) -> None:
+    model[1].weight.data = torch.full((8, 8), 0.5)
+
+
+def initialise(model: Any) -> None:
+    nn.init.constant_(model[1].weight, 0.25)
+
+
+def reset(model: Any) -> None:
+    torch.manual_seed(3)
+    model[3].reset_parameters()
+
+
+def add(model: Any) -> None:
+    with torch.no_grad():
+        torch.add(model[1].weight, 1.0, out=model[1].weight)
+
+
+def view(model: Any) -> None:
+    with torch.no_grad():
+        model[1].weight[:2].zero_()
+
+
+def hook(model: Any) -> None:
+    model[1].weight.register_hook(lambda grad: 2 * grad)
+
+
+WAYS = [clamp, set_rows, assign, initialise, reset, add, view, hook]
+
+
+def run_it(model: nn.Module, way: Any) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    way(model)
+    loss = model(torch.arange(12)).square().sum()
+    loss.backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer.step()
+    return {name: value.clone() for name, value in full_state_dict(model, cpu=True).items()}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_whole_weights_are_written_and_shards_refuse(way, compiled) -> None:
+    def run(rank: int) -> Any:
+        found = {}
+        for stage in (0, 1, 3):
+            torch._dynamo.reset()
+            model = made()
+            torchloom.shard_model(model, stage=stage, persistence_threshold=0)
+            if compiled:
+                torchloom.compile(model, backend="aot_eager")
+            model(torch.arange(12))
+            try:
+                found[stage] = run_it(model, way)
+            except ShardError as error:
+                found[stage] = str(error)
+        return found
+
+    expected = made()
+    way(expected)
+    expected(torch.arange(12)).square().sum().backward()
+    torch.optim.SGD(expected.parameters(), lr=0.01).step()
+    for found in run_ranks(2, run):
+        assert "outside of forward" in found[3]
+        for stage in (0, 1):
+            if isinstance(found[stage], str):  # a view of a copy cannot write into the parameter
+                assert way is view, found[stage]
+                continue
+            for name, value in expected.state_dict().items():
+                torch.testing.assert_close(found[stage][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_reading_is_as_ever() -> None:
+    def run(rank: int) -> Any:
+        model = made()
+        torchloom.shard_model(model, stage=3, persistence_threshold=0)
+        weight, whole = model[1].weight, full_state_dict(model)["1.weight"]
+        assert torch.equal(weight, whole)
+        assert weight.shape == (8, 8)
+        assert weight.requires_grad
+        assert weight.data.norm() == whole.norm()
+        assert weight.detach().numpy().sum() == pytest.approx(whole.numpy().sum())
+        assert type(weight * 2) is torch.Tensor
+        assert type(weight.clone()) is torch.Tensor
+        (weight * 2).sum().backward()  # reaches the shard, averaged
+        grad = dict(model.named_parameters())["1.weight"].grad
+        assert grad is not None
+        with pytest.raises(ShardError, match="its gradient"):
+            _ = weight.grad
+        with gathered(model, ["1.weight"], modifier_rank=0), torch.no_grad():
+            model[1].weight.fill_(3.0)
+        assert (model[1].weight == 3.0).all()
+        return grad.sum().item(), model[1](torch.ones(2, 8)).sum().item()
+
+    results = run_ranks(2, run)
+    assert results[0][0] > 0
+    assert results[0][1] == results[1][1]
+
+
+def test_hooks_from_before_are_refused_where_the_parameter_is_cut() -> None:
+    def run(rank: int) -> Any:
+        model = made()
+        model[0].weight.register_hook(lambda grad: grad)
+        with pytest.raises(ShardError, match="has a hook on its gradient"):
+            torchloom.shard_model(model, stage=3, persistence_threshold=0)
+        torchloom.shard_model(model, stage=1, persistence_threshold=0)
+
+    run_ranks(2, run)
