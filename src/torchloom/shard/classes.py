@@ -79,6 +79,8 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
 
     make = {"sharded": gather, "synced": replicate, "whole": cast}[spec.mode]
 
+    is_whole = spec.mode != "sharded"
+
     def is_given(weight: Tensor) -> bool:
         """Say whether somebody put a whole weight of his own in the parameter's place."""
         if spec.mode == "sharded":
@@ -89,10 +91,7 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
         weight = self._parameters[attr]
         if is_given(weight):  # by torch.func.functional_call; its gradient is nobody else's
             return weight.to(dtype)
-        made = make(self)
-        if torch.compiler.is_compiling():
-            return made
-        return _handed_out(made, self._loom_names[attr], None if spec.mode == "sharded" else weight)
+        return _handed_out(make(self), self._loom_names[attr], weight if is_whole else None)
 
     if not spec.is_tied or spec.mode == "whole":
         return noted
@@ -108,7 +107,9 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
 
 
 def _handed_out(made: Tensor, name: str, param: nn.Parameter | None) -> Tensor:
-    """Return a weight as its module gives it to eager code: inside of a forward, or outside."""
+    """Return a weight as its module gives it: to compiled code, inside of an eager forward, or outside of any."""
+    if torch.compiler.is_compiling():
+        return made
     if WRITES.is_open or modes.transform_level() is not None or in_module_call():
         return WRITES.note(made, name)
     return outside(made, param, name)
