@@ -366,3 +366,34 @@ def test_a_save_on_the_main_process_alone_says_so(tmp_path) -> None:
 
     for told in ranks.run_ranks(2, run):
         assert "a call that only some make" in told
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_running_statistics_are_those_of_ddp(stage) -> None:
+    def train(config: Any) -> Any:
+        with accelerate_alone():
+            accel = accelerator(config)
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(
+                torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2)
+            )
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer = accel.prepare(model, optimizer)
+            generator = torch.Generator().manual_seed(accel.process_index)
+            for _ in range(4):
+                accel.backward(model(torch.randn(5, 6, generator=generator)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            whole = accel.unwrap_model(model)
+            model.eval()
+            out = model(torch.ones(3, 6)).detach()  # DDP shares statistics before a forward
+            return whole[1].running_mean.clone(), out
+
+    def run(rank: int) -> Any:
+        return train(None), train({**loom(stage), "compile": {"enabled": False}})
+
+    results = run_ranks(2, run)
+    for (mean, out), (found, found_out) in results:
+        torch.testing.assert_close(found, mean)
+        torch.testing.assert_close(found_out, out)
+    assert torch.equal(results[0][1][0], results[1][1][0])

@@ -110,6 +110,8 @@ class TorchloomAccelerator(Accelerator):
             caller=caller or type(self).__name__,
             unused={} if caller else UNUSED,
         )
+        handler = getattr(self, "ddp_handler", None)
+        self._preparation.broadcasts_buffers = getattr(handler, "broadcast_buffers", True)
         # The weights that forward sees are in bf16; autocast would be a second mechanism for the same.
         self.native_amp = False
         self._preparing = 0

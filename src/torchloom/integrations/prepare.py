@@ -35,6 +35,7 @@ from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
+from torchloom.runtime import lookup
 from torchloom.shard import is_sharded, layout_of, whole_states
 
 logger = get_logger(__name__)
@@ -111,6 +112,10 @@ class Preparation:
         self._refuse(self.config)
         self.compiles = _compiles(self.config)
         self._sessions: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._followed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.broadcasts_buffers = True
+        """Whether running statistics are those of rank 0 after each step, as DistributedDataParallel has them."""
         self._hears = False
         self.heard: Mapping[str, float] = {}
         """Numbers of the last step; see `hear`."""
@@ -159,6 +164,7 @@ class Preparation:
             model.to(device)
         init = init or initializer_of(model)
         torchloom.shard_model(model, config=self.config, init=init)
+        self._sharded[model] = True
         autocast = self.config.precision.autocast
         if autocast is not None:
             _autocast_forward(model, dtype_of(autocast.dtype))
@@ -210,6 +216,21 @@ class Preparation:
                 "from model.parameters()"
             )
         whole_states(optimizer)
+        if optimizer not in self._followed:
+            self._followed[optimizer] = True
+            optimizer.register_step_post_hook(self._share_buffers)
+
+    def _share_buffers(self, optimizer: Optimizer, *_: Any) -> None:
+        """Let statistics such as those of BatchNorm be rank 0's; DDP does it before each forward.
+
+        Training does not read them, so it is enough that they are equal after a step.
+        """
+        known = list(self._sharded.keys())
+        models = [m for m in known if self.broadcasts_buffers and is_sharded(m)]
+        model = owner_of(optimizer, models)
+        buffers = [] if model is None else statistics_of(model)
+        if model is not None and buffers:
+            lookup(layout_of(model).handle).broadcast(buffers)
 
     def session_of(self, model: nn.Module) -> CompileSession | None:
         """Return the session that compiled a model, None if none has."""
@@ -234,6 +255,17 @@ def owner_of(optimizer: Optimizer, models: list[nn.Module]) -> nn.Module | None:
     """Return the first of some models whose parameters an optimizer steps, None if it steps none."""
     stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
     return next((m for m in models if any(id(p) in stepped for p in m.parameters())), None)
+
+
+def statistics_of(model: nn.Module) -> list[torch.Tensor]:
+    """Return the buffers that a model's state dict has, such as running means."""
+    kept = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._buffers
+        if name not in module._non_persistent_buffers_set
+    }
+    return [buffer for name, buffer in model.named_buffers() if name in kept]
 
 
 def initializer_of(model: nn.Module) -> Callable[[nn.Module], object] | None:
