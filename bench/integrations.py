@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from _environment import snapshot, worker_environment
 from _memory import compile_allocator
+from _options import names, pace_of, recorded, timed_say
 from _report import Report, common_step, write_json
-from _rounds import Pace, PassResult, run_pass
+from _rounds import PassResult, run_pass
 from _stats import clean, fastest, paired_ratios, summarize
 from peers import TRAINERS, pick_arms
 
@@ -35,29 +35,14 @@ MAX_LOSS_DIFFERENCE = 1e-3
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return the exit status."""
     options = _parse(arguments)
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.0f} s] {text}", file=sys.stderr, flush=True)
-
+    say = timed_say()
     environment = worker_environment(options.cache)
-    recorded = {
-        name: value for name, value in vars(options).items() if name not in ("out", "cache")
-    }
-    report = Report(environment=snapshot(recorded, environment))
-    pace = Pace(
-        burst=options.burst,
-        tries=options.tries,
-        patience_s=options.patience,
-        min_rounds=options.rounds,
-        min_clean=options.min_clean,
-        max_minutes=options.max_minutes,
-    )
+    report = Report(environment=snapshot(recorded(options), environment))
     result = run_pass(
         pick_arms(options.arms, TRAINERS),
         batch=options.batch,
         world_size=2,
-        pace=pace,
+        pace=pace_of(options),
         log_dir=options.out / "logs",
         environment=environment,
         allocator=compile_allocator(options.cache),
@@ -125,7 +110,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--arms", default=",".join(TRAINERS), help="comma-separated (default: all)")
+    add("--arms", type=names, default=list(TRAINERS), help="comma-separated (default: all)")
     add("--batch", type=int, default=4, help="sequences per rank (default: 4)")
     add("--rounds", type=int, default=5, help="rounds at least (default: 5)")
     add("--burst", type=int, default=2, help="recorded steps of an arm in a burst")
@@ -136,7 +121,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, default=_HERE / "out", help="folder for results")
     add("--cache", type=Path, default=_HERE.parent / ".cache" / "bench", help="compiled kernels")
     options = parser.parse_args(arguments)
-    options.arms = [name.strip() for name in options.arms.split(",") if name.strip()]
     options.out.mkdir(parents=True, exist_ok=True)
     return options
 

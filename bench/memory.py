@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,8 +22,9 @@ from _limits import budgets_between, find_limits
 from _memory import compile_allocator
 from _memory_report import table, write_chart, write_json
 from _memory_verdicts import judge_field
+from _options import names, pace_of, recorded, timed_say
 from _points import FieldResult, field_result
-from _rounds import Pace, Say, run_pass
+from _rounds import Say, run_pass
 
 _HERE = Path(__file__).parent
 
@@ -32,13 +32,9 @@ _HERE = Path(__file__).parent
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a field could not be measured at all."""
     options = _parse(arguments)
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.0f} s] {text}", file=sys.stderr, flush=True)
-
+    say = timed_say()
     environment = worker_environment(options.cache)
-    snapped = snapshot(_recorded(options), environment)
+    snapped = snapshot(recorded(options), environment)
     allocator = compile_allocator(options.cache)
     results: list[FieldResult] = []
     verdicts: list[str] = []
@@ -84,7 +80,7 @@ def _measure(
         arms,
         batch=options.batch,
         world_size=field.world_size,
-        pace=_pace(options),
+        pace=pace_of(options),
         log_dir=log_dir,
         environment=environment,
         allocator=allocator,
@@ -95,22 +91,6 @@ def _measure(
     return field_result(field, arms, measured)
 
 
-def _pace(options: argparse.Namespace) -> Pace:
-    return Pace(
-        burst=options.burst,
-        tries=options.tries,
-        patience_s=options.patience,
-        min_rounds=options.rounds,
-        min_clean=options.min_clean,
-        max_minutes=options.max_minutes,
-    )
-
-
-def _recorded(options: argparse.Namespace) -> dict[str, object]:
-    """Return the options that shape the numbers; folders do not."""
-    return {name: value for name, value in vars(options).items() if name not in ("out", "cache")}
-
-
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench/memory.py",
@@ -118,8 +98,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--fields", type=_names, help=f"comma-separated, of: {', '.join(FIELDS)} (default: all)")
-    add("--peers", type=_names, help="peers by name, comma-separated (default: all of a field)")
+    add("--fields", type=names, help=f"comma-separated, of: {', '.join(FIELDS)} (default: all)")
+    add("--peers", type=names, help="peers by name, comma-separated (default: all of a field)")
     add("--budgets", type=int, help="budgets of torchloom in each field (default: 6)")
     add("--batch", type=int, default=4, help="sequences per rank")
     add("--rounds", type=int, help="rounds at least (default: 5)")
@@ -151,10 +131,6 @@ _DEFAULTS = {
     "max_minutes": (0.25, 12.0),
 }
 """By option: for a quick run, else."""
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 if __name__ == "__main__":

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from _compile_times import measure_first_steps
 from _environment import snapshot, worker_environment
 from _memory import compile_allocator
+from _options import names, pace_of, recorded, timed_say
 from _report import Report, table, write_chart, write_json
-from _rounds import Pace, run_pass
+from _rounds import run_pass
 from _verdicts import OURS, PLAIN, judge_compile, judge_pass
 from peers import ARMS, Arm, pick_arms
 
@@ -32,23 +32,12 @@ _QUICK = ("limit-compiled", "fsdp2-whole", "loom-3", "loom-3-shared")
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return the exit status."""
     options = _parse(arguments)
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.0f} s] {text}", file=sys.stderr, flush=True)
-
+    say = timed_say()
     arms = pick_arms(options.arms)
     log_dir = options.out / "logs"
     environment = worker_environment(options.cache)
-    report = Report(environment=snapshot(_recorded(options), environment))
-    pace = Pace(
-        burst=options.burst,
-        tries=options.tries,
-        patience_s=options.patience,
-        min_rounds=options.rounds,
-        min_clean=options.min_clean,
-        max_minutes=options.max_minutes,
-    )
+    report = Report(environment=snapshot(recorded(options), environment))
+    pace = pace_of(options)
     allocator = compile_allocator(options.cache)
     for batch in options.batch:
         result = run_pass(
@@ -89,11 +78,6 @@ def _compile_arms(arms: Sequence[Arm]) -> list[Arm]:
     return [ARMS[PLAIN], *(arm for arm in arms if arm.name == OURS)]
 
 
-def _recorded(options: argparse.Namespace) -> dict[str, object]:
-    """Return the options that shape the numbers; folders do not."""
-    return {name: value for name, value in vars(options).items() if name not in ("out", "cache")}
-
-
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench/train.py",
@@ -101,7 +85,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--arms", type=_names, help=f"comma-separated, of: {', '.join(ARMS)} (default: all)")
+    add("--arms", type=names, help=f"comma-separated, of: {', '.join(ARMS)} (default: all)")
     add("--batch", type=_numbers, help="sequences per rank, comma-separated (default: 4,1)")
     add("--accumulation", type=int, default=1, help="micro-steps of a step (default: 1)")
     add("--rounds", type=int, help="rounds at least (default: 5)")
@@ -126,12 +110,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _numbers(text: str) -> list[int]:
-    return [int(number) for number in _names(text)]
+    return [int(number) for number in names(text)]
 
 
 if __name__ == "__main__":

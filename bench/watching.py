@@ -15,7 +15,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 from _compile_times import compile_ratios, measure_first_steps
 from _environment import snapshot, worker_environment
 from _memory import compile_allocator
+from _options import timed_say
 from _rounds import Pace, run_pass
 from _stats import Quartiles, paired_ratios, summarize
 from peers import ARMS
@@ -62,11 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cache", type=Path, default=_HERE.parent / ".cache" / "bench")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.0f} s] {text}", file=sys.stderr, flush=True)
-
+    say = timed_say()
     environment = worker_environment(options.cache)
     registry_s = [_registry_s() for _ in range(5)]
     arms, log_dir = [_PLAIN, _WATCHED], options.out / "logs"

@@ -15,6 +15,8 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from queue import Queue
 from typing import Any, Literal
 
@@ -35,12 +37,10 @@ def build(job: Job, *, kind: Kind, compiled: bool = False) -> Trainee:
     Raises:
         UnavailableError: a framework is not installed.
     """
-    try:
-        import accelerate  # noqa: F401
-        import transformers
-    except ImportError as error:
-        raise UnavailableError(f"Hugging Face's Trainer is not installed ({error})") from error
-    transformers.logging.set_verbosity_error()
+    missing = [name for name in ("transformers", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise UnavailableError(f"{' and '.join(missing)} not installed")
+    import_module("transformers").logging.set_verbosity_error()
     if kind == "deepspeed":
         _look_for_deepspeed()
     else:

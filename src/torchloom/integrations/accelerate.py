@@ -19,9 +19,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.errors import ConfigError
+from torchloom.integrations.given import ConfigSource, Given
 from torchloom.integrations.prepare import (
-    ConfigSource,
-    Given,
     Preparation,
     owner_of,
     run_eagerly,

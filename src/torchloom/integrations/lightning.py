@@ -25,7 +25,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.errors import ConfigError, ShardError
-from torchloom.integrations.prepare import ConfigSource, Given, Preparation, owner_of
+from torchloom.integrations.given import ConfigSource, Given
+from torchloom.integrations.prepare import Preparation, owner_of
 from torchloom.pipeline import CompileSession
 from torchloom.shard import full_optimizer_state_dict, full_state_dict, is_sharded
 from torchloom.shard.roots import sharded_models

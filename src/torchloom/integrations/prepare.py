@@ -11,11 +11,9 @@ Frameworks call the model and the optimizer themselves, so this is the API for l
 from __future__ import annotations
 
 import functools
-import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,22 +26,25 @@ from torch.utils.weak import WeakIdKeyDictionary
 import torchloom
 from torchloom import envs
 from torchloom.config import Config, load_config
-from torchloom.config.findings import Findings
-from torchloom.config.frozen import thaw
-from torchloom.config.source import read
+from torchloom.engine.checkpoints.trained import buffers_of
 from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.errors import ConfigError, ShardError
+from torchloom.integrations.given import (
+    DEFAULT,
+    ConfigSource,
+    Given,
+    refuse_contradictions,
+    tree_of,
+    value_at,
+    with_filled,
+    without_host_optimizer,
+)
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
 from torchloom.runtime import lookup
 from torchloom.shard import is_sharded, layout_of, whole_states
 
 logger = get_logger(__name__)
-
-ConfigSource = Config | Mapping[str, Any] | str | Path
-DEFAULT: Mapping[str, Any] = {"zero_optimization": {"stage": 3}}
-"""What a run asks for that brings no configuration."""
-
 
 HEARD = (
     "peak_bytes",
@@ -54,21 +55,6 @@ HEARD = (
     "predicted_peak_bytes",
 )
 """What `torchloom.events.StepEnded` tells of a step that a framework does not know."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """A value of the configuration that the user gave to the framework as well."""
-
-    path: str
-    """Of its key, dotted."""
-    value: object
-    name: str
-    """What the framework calls it."""
-    fills: bool = False
-    """Whether it counts also where the configuration does not have the key."""
-    must_match: bool = True
-    """Whether another value in the configuration is an error; otherwise the configuration's counts."""
 
 
 class Preparation:
@@ -98,15 +84,15 @@ class Preparation:
     ) -> None:
         self.caller = caller
         self._auto = {**{each.path: each.value for each in given}, **(auto or {})}
-        tree = _tree_of(DEFAULT if source is None else source)
-        if _value_at(tree, "torch_autocast.enabled") is True:  # then it is what casts
+        tree = tree_of(DEFAULT if source is None else source)
+        if value_at(tree, "torch_autocast.enabled") is True:  # then it is what casts
             given = [replace(g, value=False) if g.path == "bf16.enabled" else g for g in given]
             self._auto["bf16.enabled"] = False
         for path, instead in unused.items():
-            if _value_at(tree, path) not in (None, {}):
+            if value_at(tree, path) not in (None, {}):
                 logger.warning("%s counts for nothing with %s: %s", path, caller, instead)
-        tree = _without_host_optimizer(tree, caller)
-        self._tree = _with_filled(tree, given)
+        tree = without_host_optimizer(tree, caller)
+        self._tree = with_filled(tree, given)
         refuse_contradictions(self._tree, [g for g in given if g.path not in (auto or {})], caller)
         self.config = self.config_with({}, replaced=("optimizer", "scheduler"))
         self._refuse(self.config)
@@ -228,7 +214,7 @@ class Preparation:
         known = list(self._sharded.keys())
         models = [m for m in known if self.broadcasts_buffers and is_sharded(m)]
         model = owner_of(optimizer, models)
-        buffers = [] if model is None else statistics_of(model)
+        buffers = [] if model is None else list(buffers_of(model).values())
         if model is not None and buffers:
             lookup(layout_of(model).handle).broadcast(buffers)
 
@@ -255,17 +241,6 @@ def owner_of(optimizer: Optimizer, models: list[nn.Module]) -> nn.Module | None:
     """Return the first of some models whose parameters an optimizer steps, None if it steps none."""
     stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
     return next((m for m in models if any(id(p) in stepped for p in m.parameters())), None)
-
-
-def statistics_of(model: nn.Module) -> list[torch.Tensor]:
-    """Return the buffers that a model's state dict has, such as running means."""
-    kept = {
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        for name in module._buffers
-        if name not in module._non_persistent_buffers_set
-    }
-    return [buffer for name, buffer in model.named_buffers() if name in kept]
 
 
 def initializer_of(model: nn.Module) -> Callable[[nn.Module], object] | None:
@@ -320,102 +295,6 @@ def _autocast_forward(model: nn.Module, dtype: torch.dtype) -> None:
 def world_size() -> int:
     """Return the number of ranks, as the process group or else the launcher says."""
     return dist.get_world_size() if dist.is_initialized() else envs.launch().world_size
-
-
-def refuse_contradictions(tree: Mapping[str, Any], given: Sequence[Given], caller: str) -> None:
-    """Compare what is written in a configuration with what the framework was given.
-
-    Args:
-        tree: the configuration.
-        given: what the user gave to the framework.
-        caller: the class that the user named.
-
-    Raises:
-        ConfigError: with all that differ.
-    """
-    told = [
-        f"{each.path} is {written!r}, and {each.name} is {each.value!r}"
-        for each in given
-        if each.must_match
-        and (written := _value_at(tree, each.path)) is not None
-        and not _equal(written, each.value)
-    ]
-    if told:
-        raise ConfigError(
-            f'the configuration contradicts what {caller} was given; make them equal, or write "auto" in '
-            f"the configuration: {'; '.join(told)}"
-        )
-
-
-def _tree_of(source: ConfigSource) -> dict[str, Any]:
-    if isinstance(source, Config):
-        return dict(thaw(source.source))  # type: ignore[call-overload]
-    findings = Findings()
-    tree = dict(read(source, findings).tree)
-    if findings.errors:
-        load_config(source)  # raises, and tells all errors
-    return tree
-
-
-def _without_host_optimizer(tree: dict[str, Any], caller: str) -> dict[str, Any]:
-    """Return the configuration without DeepSpeed's keys that put optimizer states on the host.
-
-    About half of the files that people have ask for it, mostly where the shards would fit: a warning serves them
-    better than a refusal.
-    """
-    zero = tree.get("zero_optimization")
-    if not isinstance(zero, Mapping):
-        return tree
-    section = zero.get("offload_optimizer")
-    device = section.get("device") if isinstance(section, Mapping) else None
-    if device != "cpu" and zero.get("cpu_offload") is not True:
-        return tree
-    key = "offload_optimizer" if device == "cpu" else "cpu_offload"
-    logger.warning(
-        "zero_optimization.%s is left out: %s steps the optimizer itself, so its states stay on the device, each "
-        "rank those of its shards. If that is too much, give compile.memory_budget, or train with "
-        "torchloom.initialize, which streams them from the host",
-        key,
-        caller,
-    )
-    kept = {k: v for k, v in zero.items() if k not in ("offload_optimizer", "cpu_offload")}
-    return {**tree, "zero_optimization": kept}
-
-
-def _with_filled(tree: dict[str, Any], given: Sequence[Given]) -> dict[str, Any]:
-    """Return the configuration with the keys that it lacks and the framework knows."""
-    found = dict(tree)
-    for each in given:
-        section, _, key = each.path.rpartition(".")
-        if not each.fills or _value_at(found, each.path, "auto") is not None:
-            continue
-        if not section:
-            found[key] = each.value
-        else:
-            found[section] = {**(found.get(section) or {}), key: each.value}
-    return found
-
-
-def _value_at(tree: Mapping[str, Any], path: str, auto: object = None) -> Any:
-    """Return what is written at a dotted path; None if nothing is, `auto` for "auto"."""
-    value: Any = tree
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return auto if value == "auto" else value
-
-
-def _equal(written: object, given: object) -> bool:
-    """Compare a value in a file, perhaps a number as text or a list, with one of Python."""
-    if isinstance(written, (list, tuple)) and isinstance(given, (list, tuple)):
-        return len(written) == len(given) and all(map(_equal, written, given))
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        try:
-            return math.isclose(float(written), float(given), rel_tol=1e-9)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            return False
-    if isinstance(given, str) and isinstance(written, str):
-        return written.lower() == given.lower()
-    return written == given
 
 
 def _compiles(config: Config) -> bool:

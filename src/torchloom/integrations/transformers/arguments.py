@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from torchloom.errors import ConfigError
-from torchloom.integrations.prepare import Given
+from torchloom.integrations.given import Given
 
 
 @dataclass

@@ -21,7 +21,8 @@ from transformers import Seq2SeqTrainer, Trainer, TrainingArguments
 
 from torchloom.engine.optim import make_lr_scheduler
 from torchloom.integrations.accelerate import TorchloomAccelerator, inner
-from torchloom.integrations.prepare import refuse_contradictions, world_size
+from torchloom.integrations.given import refuse_contradictions
+from torchloom.integrations.prepare import world_size
 from torchloom.integrations.transformers.arguments import (
     check_optimizer,
     given_by,
