@@ -287,6 +287,22 @@ def test_contradictions_are_refused(tmp_path, changes, config, words) -> None:
     assert words in run_ranks(2, run)[0]
 
 
+@pytest.mark.parametrize("name", ["StochasticWeightAveraging", "EMAWeightAveraging"])
+def test_averages_over_whole_copies_are_refused(tmp_path, name) -> None:
+    def run(rank: int) -> str:
+        import lightning.pytorch.callbacks as callbacks
+
+        from torchloom.integrations.lightning import TorchloomStrategy
+
+        given = {"swa_lrs": 1e-3} if name.startswith("Stoch") else {}
+        average = getattr(callbacks, name)(**given)
+        with pytest.raises(ConfigError) as told:
+            fit(TorchloomStrategy(LOOM), tmp_path, callbacks=[average], max_steps=4)
+        return str(told.value)
+
+    assert f"{name} keeps a copy" in run_ranks(2, run)[0]
+
+
 def test_options_of_the_wrapper_are_refused() -> None:
     from torchloom.integrations.lightning import TorchloomStrategy
 

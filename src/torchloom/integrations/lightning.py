@@ -20,6 +20,7 @@ from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.fabric.strategies.registry import _StrategyRegistry
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import nn
 from torch.optim import Optimizer
@@ -89,6 +90,7 @@ class TorchloomStrategy(DDPStrategy):
             trainer: whose arguments fill in what is "auto" in the configuration.
         """
         _refuse_precision(self.precision_plugin.precision, type(self).__name__)
+        _refuse_averages(trainer, type(self).__name__)
         if self._preparation is None:
             self._preparation = Preparation(
                 self._source,
@@ -362,6 +364,20 @@ def _refuse_precision(precision: object, caller: str) -> None:
             f"precision={precision!r} with {caller} is not supported, as its loss scaler looks at one rank's "
             "shards: use precision='bf16-mixed'"
         )
+
+
+def _refuse_averages(trainer: LightningTrainer, caller: str) -> None:
+    """Refuse callbacks that copied the whole model before it was sharded.
+
+    Raises:
+        ConfigError: names the callback.
+    """
+    for callback in getattr(trainer, "callbacks", ()):
+        if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
+            raise ConfigError(
+                f"{type(callback).__name__} keeps a copy of the model from before it is sharded, which {caller} cannot "
+                "step with: drop it, or copy shards yourself after the start (copy.deepcopy in on_train_start)"
+            )
 
 
 def _refuse_options(options: Mapping[str, object], caller: str) -> None:
