@@ -22,8 +22,10 @@ from support import ranks
 from support.models import tricky
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
+from torchloom._torch.dcp import StoredChunk, StoredTensor
 from torchloom.engine.checkpoints.parts import Writers
-from torchloom.engine.checkpoints.payload import PayloadPart
+from torchloom.engine.checkpoints.payload import Payload, PayloadPart
+from torchloom.errors import CheckpointError
 from torchloom.shard import sharded_state_dict
 
 
@@ -151,3 +153,22 @@ def test_a_checkpoint_whose_tensors_are_flat_loads(tmp_path, monkeypatch) -> Non
     (resumed, found), *_ = ranks.run_ranks(2, resume)
     assert resumed == losses
     assert_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sizes"),
+    [
+        ((0, 1), (2, 2)),  # a block inside of rows
+        ((0,), (3, 4)),
+        ((0, 0, 0), (3, 4)),
+        ((2, 0), (3, 4)),  # beyond the last row
+        ((-1, 0), (1, 4)),
+        ((0, 2), (1, 3)),
+    ],
+)
+def test_parts_that_are_no_range_of_the_tensor_are_refused(tmp_path, offsets, sizes) -> None:
+    chunk = StoredChunk(offsets, sizes, "__0_0.distcp", 0, 10)
+    payload = Payload(tmp_path, {"model/w": StoredTensor(torch.float32, (3, 4), (chunk,))})
+    for read in (lambda: payload.ranges("model/w"), lambda: payload.part("model/w", 0, 12)):
+        with pytest.raises(CheckpointError, match="cut in a way that torchloom does not"):
+            read()

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
+from torchloom import envs
 from torchloom.config import Config, load_config
 from torchloom.config.findings import Findings
 from torchloom.config.frozen import thaw
@@ -67,6 +70,12 @@ def refuse_contradictions(tree: Mapping[str, Any], given: Sequence[Given], calle
         )
 
 
+def warn_once(text: str) -> None:
+    """Log a warning on the first rank alone."""
+    if (dist.get_rank() if dist.is_initialized() else envs.launch().rank) == 0:
+        logger.warning("%s", text)
+
+
 def tree_of(source: ConfigSource) -> dict[str, Any]:
     """Return a configuration as it was written.
 
@@ -96,12 +105,10 @@ def without_host_optimizer(tree: dict[str, Any], caller: str) -> dict[str, Any]:
     if device != "cpu" and zero.get("cpu_offload") is not True:
         return tree
     key = "offload_optimizer" if device == "cpu" else "cpu_offload"
-    logger.warning(
-        "zero_optimization.%s is left out: %s steps the optimizer itself, so its states stay on the device, each "
-        "rank those of its shards. If that is too much, give compile.memory_budget, or train with "
-        "torchloom.initialize, which streams them from the host",
-        key,
-        caller,
+    warn_once(
+        f"zero_optimization.{key} is left out: {caller} steps the optimizer itself, so its states stay on the device, "
+        "each rank those of its shards. If that is too much, give compile.memory_budget, or train with "
+        "torchloom.initialize, which streams them from the host"
     )
     kept = {k: v for k, v in zero.items() if k not in ("offload_optimizer", "cpu_offload")}
     return {**tree, "zero_optimization": kept}

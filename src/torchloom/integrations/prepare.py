@@ -36,6 +36,7 @@ from torchloom.integrations.given import (
     refuse_contradictions,
     tree_of,
     value_at,
+    warn_once,
     with_filled,
     without_host_optimizer,
 )
@@ -90,7 +91,7 @@ class Preparation:
             self._auto["bf16.enabled"] = False
         for path, instead in unused.items():
             if value_at(tree, path) not in (None, {}):
-                logger.warning("%s counts for nothing with %s: %s", path, caller, instead)
+                warn_once(f"{path} counts for nothing with {caller}: {instead}")
         tree = without_host_optimizer(tree, caller)
         self._tree = with_filled(tree, given)
         refuse_contradictions(self._tree, [g for g in given if g.path not in (auto or {})], caller)

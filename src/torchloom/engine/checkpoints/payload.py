@@ -229,12 +229,12 @@ class Payload:
 
     def _first(self, key: str, each: StoredTensor, chunk: StoredChunk) -> int:
         """Return the index of a box's first element in the flattened tensor, where the box is a range of it."""
-        first, is_range, is_full = 0, len(chunk.sizes) == len(each.shape), True
-        inner = 1
+        first, inner, is_full = 0, 1, True
+        is_range = len(chunk.offsets) == len(chunk.sizes) == len(each.shape)
         for offset, size, whole in zip(
             reversed(chunk.offsets), reversed(chunk.sizes), reversed(each.shape), strict=False
         ):
-            is_range &= is_full or size == 1
+            is_range &= (is_full or size == 1) and 0 <= offset <= offset + size <= whole
             is_full &= size == whole
             first += offset * inner
             inner *= whole
