@@ -37,8 +37,13 @@ def facts_of(model: nn.Module, layout: Layout) -> dict[str, object]:
     }
 
 
-def _unexpand_buffers(model: nn.Module) -> None:
-    """Give each element of an expanded buffer a place of its own, as others could not be written."""
+def _own_buffers(model: nn.Module, *, leave_files: bool) -> None:
+    """Give each element of an expanded buffer a place of its own, as others could not be written.
+
+    Args:
+        model: whose buffers they are.
+        leave_files: copy buffers that are mapped from a file, too; see `_is_mapped`.
+    """
     fresh: dict[int, Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -47,6 +52,8 @@ def _unexpand_buffers(model: nn.Module) -> None:
             pairs = zip(buffer.stride(), buffer.shape, strict=True)
             if any(stride == 0 and size > 1 for stride, size in pairs):
                 module._buffers[name] = fresh.setdefault(id(buffer), buffer.contiguous())
+            elif leave_files and _is_mapped(buffer):
+                module._buffers[name] = fresh.setdefault(id(buffer), buffer.clone())
 
 
 def shard_module(
@@ -105,7 +112,7 @@ def shard_module(
             modules[owner.module]._parameters[owner.attr] = param
     if layout.sharded:
         watch_wrappers()
-    _unexpand_buffers(model)
+    _own_buffers(model, leave_files=layout.stage > 0)
     if broadcast is not None:
         _broadcast_all(broadcast, [b.detach() for b in model.buffers() if b.numel()])
     _swap_classes(modules, layout)
@@ -252,7 +259,7 @@ class _Keeper:
         elif spec.is_sliced:
             # Padded, so that every rank's slice is equal and the slices gather in place.
             data = join(pad_storage(data, self._layout.world_size), spec.shape)
-        elif self._layout.sharded and _is_mapped(data):
+        elif self._layout.stage > 0 and _is_mapped(data):
             data = data.clone()
         param.grad = None
         param.data = data
@@ -261,7 +268,8 @@ class _Keeper:
 def _is_mapped(data: Tensor) -> bool:
     """Say whether a tensor lies in memory that is not torch's own, such as a file of weights.
 
-    A small weight that stays whole would keep the file, with all weights that are shards by then, in memory.
+    A small weight that stays whole would keep the file, with all weights that are shards by then, in memory; so would a
+    buffer, and at stage 1, which copies weights that are sliced, one that is not.
     """
     return not (data.is_meta or data.is_shared() or data.untyped_storage().resizable())
 
