@@ -11,12 +11,19 @@ import torch
 from torch.utils.data import DataLoader
 
 from support import ranks
-from support.frameworks import LOOM, accelerate_alone, assert_same_run, loom, rows, tiny_llama
+from support.frameworks import (
+    LOOM,
+    accelerate_alone,
+    assert_same_run,
+    loom,
+    rows,
+    skip_without,
+    tiny_llama,
+)
 from support.pool import run_ranks
 from torchloom.errors import ConfigError, TorchloomError
 
-pytest.importorskip("accelerate")
-pytest.importorskip("transformers")
+skip_without("accelerate", "transformers")
 
 
 def accelerator(config: Any, **changes: Any) -> Any:

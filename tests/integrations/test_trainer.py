@@ -20,13 +20,13 @@ from support.frameworks import (
     curve,
     loom,
     rows,
+    skip_without,
     tiny_llama,
 )
 from support.pool import run_ranks
 from torchloom.errors import ConfigError, TorchloomError
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+skip_without("transformers", "accelerate")
 
 
 def ddp(model: Any, folder: Path, data: Any = None, **changes: Any) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from support.frameworks import (
     arguments,
     assert_same_run,
     curve,
+    skip_without,
     tiny_llama,
 )
 from support.pool import run_ranks
 
-pytest.importorskip("trl")
+skip_without("trl")
+
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven"]
 

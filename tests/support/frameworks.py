@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 LOOM: dict[str, Any] = {
@@ -15,6 +17,17 @@ LOOM: dict[str, Any] = {
     "compile": {"backend": "aot_eager", "strict": True},
 }
 """A configuration for models of a few thousand weights."""
+
+
+def skip_without(*names: str) -> None:
+    """Skip a file of tests where a framework is not installed, without importing the framework.
+
+    Imported, it would stay in the process of all tests: Lightning puts a function of its own in the place
+    of `torch.compile`, and each forked rank inherits what frameworks have set up.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
 def loom(stage: int = 3, **compiling: Any) -> dict[str, Any]:

@@ -184,6 +184,9 @@ def _call(task: bytes, timeout_s: float) -> list[Any]:
         each.send({**message, "rank": each.number, "world_size": NUM_RANKS})
     try:
         results = _collect(timeout_s)
+    except TimeoutError:
+        ranks.show_stacks([each.process.pid for each in _POOL])
+        raise
     finally:
         for each in _POOL:
             if text := each.printed():

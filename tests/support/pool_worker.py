@@ -23,6 +23,7 @@ _DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 def main(descriptor: int) -> None:
     """Serve until the process that runs the tests is gone."""
     ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
+    ranks.print_stack_on_signal()
     connection = socket.socket(fileno=descriptor)
     state = fresh.State()
     while (message := _receive(connection)) is not None:

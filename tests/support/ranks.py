@@ -8,6 +8,7 @@ where they compile.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import io
 import os
@@ -49,6 +50,9 @@ def run_ranks(
         pids.append(pid)
     try:
         return _collect(pipes, timeout_s)
+    except TimeoutError:
+        show_stacks(pids)
+        raise
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -61,6 +65,7 @@ def _child(
     status = 1
     gc.freeze()  # a collection would write to, and so copy, every page of objects of the parent
     try:
+        print_stack_on_signal()
         torch.set_num_threads(1)
         torch._dynamo.reset()  # what the parent compiled counts toward limits of recompiling
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
@@ -77,6 +82,18 @@ def _child(
         # Wait to be killed: a rank that left early would look like a fault to its peers.
         time.sleep(600)
         os._exit(status)
+
+
+def print_stack_on_signal() -> None:
+    """Let this process print where each of its threads is, when `show_stacks` asks."""
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+
+
+def show_stacks(pids: list[int]) -> None:
+    """Let ranks that hang print where they are, to the standard error that pytest shows."""
+    for pid in pids:
+        os.kill(pid, signal.SIGUSR2)
+        time.sleep(0.5)  # one text after the other
 
 
 def pack(value: Any) -> bytes:
