@@ -1,10 +1,14 @@
-"""Autograd's state: the hooks of saved tensors, and whether backward keeps its graph."""
+"""Autograd's state: the hooks of saved tensors, whether backward keeps its graph, and what runs backward."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+RunBackward = Callable[..., Any]
+"""(outputs, grad_outputs, retain_graph, create_graph, inputs, allow_unreachable, accumulate_grad) -> gradients."""
 
 
 def top_saved_tensors_hooks() -> tuple[Any, Any] | None:
@@ -25,3 +29,15 @@ def push_saved_tensors_hooks(hooks: tuple[Any, Any]) -> None:
 def keeps_graph() -> bool:
     """Say whether the backward pass that runs here keeps its graph for another one."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def replace_backward(make: Callable[[RunBackward], RunBackward]) -> None:
+    """Put a function in the place of what `torch.autograd.backward` and `torch.autograd.grad` call to run.
+
+    Both, and `Tensor.backward`, stay the objects that they are, whoever imported them before.
+
+    Args:
+        make: takes torch's function and returns the one to use.
+    """
+    module: Any = torch.autograd
+    module._engine_run_backward = make(module._engine_run_backward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -61,6 +62,14 @@ def _innermost(tensor: torch.Tensor) -> torch.Tensor:
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
+
+
+def is_traced(values: Iterable[Any]) -> bool:
+    """Return whether a compiler's stand-ins for tensors are among some values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return any(isinstance(each, (FakeTensor, FunctionalTensor)) for each in values)
 
 
 def is_profiling() -> bool:

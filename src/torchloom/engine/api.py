@@ -32,7 +32,7 @@ from torchloom.exchange import Agreement
 from torchloom.log import get_logger
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.runtime.lines import Limits, set_limits, show_last_words
-from torchloom.shard import facts_of, is_sharded, plan_layout, shard_module
+from torchloom.shard import facts_of, is_sharded, look_at_backward, plan_layout, shard_module
 from torchloom.step.casts import cast_params
 
 logger = get_logger(__name__)
@@ -171,6 +171,7 @@ def _shard(
         model.to(world.device)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
     follow_torch_norms()
+    look_at_backward()
     local = LocalParams(model, layout, comm)
     count_steps_of((each.param for each in local), has_engine=True)
     return local

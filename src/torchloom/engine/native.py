@@ -28,6 +28,7 @@ from torchloom.shard import (
     Precision,
     facts_of,
     keep_hook,
+    look_at_backward,
     plan_layout,
     shard_module,
 )
@@ -100,6 +101,7 @@ def shard_model(
         )
     watch_steps()
     follow_torch_norms()
+    look_at_backward()
     _meet(settings)
     if settings is not None and dist.get_rank() == 0:
         warn_of_monitors(settings, "torchloom.shard_model")

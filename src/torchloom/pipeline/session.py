@@ -36,6 +36,7 @@ from torchloom.pipeline.second import SecondPlan
 from torchloom.pipeline.sizes import Sizes
 from torchloom.plan import GraphPlan, Plan, Planner
 from torchloom.position import POSITION
+from torchloom.shard.beside import check_captured
 from torchloom.shard.regather import LIVE
 from torchloom.shard.writes import check_graph
 
@@ -118,6 +119,7 @@ class CompileSession:
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
     ) -> Callable[..., Any]:
         check_graph(gm)
+        check_captured(gm, self.context.world_size)
         started = time.perf_counter()
         unwoven = copy_graph_module(gm)  # compilers may rewrite the original
         if self.trial is None:

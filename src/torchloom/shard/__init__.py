@@ -10,6 +10,7 @@ from __future__ import annotations
 from torchloom._torch.untraced import leave_frames_alone
 from torchloom.shard import (
     apply,
+    beside,
     classes,
     gather,
     memo,
@@ -20,6 +21,7 @@ from torchloom.shard import (
     writes,
 )
 from torchloom.shard.apply import facts_of, shard_module, sync_in_backward, unshard
+from torchloom.shard.beside import look_at_backward
 from torchloom.shard.gather import gathered
 from torchloom.shard.layout import Layout, ParamSpec, Precision, plan_layout
 from torchloom.shard.meta import on_meta
@@ -54,6 +56,7 @@ __all__ = [
     "keep_hook",
     "layout_of",
     "living_layouts",
+    "look_at_backward",
     "on_meta",
     "owners_of",
     "plan_layout",
@@ -67,4 +70,6 @@ __all__ = [
 ]
 
 # They are entered in the midst of a user's code, behind graph breaks too.
-leave_frames_alone(apply, classes, gather, memo, optimizer_states, regather, roots, state, writes)
+leave_frames_alone(
+    apply, beside, classes, gather, memo, optimizer_states, regather, roots, state, writes
+)

@@ -11,6 +11,7 @@ chosen, and what stays gathered on purpose would be gathered again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -123,21 +124,22 @@ class LiveGathers:
             storage = weight.untyped_storage()
             self._by_address[storage.data_ptr()] = (StorageWeakRef(storage), call)
 
-    def open(self) -> AbstractContextManager[Any] | None:
+    def open(self) -> AbstractContextManager[Any]:
         """Enter a forward pass; returns what to hand to `close`."""
         self._enabled += 1
         outer = top_saved_tensors_hooks()
-        if _is_ours(outer):
-            return None
+        if _is_ours(
+            outer
+        ):  # inside of the pass of another model, such as a student's of its teacher
+            return contextlib.nullcontext()
         own = _Hooks(self, outer)
         hooks = torch.autograd.graph.saved_tensors_hooks(own.pack, own.unpack)
         hooks.__enter__()
         return hooks
 
-    def close(self, hooks: AbstractContextManager[Any] | None) -> None:
+    def close(self, hooks: AbstractContextManager[Any]) -> None:
         """Leave a forward pass."""
-        if hooks is not None:
-            hooks.__exit__(None, None, None)
+        hooks.__exit__(None, None, None)
         self._enabled -= 1
         if not self._enabled:
             self._by_address.clear()

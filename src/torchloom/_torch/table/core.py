@@ -22,6 +22,17 @@ CORE = (
         without="compiled backward fails",
     ),
     PrivateName(
+        name="torch.autograd._engine_run_backward",
+        used_for="look at the graph of a loss before its backward",
+        without="no model can be sharded",
+    ),
+    *each(
+        "torch._subclasses",
+        "fake_tensor.FakeTensor functional_tensor.FunctionalTensor",
+        "leave the backward that a compiler traces alone",
+        "training fails",
+    ),
+    PrivateName(
         name="torch._C._dispatch_has_kernel_for_dispatch_key",
         used_for="know whether an operator has a backward of its own",
         without="`torchloom.check_op` fails",

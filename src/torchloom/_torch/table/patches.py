@@ -24,6 +24,15 @@ PATCHES = (
         without="ranks that clip with torch's function train to different weights",
     ),
     Patch(
+        name="torch.autograd._engine_run_backward",
+        where="torchloom._torch.autograd.replace_backward",
+        because="a parameter that a loss uses beside its module gets this rank's gradient alone, and no hook on the"
+        " parameter can tell that from the rest; the graph can, before it runs",
+        reproduction="at stage 1, add (x @ dict(model.named_parameters())['weight']).sum() to the loss: ranks' weights"
+        " drift apart",
+        without="such weights drift apart, and norms of shards in a loss train to other weights",
+    ),
+    Patch(
         name="torch._dynamo.eval_frame.cached_backends",
         where="torchloom._torch.module_calls.compiled_call",
         because="Dynamo keeps each backend for good; it is given a weak reference to ours",
