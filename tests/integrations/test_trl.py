@@ -94,6 +94,6 @@ def test_a_run_equals_ddp(tmp_path, kind) -> None:
             for sharded in (False, True)
         ]
 
-    expected, found = run_ranks(2, run)[0]
+    expected, found = run_ranks(2, run, timeout_s=420)[0]  # compiles for three sizes, cold
     assert len(found["loss"]) == 6
     assert_same_run(found, expected, rtol=2e-6)

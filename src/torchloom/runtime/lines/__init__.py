@@ -157,6 +157,9 @@ def wait_for(event: SyncPoint, works: list[dist.Work], *, on_stream: bool = Fals
     limit = timedelta(seconds=longest_s())
     POSITION.waiting = Wait(event, time.monotonic())
     try:
+        # One that came since the messages began found nobody waiting, and ended no wait.
+        if POSITION.verdict is not None:
+            raise error_of(POSITION.verdict)
         for work in works:
             work.wait() if on_stream else work.wait(limit)
     except RuntimeError as error:

@@ -178,6 +178,7 @@ class Line:
             interrupt_compilation()
             return
         if POSITION.verdict is not None:
+            self._end_waits()  # the main thread may have come to one of torch's own since
             return
         if wait is None:
             if now - self._spoke_s > _REPEAT_S and idle_without_tags(PATIENCE_S):
@@ -236,5 +237,8 @@ class Line:
     def _settle(self, verdict: Verdict) -> None:
         POSITION.verdict = verdict
         self._judged.set()
+        self._end_waits()
+
+    def _end_waits(self) -> None:
         for end_wait in list(POSITION.on_verdict):
             end_wait()
