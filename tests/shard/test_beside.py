@@ -69,6 +69,11 @@ def root(model: nn.Module, x: Tensor) -> Tensor:
     return sum(p.square().sum() for p in model.parameters()).sqrt()
 
 
+def squared(model: nn.Module, x: Tensor) -> Tensor:
+    found = 0.1 * sum(p.square().sum() for p in model.parameters())
+    return found * found
+
+
 def largest(model: nn.Module, x: Tensor) -> Tensor:
     return 0.1 * sum(p.max() for p in model.parameters())
 
@@ -91,7 +96,7 @@ def some(model: nn.Module, x: Tensor) -> Tensor:
 
 RIGHT, WRONG = (
     [total, stacked, flat, weighed],
-    [norms, mean, root, largest, inverse, product, scaled, some],
+    [norms, mean, root, squared, largest, inverse, product, scaled, some],
 )
 
 
@@ -188,7 +193,7 @@ def test_what_sees_one_part_is_refused_and_is_right_on_whole_ones(term, backend)
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
-@pytest.mark.parametrize("term", [total, norms, root], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("term", [total, norms, squared], ids=lambda each: each.__name__)
 def test_terms_inside_of_forward(term, backend, is_checkpointed) -> None:
     options = {"door": "engine", "backend": backend, "inside": True}
     expected = alone(term)

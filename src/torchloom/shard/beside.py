@@ -165,20 +165,21 @@ def _check_part(gm: fx.GraphModule, states: dict[fx.Node, _Partial]) -> _Partial
         ShardError: it computes with one rank's part of a parameter.
     """
     for node in gm.graph.nodes:
-        given = [states.get(each) for each in node.all_input_nodes]
+        given = [states.get(each) for each in _nodes_of(node)]
         if node.op == "output":
             return next((each for each in given if each is not None), None)
         if not any(given) or node.target is ops.gather:
             continue
-        bodies = [each.target for each in node.all_input_nodes if each.op == "get_attr"]
-        parts = [each for each in map(gm.get_submodule, bodies) if isinstance(each, fx.GraphModule)]
+        modules = dict(gm.named_children())
+        bodies = [modules.get(str(e.target)) for e in node.all_input_nodes if e.op == "get_attr"]
+        parts = [each for each in bodies if isinstance(each, fx.GraphModule)]
         if parts:  # checkpointing and the like call parts of the graph, with their last arguments
             found = [_check_part(each, _inputs_of(each, node, states)) for each in parts]
             state = next((each for each in found if each is not None), None)
         elif node.target is operator.getitem:
             state = given[0]
         else:
-            name = node.target if isinstance(node.target, str) else node.target.__name__
+            name = getattr(node.target, "__name__", str(node.target))
             base = _base_of(name)
             has_others = None in given or (
                 base in ("div", "truediv") and node.args[0] not in states
