@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchloom
 from support.pool import run_ranks
-from torchloom.errors import ShardError
+from torchloom.errors import AgreementError, ShardError
 
 Term = Callable[[nn.Module, Tensor], Tensor]
 
@@ -225,3 +225,40 @@ def test_a_head_that_the_loss_applies_itself(door, backend) -> None:
     expected = alone(head)
     for found in on_ranks(head, 1, door=door, backend=backend):
         torch.testing.assert_close(found, expected)
+
+
+def test_after_a_refusal_the_same_graph_trains() -> None:
+    def fn(rank: int) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = torchloom.shard_model(Net(), stage=3, persistence_threshold=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            x = rows(rank, step)
+            loss = model(x).square().mean() + total(model, x)
+            with pytest.raises(ShardError, match="holds one part"):
+                (loss + norms(model, x)).backward()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torchloom.shard.full_state_dict(model)
+
+    for found in run_ranks(2, fn):
+        torch.testing.assert_close(found, alone(total))
+
+
+def test_a_term_on_one_rank_alone_is_an_error_on_both() -> None:
+    def fn(rank: int) -> str:
+        torch.manual_seed(0)
+        model = torchloom.shard_model(Net(), stage=1)
+        torchloom.compile(model, backend="aot_eager")
+        try:
+            for step in range(6):
+                x = rows(rank, step)
+                loss = model(x).square().mean()
+                (loss + total(model, x) if rank == 0 else loss).backward()
+        except AgreementError as error:
+            return str(error)
+        return ""
+
+    for told in run_ranks(2, fn):
+        assert "run different programs" in told

@@ -106,7 +106,8 @@ def _averaged(outputs: Sequence[Any]) -> list[RemovableHandle]:
     roots = [each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs]
     results: dict[Node, list[_Edge]] = {}
     handles = []
-    for edge in _local_gradients([each for each in roots if each is not None], known):
+    # All of them first: where one is refused, no hook stays behind.
+    for edge in list(_local_gradients([each for each in roots if each is not None], known)):
         if edge.index is None:
             handles.append(edge.node.register_prehook(_averaging_given(edge)))
         else:
