@@ -5,6 +5,7 @@
       + ShardError           a model cannot be sharded, or is already
       + PassError            a pass left a graph wrong; names pass and node
         - PassOrderError     a pass runs before what it needs
+      + RegionError          equal parts of a graph cannot be compiled as one
       + BackendError         a compiler backend cannot be registered, found or used
         - BackendConflictError  two backends claim one name
         - BackendLoadError   an entry point names a backend that cannot be imported
@@ -53,6 +54,10 @@ class ShardError(TorchloomError, ValueError):
 
 class PassError(TorchloomError, RuntimeError):
     """A pass failed or left the graph in a state that cannot run."""
+
+
+class RegionError(TorchloomError, RuntimeError):
+    """Equal parts of a graph cannot be compiled as one body; they are then compiled one by one."""
 
 
 class PassOrderError(PassError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -41,3 +42,9 @@ def replace_backward(make: Callable[[RunBackward], RunBackward]) -> None:
     """
     module: Any = torch.autograd
     module._engine_run_backward = make(module._engine_run_backward)
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Return a block in which operators run as they do behind autograd: nothing is recorded for backward."""
+    guard: Any = torch._C._AutoDispatchBelowAutograd()
+    return guard

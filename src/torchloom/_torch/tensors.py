@@ -44,3 +44,18 @@ def lives_on(value: torch.Tensor) -> bool:
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of a tensor that reads each element negated, as `.imag` of a conjugate does."""
     return torch._neg_view(tensor)
+
+
+def fake_like(tensor: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:
+    """Return a new fake tensor of another's mode, layout and dtype, that views nothing.
+
+    Args:
+        tensor: a fake tensor.
+        requires_grad: whether gradients of it are wanted.
+    """
+    mode: Any = tensor.fake_mode  # type: ignore[attr-defined]
+    with mode, torch.no_grad():
+        new = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+    return new.requires_grad_(requires_grad)

@@ -15,6 +15,7 @@ from torch import fx
 from torchloom._torch.aot import aot_compile, boxed
 from torchloom._torch.lazy_code import BoxedCodeGen
 from torchloom._torch.partition import min_cut_partition
+from torchloom.capture.calls import call_boxed, name_calls, split_joint
 from torchloom.capture.hooks import GraphKind, WeaveHooks
 
 Lower = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -37,15 +38,16 @@ def compile_with_aot(
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
         hooks.joint(joint, "joint")
-        split = hooks.partition or min_cut_partition
-        return split(joint, joint_inputs, **kwargs)
+        return split_joint(joint, joint_inputs, hooks, min_cut_partition, **kwargs)
 
     def compiler(kind: GraphKind) -> Callable[..., Any]:
         def compile_graph(lowered: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             if kind == "inference":
                 hooks.joint(lowered, "inference")
+                name_calls(lowered.graph, hooks.bodies)
             started = time.perf_counter()
             hooks.lowered(lowered, kind)
+            call_boxed(lowered, run_boxed)
             compiled = run_boxed(lowered) if lower is None else boxed(lower(lowered, inputs))
             hooks.compiled(kind, time.perf_counter() - started, None)
             return compiled

@@ -7,18 +7,23 @@ everything that a pass may know. On a cache hit no hook runs at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import fx
 
 from torchloom._torch.custom_pass import CustomGraphPass, CustomPartitionerFn
+from torchloom.ops.regions import Body
 
 GraphKind = Literal["joint", "forward", "backward", "inference"]
 WeaveFn = Callable[[fx.GraphModule, GraphKind], None]
 Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 """A partitioner of AOTAutograd: `(joint, joint_inputs, *, num_fwd_outputs, ...)`."""
+
+
+Bodies = Mapping[str, Body]
+"""What stands for equal parts of a captured graph, by the names that its calls know."""
 
 
 class GraphHook(CustomGraphPass):
@@ -76,9 +81,10 @@ class WeaveHooks:
     partition: Partition | None = None
     """Splits the joint graph as a plan says; None leaves it to torch's min-cut."""
     backward_at_once: bool = False
-    """Whether to compile backward together with forward, so that its failures show then. Otherwise torch compiles
-    each backward graph when it first runs, after all forward graphs of a model with graph breaks. Inductor compiles
-    both at once in any case if there is a `partition`, as a plan needs the code of both."""
+    """Whether to compile backward together with forward, so that its failures show then and a plan can be judged by
+    the code of both. Otherwise torch compiles each backward graph when it first runs, after all forward graphs of a
+    model with graph breaks."""
+    bodies: Bodies = field(default_factory=dict)
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

@@ -8,6 +8,8 @@ from typing import Any
 from torch import fx
 
 from torchloom._torch.inductor import inductor_compile
+from torchloom._torch.partition import min_cut_partition
+from torchloom.capture.calls import name_calls, prepare_calls, split_joint
 from torchloom.capture.hooks import GraphHook, SplitHook, WeaveHooks, kind_of
 
 
@@ -25,26 +27,31 @@ def compile_with_inductor(
         hooks: the rewrites and their key.
         options: more Inductor settings, which win over ours except for the hooks.
     """
+
+    def joint(graph: fx.GraphModule) -> None:
+        hooks.joint(graph, "joint")
+        if kind_of(graph) == "inference":  # which no partitioner sees
+            name_calls(graph.graph, hooks.bodies)
+
+    def lowered(graph: fx.GraphModule) -> None:
+        hooks.lowered(graph, kind_of(graph))
+        prepare_calls(graph)
+
     patches = {
         # The order of the woven graph is the plan; this pass would move transfers to other places.
         "reorder_for_peak_memory": False,
         **(options or {}),
-        "joint_custom_pre_pass": GraphHook(
-            lambda joint: hooks.joint(joint, "joint"), _named("joint", hooks.key)
-        ),
-        "post_grad_custom_post_pass": GraphHook(
-            lambda lowered: hooks.lowered(lowered, kind_of(lowered)), _named("lowered", hooks.key)
-        ),
+        "joint_custom_pre_pass": GraphHook(joint, _named("joint", hooks.key)),
+        "post_grad_custom_post_pass": GraphHook(lowered, _named("lowered", hooks.key)),
     }
-    if hooks.partition is not None:
-        patches["custom_partitioner_fn"] = SplitHook(hooks.partition, _named("split", hooks.key))
+    if hooks.partition is not None or hooks.bodies:
+
+        def split(graph: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+            return split_joint(graph, inputs, hooks, min_cut_partition, **settings)
+
+        patches["custom_partitioner_fn"] = SplitHook(split, _named("split", hooks.key))
     return inductor_compile(
-        gm,
-        example_inputs,
-        patches,
-        hooks.compiled,
-        # A plan is judged by the code of both graphs.
-        backward_at_once=hooks.backward_at_once or hooks.partition is not None,
+        gm, example_inputs, patches, hooks.compiled, backward_at_once=hooks.backward_at_once
     )
 
 

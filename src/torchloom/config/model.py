@@ -183,6 +183,8 @@ class CompileOptions:
     """Path of a plan to follow; None: torchloom plans if there is a memory budget."""
     replan_step: int = 5
     """Optimizer step after which torchloom plans again with measured times; 0: never."""
+    regions: bool = True
+    """Whether layers that do the same are compiled once, as one body."""
     strict: bool = False
     """Whether a failed weave raises an error, instead of running the graph eagerly."""
     dump_graphs: bool | str = False

@@ -47,6 +47,10 @@ class CompileSection(Section):
         "`[[step, [name, [name, memory budget], ...]], ...]`: the passes to run from each of these "
         "optimizer steps on",
     )
+    regions: Flag = used(
+        True,
+        "compile layers that do the same once, as one body that is called for each; `false` compiles each by itself",
+    )
     strict: Flag = used(
         False, "raise an error when weaving a graph fails, instead of running the graph eagerly"
     )

@@ -148,6 +148,9 @@ class GraphPass:
     conflicts_with: frozenset[str] = frozenset()
     memory_budget_bytes: int | None = None
     """What a schedule gave this pass; replaces the context's budget."""
+    sees_regions: bool = False
+    """Whether the pass is fine with graphs in which equal layers are calls of one body (`torchloom::region`). Graphs
+    stay whole for passes of users that do not say so."""
     options: tuple[tuple[str, object], ...] = ()
     """Keyword arguments of `fn`, by name; what is not here has the default of `fn`."""
 

@@ -32,7 +32,7 @@ def key_of(setup: Setup, context: PassContext, planned: str) -> str:
         else identity_of(each).text
         for each in setup.passes
     ]
-    text = f"{_sources_digest()}|{parts}|{context.key()}|{planned}"
+    text = f"{_sources_digest()}|{parts}|{context.key()}|{planned}|{setup.regions}"
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
@@ -49,6 +49,7 @@ def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
         "passes": [each.name for each in setup.passes],
         "backend": name_of(setup.backend),
         "strict": setup.strict,
+        "regions": setup.regions,
         **{f"pass {each.name}": identity_of(each).text for each in foreign},
         **{f"setting {name}": str(getattr(context, name)) for name in settings},
         **{
@@ -68,7 +69,7 @@ def is_built_in(each: GraphPass) -> bool:
 
 _SHAPING = (
     *("_torch", "backends", "capture", "costs", "deepcompile", "graph", "memory", "ops", "passes"),
-    *("pieces", "pipeline", "plan", "races"),
+    *("pieces", "pipeline", "plan", "races", "regions"),
 )
 """Rooms whose code shapes woven graphs: they choose what backward computes again, split, rewrite, and plan."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torchloom import events
 from torchloom.memory import PeakContents
 from torchloom.plan import GraphPlan
+from torchloom.regions import RegionCalls
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class GraphReport:
     """How often the graph was compiled until its code kept the budget; 0 without a budget."""
     peak: PeakContents | None = None
     """The predicted peak of forward and backward; None without a recorder or planner."""
+    regions: tuple[RegionCalls, ...] = ()
+    """Bodies that stand for equal parts of the graph."""
+    flat_because: tuple[str, ...] = ()
+    """Why parts that repeat, or the whole graph, were compiled one by one."""
     fallback: str | None = None
     """Why this graph runs eagerly sharded, or None."""
 
@@ -59,6 +64,7 @@ class GraphReport:
         self.compile_s, self.passes = other.compile_s, other.passes
         self.collectives, self.plan = other.collectives, other.plan
         self.peak = other.peak
+        self.regions, self.flat_because = other.regions, other.flat_because
 
     @property
     def from_cache(self) -> bool:

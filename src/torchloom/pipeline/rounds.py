@@ -13,17 +13,14 @@ from typing import Any
 from torch import fx
 
 from torchloom.backends.graphs import copy_graph_module
-from torchloom.capture import WeaveHooks
 from torchloom.errors import PlanError
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.setup import Setup
 from torchloom.pipeline.sidecar import calling_text
-from torchloom.pipeline.weaving import Weaving
+from torchloom.pipeline.weaving import Compile, Weaving
 from torchloom.plan import GraphPlan
 
 _MAX_ROUNDS = 4
-
-Compile = Callable[[fx.GraphModule, Sequence[Any], WeaveHooks], Callable[..., Any]]
 
 
 def compile_within_budget(
@@ -59,8 +56,9 @@ def compile_within_budget(
         report.num_tries += planner is not None
         own = replace(report, compile_s=[], passes=[], collectives={}, planning_s=0.0)
         weaving = Weaving(setup, own, setup.context, calling, ignores_caches)
-        hooks = weaving.hooks(backward_at_once=setup.trial is not None)
-        compiled = compile_graph(gm, example_inputs, hooks)
+        compiled = weaving.compile(
+            compile_graph, gm, example_inputs, backward_at_once=setup.trial is not None
+        )
         weaving.finish()
         report.planning_s += own.planning_s
         if weaving.lacks_plan:  # unknown whether the cached code keeps the budget

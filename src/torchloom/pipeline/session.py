@@ -58,6 +58,8 @@ class CompileSession:
     """"inductor", "aot_eager", "eager", or any registered name or callable."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Inductor settings."""
+    regions: bool = True
+    """Compile equal layers once, as one body."""
     strict: bool = False
     """Raise when weaving fails, instead of running eagerly."""
     regather: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,9 @@ class Setup(Protocol):
     backend: str | Callable[..., Any]
     dump_dir: Path | None
     debug_log: bool
+    options: Mapping[str, Any]
     strict: bool
+    regions: bool
     planner: Planner | None
     trial: SecondPlan | None
     book: Book

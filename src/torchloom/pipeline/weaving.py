@@ -6,20 +6,22 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 from torch import fx
 
 import torchloom.passes
 from torchloom import events
+from torchloom._torch.dynamo import is_restart
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import WeaveHooks
-from torchloom.capture.hooks import GraphKind
+from torchloom.capture.hooks import Bodies, GraphKind
 from torchloom.deepcompile.forms import adapted_of
 from torchloom.deepcompile.site import Spot
+from torchloom.errors import RegionError, own_error
 from torchloom.graph import Choices, GraphPass, PassContext, graph_digest, options_of
 from torchloom.log import get_logger
 from torchloom.memory import alive_at_peak, micro_step
@@ -28,6 +30,7 @@ from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.identity import identity_of
 from torchloom.pipeline.keys import is_built_in, key_of
 from torchloom.pipeline.manager import PassManager
+from torchloom.pipeline.outlining import outline_graph
 from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.races import check_races, copies_in
 from torchloom.pipeline.report import GraphReport, tell_peak
@@ -35,6 +38,9 @@ from torchloom.pipeline.setup import Setup
 from torchloom.plan import GraphPlan
 
 logger = get_logger(__name__)
+
+Compile = Callable[[fx.GraphModule, Sequence[Any], WeaveHooks], Callable[..., Any]]
+"""A route of capture: `(captured graph, its inputs, the rewrites) -> code`."""
 
 
 @dataclass(eq=False)
@@ -65,15 +71,50 @@ class Weaving:
     """A copy of the woven forward graph: compilers rewrite the original before backward is woven."""
     _is_finished: bool = False
 
-    def hooks(self, *, backward_at_once: bool) -> WeaveHooks:
-        """Return what a route of capture calls; see `WeaveHooks`."""
+    def compile(
+        self,
+        compile_graph: Compile,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        backward_at_once: bool,
+    ) -> Callable[..., Any]:
+        """Compile a captured graph, its equal parts as one body if that can be done.
+
+        Args:
+            compile_graph: runs a route of capture.
+            gm: the graph, which compilers may rewrite.
+            example_inputs: its inputs.
+            backward_at_once: see `WeaveHooks`.
+        """
+        outlined = outline_graph(self.setup, gm, example_inputs)
+        self.report.regions = outlined.calls
+        self.report.flat_because = outlined.reasons
+        hooks = self._hooks(outlined.bodies, backward_at_once=backward_at_once)
+        if not outlined.bodies:
+            return compile_graph(gm, example_inputs, hooks)
+        try:
+            return compile_graph(outlined.graph_module, example_inputs, hooks)
+        except Exception as error:
+            refusal = own_error(error)
+            if is_restart(error) or not isinstance(refusal, RegionError):
+                raise
+        # What the part is found to do shows while it is traced, which may be inside of torch's trace.
+        logger.info("%s: equal parts are compiled one by one: %s", self.report.name, refusal)
+        self.report.regions, self.report.flat_because = (), (*outlined.reasons, str(refusal))
+        self.report.passes.clear()
+        return compile_graph(gm, example_inputs, self._hooks({}, backward_at_once=backward_at_once))
+
+    def _hooks(self, bodies: Bodies, *, backward_at_once: bool) -> WeaveHooks:
         return WeaveHooks(
             joint=lambda joint, kind: self._weave("joint", joint, kind),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind),
             key=None if self.ignores_caches else self._cache_key,
             partition=self._split,
             compiled=self._compiled,
-            backward_at_once=backward_at_once,
+            # A plan is judged by the code of both graphs.
+            backward_at_once=backward_at_once or self._split is not None,
+            bodies=bodies,
         )
 
     def finish(self) -> None:

@@ -89,6 +89,7 @@ def build_step(
         ),
         backend=description.backend,
         options=description.inductor_options,
+        regions=description.regions,
         strict=description.strict,
         regather=description.layout.stage == 3,
         debug_log=description.debug_log,

@@ -64,6 +64,7 @@ class StepDescription:
     """Where the model computes."""
     network: Network
     """Links that carry the collectives, for the planner's cost model."""
+    regions: bool = True
     strict: bool = False
     """Whether a failed compile raises, instead of falling back to eager."""
     debug_log: bool = False
@@ -166,6 +167,7 @@ def describe_step(
         host_slots=2 if config.offload.double_buffer else 1,
         device=device,
         network=_network(comm, device),
+        regions=options.regions,
         strict=options.strict,
         debug_log=options.debug_log,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),

@@ -1,0 +1,198 @@
+"""AOTAutograd over a part of a captured graph, while torch traces the graph that calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchloom._torch.aot import boxed
+
+
+@dataclass(frozen=True)
+class TracedPart:
+    """The functional graph of a part: with its backward, or alone."""
+
+    graph_module: fx.GraphModule
+    """Joint where `trains`: values and gradients of the part's inputs."""
+    num_results: int
+    has_tangent: tuple[bool, ...]
+    """For each result, whether the joint graph takes its gradient."""
+    problem: str | None
+    """Why it is no plain function of its inputs; None: it is one."""
+    settings: dict[str, Any]
+    """What a partitioner is told."""
+
+
+@dataclass(frozen=True)
+class AmbientAutocast:
+    """What autocast does around a compile, to be the same while a part is traced."""
+
+    states: tuple[tuple[str, bool, torch.dtype], ...]
+    caches: bool
+
+    @classmethod
+    def now(cls, devices: Sequence[str]) -> AmbientAutocast:
+        """Return what is in force for some types of devices."""
+        states = tuple(
+            (each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each))
+            for each in sorted({"cpu", *devices})
+            if torch.amp.is_autocast_available(each)
+        )
+        return cls(states, torch.is_autocast_cache_enabled())
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Let it be in force in the block."""
+        with ExitStack() as stack:
+            for device, enabled, dtype in self.states:
+                stack.enter_context(
+                    torch.autocast(device, dtype, enabled=enabled, cache_enabled=self.caches)
+                )
+            yield
+
+
+def trace_part(
+    part: fx.GraphModule, inputs: Sequence[Any], *, trains: bool, for_inductor: bool
+) -> TracedPart:
+    """Trace a part of a captured graph by itself.
+
+    Args:
+        part: its nodes, as Dynamo captured them.
+        inputs: fake tensors, of one fake mode, and sizes.
+        trains: whether its backward is wanted; some inputs then need gradients.
+        for_inductor: use Inductor's decompositions and its rewrites of joint graphs.
+
+    Raises:
+        Exception: whatever AOTAutograd raises for the part.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    graphs: list[tuple[fx.GraphModule, int, dict[str, Any]]] = []
+    metas: list[Any] = []
+
+    def rewritten(graph_module: fx.GraphModule) -> fx.GraphModule:
+        return _joint_passes(graph_module, inputs) if for_inductor else graph_module
+
+    def partition(joint: fx.GraphModule, joint_inputs: Any, **settings: Any) -> Any:
+        joint = rewritten(joint)
+        num_results = settings.pop("num_fwd_outputs")
+        graphs.append((joint, num_results, settings))
+        copy = fx.GraphModule(joint, fx.Graph())
+        copy.graph.output(copy.graph.graph_copy(joint.graph, {}))
+        copy.graph.output_node().meta.update(joint.graph.output_node().meta)
+        # Only what AOTAutograd notes about it counts; these halves never run.
+        return default_partition(copy, joint_inputs, num_fwd_outputs=num_results)
+
+    def compiler(graph_module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        context = TracingContext.try_get()
+        metas.append(None if context is None else context.fw_metadata)
+        return boxed(graph_module.forward)
+
+    def infer(graph_module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        graph_module = rewritten(graph_module)
+        (results,) = graph_module.graph.output_node().args
+        graphs.append((graph_module, len(results), {}))  # type: ignore[arg-type]
+        return compiler(graph_module, example_inputs)
+
+    table = _inductor_decompositions() if for_inductor else None
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        partition_fn=partition,
+        inference_compiler=infer,
+        **({} if table is None else {"decompositions": table}),
+    )
+    mode = detect_fake_mode(inputs)
+    with (
+        _disable_current_modes(),
+        torch.set_grad_enabled(trains),
+        tracing(TracingContext(mode)),  # type: ignore[arg-type]
+    ):
+        backend(part, list(inputs))
+    (graph_module, num_results, settings), meta = graphs[0], metas[0]
+    infos = [] if meta is None else meta.output_info
+    has_tangent = tuple(trains and bool(each.requires_grad) for each in infos)
+    return TracedPart(graph_module, num_results, has_tangent, _problem(meta), settings)
+
+
+def _joint_passes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    from torch._inductor import config
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes
+
+    device = next(each.device for each in inputs if isinstance(each, torch.Tensor))
+    with config.patch(joint_custom_pre_pass=None):  # our own, which is for whole graphs
+        return _recursive_joint_graph_passes(graph_module, input_device=device)
+
+
+def _inductor_decompositions() -> Any:
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def post_grad_passes(graph_module: fx.GraphModule, *, is_inference: bool) -> None:
+    """Rewrite a part's graph as Inductor rewrites each graph before it generates code."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import _recursive_post_grad_passes
+
+    with config.patch(post_grad_custom_post_pass=None):  # our own, which is for whole graphs
+        _recursive_post_grad_passes(graph_module, is_inference)
+
+
+def _problem(meta: Any) -> str | None:
+    """Return what AOTAutograd's wrapper would do around the graph, None if nothing."""
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    if meta is None:
+        return "torch does not tell what it found out about it"
+    written = [each.mutates_data or each.mutates_metadata for each in meta.input_info]
+    shared = [each.output_type is not OutputType.non_alias for each in meta.output_info]
+    problems = {
+        "it writes to what it reads": any(written),
+        "its results share memory": any(shared) or bool(meta.num_intermediate_bases),
+        "it has effects that are ordered by tokens": bool(meta.tokens),
+        "it changes the gradient mode": meta.grad_enabled_mutation is not None,
+        "it draws random numbers by torch's functional way": meta.is_rng_op_functionalized,
+    }
+    return next((text for text, holds in problems.items() if holds), None)
+
+
+GraphOfCall = Callable[..., tuple[str, fx.GraphModule]]
+"""(the call's arguments) -> a name for its body's code, and the body's graph."""
+
+
+def lower_calls(op: Any, graph_of: GraphOfCall) -> None:
+    """Let Inductor generate the code of a body once for all calls of an operator that name it.
+
+    Args:
+        op: its third argument is the list of tensors that a body's graph takes.
+        graph_of: the body of a call.
+    """
+    from torch._inductor import lowering
+
+    if op in lowering.lowerings:
+        return
+
+    @lowering.register_lowering(op, type_promotion_kind=None)
+    def lower(*args: Any) -> list[Any]:
+        from torch._inductor import ir
+        from torch._inductor.virtualized import V
+
+        name, graph_module = graph_of(*args)
+        known = V.graph.__dict__.setdefault("_torchloom_bodies", {})
+        if name not in known:
+            known[name] = ir.Subgraph(name=name, graph_module=graph_module)
+        # Where Inductor reads the strides that a body's inputs must have, behind two arguments of its own.
+        call: Any = V.graph.current_node
+        values = [operand.meta["val"] for operand in call.args[2]]
+        call.meta["eager_input_vals"] = ((None, None, *values), {})
+        results = ir.InvokeSubgraph.create(known[name], *args[2])
+        return [ir.TensorBox.create(each) for each in results]

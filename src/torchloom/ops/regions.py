@@ -1,0 +1,182 @@
+"""Operators that call a body that stands for several equal parts of a graph.
+
+    region           operands -> results of the body, and what its backward needs of its values
+    region_backward  what was kept, gradients of results -> gradients of operands
+
+A graph that Dynamo captured calls `region` once for each of the equal parts. AOTAutograd sees an operator
+with a derivative, so tracing a call costs the same whatever the body holds. `torchloom.regions` finds the
+parts, `torchloom.capture.bodies` traces the body once, and calls are replaced by its compiled code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, fx
+
+from torchloom._torch.autograd import below_autograd
+from torchloom.ops.library import LIBRARY, define
+
+BodyHalf = Literal["forward", "backward", "inference"]
+"""What a call runs of a body."""
+
+
+class Body(Protocol):
+    """What the operators, and those who compile calls, have to know of a body."""
+
+    def half(self, kind: BodyHalf) -> fx.GraphModule:
+        """Return the graph that a call runs: the operands of the call in, a list of tensors out."""
+        ...
+
+    def digest(self) -> str:
+        """Return a hash of all graphs that have been made of it."""
+        ...
+
+    def forward_values(self, *, trains: bool) -> Sequence[Tensor]:
+        """Return the fake results of a call; with `trains`, also what backward reads of its values."""
+        ...
+
+    def backward_values(self) -> Sequence[Tensor]:
+        """Return the fake gradients of the operands that have one."""
+        ...
+
+    @property
+    def num_results(self) -> int:
+        """How many of the forward's values a graph reads."""
+        ...
+
+    @property
+    def kept_operands(self) -> Sequence[int]:
+        """Operands that backward reads, by index."""
+        ...
+
+    @property
+    def kept_results(self) -> Sequence[int]:
+        """Results that backward reads, by index."""
+        ...
+
+    @property
+    def differentiated(self) -> Sequence[int]:
+        """Operands that have a gradient, by index, in the order of `backward_values`."""
+        ...
+
+    @property
+    def tangents(self) -> Sequence[Tensor | None]:
+        """Fake gradients of the results as backward takes them, None for results without one."""
+        ...
+
+
+def body_of(name: str) -> Body:
+    """Return the body that calls name; behind its name they may carry a hash of its graphs."""
+    return BODIES[name.partition("-")[0]]
+
+
+BODIES: WeakValueDictionary[str, Body] = WeakValueDictionary()
+"""Bodies that are being compiled, by name: the operators know them by it."""
+
+
+def _like(value: Tensor) -> Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _fake_region(
+    body: str, call: int, operands: Sequence[Tensor], sizes: Sequence[int], trains: bool
+) -> list[Tensor]:
+    return [_like(value) for value in body_of(body).forward_values(trains=trains)]
+
+
+def _fake_region_backward(
+    body: str, call: int, kept: Sequence[Tensor], sizes: Sequence[int]
+) -> list[Tensor]:
+    return [_like(value) for value in body_of(body).backward_values()]
+
+
+region = define(
+    "region(str body, int call, Tensor[] operands, SymInt[] sizes, bool trains) -> Tensor[]",
+    _fake_region,
+)
+"""Call a body by name; `call` numbers the calls of a graph, as equal ones may draw other random numbers.
+
+With `trains` the results are followed by the values that `region_backward` reads."""
+
+region_backward = define(
+    "region_backward(str body, int call, Tensor[] kept, SymInt[] sizes) -> Tensor[]",
+    _fake_region_backward,
+)
+"""Return the gradients of a call: `kept` holds operands and values that forward kept, then the gradients of results."""
+
+
+class _Region(torch.autograd.Function):
+    """One call and its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, call: int, sizes: Sequence[int], *operands: Tensor) -> Any:
+        body = body_of(name)
+        with below_autograd():
+            values = region(name, call, list(operands), list(sizes), True)
+        results = values[: body.num_results]
+        ctx.save_for_backward(
+            *(operands[i] for i in body.kept_operands),
+            *(results[i] for i in body.kept_results),
+            *values[len(results) :],
+        )
+        ctx.name, ctx.call, ctx.sizes, ctx.num_operands = name, call, sizes, len(operands)
+        ctx.set_materialize_grads(False)
+        without = [r for r, t in zip(results, body.tangents, strict=True) if t is None]
+        ctx.mark_non_differentiable(*without)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        body = body_of(ctx.name)
+        tangents = [
+            _laid_out(grad, like)
+            for grad, like in zip(grads, body.tangents, strict=True)
+            if like is not None
+        ]
+        found = region_backward(ctx.name, ctx.call, [*ctx.saved_tensors, *tangents], ctx.sizes)
+        by_operand: list[Tensor | None] = [None] * ctx.num_operands
+        for index, grad in zip(body.differentiated, found, strict=True):
+            by_operand[index] = grad
+        return None, None, None, *by_operand
+
+
+def _laid_out(grad: Tensor | None, like: Tensor) -> Tensor:
+    """Return a gradient with the strides that the body's backward was compiled for."""
+    if grad is None:  # nobody reads this result
+        zeros = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        return _laid_out(zeros, like)
+    if grad.stride() == like.stride():
+        return grad
+    return grad.new_empty_strided(like.shape, like.stride()).copy_(grad)
+
+
+def _region(
+    body: str, call: int, operands: Sequence[Tensor], sizes: Sequence[int], trains: bool
+) -> list[Tensor]:
+    records = torch.is_grad_enabled() and any(each.requires_grad for each in operands)
+    # A body is traced when this is asked first, which has to be in front of autograd.
+    body_of(body).forward_values(trains=records or trains)
+    if records:
+        return list(_Region.apply(body, call, sizes, *operands))
+    with below_autograd():
+        return region(body, call, operands, sizes, trains)
+
+
+LIBRARY.impl("region", _region, "Autograd")
+
+
+def half_of_call(node: fx.Node) -> tuple[str, BodyHalf]:
+    """Return which body a call names, and what it runs of it."""
+    name = str(node.args[0])
+    if node.target is region_backward:
+        return name, "backward"
+    return name, "forward" if node.args[4] else "inference"
+
+
+def is_call_of_body(node: fx.Node) -> bool:
+    """Say whether a node calls a body."""
+    return node.op == "call_function" and node.target in (region, region_backward)

@@ -1,0 +1,94 @@
+"""Whether equal parts of a captured graph become calls of one body, and if so, that done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torchloom._torch.bodies import AmbientAutocast, TracedPart
+from torchloom._torch.inductor import inductor_config
+from torchloom._torch.partition import min_cut_partition
+from torchloom.ops.regions import BODIES
+from torchloom.pipeline.keys import is_built_in
+from torchloom.pipeline.setup import Setup
+from torchloom.regions import Outlined, RegionBody, outline
+
+_COMPILERS = ("aot_eager", "inductor")
+"""Backends whose route compiles bodies."""
+
+
+def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Outlined:
+    """Return a captured graph with calls in the place of its equal parts, or as it is.
+
+    Args:
+        setup: the session.
+        gm: the graph; not changed.
+        inputs: one value for each of its inputs.
+    """
+    reason = _reason(setup, inputs)
+    if reason is not None:
+        return Outlined(gm, reasons=(reason,))
+    for_inductor = setup.backend == "inductor"
+    regathers = any(each.name == "zero3" for each in setup.passes)
+    devices = sorted({each.device.type for each in inputs if isinstance(each, Tensor)})
+    ambient = AmbientAutocast.now(devices)
+
+    def body(
+        name: str, captured: fx.GraphModule, operands: Sequence[Tensor], weights: frozenset[int]
+    ) -> RegionBody:
+        known = BODIES.get(name)
+        if isinstance(known, RegionBody):  # of another engine: it computes the same
+            return known
+        made = RegionBody(
+            name,
+            captured,
+            operands,
+            weights if regathers else frozenset(),
+            for_inductor,
+            _split_for_inductor if for_inductor else _split,
+            ambient,
+        )
+        BODIES[name] = made
+        return made
+
+    return outline(gm, f"{setup.backend} {regathers} {ambient} {torch.is_grad_enabled()}", body)
+
+
+def _reason(setup: Setup, inputs: Sequence[Any]) -> str | None:
+    """Return why a session does not outline, None if it does."""
+    whole = [each.name for each in setup.passes if not (is_built_in(each) or each.sees_regions)]
+    options = (
+        setup.options if setup.backend != "inductor" else {**inductor_config(), **setup.options}
+    )
+    reasons = {
+        "compile.regions is false": not setup.regions,
+        "this backend is given whole graphs": setup.backend not in _COMPILERS,
+        "Inductor's wrapper in C++ cannot call bodies": bool(options.get("cpp_wrapper")),
+        f"pass {''.join(whole[:1])!r} sees whole graphs": bool(whole),
+        "a plan decides about each layer": setup.planner is not None,
+        "sizes vary": not all(isinstance(size, int) for each in inputs for size in _sizes(each)),
+    }
+    return next((text for text, holds in reasons.items() if holds), None)
+
+
+def _sizes(value: Any) -> Sequence[Any]:
+    return (*value.shape, *value.stride()) if isinstance(value, Tensor) else (value,)
+
+
+def _split(joint: fx.GraphModule, traced: TracedPart) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split the joint graph of a body by min-cut."""
+    return _min_cut(joint, traced, {})
+
+
+def _split_for_inductor(
+    joint: fx.GraphModule, traced: TracedPart
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    return _min_cut(joint, traced, {"compiler": "inductor"})
+
+
+def _min_cut(joint: fx.GraphModule, traced: TracedPart, more: dict[str, Any]) -> Any:
+    settings = {**traced.settings, **more}
+    return min_cut_partition(joint, (), num_fwd_outputs=traced.num_results, **settings)

@@ -1,0 +1,122 @@
+"""A body: what one of several equal parts of a graph computes, traced once and split once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor, fx
+
+from torchloom._torch.bodies import AmbientAutocast, TracedPart, trace_part
+from torchloom._torch.tensors import fake_like
+from torchloom.errors import RegionError
+from torchloom.ops.regions import BodyHalf
+from torchloom.regions.halves import Halves, SplitBody, split_body
+from torchloom.regions.labels import graph_form
+
+
+@dataclass(eq=False)
+class RegionBody:
+    """What equal parts compute; see `torchloom.ops.regions.Body`.
+
+    Args:
+        name: a hash of all that its code depends on.
+        captured: the part as Dynamo captured it: operands in, a tuple of results out.
+        operands: fake tensors like those that it reads.
+        weights: operands that are gathered weights, by index; backward gathers them again.
+        for_inductor: whether Inductor will compile it.
+        split: makes forward and backward of its joint graph.
+    """
+
+    name: str
+    captured: fx.GraphModule
+    operands: Sequence[Tensor]
+    weights: frozenset[int]
+    for_inductor: bool
+    split: SplitBody
+    ambient: AmbientAutocast
+    num_traces: int = 0
+    num_splits: int = 0
+
+    @cached_property
+    def joint(self) -> TracedPart:
+        """The part with its backward."""
+        return self._trace(trains=True)
+
+    @cached_property
+    def inference(self) -> TracedPart:
+        """The part alone, for calls without gradients."""
+        return self._trace(trains=False)
+
+    @cached_property
+    def halves(self) -> Halves:
+        """Forward and backward."""
+        self.num_splits += 1
+        return split_body(self.joint, self.split, self.weights)
+
+    def half(self, kind: BodyHalf) -> fx.GraphModule:
+        """Return the graph that a call runs."""
+        if kind == "inference":
+            return self.inference.graph_module
+        return self.halves.forward if kind == "forward" else self.halves.backward
+
+    def digest(self) -> str:
+        """Return a hash of all graphs that have been made of it."""
+        made = [each for each in _MADE if each in self.__dict__]
+        graphs = [self.inference.graph_module] if "inference" in made else []
+        graphs += [self.halves.forward, self.halves.backward] if "halves" in made else []
+        text = " ".join(graph_form(each.graph) for each in graphs)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def forward_values(self, *, trains: bool) -> Sequence[Tensor]:
+        """Return the fake results of a call; with `trains`, also what backward reads of its values."""
+        graph = self.halves.forward.graph if trains else self.inference.graph_module.graph
+        return [node.meta["val"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
+
+    def backward_values(self) -> Sequence[Tensor]:
+        """Return the fake gradients of the operands that have one."""
+        graph = self.halves.backward.graph
+        return [node.meta["val"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
+
+    @property
+    def num_results(self) -> int:
+        """How many of the forward's values a graph reads."""
+        return self.joint.num_results
+
+    @property
+    def kept_operands(self) -> Sequence[int]:
+        """Operands that backward reads, by index."""
+        return self.halves.kept_operands
+
+    @property
+    def kept_results(self) -> Sequence[int]:
+        """Results that backward reads, by index."""
+        return self.halves.kept_results
+
+    @property
+    def differentiated(self) -> Sequence[int]:
+        """Operands that have a gradient, by index."""
+        return self.halves.differentiated
+
+    @property
+    def tangents(self) -> Sequence[Tensor | None]:
+        """Fake gradients of the results as backward takes them, None for results without one."""
+        return self.halves.tangents
+
+    def _trace(self, *, trains: bool) -> TracedPart:
+        self.num_traces += 1
+        inputs = [
+            fake_like(each, requires_grad=trains and each.requires_grad) for each in self.operands
+        ]
+        with self.ambient.again():
+            traced = trace_part(
+                self.captured, inputs, trains=trains, for_inductor=self.for_inductor
+            )
+        if traced.problem is not None:
+            raise RegionError(traced.problem)
+        return traced
+
+
+_MADE = ("inference", "halves")

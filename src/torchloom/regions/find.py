@@ -1,0 +1,167 @@
+"""Find equal parts of a captured graph: layers that follow upon each other.
+
+    x1 = layer(x0, w0)   x2 = layer(x1, w1)   x3 = layer(x2, w2)        three calls of one form
+
+Nodes get labels (`labels`), tandem repeats of labels are found (`repeats`), each is cut where fewest values
+cross, and parts whose data flows in the same way have one form. Gathers and parameters stay outside.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from torchloom._torch.modes import storage_id
+from torchloom.regions.labels import is_outside, label, traced_value, value_text
+from torchloom.regions.repeats import Stretch, find_stretches
+
+MIN_REPEATS = 4
+"""Fewer equal layers are compiled faster than a body is handled."""
+MIN_NODES = 4
+"""A part with fewer operators is no layer."""
+_MOST_CUTS = 8
+"""Places at which a stretch is cut on trial."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several equal parts of a graph."""
+
+    nodes: tuple[fx.Node, ...]
+    operands: tuple[fx.Node, ...]
+    """Values that it reads, in the order of their first use."""
+    results: tuple[fx.Node, ...]
+    """Its values that others read."""
+    form: Any
+    """Equal for parts that one body can stand for."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Equal parts, and why others stay as they are."""
+
+    groups: tuple[tuple[Part, ...], ...]
+    reasons: tuple[str, ...]
+
+
+def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
+    """Return groups of equal parts, each in the order of the graph.
+
+    Args:
+        graph: from Dynamo, with values recorded on its nodes; not changed.
+        min_repeats: smaller groups do not count.
+    """
+    nodes = [node for node in graph.nodes if not is_outside(node)]
+    numbers: dict[str, int] = {}
+    texts = [label(node) for node in nodes]
+    labels = [numbers.setdefault(text, len(numbers)) for text in texts]
+    groups: list[tuple[Part, ...]] = []
+    reasons: list[str] = []
+    for stretch in find_stretches(labels, min_repeats, MIN_NODES):
+        found = _cut(nodes, labels, stretch, min_repeats)
+        groups += found.groups
+        reasons += found.reasons
+    return Found(tuple(groups), tuple(reasons))
+
+
+def _cut(
+    nodes: Sequence[fx.Node], labels: Sequence[int], stretch: Stretch, min_repeats: int
+) -> Found:
+    """Return the groups of the best cut of a stretch, or why no cut gives any."""
+    reason = ""
+    for begin in _cuts(nodes, stretch, min_repeats):
+        parts = _parts(nodes, labels, begin, stretch)
+        forms: defaultdict[Any, list[Part]] = defaultdict(list)
+        for part in parts:
+            forms[part.form].append(part)
+        groups = [tuple(each) for each in forms.values() if len(each) >= min_repeats]
+        fine = []
+        for group in groups:
+            problem = next(filter(None, map(_problem, group)), None)
+            if problem is None:
+                fine.append(group)
+            else:
+                reason = problem
+        if fine:
+            return Found(tuple(fine), ())
+    where = f"{stretch.num_repeats} parts of {stretch.period} nodes from %{nodes[stretch.begin].name} on"
+    return Found((), (f"{where}: {reason or 'their data flows in different ways'}",))
+
+
+def _cuts(nodes: Sequence[fx.Node], stretch: Stretch, min_repeats: int) -> list[int]:
+    """Return where parts may begin, those first at whose borders fewest values cross."""
+    index_of = {node: i for i, node in enumerate(nodes)}
+    begin, end, period = stretch
+    # The period in the middle is as all but the first and the last are.
+    middle = begin + (stretch.num_repeats // 2) * period
+    crossing = [0] * period
+    for index in range(begin, end):
+        users = [index_of[user] for user in nodes[index].users if user in index_of]
+        last = max(users, default=index)
+        if any(user not in index_of for user in nodes[index].users):
+            last = len(nodes)
+        low, high = max(index + 1, middle), min(last, middle + period - 1)
+        for place in range(low, high + 1):
+            crossing[place - middle] += 1
+    cuts = [
+        (crossing[offset], -((end - begin - offset) // period), begin + offset)
+        for offset in range(period)
+        if (end - begin - offset) // period >= min_repeats
+    ]
+    return [at for _, _, at in sorted(cuts)[:_MOST_CUTS]]
+
+
+def _parts(
+    nodes: Sequence[fx.Node], labels: Sequence[int], begin: int, stretch: Stretch
+) -> Iterator[Part]:
+    period = stretch.period
+    for start in range(begin, stretch.end - period + 1, period):
+        yield _part(nodes[start : start + period], labels[start : start + period])
+
+
+def _part(nodes: Sequence[fx.Node], labels: Sequence[int]) -> Part:
+    offsets = {node: i for i, node in enumerate(nodes)}
+    slots: dict[fx.Node, int] = {}
+    flow: list[int] = []
+    for node in nodes:
+        for used in _inputs(node):
+            inside = offsets.get(used)
+            flow.append(inside if inside is not None else -1 - slots.setdefault(used, len(slots)))
+    results = [node for node in nodes if any(user not in offsets for user in node.users)]
+    form = (
+        tuple(labels),
+        tuple(flow),
+        tuple(value_text(traced_value(slot)) for slot in slots),
+        tuple(offsets[node] for node in results),
+    )
+    return Part(tuple(nodes), tuple(slots), tuple(results), form)
+
+
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    """Return what a node reads, once for each place."""
+    found: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def _problem(part: Part) -> str | None:
+    """Return why a part cannot be called, if it cannot."""
+    strange = [node for node in part.results if not isinstance(traced_value(node), Tensor)]
+    if strange:
+        return f"%{strange[0].name}, which is no tensor, is read behind its part"
+    if not part.results:
+        return "nothing is read behind a part"
+    read = {storage_id(traced_value(node)) for node in part.operands}
+    seen: set[int | None] = set()
+    for node in part.results:
+        storage = storage_id(traced_value(node))
+        if storage is not None and storage in read:
+            return f"its result %{node.name} is a view of what it reads"
+        if storage is not None and storage in seen:
+            return f"its result %{node.name} is a view of another result"
+        seen.add(storage)
+    return None

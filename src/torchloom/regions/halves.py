@@ -1,0 +1,199 @@
+"""The two halves of a body, made so that calls hand over as little as possible.
+
+A partitioner lets forward return whatever backward reads. Of a body, operands need not be returned, as the
+graph that calls it holds them: gathered weights among them are gathered again. A view need not be returned
+either: backward views the tensor that it is a view of.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from torchloom._torch.bodies import TracedPart
+from torchloom.errors import RegionError
+from torchloom.graph import is_view_op, value_of
+from torchloom.graph.alias import storage_of
+from torchloom.ops.match import with_views
+
+SplitBody = Callable[[fx.GraphModule, TracedPart], tuple[fx.GraphModule, fx.GraphModule]]
+"""Splits a joint graph, which it may change, into forward and backward."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Forward and backward of a body as plain functions.
+
+    forward:   operands -> results, saved values
+    backward:  kept operands, kept results, saved values, gradients of results -> gradients of operands
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    kept_operands: tuple[int, ...]
+    kept_results: tuple[int, ...]
+    differentiated: tuple[int, ...]
+    """Operands that have a gradient."""
+    tangents: tuple[Tensor | None, ...]
+    """For each result its gradient, None where it has none."""
+
+
+def split_body(traced: TracedPart, split: SplitBody, weights: frozenset[int]) -> Halves:
+    """Split the joint graph of a body.
+
+    Args:
+        traced: with its backward.
+        split: a partitioner.
+        weights: operands of which backward computes views and casts again.
+
+    Raises:
+        RegionError: the halves need more than operands and tensors, e.g. states of generators.
+    """
+    joint = traced.graph_module
+    operands = [n for n in joint.graph.find_nodes(op="placeholder") if not _is_tangent(n)]
+    for index in weights:
+        for link in with_views(operands[index])[1:]:
+            link.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            link.meta["ac_graph_id"] = 0
+    grads: Sequence[Any] = joint.graph.output_node().args[0][traced.num_results :]  # type: ignore[index]
+    differentiated = tuple(i for i, grad in enumerate(grads) if isinstance(grad, fx.Node))
+    forward, backward = split(joint, traced)
+    if len(forward.graph.find_nodes(op="placeholder")) != len(operands):
+        raise RegionError("its forward takes more than its operands")
+    tangents = _tangents(traced, backward.graph)
+    kept = _kept(forward.graph, traced.num_results)
+    backward = fx.GraphModule(backward, _rewired(backward.graph, kept))
+    _return(forward, kept)
+    forward.graph.eliminate_dead_code()
+    for half in (forward, backward):
+        half.graph.lint()
+        half.recompile()
+    return Halves(
+        forward, backward, tuple(kept.operands), tuple(kept.results), differentiated, tangents
+    )
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    return node.name.startswith("tangents")
+
+
+def _tangents(traced: TracedPart, backward: fx.Graph) -> tuple[Tensor | None, ...]:
+    given = [value_of(n) for n in backward.find_nodes(op="placeholder") if _is_tangent(n)]
+    if len(given) != sum(traced.has_tangent):
+        raise RegionError("torch takes other gradients than those of its results")
+    left = iter(given)
+    return tuple(next(left) if has else None for has in traced.has_tangent)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What backward reads: nodes of the forward graph, each the root of what it was to return."""
+
+    roots: dict[fx.Node, fx.Node]
+    results: list[int]
+    operands: list[int]
+    nodes: list[fx.Node]
+    """All of it, in the order in which backward takes it."""
+    values: list[fx.Node]
+    """What forward returns: its results, then what it computed for backward alone."""
+
+
+def _kept(forward: fx.Graph, num_results: int) -> _Kept:
+    values: Any = forward.output_node().args[0]
+    results, saved = list(values[:num_results]), list(values[num_results:])
+    operands = forward.find_nodes(op="placeholder")
+    for node in saved:
+        if not isinstance(value_of(node), Tensor):
+            raise RegionError(f"its backward reads %{node.name}, which is no tensor")
+    roots = {node: _root(node) for node in saved}
+    wanted = set(roots.values())
+    known = {*operands, *results}
+    computed = [n for n in forward.nodes if n in wanted and n not in known]
+    kept_operands = [i for i, node in enumerate(operands) if node in wanted]
+    kept_results = [i for i, node in enumerate(results) if node in wanted]
+    nodes = [operands[i] for i in kept_operands] + [results[i] for i in kept_results] + computed
+    _check_memory(operands, [*results, *computed])
+    return _Kept(roots, kept_results, kept_operands, nodes, [*results, *computed])
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """Return the value that a node views, through all views; the node itself unless it is one."""
+    while (seen := _seen(node)) is not None:
+        node = seen
+    return node
+
+
+def _seen(node: fx.Node) -> fx.Node | None:
+    """Return whose memory a node shows, None if its own."""
+    if node.op != "call_function" or not node.all_input_nodes:
+        return None
+    if node.target is operator.getitem:
+        maker = node.all_input_nodes[0]
+        return maker if is_view_op(maker.target) else None
+    if is_view_op(node.target):
+        return node.all_input_nodes[0]
+    storage = storage_of(node)
+    shared = [each for each in node.all_input_nodes if storage_of(each) == storage]
+    return shared[0] if storage is not None and shared else None
+
+
+def _check_memory(operands: Sequence[fx.Node], values: Sequence[fx.Node]) -> None:
+    """Refuse values that share memory: whoever calls the body takes each for one of its own."""
+    seen = {storage_of(node): node for node in operands}
+    for node in values:
+        storage = storage_of(node)
+        if storage is None:
+            raise RegionError(f"%{node.name}, which it returns, is no plain tensor")
+        if storage in seen:
+            raise RegionError(
+                f"%{node.name}, which it returns, shares memory with %{seen[storage].name}"
+            )
+        seen[storage] = node
+
+
+def _return(forward: fx.GraphModule, kept: _Kept) -> None:
+    output = forward.graph.output_node()
+    output.args = (kept.values,)
+    output.meta.pop("desc", None)  # AOTAutograd's names of what was returned before
+
+
+def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
+    """Return backward with what is kept and the gradients as its inputs, in this order."""
+    graph = fx.Graph()
+    given: dict[fx.Node, fx.Node] = {}
+    for node in kept.nodes:
+        given[node] = graph.placeholder(node.name)
+        given[node].meta = dict(node.meta)
+    env: dict[fx.Node, fx.Node] = {}
+    inputs = backward.find_nodes(op="placeholder")
+    for old in filter(_is_tangent, inputs):
+        env[old] = graph.node_copy(old)
+    by_name = {node.name: node for node in kept.roots}
+    for old in inputs:
+        if not _is_tangent(old):
+            if old.name not in by_name:
+                raise RegionError(
+                    f"its backward takes %{old.name}, which is no value of its forward"
+                )
+            env[old] = _viewed_again(graph, by_name[old.name], given)
+    for old in backward.nodes:
+        if old.op == "output":
+            grads = [env[each] for each in old.args[0] if isinstance(each, fx.Node)]  # type: ignore[union-attr]
+            graph.output(grads)
+        elif old.op != "placeholder":
+            env[old] = graph.node_copy(old, lambda used: env[used])
+    return graph
+
+
+def _viewed_again(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, fx.Node]) -> fx.Node:
+    """Return a value in backward: given, or viewed again from what is given."""
+    if node not in given:
+        if _seen(node) is None:
+            raise RegionError(f"its backward views %{node.name}, which is not kept")
+        given[node] = graph.node_copy(node, lambda used: _viewed_again(graph, used, given))
+    return given[node]

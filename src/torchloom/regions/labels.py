@@ -1,0 +1,101 @@
+"""What makes two nodes of a captured graph do the same: labels, and what a part of a graph reads and gives."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torchloom import ops
+from torchloom._torch.operators import OpOverload
+
+_PARAMETER_OPS = (ops.gather, ops.replicate, ops.cast)
+"""They name their parameter, so no two are equal, and transfers are ordered over all layers."""
+
+
+def traced_value(node: fx.Node) -> Any:
+    """Return the fake value that Dynamo, or a later trace, recorded for a node."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def is_outside(node: fx.Node) -> bool:
+    """Say whether a node stays in the graph, as what it makes belongs to one layer alone: a parameter's weight."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op == "get_attr":
+        return not isinstance(module_of_attr(node), fx.GraphModule)
+    if node.op != "call_function" or node.target not in _PARAMETER_OPS:
+        return False
+    return all(is_outside(each) for each in node.all_input_nodes)
+
+
+def module_of_attr(node: fx.Node) -> Any:
+    """Return the attribute of a graph's module that a node reads."""
+    found: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def label(node: fx.Node) -> str:
+    """Return all that a node does, except which values it reads."""
+    if node.op == "get_attr":
+        return f"graph {graph_form(module_of_attr(node).graph)}"
+    what = node.target if isinstance(node.target, str) else _callable_text(node.target)
+    args = fx.node.map_arg((node.args, node.kwargs), lambda _: _READ)
+    tags = node.meta.get("recompute")
+    return f"{node.op} {what} {_text(args)} -> {value_text(traced_value(node))} {tags}"
+
+
+def graph_form(graph: fx.Graph) -> str:
+    """Return a hash of what a graph computes, whatever its nodes are called."""
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    lines = []
+    for node in graph.nodes:
+        inputs: list[int] = []
+        fx.node.map_arg((node.args, node.kwargs), lambda used, to=inputs: to.append(place[used]))
+        what = (
+            value_text(traced_value(node)) if node.op in ("placeholder", "output") else label(node)
+        )
+        lines.append(f"{node.op} {what} {inputs}")
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+class _Read:
+    def __repr__(self) -> str:
+        return "%"
+
+
+_READ: Any = _Read()
+
+
+def _callable_text(target: Any) -> str:
+    name = getattr(target, "__qualname__", None)
+    if isinstance(target, OpOverload) or name is None:
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{name}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_text(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}[{', '.join(_text(each) for each in value)}]"
+    if isinstance(value, slice):
+        return f"slice[{_text(value.start)}, {_text(value.stop)}, {_text(value.step)}]"
+    return f"{type(value).__name__} {value!r}"
+
+
+def value_text(value: Any) -> str:
+    """Return all that code which is compiled for a value depends on."""
+    if isinstance(value, Tensor):
+        strides = list(value.stride()) if value.layout is torch.strided else value.layout
+        return (
+            f"{value.dtype}{list(value.shape)}{strides}{value.device}{value.requires_grad}"
+            f"{type(value).__name__ if type(value).__name__ != 'Parameter' else ''}"
+        )
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(value_text(each) for each in value)}]"
+    return f"{type(value).__name__} {value}"

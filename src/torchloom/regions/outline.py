@@ -1,0 +1,150 @@
+"""Replace equal parts of a captured graph by calls of one body.
+
+before   h = norm(x, w1); ...; x1 = add(..)      h = norm(x1, w2); ...; x2 = add(..)
+after    [x1] = region('a1b2', 0, [x, w1])       [x2] = region('a1b2', 1, [x1, w2])
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from torchloom import ops
+from torchloom.backends.graphs import copy_graph_module
+from torchloom.ops.regions import region
+from torchloom.regions.find import Part, find_regions
+from torchloom.regions.labels import graph_form, traced_value
+
+MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], frozenset[int]], Any]
+"""(name, the part as a graph, fake operands, gathered weights among them) -> its body"""
+
+
+class RegionCalls(NamedTuple):
+    """A body of a captured graph and what it stands for."""
+
+    body: str
+    """Its name: a hash of what it computes."""
+    num_nodes: int
+    """Nodes of each part."""
+    layers: tuple[str, ...]
+    """For each call the module that it stands for, "" where none is known."""
+
+
+@dataclass(frozen=True)
+class Outlined:
+    """A captured graph whose equal parts are calls."""
+
+    graph_module: fx.GraphModule
+    bodies: dict[str, Any] = field(default_factory=dict)
+    """By the name that calls know them by."""
+    calls: tuple[RegionCalls, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Why parts that repeat stayed."""
+
+
+def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
+    """Return a copy of a captured graph in which bodies stand for its equal parts.
+
+    Args:
+        gm: from Dynamo; not changed.
+        key: what else the bodies' code depends on, for their names.
+        make_body: makes what the operators know of a body.
+    """
+    copy = copy_graph_module(gm)
+    found = find_regions(copy.graph)
+    bodies: dict[str, Any] = {}
+    calls: list[RegionCalls] = []
+    call = 0
+    picked: dict[fx.Node, fx.Node] = {}
+    for group in found.groups:
+        body = _body_of(copy, group[0])
+        name = _name(body.graph, key)
+        bodies[name] = make_body(
+            name, body, [traced_value(each) for each in group[0].operands], _weights(group[0])
+        )
+        layers = tuple(_layer_of(part) for part in group)
+        calls.append(RegionCalls(name, len(group[0].nodes), layers))
+        for part in group:
+            _replace(copy.graph, part, name, call, picked)
+            call += 1
+    if found.groups:
+        copy.graph.lint()
+        copy.recompile()
+    return Outlined(copy, bodies, tuple(calls), found.reasons)
+
+
+def _body_of(gm: fx.GraphModule, part: Part) -> fx.GraphModule:
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for index, node in enumerate(part.operands):
+        env[node] = graph.placeholder(f"operand_{index}")
+        env[node].meta = {"example_value": traced_value(node)}
+    for node in part.nodes:
+        env[node] = graph.node_copy(node, lambda used: env[used])
+    graph.output(tuple(env[node] for node in part.results))
+    return fx.GraphModule(gm, graph)
+
+
+def _name(graph: fx.Graph, key: str) -> str:
+    text = f"{key} {graph_form(graph)}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _layer_of(part: Part) -> str:
+    """Return the module of whose parameters a part reads most: the innermost that holds them all."""
+    paths = [path for node in part.operands if (path := _owner_of(node))]
+    if not paths:
+        return ""
+    common = list(paths[0].split("."))
+    for path in paths[1:]:
+        names = path.split(".")
+        same = 0
+        while same < min(len(common), len(names)) and common[same] == names[same]:
+            same += 1
+        del common[same:]
+    return ".".join(common)
+
+
+def _owner_of(node: fx.Node) -> str:
+    """Return the path of the module that holds the parameter of a gather, "" for other nodes."""
+    if node.target in (ops.gather, ops.replicate, ops.cast):
+        return str(node.args[-1]).rpartition(".")[0]
+    return ""
+
+
+def _weights(part: Part) -> frozenset[int]:
+    return frozenset(i for i, node in enumerate(part.operands) if node.target is ops.gather)
+
+
+def _replace(
+    graph: fx.Graph, part: Part, name: str, call: int, picked: dict[fx.Node, fx.Node]
+) -> None:
+    """Put a call in the place of a part.
+
+    Args:
+        graph: edited in place.
+        part: its nodes are erased.
+        name: of the body.
+        call: the number of this call.
+        picked: for results of parts replaced so far, what took their place; extended.
+    """
+    last = part.nodes[-1]
+    operands = [picked.get(each, each) for each in part.operands]
+    with graph.inserting_after(last):
+        node = graph.call_function(region, (name, call, operands, [], False))
+    node.meta = {k: v for k, v in last.meta.items() if k in ("nn_module_stack", "stack_trace")}
+    node.meta["example_value"] = [traced_value(each) for each in part.results]
+    after = node
+    for index, result in enumerate(part.results):
+        with graph.inserting_after(after):
+            after = picked[result] = graph.call_function(operator.getitem, (node, index))
+        after.meta = dict(result.meta)
+    for result in part.results:
+        result.replace_all_uses_with(picked[result], propagate_meta=False)
+    for each in reversed(part.nodes):
+        graph.erase_node(each)
