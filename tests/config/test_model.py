@@ -114,7 +114,7 @@ def test_the_names_of_all_fields():
         "FolderConfig": "output_path job_name",
         "WandbConfig": "project team group",
         "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes extra_passes schedule pass_options "
-        "memory_budget plan replan_step strict dump_graphs debug_log symmetric_memory",
+        "memory_budget plan replan_step regions strict dump_graphs debug_log symmetric_memory",
     }
 
 

@@ -100,3 +100,232 @@ MODELS = {"llama": (llama, [5]), "gpt2": (gpt2, [4]), "encoder": (encoder, [5])}
 def test_equal_layers_train_as_in_the_flat_graph(name: str, stage: int) -> None:
     make, calls = MODELS[name]
     check(make, calls=calls, stage=stage)
+
+
+class Dropouts(nn.Module):
+    """Draws random numbers in each layer."""
+
+    def __init__(self, dim: int = 24, layers: int = 5) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(dim, 4, 40, dropout=0.3, batch_first=True)
+            for _ in range(layers)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+class Checkpointed(nn.Module):
+    """Computes each layer again in backward, random numbers included."""
+
+    def __init__(self, dim: int = 24, layers: int = 5, p: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(dim), nn.Linear(dim, 50), nn.GELU(), nn.Linear(50, dim), nn.Dropout(p)
+            )
+            for _ in range(layers)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        return x.square().mean()
+
+
+class Mixed(nn.Module):
+    """Two kinds of layers in turn, then equal ones that share their weights."""
+
+    def __init__(self, dim: int = 20) -> None:
+        super().__init__()
+        kinds = (nn.GELU, nn.Tanh)
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(dim), nn.Linear(dim, 3 * dim), kind(), nn.Linear(3 * dim, dim)
+            )
+            for _ in range(5)
+            for kind in kinds
+        )
+        self.shared = nn.Sequential(
+            nn.Linear(dim, dim), nn.SiLU(), nn.LayerNorm(dim), nn.Linear(dim, dim)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        for _ in range(4):
+            x = x + self.shared(x)
+        return x.square().mean()
+
+
+class Collecting(nn.Module):
+    """Gives what each layer made, and a loss of each."""
+
+    def __init__(self, dim: int = 20, layers: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(dim), nn.Linear(dim, 3 * dim), nn.GELU(), nn.Linear(3 * dim, dim)
+            )
+            for _ in range(layers)
+        )
+        self.routers = nn.ModuleList(nn.Linear(dim, 3) for _ in range(layers))
+
+    def forward(self, x):
+        states, losses = [], []
+        for layer, router in zip(self.layers, self.routers, strict=True):
+            weights = router(x).softmax(-1)
+            losses.append(weights.square().mean())
+            x = x + layer(x) * weights[..., :1]
+            states.append(x)
+        return x.square().mean() + 0.1 * sum(losses) + states[2].mean()
+
+
+class Normed(nn.Module):
+    """Layers that write their buffers."""
+
+    def __init__(self, layers: int = 5) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 12))
+            for _ in range(layers)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+class InPlace(nn.Module):
+    """Values of their own are written in place."""
+
+    def __init__(self, layers: int = 5) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 30), nn.ReLU(), nn.Linear(30, 12))
+            for _ in range(layers)
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            made = layer(x)
+            made += x
+            x = made
+        return x.square().mean()
+
+
+class LowRank(nn.Module):
+    """Frozen weights with trained additions of low rank."""
+
+    def __init__(self, dim: int = 24, layers: int = 5) -> None:
+        super().__init__()
+        self.base = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
+        self.base.requires_grad_(False)
+        self.down = nn.ModuleList(nn.Linear(dim, 3, bias=False) for _ in range(layers))
+        self.up = nn.ModuleList(nn.Linear(3, dim, bias=False) for _ in range(layers))
+
+    def forward(self, x):
+        for base, down, up in zip(self.base, self.down, self.up, strict=True):
+            x = x + torch.tanh(base(x) + 2.0 * up(down(x)))
+        return x.square().mean()
+
+
+def of(kind: type[nn.Module], *sizes: int, **options: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        return kind(**options), (torch.randn(*sizes),)
+
+    return make
+
+
+def experts() -> Any:
+    blocks = [
+        zoo.Block(48, zoo.Attention(48, 4, 2), zoo.Experts(48, 40, 4), zoo.Norm) for _ in range(4)
+    ]
+    return zoo.Lm(blocks, 48), (torch.randint(0, 131, (2, 21)),)
+
+
+def tied() -> Any:
+    return zoo.llama(layers=5, tied=True)
+
+
+def tied_between() -> Any:
+    model, batch = zoo.llama(layers=5)
+    for block in model.blocks[1:]:
+        block.mlp = model.blocks[0].mlp
+    return model, batch
+
+
+def half_frozen() -> Any:
+    model, batch = zoo.llama(layers=9)
+    model.embed.requires_grad_(False)
+    model.blocks[:4].requires_grad_(False)
+    return model, batch
+
+
+def recurrence() -> Any:
+    return zoo.Gru(), (torch.randn(3, 9, 23),)
+
+
+@pytest.mark.parametrize(
+    ("make", "calls"),
+    [
+        (of(Dropouts, 3, 7, 24, layers=6), [5]),
+        (of(Checkpointed, 3, 7, 24, layers=6), [5]),
+        (of(Checkpointed, 3, 7, 24, p=0.3, layers=6), [5]),
+        (of(Mixed, 3, 20), [4, 4]),
+        (of(Collecting, 3, 20), [5]),
+        (of(Normed, 9, 12), []),
+        (of(InPlace, 9, 12), [5]),
+        (of(LowRank, 3, 24), [4]),
+        (experts, [4]),
+        (tied, [5]),
+        (tied_between, [5]),
+        (half_frozen, [4, 4]),
+        (recurrence, []),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or str(value),
+)
+def test_other_layers_train_as_in_the_flat_graph(make: Any, calls: Any) -> None:
+    found = check(make, calls=calls)
+    print(found.calls, found.reasons)
+
+
+def test_why_layers_stay_apart_is_told() -> None:
+    found = check(of(Normed, 9, 12), calls=[])
+    assert found.reasons == ["it writes to what it reads"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": 2},
+        {"bf16": {"enabled": True}},
+        {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+        {"gradient_clipping": 0.1},
+        {"compile": {"offload_activation": True}},
+        {
+            "zero_optimization": {
+                "stage": 3,
+                "reduce_bucket_size": 3000,
+                "stage3_prefetch_bucket_size": 9000,
+            }
+        },
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_settings_mean_the_same(config: dict[str, Any]) -> None:
+    check(llama, calls=[5], config=config)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_inductor_trains_to_nearly_the_same(name: str) -> None:
+    make, calls = MODELS[name]
+    flat, found = both(make, backend="inductor")
+    assert found.calls == calls
+    torch.testing.assert_close(found.losses, flat.losses, rtol=1e-6, atol=0)

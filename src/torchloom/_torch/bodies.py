@@ -12,6 +12,9 @@ from torch import fx
 
 from torchloom._torch.aot import boxed
 
+CHECKPOINT: Any = torch.ops.higher_order.tag_activation_checkpoint
+"""What Dynamo makes of `torch.utils.checkpoint`: (graph, *its inputs, **options of checkpoint)."""
+
 
 @dataclass(frozen=True)
 class TracedPart:
@@ -187,12 +190,12 @@ def lower_calls(op: Any, graph_of: GraphOfCall) -> None:
         from torch._inductor.virtualized import V
 
         name, graph_module = graph_of(*args)
-        known = V.graph.__dict__.setdefault("_torchloom_bodies", {})
+        graph: Any = V.graph
+        known = graph.__dict__.setdefault("_torchloom_bodies", {})
         if name not in known:
             known[name] = ir.Subgraph(name=name, graph_module=graph_module)
         # Where Inductor reads the strides that a body's inputs must have, behind two arguments of its own.
-        call: Any = V.graph.current_node
-        values = [operand.meta["val"] for operand in call.args[2]]
-        call.meta["eager_input_vals"] = ((None, None, *values), {})
+        values = [operand.meta["val"] for operand in graph.current_node.args[2]]
+        graph.current_node.meta["eager_input_vals"] = ((None, None, *values), {})
         results = ir.InvokeSubgraph.create(known[name], *args[2])
         return [ir.TensorBox.create(each) for each in results]

@@ -5,7 +5,7 @@
 
 A graph that Dynamo captured calls `region` once for each of the equal parts. AOTAutograd sees an operator
 with a derivative, so tracing a call costs the same whatever the body holds. `torchloom.regions` finds the
-parts, `torchloom.capture.bodies` traces the body once, and calls are replaced by its compiled code.
+parts, which traces each body once, and `torchloom.capture.calls` puts its compiled code in the place of calls.
 """
 
 from __future__ import annotations

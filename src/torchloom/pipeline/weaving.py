@@ -100,8 +100,9 @@ class Weaving:
             if is_restart(error) or not isinstance(refusal, RegionError):
                 raise
         # What the part is found to do shows while it is traced, which may be inside of torch's trace.
-        logger.info("%s: equal parts are compiled one by one: %s", self.report.name, refusal)
-        self.report.regions, self.report.flat_because = (), (*outlined.reasons, str(refusal))
+        reason = str(refusal).partition("\n")[0]
+        logger.info("%s: equal parts are compiled one by one: %s", self.report.name, reason)
+        self.report.regions, self.report.flat_because = (), (*outlined.reasons, reason)
         self.report.passes.clear()
         return compile_graph(gm, example_inputs, self._hooks({}, backward_at_once=backward_at_once))
 

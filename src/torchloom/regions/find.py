@@ -9,20 +9,26 @@ cross, and parts whose data flows in the same way have one form. Gathers and par
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
 
 from torchloom._torch.modes import storage_id
-from torchloom.regions.labels import is_outside, label, traced_value, value_text
+from torchloom.regions.labels import (
+    is_outside,
+    label,
+    module_of_attr,
+    traced_value,
+    value_text,
+)
 from torchloom.regions.repeats import Stretch, find_stretches
 
 MIN_REPEATS = 4
 """Fewer equal layers are compiled faster than a body is handled."""
 MIN_NODES = 4
-"""A part with fewer operators is no layer."""
+"""A part with fewer operators is no layer; those of graphs within it count."""
 _MOST_CUTS = 8
 """Places at which a stretch is cut on trial."""
 
@@ -33,9 +39,11 @@ class Part:
 
     nodes: tuple[fx.Node, ...]
     operands: tuple[fx.Node, ...]
-    """Values that it reads, in the order of their first use."""
+    """What a call of it is given: values that it reads, those of the last use first."""
     results: tuple[fx.Node, ...]
     """Its values that others read."""
+    reads: tuple[int | None, ...]
+    """For each value that a node reads, node by node: the operand by its index, None for a value of the part."""
     form: Any
     """Equal for parts that one body can stand for."""
 
@@ -61,17 +69,25 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
     labels = [numbers.setdefault(text, len(numbers)) for text in texts]
     groups: list[tuple[Part, ...]] = []
     reasons: list[str] = []
-    for stretch in find_stretches(labels, min_repeats, MIN_NODES):
+    for stretch in find_stretches(labels, min_repeats, 1):
         found = _cut(nodes, labels, stretch, min_repeats)
         groups += found.groups
         reasons += found.reasons
     return Found(tuple(groups), tuple(reasons))
 
 
+def _num_operators(nodes: Sequence[fx.Node]) -> int:
+    return sum(
+        len(module_of_attr(node).graph.nodes) if node.op == "get_attr" else 1 for node in nodes
+    )
+
+
 def _cut(
     nodes: Sequence[fx.Node], labels: Sequence[int], stretch: Stretch, min_repeats: int
 ) -> Found:
     """Return the groups of the best cut of a stretch, or why no cut gives any."""
+    if _num_operators(nodes[stretch.begin : stretch.begin + stretch.period]) < MIN_NODES:
+        return Found((), ())
     reason = ""
     for begin in _cuts(nodes, stretch, min_repeats):
         parts = _parts(nodes, labels, begin, stretch)
@@ -119,29 +135,52 @@ def _parts(
     nodes: Sequence[fx.Node], labels: Sequence[int], begin: int, stretch: Stretch
 ) -> Iterator[Part]:
     period = stretch.period
-    for start in range(begin, stretch.end - period + 1, period):
-        yield _part(nodes[start : start + period], labels[start : start + period])
+    starts = range(begin, stretch.end - period + 1, period)
+    apart = {place for start in starts for place in _apart(nodes[start : start + period])}
+    for start in starts:
+        yield _part(nodes[start : start + period], labels[start : start + period], apart)
 
 
-def _part(nodes: Sequence[fx.Node], labels: Sequence[int]) -> Part:
+def _apart(nodes: Sequence[fx.Node]) -> Iterator[int]:
+    """Yield the places where a part reads a value whose gradients it must not sum up by itself.
+
+    Autograd adds the gradients of a value one by one, last use first. Of a value that is also used
+    elsewhere, the sum of some of them would be another number: such uses are operands of their own.
+    """
+    inside = set(nodes)
+    uses: defaultdict[fx.Node, list[int]] = defaultdict(list)
+    for place, used in enumerate(each for node in nodes for each in inputs_of(node)):
+        if used not in inside:
+            uses[used].append(place)
+    for used, places in uses.items():
+        value = traced_value(used)
+        is_alone = all(user in inside for user in used.users)
+        if len(places) > 1 and not is_alone and getattr(value, "requires_grad", False):
+            yield from places
+
+
+def _part(nodes: Sequence[fx.Node], labels: Sequence[int], apart: Collection[int]) -> Part:
     offsets = {node: i for i, node in enumerate(nodes)}
-    slots: dict[fx.Node, int] = {}
+    slots: dict[tuple[fx.Node, int | None], int] = {}
     flow: list[int] = []
-    for node in nodes:
-        for used in _inputs(node):
-            inside = offsets.get(used)
-            flow.append(inside if inside is not None else -1 - slots.setdefault(used, len(slots)))
+    for place, used in enumerate(each for node in nodes for each in inputs_of(node)):
+        key = (used, place if place in apart else None)
+        inside = offsets.get(used)
+        flow.append(inside if inside is not None else -1 - slots.setdefault(key, len(slots)))
+    # Autograd adds gradients in the order of operands: last use first, as it would in the flat graph.
+    operands = tuple(used for used, _ in slots)[::-1]
     results = [node for node in nodes if any(user not in offsets for user in node.users)]
     form = (
         tuple(labels),
         tuple(flow),
-        tuple(value_text(traced_value(slot)) for slot in slots),
+        tuple(value_text(traced_value(each)) for each in operands),
         tuple(offsets[node] for node in results),
     )
-    return Part(tuple(nodes), tuple(slots), tuple(results), form)
+    reads = tuple(len(slots) + each if each < 0 else None for each in flow)
+    return Part(tuple(nodes), operands, tuple(results), reads, form)
 
 
-def _inputs(node: fx.Node) -> list[fx.Node]:
+def inputs_of(node: fx.Node) -> list[fx.Node]:
     """Return what a node reads, once for each place."""
     found: list[fx.Node] = []
     fx.node.map_arg((node.args, node.kwargs), found.append)

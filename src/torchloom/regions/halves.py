@@ -95,6 +95,7 @@ class _Kept:
     """What backward reads: nodes of the forward graph, each the root of what it was to return."""
 
     roots: dict[fx.Node, fx.Node]
+    """What forward was to return for backward, in this order, and the value that each is a view of."""
     results: list[int]
     operands: list[int]
     nodes: list[fx.Node]
@@ -173,14 +174,11 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
     inputs = backward.find_nodes(op="placeholder")
     for old in filter(_is_tangent, inputs):
         env[old] = graph.node_copy(old)
-    by_name = {node.name: node for node in kept.roots}
-    for old in inputs:
-        if not _is_tangent(old):
-            if old.name not in by_name:
-                raise RegionError(
-                    f"its backward takes %{old.name}, which is no value of its forward"
-                )
-            env[old] = _viewed_again(graph, by_name[old.name], given)
+    saved = [each for each in inputs if not _is_tangent(each)]
+    if [_kind(each) for each in saved] != [_kind(each) for each in kept.roots]:
+        raise RegionError("its backward takes other values than its forward returns")
+    for old, node in zip(saved, kept.roots, strict=True):
+        env[old] = _viewed_again(graph, node, given)
     for old in backward.nodes:
         if old.op == "output":
             grads = [env[each] for each in old.args[0] if isinstance(each, fx.Node)]  # type: ignore[union-attr]
@@ -188,6 +186,11 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
         elif old.op != "placeholder":
             env[old] = graph.node_copy(old, lambda used: env[used])
     return graph
+
+
+def _kind(node: fx.Node) -> object:
+    value = value_of(node)
+    return (value.dtype, value.shape, value.stride()) if isinstance(value, Tensor) else value
 
 
 def _viewed_again(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torchloom import ops
 from torchloom._torch.operators import OpOverload
 
-_PARAMETER_OPS = (ops.gather, ops.replicate, ops.cast)
+PARAMETER_OPS = (ops.gather, ops.replicate, ops.cast)
 """They name their parameter, so no two are equal, and transfers are ordered over all layers."""
 
 
@@ -26,7 +26,7 @@ def is_outside(node: fx.Node) -> bool:
         return True
     if node.op == "get_attr":
         return not isinstance(module_of_attr(node), fx.GraphModule)
-    if node.op != "call_function" or node.target not in _PARAMETER_OPS:
+    if node.op != "call_function" or node.target not in PARAMETER_OPS:
         return False
     return all(is_outside(each) for each in node.all_input_nodes)
 

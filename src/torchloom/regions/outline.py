@@ -17,7 +17,8 @@ from torch import fx
 from torchloom import ops
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.ops.regions import region
-from torchloom.regions.find import Part, find_regions
+from torchloom.regions.find import Part, find_regions, inputs_of
+from torchloom.regions.hoist import hoist_gathers
 from torchloom.regions.labels import graph_form, traced_value
 
 MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], frozenset[int]], Any]
@@ -56,7 +57,10 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
         make_body: makes what the operators know of a body.
     """
     copy = copy_graph_module(gm)
+    hoist_gathers(copy)
     found = find_regions(copy.graph)
+    if not found.groups:
+        return Outlined(gm, reasons=found.reasons)
     bodies: dict[str, Any] = {}
     calls: list[RegionCalls] = []
     call = 0
@@ -72,20 +76,24 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
         for part in group:
             _replace(copy.graph, part, name, call, picked)
             call += 1
-    if found.groups:
-        copy.graph.lint()
-        copy.recompile()
+    copy.graph.lint()
+    copy.recompile()
     return Outlined(copy, bodies, tuple(calls), found.reasons)
 
 
 def _body_of(gm: fx.GraphModule, part: Part) -> fx.GraphModule:
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
+    operands = []
     for index, node in enumerate(part.operands):
-        env[node] = graph.placeholder(f"operand_{index}")
-        env[node].meta = {"example_value": traced_value(node)}
+        operands.append(graph.placeholder(f"operand_{index}"))
+        operands[-1].meta = {"example_value": traced_value(node)}
+    reads = iter(part.reads)
     for node in part.nodes:
-        env[node] = graph.node_copy(node, lambda used: env[used])
+        # One read after the other: a value may be several operands.
+        given = [(next(reads), used) for used in inputs_of(node)]
+        read = iter([env[used] if at is None else operands[at] for at, used in given])
+        env[node] = graph.node_copy(node, lambda _, read=read: next(read))
     graph.output(tuple(env[node] for node in part.results))
     return fx.GraphModule(gm, graph)
 

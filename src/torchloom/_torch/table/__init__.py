@@ -7,6 +7,7 @@ installed torch, and find each use by the syntax tree. `docs/versions.md` shows 
 from __future__ import annotations
 
 from torchloom._torch.table.aot import AOT
+from torchloom._torch.table.bodies import BODIES
 from torchloom._torch.table.core import CORE
 from torchloom._torch.table.distributed import DISTRIBUTED
 from torchloom._torch.table.dynamo import DYNAMO
@@ -22,6 +23,7 @@ AREAS = {
     "torch itself": CORE,
     "torch.distributed": DISTRIBUTED,
     "AOTAutograd, its partitioner, FX": AOT,
+    "Bodies of equal layers": BODIES,
     "Inductor": INDUCTOR,
     "Dynamo, compiling and capturing": DYNAMO,
     "Dynamo, its live state": INSPECTION,

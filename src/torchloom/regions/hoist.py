@@ -1,0 +1,71 @@
+"""Bring gathers out of the user's checkpoints, as out of any other part of a graph.
+
+    before   checkpoint(body, x, shard)        body: w = gather(shard, 'layers.0.weight'); ...
+    after    w = gather(shard, 'layers.0.weight')
+             checkpoint(body', x, w)           body': equal for all layers
+
+Stage 3 gathers weights again in backward whether a checkpoint holds them or not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from torchloom._torch.bodies import CHECKPOINT
+from torchloom.regions.labels import PARAMETER_OPS, module_of_attr, traced_value
+
+
+def hoist_gathers(gm: fx.GraphModule) -> None:
+    """Move gathers out of checkpoints without a policy of their own.
+
+    Args:
+        gm: a copy of a captured graph; its checkpointed bodies are replaced, not changed.
+    """
+    for node in list(gm.graph.find_nodes(op="call_function", target=CHECKPOINT)):
+        attr: Any = node.args[0]
+        body = module_of_attr(attr)
+        if isinstance(body, fx.GraphModule) and "_checkpoint_context_fn" not in body.meta:
+            _hoist(gm, node, attr, body)
+
+
+def _hoist(gm: fx.GraphModule, node: fx.Node, attr: fx.Node, body: fx.GraphModule) -> None:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(body.graph, {}))
+    for old, new in zip(body.graph.nodes, graph.nodes, strict=True):
+        new.meta = dict(old.meta)
+    inputs = graph.find_nodes(op="placeholder")
+    given = dict(zip(inputs, node.args[1:], strict=True))
+    moved = [
+        each
+        for each in graph.nodes
+        if each.target in PARAMETER_OPS and all(used in given for used in each.all_input_nodes)
+    ]
+    if not moved:
+        return
+    end = next(each for each in graph.nodes if each.op != "placeholder")
+    for each in moved:
+        with gm.graph.inserting_before(node):
+            outside = gm.graph.node_copy(each, lambda used: given[used])  # type: ignore[arg-type,return-value]
+        with graph.inserting_before(end if end is not each else each):
+            inside = graph.placeholder(f"{each.name}_given")
+        inside.meta = {"example_value": traced_value(each)}
+        given[inside] = outside
+        each.replace_all_uses_with(inside, propagate_meta=False)
+        if each is end:
+            end = each.next
+        graph.erase_node(each)
+    for each in inputs:
+        if not each.users:
+            del given[each]
+            graph.erase_node(each)
+    name = f"{attr.target}_without_gathers".replace(".", "_")
+    new_body = fx.GraphModule(body, graph)
+    new_body.meta = dict(body.meta)
+    gm.add_module(name, new_body)
+    with gm.graph.inserting_before(node):
+        new_attr = gm.graph.get_attr(name)
+    node.args = (new_attr, *given.values())
+    if not attr.users:
+        gm.graph.erase_node(attr)
