@@ -8,6 +8,7 @@ code      AOTAutograd's route: a module that takes a list and empties it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +17,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom._torch.bodies import lower_calls, post_grad_passes
 from torchloom.capture.hooks import Bodies, Partition, WeaveHooks
-from torchloom.ops.regions import (
-    body_of,
-    half_of_call,
-    is_call_of_body,
-    region,
-    region_backward,
-)
+from torchloom.capture.inner_views import view_inside
+from torchloom.ops.regions import half_of_call, is_call_of_body, region
 
 _IS_READY = "torchloom_post_grad"
 """Meta of a body's graph that Inductor's passes have rewritten."""
@@ -85,15 +81,14 @@ def call_boxed(
         run: makes code of a body's graph.
     """
     graph = gm.graph
-    for node in [each for each in graph.nodes if is_call_of_body(each)]:
-        name, kind = half_of_call(node)
-        attr = f"body_{name.replace('-', '_')}_{kind}"
-        if not hasattr(gm, attr):
-            gm.add_module(attr, BodyModule(run(body_of(name).half(kind))))
+    for node in view_inside(gm):
+        half = half_of_call(node.target, str(node.args[0]), *node.args[4:])  # type: ignore[arg-type]
+        if not hasattr(gm, half.name):
+            gm.add_module(half.name, BodyModule(run(half.graph_module)))
         with graph.inserting_before(node):
             # Two nodes: generated code drops what the first reads before it runs the second.
             operands = graph.call_function(in_a_list, tuple(node.args[2]))  # type: ignore[arg-type]
-            call = graph.call_module(attr, (operands,))
+            call = graph.call_module(half.name, (operands,))
         call.meta = dict(node.meta)
         node.replace_all_uses_with(call)
         graph.erase_node(node)
@@ -102,30 +97,16 @@ def call_boxed(
 
 def prepare_calls(gm: fx.GraphModule) -> None:
     """Make bodies that a graph calls ready for Inductor, which finds them when it comes to their calls."""
-    calls = [node for node in gm.graph.nodes if is_call_of_body(node)]
-    if not calls:
-        return
-    lower_calls(region, _graph_of_region)
-    lower_calls(region_backward, _graph_of_region_backward)
-    for node in calls:
-        name, kind = half_of_call(node)
-        half = body_of(name).half(kind)
-        if _IS_READY not in half.meta:
-            half.meta[_IS_READY] = True
-            post_grad_passes(half, is_inference=kind == "inference")
+    for node in view_inside(gm):
+        lower_calls(node.target, functools.partial(_named_half, node.target))
+        half = half_of_call(node.target, str(node.args[0]), *node.args[4:])  # type: ignore[arg-type]
+        if _IS_READY not in half.graph_module.meta:
+            half.graph_module.meta[_IS_READY] = True
+            post_grad_passes(half.graph_module, is_inference=half.kind == "inference")
 
 
-def _graph_of_region(
-    name: str, call: int, operands: Any, sizes: Any, trains: bool
+def _named_half(
+    op: Any, name: str, call: int, operands: Any, sizes: Any, trains: bool = False
 ) -> tuple[str, fx.GraphModule]:
-    return _graph_of(name, "forward" if trains else "inference")
-
-
-def _graph_of_region_backward(
-    name: str, call: int, kept: Any, sizes: Any
-) -> tuple[str, fx.GraphModule]:
-    return _graph_of(name, "backward")
-
-
-def _graph_of(name: str, kind: Any) -> tuple[str, fx.GraphModule]:
-    return f"body_{name.replace('-', '_')}_{kind}", body_of(name).half(kind)
+    half = half_of_call(op, name, trains)
+    return half.name, half.graph_module

@@ -11,7 +11,7 @@ parts, which traces each body once, and `torchloom.capture.calls` puts its compi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -169,12 +169,30 @@ def _region(
 LIBRARY.impl("region", _region, "Autograd")
 
 
-def half_of_call(node: fx.Node) -> tuple[str, BodyHalf]:
-    """Return which body a call names, and what it runs of it."""
-    name = str(node.args[0])
-    if node.target is region_backward:
-        return name, "backward"
-    return name, "forward" if node.args[4] else "inference"
+class CalledHalf(NamedTuple):
+    """What a call runs."""
+
+    name: str
+    """Of the code: that of the body, hashes of what was made of it, and which half it is."""
+    kind: BodyHalf
+    graph_module: fx.GraphModule
+
+
+def half_of_call(op: Any, name: str, trains: bool = False) -> CalledHalf:
+    """Return what a call runs.
+
+    Args:
+        op: `region` or `region_backward`.
+        name: the first argument of the call.
+        trains: its last argument, where it is a call of `region`.
+    """
+    kind: BodyHalf = "backward" if op is region_backward else "forward" if trains else "inference"
+    found = VARIANTS.get(f"{name} {kind}") or body_of(name).half(kind)
+    return CalledHalf(f"body_{name.replace('-', '_')}_{kind}", kind, found)
+
+
+VARIANTS: WeakValueDictionary[str, fx.GraphModule] = WeakValueDictionary()
+"""Halves that were made for other inputs than the body's own: by the name in a call and the kind of half."""
 
 
 def is_call_of_body(node: fx.Node) -> bool:

@@ -23,7 +23,7 @@ from torchloom.regions.labels import (
     traced_value,
     value_text,
 )
-from torchloom.regions.repeats import Stretch, find_stretches
+from torchloom.regions.repeats import Stretch, longest_stretch
 
 MIN_REPEATS = 4
 """Fewer equal layers are compiled faster than a body is handled."""
@@ -67,12 +67,23 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
     numbers: dict[str, int] = {}
     texts = [label(node) for node in nodes]
     labels = [numbers.setdefault(text, len(numbers)) for text in texts]
+    place = {node: index for index, node in enumerate(nodes)}
     groups: list[tuple[Part, ...]] = []
     reasons: list[str] = []
-    for stretch in find_stretches(labels, min_repeats, 1):
+    waiting = [(0, len(nodes))]
+    while waiting:
+        begin, end = waiting.pop()
+        stretch = longest_stretch(labels, begin, end, min_repeats, 1)
+        if stretch is None:
+            continue
         found = _cut(nodes, labels, stretch, min_repeats)
         groups += found.groups
         reasons += found.reasons
+        # A stretch may reach into what is before it and behind it: only its parts are taken.
+        taken = [place[node] for group in found.groups for part in group for node in part.nodes]
+        first, last = (min(taken), max(taken) + 1) if taken else (stretch.begin, stretch.end)
+        waiting += [(begin, first), (last, end)]
+    groups.sort(key=lambda group: place[group[0].nodes[0]])
     return Found(tuple(groups), tuple(reasons))
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 _MOST_KINDS = 8
 """Layers of a period at most: models alternate between a few kinds (Gemma 3: five and one)."""
-_MOST_PERIODS = 12
-"""Periods that are checked, those first that most pairs of equal labels suggest."""
+_MOST_PERIODS = 32
+"""Periods that are checked; each check is a walk over the sequence."""
 
 
 class Stretch(NamedTuple):
@@ -33,29 +33,25 @@ class Stretch(NamedTuple):
         return (self.end - self.begin) // self.period
 
 
-def find_stretches(labels: Sequence[int], min_repeats: int, min_period: int) -> list[Stretch]:
-    """Return stretches that do not overlap and repeat, in order.
+def longest_stretch(
+    labels: Sequence[int], begin: int, end: int, min_repeats: int, min_period: int
+) -> Stretch | None:
+    """Return the stretch of a part of a sequence whose repeats cover most, None if nothing repeats.
 
     Args:
         labels: the sequence.
+        begin: where the part begins.
+        end: where it ends.
         min_repeats: how often a period has to follow upon itself.
         min_period: shorter periods do not count.
     """
-    found: list[Stretch] = []
-    waiting = [(0, len(labels))]
-    while waiting:
-        begin, end = waiting.pop()
-        if end - begin < min_repeats * min_period:
-            continue
-        best = max(
-            _candidates(labels, begin, end, min_repeats, min_period),
-            key=lambda each: (each.num_repeats * each.period, -each.period, -each.begin),
-            default=None,
-        )
-        if best is not None:
-            found.append(best)
-            waiting += [(begin, best.begin), (best.end, end)]
-    return sorted(found)
+    if end - begin < min_repeats * min_period:
+        return None
+    return max(
+        _candidates(labels, begin, end, min_repeats, min_period),
+        key=lambda each: (each.num_repeats * each.period, -each.period, -each.begin),
+        default=None,
+    )
 
 
 def _candidates(
@@ -75,14 +71,21 @@ def _candidates(
 
 
 def _periods(labels: Sequence[int], begin: int, end: int, min_period: int) -> list[int]:
-    """Return distances at which equal labels stand, the most frequent first."""
+    """Return distances at which equal labels stand, those first that are frequent among rare labels.
+
+    A layer holds some operators many times, at all distances, and others once, at the distance of layers.
+    """
     places: defaultdict[int, list[int]] = defaultdict(list)
     for index in range(begin, end):
         places[labels[index]].append(index)
     votes: Counter[int] = Counter()
     for at in places.values():
         for apart in range(1, _MOST_KINDS + 1):
-            votes.update(b - a for a, b in zip(at, at[apart:], strict=False))
+            for first, second in zip(at, at[apart:], strict=False):
+                votes[second - first] += _VOTES // (len(at) * len(at))
     counted = [(period, count) for period, count in votes.items() if period >= min_period]
     counted.sort(key=lambda each: (-each[1], each[0]))
     return [period for period, _ in counted[:_MOST_PERIODS]]
+
+
+_VOTES = 1 << 40

@@ -1,0 +1,103 @@
+"""Views of a body's operands, taken inside of the body: one node there instead of one for each call.
+
+    before   w = view(slice(flat, 0, 0, 12), [3, 4])     region('a1b2', 0, [x, w])
+    after    region('a1b2-77c0', 0, [x, flat])           the body begins with the slice and the view
+
+A gathered weight is a view of what the collective fills, so there are two such nodes for each weight and call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from torch import fx
+
+from torchloom._torch.operators import OpOverload
+from torchloom.graph import is_view_op, value_of
+from torchloom.ops.regions import VARIANTS, CalledHalf, half_of_call, is_call_of_body
+
+Chain = tuple[fx.Node, ...]
+"""Views of a value, each of the one before."""
+
+
+def view_inside(gm: fx.GraphModule) -> list[fx.Node]:
+    """Let calls take what their operands are views of; return the calls.
+
+    Args:
+        gm: a lowered graph; edited in place.
+    """
+    calls = [node for node in gm.graph.nodes if is_call_of_body(node)]
+    kept: list[fx.GraphModule] = gm.meta.setdefault("torchloom_bodies", [])
+    for node in calls:
+        operands: list[fx.Node] = list(node.args[2])  # type: ignore[arg-type]
+        half = half_of_call(node.target, str(node.args[0]), *node.args[4:])  # type: ignore[arg-type]
+        kept.append(half.graph_module)
+        chains = [_chain(each) for each in operands]
+        if not any(chains):
+            continue
+        roots = [
+            chain[0].all_input_nodes[0] if chain else each
+            for chain, each in zip(chains, operands, strict=True)
+        ]
+        name = f"{node.args[0]}-{_digest(chains, roots)}"
+        key = f"{name} {half.kind}"
+        if key not in VARIANTS:
+            made = _variant(half, chains, roots)
+            kept.append(made)
+            VARIANTS[key] = made
+        kept.append(VARIANTS[key])
+        node.args = (name, node.args[1], roots, *node.args[3:])
+    if calls:
+        gm.graph.eliminate_dead_code()
+    return calls
+
+
+def _chain(node: fx.Node) -> Chain:
+    """Return the views that lead to an operand, outermost value first, none if it is no view."""
+    found: list[fx.Node] = []
+    while _is_plain_view(node):
+        found.append(node)
+        node = node.all_input_nodes[0]
+    return tuple(found[::-1])
+
+
+def _is_plain_view(node: fx.Node) -> bool:
+    """Say whether a node is a view of its first argument and reads nothing else; `resident` is no such view."""
+    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        return False
+    return is_view_op(node.target) and node.all_input_nodes == [node.args[0]]
+
+
+def _digest(chains: list[Chain], roots: list[fx.Node]) -> str:
+    text = [
+        [f"{each.target} {each.args[1:]} {dict(each.kwargs)}" for each in chain] for chain in chains
+    ]
+    values = [
+        f"{value.dtype}{list(value.shape)}{list(value.stride())}" for value in map(value_of, roots)
+    ]
+    return hashlib.blake2b(f"{text} {values}".encode(), digest_size=4).hexdigest()
+
+
+def _variant(half: CalledHalf, chains: list[Chain], roots: list[fx.Node]) -> fx.GraphModule:
+    """Return a half that takes the roots."""
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    inputs = half.graph_module.graph.find_nodes(op="placeholder")
+    given = []
+    for old, root in zip(inputs, roots, strict=True):
+        given.append(graph.placeholder(old.name))
+        given[-1].meta = {"val": root.meta["val"]}
+    for old, new, chain in zip(inputs, given, chains, strict=True):
+        value = new
+        for link in chain:
+            args: Any = (value, *link.args[1:])
+            value = graph.call_function(link.target, args, dict(link.kwargs))  # type: ignore[arg-type]
+            value.meta = {"val": link.meta["val"]}
+        env[old] = value
+    for old in half.graph_module.graph.nodes:
+        if old.op != "placeholder":
+            env[old] = graph.node_copy(old, lambda used: env[used])
+    made = fx.GraphModule(half.graph_module, graph)
+    made.meta = {k: v for k, v in half.graph_module.meta.items() if k != "torchloom_post_grad"}
+    return made

@@ -1,0 +1,233 @@
+"""Equal layers in engines: how often anything is done, where transfers stand, and who is given whole graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx, nn
+
+import torchloom
+from support import zoo
+from support.pool import run_ranks
+from torchloom.graph import GraphPass, PassContext
+from torchloom.regions import body, halves
+
+LAYERS = 6
+LETTERS = {
+    "gather_start": "G",
+    "reduce_start": "R",
+    "wait_": "w",
+    "region": "L",
+    "region_backward": "L",
+}
+
+
+def engine_of(backend: str = "aot_eager", layers: int = LAYERS, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model, batch = zoo.llama(layers=layers, dim=32, kv_heads=4)
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "allgather_bucket_size": 5000,
+            "reduce_bucket_size": 5000,
+            "stage3_prefetch_bucket_size": 10000,
+        },
+        "steps_per_print": float("inf"),
+        "compile": {"strict": True, **options},
+    }
+    engine, *_ = torchloom.initialize(model=model, config=config)
+    engine.compile(backend=backend)
+    return engine, batch
+
+
+def step(engine: Any, batch: Any) -> float:
+    loss = engine(*batch)
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[dict[str, int]]:
+    """Count traces and splits of bodies, and graphs that Inductor lowers."""
+    from torch._inductor.graph import GraphLowering, SubgraphLowering
+
+    counts = {"traces": 0, "splits": 0, "graphs": 0, "bodies": 0}
+
+    def counting(name: str, function: Any) -> Any:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **kwargs)
+
+        return count
+
+    init, sub_init = GraphLowering.__init__, SubgraphLowering.__init__
+    with (
+        mock.patch.object(body, "trace_part", counting("traces", body.trace_part)),
+        mock.patch.object(body, "split_body", counting("splits", halves.split_body)),
+        mock.patch.object(GraphLowering, "__init__", counting("graphs", init)),
+        mock.patch.object(SubgraphLowering, "__init__", counting("bodies", sub_init)),
+    ):
+        yield counts
+
+
+def test_a_body_is_traced_once_split_once_and_lowered_twice() -> None:
+    def run(rank: int, folder: str) -> Any:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/{rank}"
+        with counted() as counts:
+            engine, batch = engine_of("inductor", layers=5)
+            losses = [step(engine, batch) for _ in range(2)]
+        report = engine.compile_report()
+        (graph,) = report.graphs
+        (region,) = graph.regions
+        assert report.fallbacks == []
+        assert region.layers == tuple(f"blocks.{n}" for n in range(5))
+        return losses, counts, graph.from_cache
+
+    with tempfile.TemporaryDirectory() as folder:
+        cold = run_ranks(2, run, folder, timeout_s=300)
+        warm = run_ranks(2, run, folder, timeout_s=300)
+    for (losses, counts, from_cache), (again, no_counts, is_warm) in zip(cold, warm, strict=True):
+        # Two whole graphs and two bodies; a subgraph is a graph as well.
+        assert counts == {"traces": 1, "splits": 1, "graphs": 4, "bodies": 2}
+        assert not any(no_counts.values())
+        assert losses == again
+        assert (from_cache, is_warm) == (False, True)
+
+
+def schedule(folder: str, kind: str) -> str:
+    (last,) = [max(Path(folder).glob(f"graph0.{kind}.*.txt"))]
+    found = re.findall(r"= torchloom\.(\w+)\(", last.read_text())
+    return "".join(LETTERS.get(each, "?") for each in found)
+
+
+def test_gathers_run_ahead_of_layers_and_reductions_behind_them(golden: Any) -> None:
+    def run(rank: int, folder: str) -> None:
+        engine, batch = engine_of(dump_graphs=folder)
+        step(engine, batch)
+        assert [len(each.layers) for each in engine.compile_report().graphs[0].regions] == [LAYERS]
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_ranks(2, run, folder)
+        text = "".join(f"{kind:9}{schedule(folder, kind)}\n" for kind in ("forward", "backward"))
+    golden("regions.schedule", text)
+
+
+def _count_matmuls(gm: fx.GraphModule, ctx: PassContext) -> int:
+    _SEEN.append(sum("mm" in str(node.target) for node in gm.graph.nodes))
+    return 0
+
+
+_SEEN: list[int] = []
+
+
+def test_passes_of_users_see_whole_graphs_unless_they_say_otherwise() -> None:
+    def run(rank: int) -> None:
+        for sees_regions, least in ((False, 7 * LAYERS), (True, 1)):
+            torch._dynamo.reset()
+            _SEEN.clear()
+            own = GraphPass(
+                name="count", fn=_count_matmuls, stage="joint", sees_regions=sees_regions
+            )
+            torch.manual_seed(0)
+            model, batch = zoo.llama(layers=LAYERS, dim=32, kv_heads=4)
+            config = {
+                "train_micro_batch_size_per_gpu": 2,
+                "optimizer": {"type": "SGD", "params": {"lr": 1e-3}},
+                "zero_optimization": {"stage": 3},
+                "steps_per_print": float("inf"),
+            }
+            engine, *_ = torchloom.initialize(model=model, config=config)
+            engine.compile(backend="aot_eager", passes=["z3", own])
+            step(engine, batch)
+            (graph,) = engine.compile_report().graphs
+            assert bool(graph.regions) == sees_regions
+            assert (min(_SEEN) >= least) if not sees_regions else (max(_SEEN) < 7 * LAYERS)
+            if not sees_regions:
+                assert graph.flat_because == ("pass 'count' sees whole graphs",)
+
+    run_ranks(2, run)
+
+
+def test_calls_without_gradients_run_the_same_layers() -> None:
+    def run(rank: int) -> None:
+        found = []
+        for regions in (False, True):
+            torch._dynamo.reset()
+            engine, batch = engine_of(regions=regions)
+            values = []
+            for _ in range(2):
+                with torch.no_grad():
+                    values.append(engine(*batch).item())
+                values.append(step(engine, batch))
+            found.append(values)
+            calls = [len(e.layers) for g in engine.compile_report().graphs for e in g.regions]
+            assert calls == ([LAYERS, LAYERS] if regions else [])
+        assert found[0] == found[1]
+
+    run_ranks(2, run)
+
+
+def test_sizes_that_vary_leave_layers_apart() -> None:
+    def run(rank: int) -> None:
+        found = []
+        for regions in (False, True):
+            torch._dynamo.reset()
+            engine, (ids,) = engine_of(regions=regions)
+            found.append([step(engine, (ids[:, :n],)) for n in (33, 29, 21, 33)])
+        assert found[0] == found[1]
+        first, *others = engine.compile_report().graphs
+        assert [len(each.layers) for each in first.regions] == [LAYERS]
+        assert {graph.flat_because for graph in others} == {("sizes vary",)}
+
+    run_ranks(2, run)
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+            for _ in range(4)
+        )
+
+    def forward(self, x):
+        x = x + 0.0 * self.layers[0][1].weight.sum()
+        for each in self.layers:
+            x = x + each(x)
+        return x.square().mean()
+
+
+def test_two_engines_of_one_process_share_a_body() -> None:
+    def run(rank: int) -> None:
+        losses = []
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            engine, *_ = torchloom.initialize(
+                model=Deep(),
+                config={
+                    "train_micro_batch_size_per_gpu": 2,
+                    "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+                    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+                    "steps_per_print": float("inf"),
+                },
+            )
+            engine.compile(backend="aot_eager")
+            losses.append((engine, [step(engine, (torch.ones(2, 8),))]))
+        for engine, own in losses:
+            own.append(step(engine, (torch.ones(2, 8),)))
+            assert own[1] < own[0]
+            assert [len(e.layers) for g in engine.compile_report().graphs for e in g.regions] == [4]
+
+    run_ranks(2, run)
