@@ -231,3 +231,48 @@ def test_two_engines_of_one_process_share_a_body() -> None:
             assert [len(e.layers) for g in engine.compile_report().graphs for e in g.regions] == [4]
 
     run_ranks(2, run)
+
+
+def test_weights_under_autocast_are_gathered_in_the_lower_dtype() -> None:
+    """A cast inside of a layer must not make its weights travel in fp32."""
+
+    def run(rank: int, folder: str) -> Any:
+        found = []
+        for regions in (False, True):
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            model, batch = zoo.llama(layers=LAYERS, dim=32, kv_heads=4)
+            config = {
+                "train_micro_batch_size_per_gpu": 2,
+                "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
+                "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+                "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
+                "steps_per_print": float("inf"),
+                "compile": {"strict": True, "regions": regions, "dump_graphs": f"{folder}/{regions}"},
+            }
+            engine, *_ = torchloom.initialize(model=model, config=config)
+            engine.compile(backend="aot_eager")
+            losses = [step(engine, batch) for _ in range(2)]
+            with torch.no_grad():
+                losses.append(engine(*batch).item())
+            report = engine.compile_report()
+            calls = [len(each.layers) for graph in report.graphs for each in graph.regions]
+            assert calls == ([LAYERS, LAYERS] if regions else [])
+            found.append(losses)
+        assert found[0] == found[1]
+
+    def gathered(folder: str, name: str) -> dict[str, int]:
+        text = max(Path(folder).glob(f"{name}.*.txt")).read_text()
+        results = re.findall(r"%\w+_flat\w* : (\w+)\[(\d+)\] = getitem", text)
+        sizes = {dtype: 0 for dtype, _ in results}
+        for dtype, size in results:
+            sizes[dtype] += int(size)
+        return sizes
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_ranks(2, run, folder)
+        for name in ("graph0.forward", "graph0.backward", "graph1.inference"):
+            flat, found = (gathered(f"{folder}/{regions}", name) for regions in (False, True))
+            assert flat["bf16"] > flat.get("f32", 0)
+            if name != "graph0.backward":  # which the reductions' results are in as well
+                assert found == flat

@@ -46,16 +46,19 @@ def neg_view(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(tensor)
 
 
-def fake_like(tensor: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:
-    """Return a new fake tensor of another's mode, layout and dtype, that views nothing.
+def fake_like(
+    tensor: torch.Tensor, *, requires_grad: bool = False, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Return a new fake tensor of another's mode and layout, that views nothing.
 
     Args:
         tensor: a fake tensor.
         requires_grad: whether gradients of it are wanted.
+        dtype: of the new one; None: that of the other.
     """
     mode: Any = tensor.fake_mode  # type: ignore[attr-defined]
     with mode, torch.no_grad():
         new = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device
         )
     return new.requires_grad_(requires_grad)

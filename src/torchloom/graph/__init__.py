@@ -22,6 +22,7 @@ from torchloom.graph.alias import (
     storage_of,
     viewed,
 )
+from torchloom.graph.casts import LowerReaders, lower_readers, read_lower
 from torchloom.graph.contract import (
     Choices,
     GraphPass,
@@ -55,6 +56,7 @@ __all__ = [
     "GraphPass",
     "GraphSplit",
     "KnownValues",
+    "LowerReaders",
     "PassContext",
     "PassFn",
     "SharedWeights",
@@ -73,6 +75,7 @@ __all__ = [
     "is_view",
     "is_view_op",
     "live_bytes",
+    "lower_readers",
     "mark_fetched",
     "mark_host",
     "may_recompute",
@@ -86,6 +89,7 @@ __all__ = [
     "outputs_of",
     "owners",
     "positions",
+    "read_lower",
     "readers",
     "record_values",
     "replace",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchloom.memory.alive import PeakContents, alive_at_peak, module_of
+from torchloom.memory.expand import expanded
 from torchloom.memory.graph_memory import GraphMemory, graph_memory_of
 from torchloom.memory.measure import Measured, measure_peak
 from torchloom.memory.micro_step import MicroStep, micro_step
@@ -22,6 +23,7 @@ __all__ = [
     "WorkspaceTable",
     "alive_at_peak",
     "distinct_bytes",
+    "expanded",
     "graph_memory_of",
     "interface_of",
     "measure_peak",

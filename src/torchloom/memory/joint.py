@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torchloom.graph import forward_nodes, value_of
 from torchloom.memory.graph_memory import Probe
 from torchloom.memory.micro_step import MUTATIONS
-from torchloom.memory.storages import storages_of
+from torchloom.memory.storages import Storage, storages_of
 from torchloom.memory.tangents import is_kept
 
 _DROPPED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
@@ -192,7 +192,7 @@ def joint_model(joint: fx.Graph, num_results: int, probe: Probe | None = None) -
     nodes = [node for node in joint.nodes if node.op != "output"]
     index_of = {node: index for index, node in enumerate(nodes)}
     half = set(forward_nodes(joint))
-    numbers: dict[int, int] = {}
+    numbers: dict[Storage, int] = {}
     sizes: list[int] = []
     touched, fresh, workspace = [], [], []
     for node in nodes:

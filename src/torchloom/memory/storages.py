@@ -7,7 +7,7 @@ saves and the input of backward are one storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,31 @@ from torch import fx
 from torchloom._torch.tensors import size_hint
 from torchloom.graph import is_on_host, tensors_in, value_of
 
-Storage = int
+Storage = Hashable
 """Identity of a fake storage. Valid as long as the graph, whose values keep it alive."""
+CALL_STORAGES = "torchloom_storages"
+"""Meta of a node that was copied out of a body: what its storages are in that call."""
+
+
+class CallStorages:
+    """The storages of one call of a body, by those of the body's own fake tensors.
+
+    Args:
+        call: tells the call from others.
+    """
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+        self._known: dict[int, Storage] = {}
+
+    def name_as(self, value: Any, node: fx.Node) -> None:
+        """Say that a value of the body lies where a node's value does."""
+        for own, outside in zip(tensors_in(value), storages_of(node), strict=False):
+            self._known.setdefault(own.untyped_storage()._cdata, outside)
+
+    def of(self, storage: int) -> Storage:
+        """Return what a storage of the body is in this call."""
+        return self._known.get(storage, (self._call, storage))
 
 
 def storages_of(node: fx.Node, real: Sequence[int] = ()) -> dict[Storage, int]:
@@ -38,9 +61,10 @@ def storages_of(node: fx.Node, real: Sequence[int] = ()) -> dict[Storage, int]:
         return {}
     tensors = list(tensors_in(value_of(node)))
     sizes = real if len(real) == len(tensors) else [_nbytes(tensor) for tensor in tensors]
-    return {
-        tensor.untyped_storage()._cdata: size for tensor, size in zip(tensors, sizes, strict=True)
-    }
+    cdata = [tensor.untyped_storage()._cdata for tensor in tensors]
+    call: CallStorages | None = node.meta.get(CALL_STORAGES)
+    names = cdata if call is None else [call.of(each) for each in cdata]
+    return dict(zip(names, sizes, strict=True))
 
 
 def distinct_bytes(values: Iterable[Any]) -> int:

@@ -10,7 +10,7 @@ parts, which traces each body once, and `torchloom.capture.calls` puts its compi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -41,6 +41,10 @@ class Body(Protocol):
 
     def backward_values(self) -> Sequence[Tensor]:
         """Return the fake gradients of the operands that have one."""
+        ...
+
+    def lower_operands(self, *, trains: bool) -> Mapping[int, torch.dtype]:
+        """Return the operands that a call casts first, by index, and their dtypes."""
         ...
 
     @property
@@ -116,10 +120,11 @@ class _Region(torch.autograd.Function):
     def forward(ctx: Any, name: str, call: int, sizes: Sequence[int], *operands: Tensor) -> Any:
         body = body_of(name)
         with below_autograd():
-            values = region(name, call, list(operands), list(sizes), True)
+            given = _cast(operands, body.lower_operands(trains=True))
+            values = region(name, call, given, list(sizes), True)
         results = values[: body.num_results]
         ctx.save_for_backward(
-            *(operands[i] for i in body.kept_operands),
+            *(given[i] for i in body.kept_operands),
             *(results[i] for i in body.kept_results),
             *values[len(results) :],
         )
@@ -154,6 +159,12 @@ def _laid_out(grad: Tensor | None, like: Tensor) -> Tensor:
     return grad.new_empty_strided(like.shape, like.stride()).copy_(grad)
 
 
+def _cast(operands: Sequence[Tensor], dtypes: Mapping[int, torch.dtype]) -> list[Tensor]:
+    return [
+        each.to(dtypes[index]) if index in dtypes else each for index, each in enumerate(operands)
+    ]
+
+
 def _region(
     body: str, call: int, operands: Sequence[Tensor], sizes: Sequence[int], trains: bool
 ) -> list[Tensor]:
@@ -163,6 +174,8 @@ def _region(
     if records:
         return list(_Region.apply(body, call, sizes, *operands))
     with below_autograd():
+        if not trains:
+            operands = _cast(operands, body_of(body).lower_operands(trains=False))
         return region(body, call, operands, sizes, trains)
 
 

@@ -12,29 +12,10 @@ cast. Needs nothing. Changes no values, as each element is cast alone.
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, find, replace, value_of
-
-aten = torch.ops.aten
-_CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
-_TRAVELS = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""Not all transports know narrower ones."""
-_REORDERS = frozenset(
-    {
-        aten.t.default,
-        aten.transpose.int,
-        aten.permute.default,
-        aten.view.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.detach.default,
-        aten.alias.default,
-    }
-)
-"""Views of all elements of a weight, each of them once."""
+from torchloom.graph import PassContext, args_of, call, find, lower_readers, read_lower
 
 
 def cast_gathers(
@@ -57,24 +38,13 @@ def _cast_first(
     shard, shape, _dtype, wire_dtype, handle, param = args_of(gather)
     if ctx.is_about(handle) and not _may_travel_cast(param, ctx, params):
         return False
-    readers = _readers(gather)
+    readers = lower_readers(gather)
     if readers is None:
         return False
-    views, casts = readers
-    dtypes = {value_of(cast).dtype for cast in casts}
-    if len(dtypes) != 1 or not _is_lower(dtype := dtypes.pop(), value_of(gather).dtype):
-        return False
     with graph.inserting_before(gather):
-        lower = call(graph, ops.gather, (shard, shape, dtype, wire_dtype, handle, param))
-    lowered = {gather: lower}
-    for view in views:  # in the order in which they depend on each other
-        source = lowered[args_of(view)[0]]
-        with graph.inserting_before(view):
-            lowered[view] = call(graph, view.target, (source, *args_of(view)[1:]), name=view.name)
-    for cast in casts:
-        replace(cast, lowered[args_of(cast)[0]])
-    for node in (*reversed(views), gather):
-        graph.erase_node(node)
+        lower = call(graph, ops.gather, (shard, shape, readers.dtype, wire_dtype, handle, param))
+    read_lower(graph, gather, lower, readers)
+    graph.erase_node(gather)
     return True
 
 
@@ -83,29 +53,3 @@ def _may_travel_cast(param: str, ctx: PassContext, params: tuple[str, ...] | Non
         return False
     shared = ctx.shared_weights  # those are read where they are, and do not travel
     return shared is None or param not in {name for name, _ in shared.params}
-
-
-def _readers(gather: fx.Node) -> tuple[list[fx.Node], list[fx.Node]] | None:
-    """Return the views and the casts of a weight; None if anything else reads it."""
-    views, casts = list[fx.Node](), list[fx.Node]()
-    chain = [gather]
-    for node in chain:  # grows while it is walked
-        for user in node.users:
-            if user.target in _CASTS and _only_casts(user, node):
-                casts.append(user)
-            elif user.target in _REORDERS and not user.kwargs:
-                views.append(user)
-                chain.append(user)
-            else:
-                return None
-    return views, casts
-
-
-def _only_casts(cast: fx.Node, source: fx.Node) -> bool:
-    """Say whether a cast changes the dtype and neither device nor layout, so that its input can stand for it."""
-    before, after = value_of(source), value_of(cast)
-    return before.device == after.device and before.stride() == after.stride()
-
-
-def _is_lower(dtype: torch.dtype, kept: torch.dtype) -> bool:
-    return dtype in _TRAVELS and kept.is_floating_point and dtype.itemsize < kept.itemsize

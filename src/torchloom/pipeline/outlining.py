@@ -33,6 +33,7 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
         return Outlined(gm, reasons=(reason,))
     for_inductor = setup.backend == "inductor"
     regathers = any(each.name == "zero3" for each in setup.passes)
+    casts = any(each.name == "cast_gathers" for each in setup.passes)
     devices = sorted({each.device.type for each in inputs if isinstance(each, Tensor)})
     ambient = AmbientAutocast.now(devices)
 
@@ -46,7 +47,9 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
             name,
             captured,
             operands,
-            weights if regathers else frozenset(),
+            weights,
+            regathers,
+            casts,
             for_inductor,
             _split_for_inductor if for_inductor else _split,
             ambient,
@@ -54,7 +57,9 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
         BODIES[name] = made
         return made
 
-    return outline(gm, f"{setup.backend} {regathers} {ambient} {torch.is_grad_enabled()}", body)
+    return outline(
+        gm, f"{setup.backend} {regathers} {casts} {ambient} {torch.is_grad_enabled()}", body
+    )
 
 
 def _reason(setup: Setup, inputs: Sequence[Any]) -> str | None:

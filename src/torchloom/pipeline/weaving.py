@@ -24,7 +24,7 @@ from torchloom.deepcompile.site import Spot
 from torchloom.errors import RegionError, own_error
 from torchloom.graph import Choices, GraphPass, PassContext, graph_digest, options_of
 from torchloom.log import get_logger
-from torchloom.memory import alive_at_peak, micro_step
+from torchloom.memory import alive_at_peak, expanded, micro_step
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.identity import identity_of
@@ -113,8 +113,9 @@ class Weaving:
             key=None if self.ignores_caches else self._cache_key,
             partition=self._split,
             compiled=self._compiled,
-            # A plan is judged by the code of both graphs.
-            backward_at_once=backward_at_once or self._split is not None,
+            # A plan is judged by the code that Inductor writes for both graphs.
+            backward_at_once=backward_at_once
+            or (self._split is not None and self.setup.backend == "inductor"),
             bodies=bodies,
         )
 
@@ -226,8 +227,8 @@ class Weaving:
         if kind != "backward" or forward is None:
             return
         self._forward = None
-        graphs = forward.graph, gm.graph
         try:
+            graphs = expanded(forward.graph), expanded(gm.graph)
             step = micro_step(
                 *graphs,
                 probe=None if planner is None else planner.workspaces,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor, fx
 
 from torchloom._torch.bodies import AmbientAutocast, TracedPart, trace_part
 from torchloom._torch.tensors import fake_like
 from torchloom.errors import RegionError
+from torchloom.graph import lower_readers, read_lower, value_of
 from torchloom.ops.regions import BodyHalf
 from torchloom.regions.halves import Halves, SplitBody, split_body
 from torchloom.regions.labels import graph_form
@@ -25,7 +27,9 @@ class RegionBody:
         name: a hash of all that its code depends on.
         captured: the part as Dynamo captured it: operands in, a tuple of results out.
         operands: fake tensors like those that it reads.
-        weights: operands that are gathered weights, by index; backward gathers them again.
+        weights: operands that are gathered weights, by index.
+        regathers: whether backward gathers them again.
+        casts: whether weights that are only read in a lower dtype are given in it.
         for_inductor: whether Inductor will compile it.
         split: makes forward and backward of its joint graph.
     """
@@ -34,11 +38,17 @@ class RegionBody:
     captured: fx.GraphModule
     operands: Sequence[Tensor]
     weights: frozenset[int]
+    regathers: bool
+    casts: bool
     for_inductor: bool
     split: SplitBody
     ambient: AmbientAutocast
     num_traces: int = 0
     num_splits: int = 0
+    lowered: dict[bool, dict[int, torch.dtype]] = field(
+        default_factory=lambda: {True: {}, False: {}}
+    )
+    """With and without backward: operands that are given in another dtype than the captured graph's."""
 
     @cached_property
     def joint(self) -> TracedPart:
@@ -54,7 +64,8 @@ class RegionBody:
     def halves(self) -> Halves:
         """Forward and backward."""
         self.num_splits += 1
-        return split_body(self.joint, self.split, self.weights)
+        again = self.weights if self.regathers else frozenset()
+        return split_body(self.joint, self.split, again)
 
     def half(self, kind: BodyHalf) -> fx.GraphModule:
         """Return the graph that a call runs."""
@@ -69,6 +80,10 @@ class RegionBody:
         graphs += [self.halves.forward, self.halves.backward] if "halves" in made else []
         text = " ".join(graph_form(each.graph) for each in graphs)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def lower_operands(self, *, trains: bool) -> Mapping[int, torch.dtype]:
+        """Return the operands that a call casts first, by index, and their dtypes."""
+        return self.lowered[trains]
 
     def forward_values(self, *, trains: bool) -> Sequence[Tensor]:
         """Return the fake results of a call; with `trains`, also what backward reads of its values."""
@@ -116,7 +131,28 @@ class RegionBody:
             )
         if traced.problem is not None:
             raise RegionError(traced.problem)
+        if self.casts:
+            self._cast_first(traced.graph_module, trains=trains)
         return traced
+
+    def _cast_first(self, graph_module: fx.GraphModule, *, trains: bool) -> None:
+        """Take weights in the dtype in which the body reads them: they are then gathered in it."""
+        graph = graph_module.graph
+        inputs = graph.find_nodes(op="placeholder")
+        for index in sorted(self.weights):
+            readers = lower_readers(inputs[index])
+            if readers is None:
+                continue
+            given = inputs[index]
+            with graph.inserting_before(given):
+                lower = graph.placeholder(f"{given.name}_cast")
+            lower.meta = {**given.meta, "val": fake_like(value_of(given), dtype=readers.dtype)}
+            read_lower(graph, given, lower, readers)
+            name = given.name
+            graph.erase_node(given)
+            lower.name = name
+            self.lowered[trains][index] = readers.dtype
+        graph_module.recompile()
 
 
 _MADE = ("inference", "halves")

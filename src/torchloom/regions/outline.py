@@ -125,6 +125,15 @@ def _owner_of(node: fx.Node) -> str:
     return ""
 
 
+def _common_modules(nodes: Sequence[fx.Node]) -> dict[str, Any]:
+    """Return the modules in which all of a part was traced, outermost first."""
+    stacks = [node.meta.get("nn_module_stack") or {} for node in nodes]
+    common = dict(stacks[0])
+    for stack in stacks[1:]:
+        common = {key: value for key, value in common.items() if stack.get(key) == value}
+    return common
+
+
 def _weights(part: Part) -> frozenset[int]:
     return frozenset(i for i, node in enumerate(part.operands) if node.target is ops.gather)
 
@@ -145,7 +154,9 @@ def _replace(
     operands = [picked.get(each, each) for each in part.operands]
     with graph.inserting_after(last):
         node = graph.call_function(region, (name, call, operands, [], False))
-    node.meta = {k: v for k, v in last.meta.items() if k in ("nn_module_stack", "stack_trace")}
+    node.meta = {"nn_module_stack": _common_modules(part.nodes)}
+    if "stack_trace" in last.meta:
+        node.meta["stack_trace"] = last.meta["stack_trace"]
     node.meta["example_value"] = [traced_value(each) for each in part.results]
     after = node
     for index, result in enumerate(part.results):

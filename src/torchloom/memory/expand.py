@@ -1,0 +1,72 @@
+"""A graph with the nodes of bodies in the place of their calls: what runs, one call after the other.
+
+A body is one graph with one set of fake tensors, and several calls of it are alive at the same time. So
+each copied node says which storages its values are in that call: an operand's and a result's are those of the
+calling graph, all others are the call's own.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from torchloom.graph import value_of
+from torchloom.memory.storages import CALL_STORAGES, CallStorages
+from torchloom.ops.regions import half_of_call, is_call_of_body
+
+
+def expanded(graph: fx.Graph) -> fx.Graph:
+    """Return a graph without calls of bodies, for simulations; it never runs.
+
+    Args:
+        graph: a lowered graph; returned itself if it calls no body.
+    """
+    if not any(is_call_of_body(node) for node in graph.nodes):
+        return graph
+    found = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    called: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if is_call_of_body(node):
+            called[node] = _inlined(found, node, env)
+        elif node.target is operator.getitem and node.args[0] in called:
+            env[node] = called[node.args[0]][node.args[1]]
+        else:
+            env[node] = found.node_copy(node, lambda used: env[used])
+    return found
+
+
+def _inlined(graph: fx.Graph, call: fx.Node, env: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    """Append a body's nodes to a graph; return what the call returns."""
+    half = half_of_call(call.target, str(call.args[0]), *call.args[4:]).graph_module.graph  # type: ignore[arg-type]
+    storages = CallStorages(f"{call.args[1]} {call.name}")
+    operands: list[fx.Node] = list(call.args[2])  # type: ignore[arg-type]
+    own: dict[fx.Node, fx.Node] = {}
+    for inside, outside in zip(half.find_nodes(op="placeholder"), operands, strict=True):
+        own[inside] = env[outside]
+        storages.name_as(value_of(inside), env[outside])
+    results: Any = half.output_node().args[0]
+    for node, pick in zip(results, _picks(call, len(results)), strict=True):
+        if pick is not None:
+            storages.name_as(value_of(node), pick)
+    modules = {
+        key: call.meta[key]
+        for key in ("nn_module_stack", "fwd_nn_module_stack")
+        if key in call.meta
+    }
+    for node in half.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        new = own[node] = graph.node_copy(node, lambda used: own[used])
+        new.meta = {**node.meta, **modules, CALL_STORAGES: storages}
+    return [own[node] for node in results]
+
+
+def _picks(call: fx.Node, num_results: int) -> list[fx.Node | None]:
+    found: list[fx.Node | None] = [None] * num_results
+    for user in call.users:
+        index: Any = user.args[1]
+        found[index] = user
+    return found
