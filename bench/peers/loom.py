@@ -22,13 +22,16 @@ def build(
     watched: bool = False,
     symmetric_memory: bool = False,
     backend: str = "inductor",
+    regions: bool = True,
+    persistence_threshold: int | None = None,
     memory_budget: int | None = None,
     replan_step: int = 0,
 ) -> Trainee:
     """Build one rank of the torchloom engine; compiled as `engine.compile()` does by default.
 
     With `watched` all that it does is recorded, from its compile to its last step. With
-    `symmetric_memory` the ranks communicate through shared memory. `memory_budget` is in bytes, everything of a rank included;
+    `symmetric_memory` the ranks communicate through shared memory. Without `regions` layers are compiled one by one; weights
+    of up to `persistence_threshold` elements stay whole. `memory_budget` is in bytes, everything of a rank included;
     what was planned for it is in the facts. With `replan_step` operators are measured at that step
     and the table of costs is kept where later processes find it.
 
@@ -47,10 +50,13 @@ def build(
     compiling: dict[str, Any] = {
         "symmetric_memory": symmetric_memory,
         "backend": backend,
+        "regions": regions,
     }
     if memory_budget is not None:
         compiling |= {"memory_budget": memory_budget, "replan_step": replan_step}
-    engine, *_ = initialize(model=job.model(), config=_config(job, stage, compiling))
+    engine, *_ = initialize(
+        model=job.model(), config=_config(job, stage, compiling, persistence_threshold)
+    )
     micro_s: float | None = None
     num_collectives = 0
 
@@ -103,13 +109,18 @@ def _planned(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _config(job: Job, stage: int, compiling: dict[str, Any]) -> dict[str, object]:
+def _config(
+    job: Job, stage: int, compiling: dict[str, Any], persistence_threshold: int | None
+) -> dict[str, object]:
+    zero: dict[str, Any] = {"stage": stage}
+    if persistence_threshold is not None:
+        zero["stage3_param_persistence_threshold"] = persistence_threshold
     optimizer = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}
     return {
         "train_micro_batch_size_per_gpu": job.batch,
         "gradient_accumulation_steps": job.accumulation,
         "gradient_clipping": 0.0,
         "optimizer": {"type": "AdamW", "params": optimizer},
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": zero,
         "compile": compiling,
     }

@@ -248,7 +248,11 @@ def test_weights_under_autocast_are_gathered_in_the_lower_dtype() -> None:
                 "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
                 "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
                 "steps_per_print": float("inf"),
-                "compile": {"strict": True, "regions": regions, "dump_graphs": f"{folder}/{regions}"},
+                "compile": {
+                    "strict": True,
+                    "regions": regions,
+                    "dump_graphs": f"{folder}/{regions}",
+                },
             }
             engine, *_ = torchloom.initialize(model=model, config=config)
             engine.compile(backend="aot_eager")
