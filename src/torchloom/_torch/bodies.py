@@ -176,7 +176,7 @@ def lower_calls(op: Any, graph_of: GraphOfCall) -> None:
     """Let Inductor generate the code of a body once for all calls of an operator that name it.
 
     Args:
-        op: its third argument is the list of tensors that a body's graph takes.
+        op: its third argument is the list of tensors that a body's graph takes, its fourth that of sizes.
         graph_of: the body of a call.
     """
     from torch._inductor import lowering
@@ -195,7 +195,8 @@ def lower_calls(op: Any, graph_of: GraphOfCall) -> None:
         if name not in known:
             known[name] = ir.Subgraph(name=name, graph_module=graph_module)
         # Where Inductor reads the strides that a body's inputs must have, behind two arguments of its own.
-        values = [operand.meta["val"] for operand in graph.current_node.args[2]]
+        nodes = (*graph.current_node.args[2], *graph.current_node.args[3])
+        values = [node.meta["val"] if isinstance(node, fx.Node) else node for node in nodes]
         graph.current_node.meta["eager_input_vals"] = ((None, None, *values), {})
-        results = ir.InvokeSubgraph.create(known[name], *args[2])
+        results = ir.InvokeSubgraph.create(known[name], *args[2], *args[3])
         return [ir.TensorBox.create(each) for each in results]

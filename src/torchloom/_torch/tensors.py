@@ -15,6 +15,16 @@ def size_hint(size: Any) -> int:
     return 1 if hint is None else int(hint)
 
 
+def symbols_in(value: Any) -> frozenset[str]:
+    """Return the names of the symbols in a size, or in the shape and strides of a tensor."""
+    if isinstance(value, torch.Tensor):
+        sizes = (*value.shape, *value.stride()) if value.layout is torch.strided else value.shape
+        return frozenset(name for size in sizes for name in symbols_in(size))
+    if not isinstance(value, torch.SymInt):
+        return frozenset()
+    return frozenset(str(symbol) for symbol in value.node.expr.free_symbols)
+
+
 def layout_hint(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
     """Return sizes and strides as numbers, without a guard, and how many elements they reach over.
 

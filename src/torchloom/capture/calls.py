@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torchloom._torch.bodies import lower_calls, post_grad_passes
 from torchloom.capture.hooks import Bodies, Partition, WeaveHooks
 from torchloom.capture.inner_views import view_inside
-from torchloom.ops.regions import half_of_call, is_call_of_body, region
+from torchloom.ops.regions import half_of_call, inputs_of, is_call_of_body, region
 
 _IS_READY = "torchloom_post_grad"
 """Meta of a body's graph that Inductor's passes have rewritten."""
@@ -87,7 +87,7 @@ def call_boxed(
             gm.add_module(half.name, BodyModule(run(half.graph_module)))
         with graph.inserting_before(node):
             # Two nodes: generated code drops what the first reads before it runs the second.
-            operands = graph.call_function(in_a_list, tuple(node.args[2]))  # type: ignore[arg-type]
+            operands = graph.call_function(in_a_list, inputs_of(node))
             call = graph.call_module(half.name, (operands,))
         call.meta = dict(node.meta)
         node.replace_all_uses_with(call)

@@ -85,10 +85,13 @@ def _variant(half: CalledHalf, chains: list[Chain], roots: list[fx.Node]) -> fx.
     env: dict[fx.Node, fx.Node] = {}
     inputs = half.graph_module.graph.find_nodes(op="placeholder")
     given = []
-    for old, root in zip(inputs, roots, strict=True):
+    tensors, sizes = inputs[: len(roots)], inputs[len(roots) :]
+    for old, root in zip(tensors, roots, strict=True):
         given.append(graph.placeholder(old.name))
         given[-1].meta = {"val": root.meta["val"]}
-    for old, new, chain in zip(inputs, given, chains, strict=True):
+    for old in sizes:
+        env[old] = graph.node_copy(old)
+    for old, new, chain in zip(tensors, given, chains, strict=True):
         value = new
         for link in chain:
             args: Any = (value, *link.args[1:])

@@ -208,6 +208,11 @@ VARIANTS: WeakValueDictionary[str, fx.GraphModule] = WeakValueDictionary()
 """Halves that were made for other inputs than the body's own: by the name in a call and the kind of half."""
 
 
+def inputs_of(call: fx.Node) -> tuple[fx.Node, ...]:
+    """Return what a call's half takes: tensors, then sizes."""
+    return (*call.args[2], *call.args[3])  # type: ignore[misc]
+
+
 def is_call_of_body(node: fx.Node) -> bool:
     """Say whether a node calls a body."""
     return node.op == "call_function" and node.target in (region, region_backward)

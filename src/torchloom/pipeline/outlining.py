@@ -28,7 +28,7 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
         gm: the graph; not changed.
         inputs: one value for each of its inputs.
     """
-    reason = _reason(setup, inputs)
+    reason = _reason(setup)
     if reason is not None:
         return Outlined(gm, reasons=(reason,))
     for_inductor = setup.backend == "inductor"
@@ -38,15 +38,20 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
     ambient = AmbientAutocast.now(devices)
 
     def body(
-        name: str, captured: fx.GraphModule, operands: Sequence[Tensor], weights: frozenset[int]
+        name: str,
+        captured: fx.GraphModule,
+        operands: Sequence[Tensor],
+        sizes: Sequence[Any],
+        weights: frozenset[int],
     ) -> RegionBody:
         known = BODIES.get(name)
-        if isinstance(known, RegionBody):  # of another engine: it computes the same
-            return known
+        if isinstance(known, RegionBody) and not (sizes or known.sizes):
+            return known  # of another engine: it computes the same
         made = RegionBody(
             name,
             captured,
             operands,
+            sizes,
             weights,
             regathers,
             casts,
@@ -62,7 +67,7 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
     )
 
 
-def _reason(setup: Setup, inputs: Sequence[Any]) -> str | None:
+def _reason(setup: Setup) -> str | None:
     """Return why a session does not outline, None if it does."""
     whole = [each.name for each in setup.passes if not (is_built_in(each) or each.sees_regions)]
     options = (
@@ -74,13 +79,8 @@ def _reason(setup: Setup, inputs: Sequence[Any]) -> str | None:
         "Inductor's wrapper in C++ cannot call bodies": bool(options.get("cpp_wrapper")),
         f"pass {''.join(whole[:1])!r} sees whole graphs": bool(whole),
         "a plan decides about each layer": setup.planner is not None,
-        "sizes vary": not all(isinstance(size, int) for each in inputs for size in _sizes(each)),
     }
     return next((text for text, holds in reasons.items() if holds), None)
-
-
-def _sizes(value: Any) -> Sequence[Any]:
-    return (*value.shape, *value.stride()) if isinstance(value, Tensor) else (value,)
 
 
 def _split(joint: fx.GraphModule, traced: TracedPart) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -27,6 +28,7 @@ class RegionBody:
         name: a hash of all that its code depends on.
         captured: the part as Dynamo captured it: operands in, a tuple of results out.
         operands: fake tensors like those that it reads.
+        sizes: symbolic numbers that it reads, or that are in the shapes of operands.
         weights: operands that are gathered weights, by index.
         regathers: whether backward gathers them again.
         casts: whether weights that are only read in a lower dtype are given in it.
@@ -37,6 +39,7 @@ class RegionBody:
     name: str
     captured: fx.GraphModule
     operands: Sequence[Tensor]
+    sizes: Sequence[Any]
     weights: frozenset[int]
     regathers: bool
     casts: bool
@@ -122,9 +125,10 @@ class RegionBody:
 
     def _trace(self, *, trains: bool) -> TracedPart:
         self.num_traces += 1
-        inputs = [
+        inputs: list[Any] = [
             fake_like(each, requires_grad=trains and each.requires_grad) for each in self.operands
         ]
+        inputs += self.sizes
         with self.ambient.again():
             traced = trace_part(
                 self.captured, inputs, trains=trains, for_inductor=self.for_inductor

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from torchloom._torch.modes import storage_id
@@ -39,11 +40,13 @@ class Part:
 
     nodes: tuple[fx.Node, ...]
     operands: tuple[fx.Node, ...]
-    """What a call of it is given: values that it reads, those of the last use first."""
+    """Tensors that a call of it is given: values that it reads, those of the last use first."""
+    sizes: tuple[fx.Node, ...]
+    """Symbolic numbers that it is given as well."""
     results: tuple[fx.Node, ...]
     """Its values that others read."""
     reads: tuple[int | None, ...]
-    """For each value that a node reads, node by node: the operand by its index, None for a value of the part."""
+    """For each value that a node reads, node by node: its index among operands and sizes, None for a value of the part."""
     form: Any
     """Equal for parts that one body can stand for."""
 
@@ -178,17 +181,22 @@ def _part(nodes: Sequence[fx.Node], labels: Sequence[int], apart: Collection[int
         key = (used, place if place in apart else None)
         inside = offsets.get(used)
         flow.append(inside if inside is not None else -1 - slots.setdefault(key, len(slots)))
+    tensors = [key for key in slots if isinstance(traced_value(key[0]), Tensor)]
+    numbers = [key for key in slots if key not in set(tensors)]
     # Autograd adds gradients in the order of operands: last use first, as it would in the flat graph.
-    operands = tuple(used for used, _ in slots)[::-1]
+    given = [*reversed(tensors), *numbers]
+    order = {slots[key]: index for index, key in enumerate(given)}
+    operands = tuple(used for used, _ in given[: len(tensors)])
+    sizes = tuple(used for used, _ in numbers)
     results = [node for node in nodes if any(user not in offsets for user in node.users)]
     form = (
         tuple(labels),
         tuple(flow),
-        tuple(value_text(traced_value(each)) for each in operands),
+        tuple(value_text(traced_value(each)) for each in (*operands, *sizes)),
         tuple(offsets[node] for node in results),
     )
-    reads = tuple(len(slots) + each if each < 0 else None for each in flow)
-    return Part(tuple(nodes), operands, tuple(results), reads, form)
+    reads = tuple(order[-1 - each] if each < 0 else None for each in flow)
+    return Part(tuple(nodes), operands, sizes, tuple(results), reads, form)
 
 
 def inputs_of(node: fx.Node) -> list[fx.Node]:
@@ -205,6 +213,11 @@ def _problem(part: Part) -> str | None:
         return f"%{strange[0].name}, which is no tensor, is read behind its part"
     if not part.results:
         return "nothing is read behind a part"
+    others = [
+        node for node in part.sizes if not isinstance(traced_value(node), (int, torch.SymInt))
+    ]
+    if others:
+        return f"it reads %{others[0].name}, which is neither a tensor nor a size"
     read = {storage_id(traced_value(node)) for node in part.operands}
     seen: set[int | None] = set()
     for node in part.results:

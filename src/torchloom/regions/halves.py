@@ -29,8 +29,8 @@ SplitBody = Callable[[fx.GraphModule, TracedPart], tuple[fx.GraphModule, fx.Grap
 class Halves:
     """Forward and backward of a body as plain functions.
 
-    forward:   operands -> results, saved values
-    backward:  kept operands, kept results, saved values, gradients of results -> gradients of operands
+    forward:   operands, sizes -> results, saved values
+    backward:  kept operands, kept results, saved values, gradients of results, sizes -> gradients of operands
     """
 
     forward: fx.GraphModule
@@ -102,24 +102,25 @@ class _Kept:
     """All of it, in the order in which backward takes it."""
     values: list[fx.Node]
     """What forward returns: its results, then what it computed for backward alone."""
+    sizes: list[fx.Node]
+    """Inputs of forward that are numbers."""
 
 
 def _kept(forward: fx.Graph, num_results: int) -> _Kept:
     values: Any = forward.output_node().args[0]
     results, saved = list(values[:num_results]), list(values[num_results:])
     operands = forward.find_nodes(op="placeholder")
-    for node in saved:
-        if not isinstance(value_of(node), Tensor):
-            raise RegionError(f"its backward reads %{node.name}, which is no tensor")
     roots = {node: _root(node) for node in saved}
-    wanted = set(roots.values())
+    # Sizes are given to backward as they are to forward, and computed from these again.
+    wanted = {node for node in roots.values() if isinstance(value_of(node), Tensor)}
     known = {*operands, *results}
     computed = [n for n in forward.nodes if n in wanted and n not in known]
     kept_operands = [i for i, node in enumerate(operands) if node in wanted]
     kept_results = [i for i, node in enumerate(results) if node in wanted]
     nodes = [operands[i] for i in kept_operands] + [results[i] for i in kept_results] + computed
+    sizes = [node for node in operands if not isinstance(value_of(node), Tensor)]
     _check_memory(operands, [*results, *computed])
-    return _Kept(roots, kept_results, kept_operands, nodes, [*results, *computed])
+    return _Kept(roots, kept_results, kept_operands, nodes, [*results, *computed], sizes)
 
 
 def _root(node: fx.Node) -> fx.Node:
@@ -145,7 +146,7 @@ def _seen(node: fx.Node) -> fx.Node | None:
 
 def _check_memory(operands: Sequence[fx.Node], values: Sequence[fx.Node]) -> None:
     """Refuse values that share memory: whoever calls the body takes each for one of its own."""
-    seen = {storage_of(node): node for node in operands}
+    seen = {storage_of(node): node for node in operands if storage_of(node) is not None}
     for node in values:
         storage = storage_of(node)
         if storage is None:
@@ -174,11 +175,17 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
     inputs = backward.find_nodes(op="placeholder")
     for old in filter(_is_tangent, inputs):
         env[old] = graph.node_copy(old)
+    for node in kept.sizes:
+        given[node] = graph.placeholder(node.name)
+        given[node].meta = dict(node.meta)
     saved = [each for each in inputs if not _is_tangent(each)]
-    if [_kind(each) for each in saved] != [_kind(each) for each in kept.roots]:
-        raise RegionError("its backward takes other values than its forward returns")
-    for old, node in zip(saved, kept.roots, strict=True):
-        env[old] = _viewed_again(graph, node, given)
+    for of_kind in (True, False):  # AOTAutograd hands sizes over apart from tensors
+        taken = [each for each in saved if isinstance(value_of(each), Tensor) == of_kind]
+        returned = [each for each in kept.roots if isinstance(value_of(each), Tensor) == of_kind]
+        if [_kind(each) for each in taken] != [_kind(each) for each in returned]:
+            raise RegionError("its backward takes other values than its forward returns")
+        for old, node in zip(taken, returned, strict=True):
+            env[old] = _viewed_again(graph, node, given)
     for old in backward.nodes:
         if old.op == "output":
             grads = [env[each] for each in old.args[0] if isinstance(each, fx.Node)]  # type: ignore[union-attr]
@@ -190,13 +197,16 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
 
 def _kind(node: fx.Node) -> object:
     value = value_of(node)
-    return (value.dtype, value.shape, value.stride()) if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return str(value)
+    return value.dtype, str(list(value.shape)), str(list(value.stride()))
 
 
 def _viewed_again(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, fx.Node]) -> fx.Node:
     """Return a value in backward: given, or viewed again from what is given."""
     if node not in given:
-        if _seen(node) is None:
+        is_size = not isinstance(value_of(node), Tensor) and node.op == "call_function"
+        if _seen(node) is None and not is_size:
             raise RegionError(f"its backward views %{node.name}, which is not kept")
         given[node] = graph.node_copy(node, lambda used: _viewed_again(graph, used, given))
     return given[node]

@@ -12,17 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
 from torchloom import ops
+from torchloom._torch.tensors import symbols_in
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.ops.regions import region
 from torchloom.regions.find import Part, find_regions, inputs_of
 from torchloom.regions.hoist import hoist_gathers
 from torchloom.regions.labels import graph_form, traced_value
 
-MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], frozenset[int]], Any]
-"""(name, the part as a graph, fake operands, gathered weights among them) -> its body"""
+MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], Sequence[Any], frozenset[int]], Any]
+"""(name, the part as a graph, fake operands, sizes, gathered weights among the operands) -> its body"""
 
 
 class RegionCalls(NamedTuple):
@@ -66,26 +68,43 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
     call = 0
     picked: dict[fx.Node, fx.Node] = {}
     for group in found.groups:
-        body = _body_of(copy, group[0])
+        symbols = _symbols(copy.graph, group[0])
+        body = _body_of(copy, group[0], symbols)
         name = _name(body.graph, key)
-        bodies[name] = make_body(
-            name, body, [traced_value(each) for each in group[0].operands], _weights(group[0])
-        )
+        bodies[name] = make_body(name, body, *_inputs(group[0], symbols), _weights(group[0]))
         layers = tuple(_layer_of(part) for part in group)
         calls.append(RegionCalls(name, len(group[0].nodes), layers))
         for part in group:
-            _replace(copy.graph, part, name, call, picked)
+            _replace(copy.graph, part, (name, call), symbols, picked)
             call += 1
     copy.graph.lint()
     copy.recompile()
     return Outlined(copy, bodies, tuple(calls), found.reasons)
 
 
-def _body_of(gm: fx.GraphModule, part: Part) -> fx.GraphModule:
+def _symbols(graph: fx.Graph, part: Part) -> list[fx.Node]:
+    """Return the inputs of a graph that are symbols of a part's operands, beside those that it reads itself."""
+    needed = {name for node in part.operands for name in symbols_in(traced_value(node))}
+    known = {name for node in part.sizes for name in symbols_in(traced_value(node))}
+    found = []
+    for node in graph.find_nodes(op="placeholder"):
+        names = symbols_in(traced_value(node))
+        if isinstance(traced_value(node), torch.SymInt) and names <= needed - known:
+            found.append(node)
+            known |= names
+    return found
+
+
+def _inputs(part: Part, symbols: Sequence[fx.Node]) -> tuple[list[Any], list[Any]]:
+    operands = [traced_value(each) for each in part.operands]
+    return operands, [traced_value(each) for each in (*part.sizes, *symbols)]
+
+
+def _body_of(gm: fx.GraphModule, part: Part, symbols: Sequence[fx.Node]) -> fx.GraphModule:
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     operands = []
-    for index, node in enumerate(part.operands):
+    for index, node in enumerate((*part.operands, *part.sizes, *symbols)):
         operands.append(graph.placeholder(f"operand_{index}"))
         operands[-1].meta = {"example_value": traced_value(node)}
     reads = iter(part.reads)
@@ -139,21 +158,25 @@ def _weights(part: Part) -> frozenset[int]:
 
 
 def _replace(
-    graph: fx.Graph, part: Part, name: str, call: int, picked: dict[fx.Node, fx.Node]
+    graph: fx.Graph,
+    part: Part,
+    call: tuple[str, int],
+    symbols: Sequence[fx.Node],
+    picked: dict[fx.Node, fx.Node],
 ) -> None:
     """Put a call in the place of a part.
 
     Args:
         graph: edited in place.
         part: its nodes are erased.
-        name: of the body.
-        call: the number of this call.
+        call: the name of the body, and the number of this call.
+        symbols: inputs of the graph that the call is given beside what the part reads.
         picked: for results of parts replaced so far, what took their place; extended.
     """
     last = part.nodes[-1]
     operands = [picked.get(each, each) for each in part.operands]
     with graph.inserting_after(last):
-        node = graph.call_function(region, (name, call, operands, [], False))
+        node = graph.call_function(region, (*call, operands, [*part.sizes, *symbols], False))
     node.meta = {"nn_module_stack": _common_modules(part.nodes)}
     if "stack_trace" in last.meta:
         node.meta["stack_trace"] = last.meta["stack_trace"]
