@@ -106,6 +106,31 @@ def test_a_body_is_traced_once_split_once_and_lowered_twice() -> None:
         assert (from_cache, is_warm) == (False, True)
 
 
+def test_a_compile_says_what_it_is_busy_with() -> None:
+    def run(rank: int) -> None:
+        phases = []
+        engine, batch = engine_of("inductor", layers=5, replan_step=0)
+        session = engine._compiled.session
+        tell = session.tell_phase
+
+        def note(name: str, graph: str) -> None:
+            tell(name, graph)
+            phases.append(name)
+            if name:
+                assert session.report.phase.graph == graph == "graph0"
+                assert "graph0 (" in session.report.phase.text()
+
+        with mock.patch.object(session, "tell_phase", note):
+            step(engine, batch)
+        # Forward, then backward: each lowers the layer when it comes to the first call.
+        assert phases == ["trace", *2 * ["rest", "layer", "rest", ""]]
+        assert session.report.phase is None
+        (graph,) = session.report.graphs
+        assert (graph.num_bodies, graph.num_calls) == (1, 5)
+
+    run_ranks(2, run, timeout_s=300)
+
+
 def schedule(folder: str, kind: str) -> str:
     (last,) = [max(Path(folder).glob(f"graph0.{kind}.*.txt"))]
     found = re.findall(r"= torchloom\.(\w+)\(", last.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 
 import pytest
 from rich.console import Console
@@ -129,6 +130,52 @@ def test_plain_lines_come_for_the_first_and_every_nth_step():
     assert lines[1] == "compiling ..."
     assert [line.split("  ")[0] for line in lines[2:]] == [f"step {k}/5" for k in (1, 2, 4, 5)]
     assert "loss 1.000  200 tokens/s  500 ms/step  1.00 GiB  MFU 50.0%" in lines[-1]
+
+
+def test_a_long_compile_says_what_it_does():
+    told = threading.Event()
+
+    def phase():
+        told.set()
+        return "lowering a layer graph0 (21 s)"
+
+    def draw(console):
+        sink = LineDisplay(
+            console,
+            steps=2,
+            log_every=1,
+            first="compiling",
+            unit="byte",
+            phase=phase,
+            phase_every_s=0.01,
+        )
+        assert told.wait(10)
+        told.clear()
+        assert told.wait(10)  # the first line is out
+        sink.log(step_row(1))
+        sink.close()
+
+    lines = show(draw).splitlines()
+    assert lines[0] == "compiling: lowering a layer graph0 (21 s)"
+    assert any(line.startswith("step 1/2") for line in lines)
+
+
+def test_a_bar_shows_what_a_compile_does():
+    def draw(console):
+        sink = make_progress(
+            console,
+            steps=5,
+            done=0,
+            log_every=2,
+            compiles=True,
+            unit="byte",
+            phase=lambda: "planning graph0 (3 s)",
+        )
+        assert isinstance(sink, BarDisplay)
+        sink.log(EvalRow(step=0, heldout_loss=4.5))
+        sink.close()
+
+    assert "planning graph0 (3 s)" in show(draw, force_terminal=True)
 
 
 def test_a_terminal_gets_a_bar():

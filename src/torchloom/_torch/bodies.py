@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,6 +169,8 @@ def _problem(meta: Any) -> str | None:
     return next((text for text, holds in problems.items() if holds), None)
 
 
+PHASE: ContextVar[Callable[[str], None]] = ContextVar("phase", default=lambda name: None)
+"""Told "layer" when Inductor begins to lower a body, and "rest" behind that."""
 GraphOfCall = Callable[..., tuple[str, fx.GraphModule]]
 """(the call's arguments) -> a name for its body's code, and the body's graph."""
 
@@ -192,11 +195,15 @@ def lower_calls(op: Any, graph_of: GraphOfCall) -> None:
         name, graph_module = graph_of(*args)
         graph: Any = V.graph
         known = graph.__dict__.setdefault("_torchloom_bodies", {})
-        if name not in known:
+        is_new = name not in known
+        if is_new:
             known[name] = ir.Subgraph(name=name, graph_module=graph_module)
+            PHASE.get()("layer")
         # Where Inductor reads the strides that a body's inputs must have, behind two arguments of its own.
         nodes = (*graph.current_node.args[2], *graph.current_node.args[3])
         values = [node.meta["val"] if isinstance(node, fx.Node) else node for node in nodes]
         graph.current_node.meta["eager_input_vals"] = ((None, None, *values), {})
         results = ir.InvokeSubgraph.create(known[name], *args[2], *args[3])
+        if is_new:
+            PHASE.get()("rest")
         return [ir.TensorBox.create(each) for each in results]

@@ -47,7 +47,9 @@ def compile_with_aot(
                 name_calls(lowered.graph, hooks.bodies)
             started = time.perf_counter()
             hooks.lowered(lowered, kind)
+            hooks.phase("layer")
             call_boxed(lowered, run_boxed)
+            hooks.phase("rest")
             compiled = run_boxed(lowered) if lower is None else boxed(lower(lowered, inputs))
             hooks.compiled(kind, time.perf_counter() - started, None)
             return compiled

@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom._torch.bodies import lower_calls, post_grad_passes
+from torchloom._torch.bodies import PHASE, lower_calls, post_grad_passes
 from torchloom.capture.hooks import Bodies, Partition, WeaveHooks
 from torchloom.capture.inner_views import view_inside
 from torchloom.ops.regions import half_of_call, inputs_of, is_call_of_body, region
@@ -95,8 +95,14 @@ def call_boxed(
     gm.recompile()
 
 
-def prepare_calls(gm: fx.GraphModule) -> None:
-    """Make bodies that a graph calls ready for Inductor, which finds them when it comes to their calls."""
+def prepare_calls(gm: fx.GraphModule, phase: Callable[[str], None]) -> None:
+    """Make bodies that a graph calls ready for Inductor, which finds them when it comes to their calls.
+
+    Args:
+        gm: a lowered graph; edited in place.
+        phase: told "layer" when a body is lowered, and "rest" behind that.
+    """
+    PHASE.set(phase)
     for node in view_inside(gm):
         lower_calls(node.target, functools.partial(_named_half, node.target))
         half = half_of_call(node.target, str(node.args[0]), *node.args[4:])  # type: ignore[arg-type]

@@ -85,6 +85,8 @@ class WeaveHooks:
     the code of both. Otherwise torch compiles each backward graph when it first runs, after all forward graphs of a
     model with graph breaks."""
     bodies: Bodies = field(default_factory=dict)
+    phase: Callable[[str], None] = lambda name: None
+    """Called with what a route begins to do: "trace", "layer" (to lower a body), "rest" (to lower a graph)."""
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

@@ -34,8 +34,9 @@ def compile_with_inductor(
             name_calls(graph.graph, hooks.bodies)
 
     def lowered(graph: fx.GraphModule) -> None:
+        hooks.phase("rest")
         hooks.lowered(graph, kind_of(graph))
-        prepare_calls(graph)
+        prepare_calls(graph, hooks.phase)
 
     patches = {
         # The order of the woven graph is the plan; this pass would move transfers to other places.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -28,6 +28,7 @@ class PlannedSplit:
         context: what passes may know.
         lower: the passes behind the split, for trials.
         report: receives the plan.
+        tell_phase: told "plan", and "rest" when there is one.
         passes: the passes that run; a plan decides only what they can carry out, within their options.
     """
 
@@ -38,7 +39,9 @@ class PlannedSplit:
         lower: Lower,
         report: GraphReport,
         passes: Iterable[GraphPass],
+        tell_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
+        self._tell_phase = tell_phase
         self._planner, self._context, self._lower = planner, context, lower
         self._report, self._passes = report, {each.name: each for each in passes}
         self._interface: Interface | None = None
@@ -74,10 +77,12 @@ class PlannedSplit:
         )
         # Splitting writes tags into the graph, so trials split copies.
         started = time.perf_counter()
+        self._tell_phase("plan")
         plan = self._planner.plan(trials.problem(copy_graph_module(joint, is_sketch=True)))
         self._report.planning_s += time.perf_counter() - started
         self._report.plan = plan
         trials.forget()
+        self._tell_phase("rest")
         if plan.offload:
             trials.offload(joint, plan.offload, plan.again)
         self._fetched = frozenset(reloaded_bytes(joint)) - frozenset(plan.pieces)

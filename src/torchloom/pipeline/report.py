@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torchloom import events
 from torchloom.memory import PeakContents
@@ -67,9 +69,35 @@ class GraphReport:
         self.regions, self.flat_because = other.regions, other.flat_because
 
     @property
+    def num_bodies(self) -> int:
+        """How many bodies stand for equal layers of this graph."""
+        return len(self.regions)
+
+    @property
+    def num_calls(self) -> int:
+        """How many layers are calls of a body."""
+        return sum(len(each.layers) for each in self.regions)
+
+    @property
     def from_cache(self) -> bool:
         """Whether the compiler's caches held the woven graphs, so that no pass had to run."""
         return self.backend == "inductor" and not self.passes and self.fallback is None
+
+
+class CompilePhase(NamedTuple):
+    """What a compile is busy with."""
+
+    name: str
+    """trace, plan, layer (a body that stands for equal layers) or rest (of a graph)."""
+    graph: str
+    since_s: float
+    """When it began, by `time.monotonic`."""
+
+    def text(self) -> str:
+        """Return it in words, with the seconds that it has taken so far."""
+        words = {"trace": "tracing", "plan": "planning", "layer": "lowering a layer"}
+        seconds = time.monotonic() - self.since_s
+        return f"{words.get(self.name, 'lowering')} {self.graph} ({seconds:.0f} s)"
 
 
 def tell_peak(report: GraphReport) -> None:
@@ -83,6 +111,8 @@ class CompileReport:
     """All graphs of one compile session, in the order in which Dynamo handed them over."""
 
     graphs: list[GraphReport] = field(default_factory=list)
+    phase: CompilePhase | None = None
+    """What the compiler is busy with now, None while nothing is compiled."""
 
     @property
     def fallbacks(self) -> list[str]:

@@ -55,7 +55,9 @@ def compile_within_budget(
     for _ in range(_MAX_ROUNDS):
         report.num_tries += planner is not None
         own = replace(report, compile_s=[], passes=[], collectives={}, planning_s=0.0)
-        weaving = Weaving(setup, own, setup.context, calling, ignores_caches)
+        weaving = Weaving(
+            setup, own, setup.context, calling, ignores_caches, tell_phase=setup.tell_phase
+        )
         compiled = weaving.compile(
             compile_graph, gm, example_inputs, backward_at_once=setup.trial is not None
         )

@@ -30,7 +30,7 @@ from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes
 from torchloom.pipeline.alike import Alike, Texts, parameters_of
 from torchloom.pipeline.keys import common_key_of, facts_of
-from torchloom.pipeline.report import CompileReport, GraphReport, tell_peak
+from torchloom.pipeline.report import CompilePhase, CompileReport, GraphReport, tell_peak
 from torchloom.pipeline.rounds import compile_within_budget
 from torchloom.pipeline.second import SecondPlan
 from torchloom.pipeline.sizes import Sizes
@@ -115,7 +115,13 @@ class CompileSession:
             if is_restart(error):
                 self.report.graphs.pop()  # Dynamo drops this capture and captures again
             raise
+        finally:
+            self.report.phase = None
         return LIVE.apart(compiled) if self.regather else compiled
+
+    def tell_phase(self, name: str, graph: str) -> None:
+        """Note what a compile is busy with; see `CompileReport.phase`."""
+        self.report.phase = CompilePhase(name, graph, time.monotonic()) if name else None
 
     def _compile_graph(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport

@@ -28,6 +28,10 @@ class Setup(Protocol):
     book: Book
     tell: Callable[[str, str, str], None] | None
 
+    def tell_phase(self, name: str, graph: str) -> None:
+        """Take what a compile is busy with, "" for nothing, and the graph that it is about."""
+        ...
+
     @property
     def round_key(self) -> str:
         """Identifies one compile of the module."""

@@ -53,6 +53,7 @@ class Weaving:
         context: what passes may know of it.
         calling: describes the call (shapes, gradients, autocast), which selects one of several codes.
         ignores_caches: whether the compiler must not take the graphs from its caches.
+        tell_phase: told what the compile is busy with, "" when it is not.
     """
 
     setup: Setup
@@ -60,6 +61,8 @@ class Weaving:
     context: PassContext
     calling: str = ""
     ignores_caches: bool = False
+    tell_phase: Callable[[str, str], None] = lambda name, graph: None
+    """Told what the compile is busy with, and the graph that it is about."""
     wants_another: bool = False
     """Whether planning again with the measured need of this code may give a better plan."""
     lacks_plan: bool = False
@@ -87,6 +90,7 @@ class Weaving:
             example_inputs: its inputs.
             backward_at_once: see `WeaveHooks`.
         """
+        self._tell_phase("trace")
         outlined = outline_graph(self.setup, gm, example_inputs)
         self.report.regions = outlined.calls
         self.report.flat_because = outlined.reasons
@@ -117,7 +121,11 @@ class Weaving:
             backward_at_once=backward_at_once
             or (self._split is not None and self.setup.backend == "inductor"),
             bodies=bodies,
+            phase=self._tell_phase,
         )
+
+    def _tell_phase(self, name: str) -> None:
+        self.tell_phase(name, self.report.name)
 
     def finish(self) -> None:
         """Complete the report with what was woven and the peak of the compiled code."""
@@ -160,6 +168,7 @@ class Weaving:
         self.wants_another = planner.has_another(plan)
 
     def _compiled(self, kind: GraphKind, seconds: float, source: str | None) -> None:
+        self._tell_phase("")  # backward may be compiled long after the session handed its code over
         self.report.compile_s.append((kind, seconds))
         events.emit(
             events.LoweredCompiled(graph=self.report.name, lowered=kind, duration_s=seconds)
@@ -265,7 +274,9 @@ class Weaving:
             )
             PassManager(passes, context, is_trial=True).run(gm, context, f"trial.{kind}", trial)
 
-        return PlannedSplit(self.setup.planner, self.context, lower, report, self.setup.passes)
+        return PlannedSplit(
+            self.setup.planner, self.context, lower, report, self.setup.passes, self._tell_phase
+        )
 
     def _context_of(self, kind: GraphKind) -> PassContext:
         return dataclasses.replace(

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from torchloom.recipes.train.metrics import EvalRow, Sink, StepRow
 
 
 def make_progress(
-    console: Console, *, steps: int, done: int, log_every: int, compiles: bool, unit: str
+    console: Console,
+    *,
+    steps: int,
+    done: int,
+    log_every: int,
+    compiles: bool,
+    unit: str,
+    phase: Callable[[], str] = str,
 ) -> Sink:
     """Return the display that fits the console.
 
@@ -23,18 +41,44 @@ def make_progress(
         log_every: steps between two plain lines.
         compiles: whether the first step also compiles; it is announced as such.
         unit: what a token is, for the unit of the loss.
+        phase: says what a compile is busy with and since when, "" while nothing is compiled.
     """
     first = "compiling" if compiles else "first step"
     if console.is_terminal:
-        return BarDisplay(console, steps=steps, done=done, first=first, unit=unit)
-    return LineDisplay(console, steps=steps, log_every=log_every, first=first, unit=unit)
+        return BarDisplay(console, steps=steps, done=done, first=first, unit=unit, phase=phase)
+    return LineDisplay(
+        console, steps=steps, log_every=log_every, first=first, unit=unit, phase=phase
+    )
+
+
+class _PhaseColumn(ProgressColumn):
+    """What a compile is busy with: drawn anew by the bar's own thread while the compiler works."""
+
+    max_refresh = 0.5
+
+    def __init__(self, phase: Callable[[], str]) -> None:
+        super().__init__()
+        self._phase = phase
+
+    def render(self, task: Task) -> Text:
+        """Return the text of the column."""
+        return Text(self._phase(), style="dim")
 
 
 @final
 class BarDisplay:
     """A live bar with the last step's numbers; evaluations stay above it as lines."""
 
-    def __init__(self, console: Console, *, steps: int, done: int, first: str, unit: str) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        steps: int,
+        done: int,
+        first: str,
+        unit: str,
+        phase: Callable[[], str] = str,
+    ) -> None:
         self._console = console
         self._first = first
         self._unit = unit
@@ -42,6 +86,7 @@ class BarDisplay:
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
+            _PhaseColumn(phase),
             TimeRemainingColumn(),
             console=console,
         )
@@ -65,10 +110,18 @@ class BarDisplay:
 
 @final
 class LineDisplay:
-    """One line for the first step and for every `log_every`-th one after it."""
+    """One line for the first step and for every `log_every`-th one after it; of a long compile also what it does."""
 
     def __init__(
-        self, console: Console, *, steps: int, log_every: int, first: str, unit: str
+        self,
+        console: Console,
+        *,
+        steps: int,
+        log_every: int,
+        first: str,
+        unit: str,
+        phase: Callable[[], str] = str,
+        phase_every_s: float = 15.0,
     ) -> None:
         self._console = console
         self._steps = steps
@@ -76,6 +129,9 @@ class LineDisplay:
         self._first = first
         self._unit = unit
         self._started = time.perf_counter()
+        self._phase, self._phase_every_s = phase, phase_every_s
+        self._is_over = threading.Event()
+        threading.Thread(target=self._tell_phases, daemon=True).start()
 
     def log(self, row: StepRow | EvalRow) -> None:
         """Print a row if its turn has come."""
@@ -88,9 +144,16 @@ class LineDisplay:
             self._print(f"step {row.step}/{self._steps}  {step_text(row)}  ({elapsed_s:.0f} s)")
         if isinstance(row, StepRow):
             self._first = ""
+            self._is_over.set()
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Stop telling what a compile does."""
+        self._is_over.set()
+
+    def _tell_phases(self) -> None:
+        while not self._is_over.wait(self._phase_every_s):
+            if text := self._phase():
+                self._print(f"compiling: {text}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False)

@@ -103,7 +103,7 @@ def _prepare(
     if options.compile:
         engine.compile()
     if engine.rank == 0:
-        sinks += _open_sinks(options, out, engine.global_steps, task, console)
+        sinks += _open_sinks(options, out, engine, task, console)
         console.print(str(corpus), soft_wrap=True, highlight=False)
         console.print(
             f"{task.name}: {task.num_params / 1e6:.2f} M parameters, "
@@ -151,8 +151,9 @@ def _restore(engine: Any, loop: Loop, out: Path, steps: int) -> None:
 
 
 def _open_sinks(
-    options: TrainOptions, out: Path, done: int, task: Task, console: Console
+    options: TrainOptions, out: Path, engine: Any, task: Task, console: Console
 ) -> list[Sink]:
+    done = engine.global_steps
     sinks: list[Sink] = [JsonlSink(out / "metrics.jsonl", after_step=done)]
     if options.tensorboard:
         sinks.append(TensorBoardSink(out / "tensorboard"))
@@ -163,8 +164,14 @@ def _open_sinks(
         log_every=options.log_every,
         compiles=options.compile,
         unit=task.unit,
+        phase=lambda: _phase_of(engine),
     )
     return [*sinks, progress]
+
+
+def _phase_of(engine: Any) -> str:
+    phase = engine.compile_report().phase
+    return "" if phase is None else phase.text()
 
 
 def _report(run: _Run, outcome: Outcome) -> None:
