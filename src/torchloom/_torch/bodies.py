@@ -13,6 +13,10 @@ from torch import fx
 
 from torchloom._torch.aot import boxed
 
+ENTER_AUTOCAST: Any = torch.amp.autocast_mode._enter_autocast
+EXIT_AUTOCAST: Any = torch.amp.autocast_mode._exit_autocast
+SET_GRAD: Any = torch._C._set_grad_enabled
+"""Statements of graphs that Dynamo captured: they have no value, and what follows obeys them."""
 CHECKPOINT: Any = torch.ops.higher_order.tag_activation_checkpoint
 """What Dynamo makes of `torch.utils.checkpoint`: (graph, *its inputs, **options of checkpoint)."""
 
@@ -89,11 +93,13 @@ def trace_part(
         joint = rewritten(joint)
         num_results = settings.pop("num_fwd_outputs")
         graphs.append((joint, num_results, settings))
-        copy = fx.GraphModule(joint, fx.Graph())
-        copy.graph.output(copy.graph.graph_copy(joint.graph, {}))
-        copy.graph.output_node().meta.update(joint.graph.output_node().meta)
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(joint.graph, {}))
+        graph.output_node().meta.update(joint.graph.output_node().meta)
         # Only what AOTAutograd notes about it counts; these halves never run.
-        return default_partition(copy, joint_inputs, num_fwd_outputs=num_results)
+        return default_partition(
+            fx.GraphModule(joint, graph), joint_inputs, num_fwd_outputs=num_results
+        )
 
     def compiler(graph_module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         context = TracingContext.try_get()

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torchloom._torch.bodies import AmbientAutocast, TracedPart
 from torchloom._torch.inductor import inductor_config
 from torchloom._torch.partition import min_cut_partition
+from torchloom.errors import RegionError
 from torchloom.ops.regions import BODIES
 from torchloom.pipeline.keys import is_built_in
 from torchloom.pipeline.setup import Setup
@@ -62,9 +63,11 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
         BODIES[name] = made
         return made
 
-    return outline(
-        gm, f"{setup.backend} {regathers} {casts} {ambient} {torch.is_grad_enabled()}", body
-    )
+    key = f"{setup.backend} {regathers} {casts} {ambient} {torch.is_grad_enabled()}"
+    try:
+        return outline(gm, key, body)
+    except RegionError as error:
+        return Outlined(gm, reasons=(str(error),))
 
 
 def _reason(setup: Setup) -> str | None:

@@ -16,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST
 from torchloom._torch.modes import storage_id
 from torchloom.regions.labels import (
     is_outside,
+    is_strange_statement,
     label,
     module_of_attr,
+    open_contexts,
     traced_value,
     value_text,
 )
@@ -47,6 +50,8 @@ class Part:
     """Its values that others read."""
     reads: tuple[int | None, ...]
     """For each value that a node reads, node by node: its index among operands and sizes, None for a value of the part."""
+    contexts: tuple[fx.Node, ...]
+    """Nodes that entered autocast before the part, where none has left it."""
     form: Any
     """Equal for parts that one body can stand for."""
 
@@ -67,6 +72,9 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
         min_repeats: smaller groups do not count.
     """
     nodes = [node for node in graph.nodes if not is_outside(node)]
+    strange = next(filter(is_strange_statement, nodes), None)
+    if strange is not None:
+        return Found((), (f"what %{strange.name} means for layers is not known",))
     numbers: dict[str, int] = {}
     texts = [label(node) for node in nodes]
     labels = [numbers.setdefault(text, len(numbers)) for text in texts]
@@ -189,14 +197,16 @@ def _part(nodes: Sequence[fx.Node], labels: Sequence[int], apart: Collection[int
     operands = tuple(used for used, _ in given[: len(tensors)])
     sizes = tuple(used for used, _ in numbers)
     results = [node for node in nodes if any(user not in offsets for user in node.users)]
+    contexts = tuple(open_contexts(nodes[0]))
     form = (
+        tuple(label(node) for node in contexts),
         tuple(labels),
         tuple(flow),
         tuple(value_text(traced_value(each)) for each in (*operands, *sizes)),
         tuple(offsets[node] for node in results),
     )
     reads = tuple(order[-1 - each] if each < 0 else None for each in flow)
-    return Part(tuple(nodes), operands, sizes, tuple(results), reads, form)
+    return Part(tuple(nodes), operands, sizes, tuple(results), reads, contexts, form)
 
 
 def inputs_of(node: fx.Node) -> list[fx.Node]:
@@ -206,8 +216,17 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
     return found
 
 
+def _keeps_autocast(nodes: Sequence[fx.Node]) -> bool:
+    """Say whether a part leaves autocast as it finds it."""
+    entered = {node for node in nodes if node.target is ENTER_AUTOCAST}
+    left = {node.args[0] for node in nodes if node.target is EXIT_AUTOCAST}
+    return entered == left
+
+
 def _problem(part: Part) -> str | None:
     """Return why a part cannot be called, if it cannot."""
+    if not _keeps_autocast(part.nodes):
+        return "autocast begins or ends within a part"
     strange = [node for node in part.results if not isinstance(traced_value(node), Tensor)]
     if strange:
         return f"%{strange[0].name}, which is no tensor, is read behind its part"
@@ -218,6 +237,10 @@ def _problem(part: Part) -> str | None:
     ]
     if others:
         return f"it reads %{others[0].name}, which is neither a tensor nor a size"
+    return _shared_memory(part)
+
+
+def _shared_memory(part: Part) -> str | None:
     read = {storage_id(traced_value(node)) for node in part.operands}
     seen: set[int | None] = set()
     for node in part.results:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from torchloom import ops
+from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD
+from torchloom._torch.modes import is_traced
 from torchloom._torch.operators import OpOverload
+from torchloom.errors import RegionError
 
 PARAMETER_OPS = (ops.gather, ops.replicate, ops.cast)
 """They name their parameter, so no two are equal, and transfers are ordered over all layers."""
@@ -31,6 +35,30 @@ def is_outside(node: fx.Node) -> bool:
     return all(is_outside(each) for each in node.all_input_nodes)
 
 
+_STATEMENTS = (ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD, operator.setitem)
+"""What has no value and may stand in a graph whose layers are calls."""
+
+
+def is_strange_statement(node: fx.Node) -> bool:
+    """Say whether a node has no value, and acts on what follows in a way that is not known here."""
+    if node.op != "call_function" or traced_value(node) is not None:
+        return False
+    return node.target not in _STATEMENTS and not node.users
+
+
+def open_contexts(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes that entered autocast before a node and have not left it there, outermost first."""
+    found: list[fx.Node] = []
+    for each in node.graph.nodes:
+        if each is node:
+            break
+        if each.target is ENTER_AUTOCAST:
+            found.append(each)
+        elif each.target is EXIT_AUTOCAST:
+            found.remove(each.args[0])  # type: ignore[arg-type]
+    return found
+
+
 def module_of_attr(node: fx.Node) -> Any:
     """Return the attribute of a graph's module that a node reads."""
     found: Any = node.graph.owning_module
@@ -42,7 +70,7 @@ def module_of_attr(node: fx.Node) -> Any:
 def label(node: fx.Node) -> str:
     """Return all that a node does, except which values it reads."""
     if node.op == "get_attr":
-        return f"graph {graph_form(module_of_attr(node).graph)}"
+        return _attr_text(module_of_attr(node))
     what = node.target if isinstance(node.target, str) else _callable_text(node.target)
     args = fx.node.map_arg((node.args, node.kwargs), lambda _: _READ)
     tags = node.meta.get("recompute")
@@ -61,6 +89,18 @@ def graph_form(graph: fx.Graph) -> str:
         )
         lines.append(f"{node.op} {what} {inputs}")
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+def _attr_text(value: Any) -> str:
+    if isinstance(value, fx.GraphModule):
+        return f"graph {graph_form(value.graph)}"
+    if isinstance(value, Tensor) and not is_traced([value]) and value.numel() <= _MOST_CONSTANTS:
+        return f"constant {value_text(value)} {value.tolist()}"
+    raise RegionError(f"it holds a constant that is not compared: {value_text(value)}")
+
+
+_MOST_CONSTANTS = 64
+"""Elements of a tensor whose values count for the name of a body."""
 
 
 class _Read:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from torchloom import ops
+from torchloom._torch.bodies import EXIT_AUTOCAST
 from torchloom._torch.tensors import symbols_in
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.ops.regions import region
@@ -107,12 +108,15 @@ def _body_of(gm: fx.GraphModule, part: Part, symbols: Sequence[fx.Node]) -> fx.G
     for index, node in enumerate((*part.operands, *part.sizes, *symbols)):
         operands.append(graph.placeholder(f"operand_{index}"))
         operands[-1].meta = {"example_value": traced_value(node)}
+    entered = [graph.node_copy(node) for node in part.contexts]
     reads = iter(part.reads)
     for node in part.nodes:
         # One read after the other: a value may be several operands.
         given = [(next(reads), used) for used in inputs_of(node)]
         read = iter([env[used] if at is None else operands[at] for at, used in given])
         env[node] = graph.node_copy(node, lambda _, read=read: next(read))
+    for node in reversed(entered):
+        graph.call_function(EXIT_AUTOCAST, (node,))
     graph.output(tuple(env[node] for node in part.results))
     return fx.GraphModule(gm, graph)
 
