@@ -13,6 +13,17 @@ BODIES = (
         used_for="call a body behind autograd, which has its derivative",
         without=_FLAT,
     ),
+    *each(
+        "torch.amp.autocast_mode",
+        "_enter_autocast _exit_autocast",
+        "see where a captured graph enters and leaves autocast",
+        _FLAT,
+    ),
+    PrivateName(
+        name="torch._C._set_grad_enabled",
+        used_for="see where a captured graph changes the gradient mode",
+        without=_FLAT,
+    ),
     PrivateName(
         name="torch._functorch.partitioners.default_partition",
         used_for="let AOTAutograd finish with a body whose joint graph is what counts",
