@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from torchloom._torch.bodies import AmbientAutocast, TracedPart
+from torchloom._torch.facts import lowers_calls
 from torchloom._torch.inductor import inductor_config
 from torchloom._torch.partition import min_cut_partition
 from torchloom.errors import RegionError
@@ -80,6 +81,8 @@ def _reason(setup: Setup) -> str | None:
         "compile.regions is false": not setup.regions,
         "this backend is given whole graphs": setup.backend not in _COMPILERS,
         "Inductor's wrapper in C++ cannot call bodies": bool(options.get("cpp_wrapper")),
+        "Inductor of this torch is not known to call bodies": setup.backend == "inductor"
+        and not lowers_calls(),
         f"pass {''.join(whole[:1])!r} sees whole graphs": bool(whole),
         "a plan decides about each layer": setup.planner is not None,
     }
