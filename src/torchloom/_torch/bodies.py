@@ -16,6 +16,7 @@ from torchloom._torch.aot import boxed
 ENTER_AUTOCAST: Any = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST: Any = torch.amp.autocast_mode._exit_autocast
 SET_GRAD: Any = torch._C._set_grad_enabled
+LOG_USAGE: Any = torch._C._log_api_usage_once
 """Statements of graphs that Dynamo captured: they have no value, and what follows obeys them."""
 CHECKPOINT: Any = torch.ops.higher_order.tag_activation_checkpoint
 """What Dynamo makes of `torch.utils.checkpoint`: (graph, *its inputs, **options of checkpoint)."""

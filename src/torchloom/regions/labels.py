@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from torchloom import ops
-from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD
+from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST, LOG_USAGE, SET_GRAD
 from torchloom._torch.modes import is_traced
 from torchloom._torch.operators import OpOverload
 from torchloom.errors import RegionError
@@ -35,7 +35,7 @@ def is_outside(node: fx.Node) -> bool:
     return all(is_outside(each) for each in node.all_input_nodes)
 
 
-_STATEMENTS = (ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD, operator.setitem)
+_STATEMENTS = (ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD, LOG_USAGE, operator.setitem)
 """What has no value and may stand in a graph whose layers are calls."""
 
 

@@ -19,10 +19,11 @@ BODIES = (
         "see where a captured graph enters and leaves autocast",
         _FLAT,
     ),
-    PrivateName(
-        name="torch._C._set_grad_enabled",
-        used_for="see where a captured graph changes the gradient mode",
-        without=_FLAT,
+    *each(
+        "torch._C",
+        "_log_api_usage_once _set_grad_enabled",
+        "know what statements of a captured graph do",
+        _FLAT,
     ),
     PrivateName(
         name="torch._functorch.partitioners.default_partition",
