@@ -239,7 +239,7 @@ class Deep(nn.Module):
         return x.square().mean()
 
 
-def test_two_engines_of_one_process_share_a_body() -> None:
+def test_two_engines_of_one_process_have_bodies_of_one_name() -> None:
     def run(rank: int) -> None:
         losses = []
         for seed in (0, 1):

@@ -254,6 +254,16 @@ class TwiceTheGradient(torch.autograd.Function):
         return grad * x.cos() * 2
 
 
+def _scaled_by(factor: float) -> Callable[[Tensor], Tensor]:
+    def scaled(x):
+        return x * factor
+
+    return torch.compiler.allow_in_graph(scaled)
+
+
+SCALED = [_scaled_by(0.1 * n) for n in range(1, 7)]
+
+
 class Residual(nn.Module):
     """Equal layers, and one odd thing about how they are used."""
 
@@ -347,6 +357,18 @@ class Residual(nn.Module):
             x = x + torch.view_as_real(made * 1j).reshape(-1, 16)
         return x.square().mean()
 
+    def functions_of_users(self, x):
+        """Functions that Dynamo does not look into share a name, and do other things."""
+        for layer, scaled in zip(self.layers, SCALED, strict=True):
+            x = x + scaled(layer(x))
+        return x.square().mean()
+
+    def storage_behind(self, x):
+        seen = torch.cat([x, x])[2:7]
+        for layer in self.layers:
+            x = x + layer(x) * torch.as_strided(seen, (5, 16), (16, 1), 16)
+        return x.square().mean()
+
     def strides(self, x):
         for layer in self.layers:
             x = (x + layer(x)).t().contiguous().t()
@@ -367,6 +389,8 @@ KINDS = {
     "views": [6],
     "complex numbers": [6],
     "strides": [],
+    "functions of users": [],
+    "storage behind": [],
 }
 """How many layers are calls of one body."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ def inductor_compile(
     timed: Callable[[Any, float, str | None], None],
     *,
     backward_at_once: bool = False,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor.
 
@@ -28,6 +30,7 @@ def inductor_compile(
         timed: told "forward", "backward" or "inference", the seconds that compiling took, and the code of the
             wrapper, None if it came from a cache; not called where a cache held both graphs together.
         backward_at_once: compile the backward graph now, not at its first run.
+        around: makes a block in which the graph is traced, and each half of it compiled, whenever that is.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -35,7 +38,8 @@ def inductor_compile(
     @functools.wraps(compile_fx_inner)
     def inner(*args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
-        compiled = compile_fx_inner(*args, **kwargs)
+        with around():
+            compiled = compile_fx_inner(*args, **kwargs)
         kind = "inference" if kwargs.get("is_inference") else "forward"
         kind = "backward" if kwargs.get("is_backward") else kind
         source = getattr(compiled, "source_code", None)
@@ -43,7 +47,7 @@ def inductor_compile(
         return compiled
 
     eager = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
-    with functorch_config.patch(eager):
+    with functorch_config.patch(eager), around():
         compiled: Any = compile_fx(
             gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches)
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload, OpOverloadPacket
 
 _TORCHS = frozenset({"aten", "prim", "prims", "higher_order"})

@@ -17,6 +17,7 @@ from torchloom._torch.lazy_code import BoxedCodeGen
 from torchloom._torch.partition import min_cut_partition
 from torchloom.capture.calls import call_boxed, name_calls, split_joint
 from torchloom.capture.hooks import GraphKind, WeaveHooks
+from torchloom.ops.regions import known_bodies
 
 Lower = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -46,9 +47,10 @@ def compile_with_aot(
                 hooks.joint(lowered, "inference")
                 name_calls(lowered.graph, hooks.bodies)
             started = time.perf_counter()
-            hooks.lowered(lowered, kind)
-            hooks.phase("layer")
-            call_boxed(lowered, run_boxed)
+            with known_bodies(hooks.bodies):
+                hooks.lowered(lowered, kind)
+                hooks.phase("layer")
+                call_boxed(lowered, run_boxed)
             hooks.phase("rest")
             compiled = run_boxed(lowered) if lower is None else boxed(lower(lowered, inputs))
             hooks.compiled(kind, time.perf_counter() - started, None)
@@ -56,15 +58,16 @@ def compile_with_aot(
 
         return compile_graph
 
-    return aot_compile(
-        gm,
-        example_inputs,
-        forward=compiler("forward"),
-        backward=compiler("backward"),
-        partition=partition,
-        inference=compiler("inference"),
-        backward_at_once=hooks.backward_at_once,
-    )
+    with known_bodies(hooks.bodies):
+        return aot_compile(
+            gm,
+            example_inputs,
+            forward=compiler("forward"),
+            backward=compiler("backward"),
+            partition=partition,
+            inference=compiler("inference"),
+            backward_at_once=hooks.backward_at_once,
+        )
 
 
 def run_boxed(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torchloom._torch.bodies import PHASE, lower_calls, post_grad_passes
 from torchloom.capture.hooks import Bodies, Partition, WeaveHooks
 from torchloom.capture.inner_views import view_inside
-from torchloom.ops.regions import half_of_call, inputs_of, is_call_of_body, region
+from torchloom.ops.regions import half_of_call, half_of_node, inputs_of, is_call_of_body, region
 
 _IS_READY = "torchloom_post_grad"
 """Meta of a body's graph that Inductor's passes have rewritten."""
@@ -82,7 +82,7 @@ def call_boxed(
     """
     graph = gm.graph
     for node in view_inside(gm):
-        half = half_of_call(node.target, str(node.args[0]), *node.args[4:])  # type: ignore[arg-type]
+        half = half_of_node(node)
         if not hasattr(gm, half.name):
             gm.add_module(half.name, BodyModule(run(half.graph_module)))
         with graph.inserting_before(node):
@@ -105,7 +105,7 @@ def prepare_calls(gm: fx.GraphModule, phase: Callable[[str], None]) -> None:
     PHASE.set(phase)
     for node in view_inside(gm):
         lower_calls(node.target, functools.partial(_named_half, node.target))
-        half = half_of_call(node.target, str(node.args[0]), *node.args[4:])  # type: ignore[arg-type]
+        half = half_of_node(node)
         if _IS_READY not in half.graph_module.meta:
             half.graph_module.meta[_IS_READY] = True
             post_grad_passes(half.graph_module, is_inference=half.kind == "inference")

@@ -11,6 +11,7 @@ from torchloom._torch.inductor import inductor_compile
 from torchloom._torch.partition import min_cut_partition
 from torchloom.capture.calls import name_calls, prepare_calls, split_joint
 from torchloom.capture.hooks import GraphHook, SplitHook, WeaveHooks, kind_of
+from torchloom.ops.regions import known_bodies
 
 
 def compile_with_inductor(
@@ -52,7 +53,12 @@ def compile_with_inductor(
 
         patches["custom_partitioner_fn"] = SplitHook(split, _named("split", hooks.key))
     return inductor_compile(
-        gm, example_inputs, patches, hooks.compiled, backward_at_once=hooks.backward_at_once
+        gm,
+        example_inputs,
+        patches,
+        hooks.compiled,
+        backward_at_once=hooks.backward_at_once,
+        around=lambda: known_bodies(hooks.bodies),
     )
 
 

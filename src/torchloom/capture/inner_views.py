@@ -14,8 +14,8 @@ from typing import Any
 from torch import fx
 
 from torchloom._torch.operators import OpOverload
-from torchloom.graph import is_view_op, value_of
-from torchloom.ops.regions import VARIANTS, CalledHalf, half_of_call, is_call_of_body
+from torchloom.graph import args_of, is_view_op, value_of
+from torchloom.ops.regions import CalledHalf, body_of, half_of_node, is_call_of_body
 
 Chain = tuple[fx.Node, ...]
 """Views of a value, each of the one before."""
@@ -28,11 +28,9 @@ def view_inside(gm: fx.GraphModule) -> list[fx.Node]:
         gm: a lowered graph; edited in place.
     """
     calls = [node for node in gm.graph.nodes if is_call_of_body(node)]
-    kept: list[fx.GraphModule] = gm.meta.setdefault("torchloom_bodies", [])
     for node in calls:
-        operands: list[fx.Node] = list(node.args[2])  # type: ignore[arg-type]
-        half = half_of_call(node.target, str(node.args[0]), *node.args[4:])  # type: ignore[arg-type]
-        kept.append(half.graph_module)
+        operands = args_of(node)[2]
+        half = half_of_node(node)
         chains = [_chain(each) for each in operands]
         if not any(chains):
             continue
@@ -41,12 +39,9 @@ def view_inside(gm: fx.GraphModule) -> list[fx.Node]:
             for chain, each in zip(chains, operands, strict=True)
         ]
         name = f"{node.args[0]}-{_digest(chains, roots)}"
-        key = f"{name} {half.kind}"
-        if key not in VARIANTS:
-            made = _variant(half, chains, roots)
-            kept.append(made)
-            VARIANTS[key] = made
-        kept.append(VARIANTS[key])
+        variants, key = body_of(name).variants, f"{name} {half.kind}"
+        if key not in variants:
+            variants[key] = _variant(half, chains, roots)
         node.args = (name, node.args[1], roots, *node.args[3:])
     if calls:
         gm.graph.eliminate_dead_code()
@@ -65,6 +60,8 @@ def _chain(node: fx.Node) -> Chain:
 def _is_plain_view(node: fx.Node) -> bool:
     """Say whether a node is a view of its first argument and reads nothing else; `resident` is no such view."""
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        return False
+    if "as_strided" in str(node.target):  # it counts from the start of the storage
         return False
     return is_view_op(node.target) and node.all_input_nodes == [node.args[0]]
 
@@ -94,13 +91,11 @@ def _variant(half: CalledHalf, chains: list[Chain], roots: list[fx.Node]) -> fx.
     for old, new, chain in zip(tensors, given, chains, strict=True):
         value = new
         for link in chain:
-            args: Any = (value, *link.args[1:])
-            value = graph.call_function(link.target, args, dict(link.kwargs))  # type: ignore[arg-type]
+            target: Any = link.target
+            value = graph.call_function(target, (value, *link.args[1:]), dict(link.kwargs))
             value.meta = {"val": link.meta["val"]}
         env[old] = value
     for old in half.graph_module.graph.nodes:
         if old.op != "placeholder":
             env[old] = graph.node_copy(old, lambda used: env[used])
-    made = fx.GraphModule(half.graph_module, graph)
-    made.meta = {k: v for k, v in half.graph_module.meta.items() if k != "torchloom_post_grad"}
-    return made
+    return fx.GraphModule(half.graph_module, graph)

@@ -14,7 +14,7 @@ from torch import fx
 
 from torchloom.graph import value_of
 from torchloom.memory.storages import CALL_STORAGES, CallStorages
-from torchloom.ops.regions import half_of_call, inputs_of, is_call_of_body
+from torchloom.ops.regions import half_of_node, inputs_of, is_call_of_body
 
 
 def expanded(graph: fx.Graph) -> fx.Graph:
@@ -40,7 +40,7 @@ def expanded(graph: fx.Graph) -> fx.Graph:
 
 def _inlined(graph: fx.Graph, call: fx.Node, env: dict[fx.Node, fx.Node]) -> list[fx.Node]:
     """Append a body's nodes to a graph; return what the call returns."""
-    half = half_of_call(call.target, str(call.args[0]), *call.args[4:]).graph_module.graph  # type: ignore[arg-type]
+    half = half_of_node(call).graph_module.graph
     storages = CallStorages(f"{call.args[1]} {call.name}")
     operands = inputs_of(call)
     own: dict[fx.Node, fx.Node] = {}

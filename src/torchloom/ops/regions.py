@@ -5,19 +5,20 @@
 
 A graph that Dynamo captured calls `region` once for each of the equal parts. AOTAutograd sees an operator
 with a derivative, so tracing a call costs the same whatever the body holds. `torchloom.regions` finds the
-parts, which traces each body once, and `torchloom.capture.calls` puts its compiled code in the place of calls.
+parts and traces each body once; `torchloom.capture.calls` puts compiled code in the place of calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, fx
 
 from torchloom._torch.autograd import below_autograd
+from torchloom.graph.nodes import args_of
 from torchloom.ops.library import LIBRARY, define
 
 BodyHalf = Literal["forward", "backward", "inference"]
@@ -29,6 +30,11 @@ class Body(Protocol):
 
     def half(self, kind: BodyHalf) -> fx.GraphModule:
         """Return the graph that a call runs: the operands of the call in, a list of tensors out."""
+        ...
+
+    @property
+    def variants(self) -> dict[str, fx.GraphModule]:
+        """Halves for other inputs than the body's own, by the name in a call and the kind of half."""
         ...
 
     def digest(self) -> str:
@@ -75,11 +81,26 @@ class Body(Protocol):
 
 def body_of(name: str) -> Body:
     """Return the body that calls name; behind its name they may carry a hash of its graphs."""
-    return BODIES[name.partition("-")[0]]
+    return _BODIES[name.partition("-")[0]]
 
 
-BODIES: WeakValueDictionary[str, Body] = WeakValueDictionary()
-"""Bodies that are being compiled, by name: the operators know them by it."""
+_BODIES: dict[str, Body] = {}
+"""Bodies that calls of the graph that is being compiled name."""
+
+
+@contextmanager
+def known_bodies(bodies: Mapping[str, Body]) -> Iterator[None]:
+    """Let calls name these bodies in the block: while their graph is traced, or a half of it compiled.
+
+    Torch compiles under a lock. Two engines may have bodies of one name, with other options of the compiler.
+    """
+    before = dict(_BODIES)
+    _BODIES.update(bodies)
+    try:
+        yield
+    finally:
+        _BODIES.clear()
+        _BODIES.update(before)
 
 
 def _like(value: Tensor) -> Tensor:
@@ -200,17 +221,20 @@ def half_of_call(op: Any, name: str, trains: bool = False) -> CalledHalf:
         trains: its last argument, where it is a call of `region`.
     """
     kind: BodyHalf = "backward" if op is region_backward else "forward" if trains else "inference"
-    found = VARIANTS.get(f"{name} {kind}") or body_of(name).half(kind)
+    body = body_of(name)
+    found = body.variants.get(f"{name} {kind}") or body.half(kind)
     return CalledHalf(f"body_{name.replace('-', '_')}_{kind}", kind, found)
 
 
-VARIANTS: WeakValueDictionary[str, fx.GraphModule] = WeakValueDictionary()
-"""Halves that were made for other inputs than the body's own: by the name in a call and the kind of half."""
+def half_of_node(call: fx.Node) -> CalledHalf:
+    """Return what a node that calls a body runs."""
+    name, _, _, _, *trains = args_of(call)
+    return half_of_call(call.target, name, *trains)
 
 
 def inputs_of(call: fx.Node) -> tuple[fx.Node, ...]:
     """Return what a call's half takes: tensors, then sizes."""
-    return (*call.args[2], *call.args[3])  # type: ignore[misc]
+    return (*args_of(call)[2], *args_of(call)[3])
 
 
 def is_call_of_body(node: fx.Node) -> bool:

@@ -13,7 +13,6 @@ from torchloom._torch.facts import lowers_calls
 from torchloom._torch.inductor import inductor_config
 from torchloom._torch.partition import min_cut_partition
 from torchloom.errors import RegionError
-from torchloom.ops.regions import BODIES
 from torchloom.pipeline.keys import is_built_in
 from torchloom.pipeline.setup import Setup
 from torchloom.regions import Outlined, RegionBody, outline
@@ -46,10 +45,7 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
         sizes: Sequence[Any],
         weights: frozenset[int],
     ) -> RegionBody:
-        known = BODIES.get(name)
-        if isinstance(known, RegionBody) and not (sizes or known.sizes):
-            return known  # of another engine: it computes the same
-        made = RegionBody(
+        return RegionBody(
             name,
             captured,
             operands,
@@ -61,8 +57,6 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
             _split_for_inductor if for_inductor else _split,
             ambient,
         )
-        BODIES[name] = made
-        return made
 
     key = f"{setup.backend} {regathers} {casts} {ambient} {torch.is_grad_enabled()}"
     try:

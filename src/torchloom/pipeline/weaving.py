@@ -99,13 +99,16 @@ class Weaving:
             return compile_graph(gm, example_inputs, hooks)
         try:
             return compile_graph(outlined.graph_module, example_inputs, hooks)
-        except Exception as error:
+        except Exception as error:  # compilers raise anything, also of a body alone
             refusal = own_error(error)
-            if is_restart(error) or not isinstance(refusal, RegionError):
+            if is_restart(error) or not isinstance(refusal, RegionError | None):
                 raise
-        # What the part is found to do shows while it is traced, which may be inside of torch's trace.
-        reason = str(refusal).partition("\n")[0]
-        logger.info("%s: equal parts are compiled one by one: %s", self.report.name, reason)
+            # What the part is found to do shows while it is traced, which may be inside of torch's trace.
+            reason = str(refusal or error).partition("\n")[0]
+            level = logging.WARNING if refusal is None else logging.INFO
+            logger.log(
+                level, "%s: equal parts are compiled one by one: %s", self.report.name, reason
+            )
         self.report.regions, self.report.flat_because = (), (*outlined.reasons, reason)
         self.report.passes.clear()
         return compile_graph(gm, example_inputs, self._hooks({}, backward_at_once=backward_at_once))

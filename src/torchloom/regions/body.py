@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, fx
 
 from torchloom._torch.bodies import AmbientAutocast, TracedPart, trace_part
+from torchloom._torch.dynamo import is_restart
 from torchloom._torch.tensors import fake_like
 from torchloom.errors import RegionError
-from torchloom.graph import lower_readers, read_lower, value_of
+from torchloom.graph import args_of, lower_readers, read_lower, value_of
 from torchloom.ops.regions import BodyHalf
-from torchloom.regions.halves import Halves, SplitBody, split_body
+from torchloom.regions.halves import Halves, SplitBody, split_body, storage_problem
 from torchloom.regions.labels import graph_form
 
 
@@ -70,6 +71,11 @@ class RegionBody:
         again = self.weights if self.regathers else frozenset()
         return split_body(self.joint, self.split, again)
 
+    @cached_property
+    def variants(self) -> dict[str, fx.GraphModule]:
+        """Halves for other inputs than the body's own, by what their calls name."""
+        return {}
+
     def half(self, kind: BodyHalf) -> fx.GraphModule:
         """Return the graph that a call runs."""
         if kind == "inference":
@@ -91,12 +97,12 @@ class RegionBody:
     def forward_values(self, *, trains: bool) -> Sequence[Tensor]:
         """Return the fake results of a call; with `trains`, also what backward reads of its values."""
         graph = self.halves.forward.graph if trains else self.inference.graph_module.graph
-        return [node.meta["val"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
+        return [value_of(node) for node in args_of(graph.output_node())[0]]
 
     def backward_values(self) -> Sequence[Tensor]:
         """Return the fake gradients of the operands that have one."""
         graph = self.halves.backward.graph
-        return [node.meta["val"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
+        return [value_of(node) for node in args_of(graph.output_node())[0]]
 
     @property
     def num_results(self) -> int:
@@ -129,12 +135,19 @@ class RegionBody:
             fake_like(each, requires_grad=trains and each.requires_grad) for each in self.operands
         ]
         inputs += self.sizes
-        with self.ambient.again():
-            traced = trace_part(
-                self.captured, inputs, trains=trains, for_inductor=self.for_inductor
-            )
-        if traced.problem is not None:
-            raise RegionError(traced.problem)
+        try:
+            with self.ambient.again():
+                traced = trace_part(
+                    self.captured, inputs, trains=trains, for_inductor=self.for_inductor
+                )
+        except Exception as error:
+            if is_restart(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise RegionError(f"torch cannot trace it by itself: {reason}") from error
+        problem = traced.problem or storage_problem(traced.graph_module.graph)
+        if problem is not None:
+            raise RegionError(problem)
         if self.casts:
             self._cast_first(traced.graph_module, trains=trains)
         return traced

@@ -20,7 +20,8 @@ from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST
 from torchloom._torch.modes import storage_id
 from torchloom.regions.labels import (
     is_outside,
-    is_strange_statement,
+    is_strange,
+    is_weight,
     label,
     module_of_attr,
     open_contexts,
@@ -72,7 +73,7 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
         min_repeats: smaller groups do not count.
     """
     nodes = [node for node in graph.nodes if not is_outside(node)]
-    strange = next(filter(is_strange_statement, nodes), None)
+    strange = next(filter(is_strange, nodes), None)
     if strange is not None:
         return Found((), (f"what %{strange.name} means for layers is not known",))
     numbers: dict[str, int] = {}
@@ -203,6 +204,7 @@ def _part(nodes: Sequence[fx.Node], labels: Sequence[int], apart: Collection[int
         tuple(labels),
         tuple(flow),
         tuple(value_text(traced_value(each)) for each in (*operands, *sizes)),
+        tuple(is_weight(each) for each in operands),
         tuple(offsets[node] for node in results),
     )
     reads = tuple(order[-1 - each] if each < 0 else None for each in flow)

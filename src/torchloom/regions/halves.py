@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom._torch.bodies import TracedPart
 from torchloom.errors import RegionError
-from torchloom.graph import is_view_op, value_of
+from torchloom.graph import args_of, is_view_op, value_of
 from torchloom.graph.alias import storage_of
 from torchloom.ops.match import with_views
 
@@ -60,7 +60,7 @@ def split_body(traced: TracedPart, split: SplitBody, weights: frozenset[int]) ->
         for link in with_views(operands[index])[1:]:
             link.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             link.meta["ac_graph_id"] = 0
-    grads: Sequence[Any] = joint.graph.output_node().args[0][traced.num_results :]  # type: ignore[index]
+    grads = args_of(joint.graph.output_node())[0][traced.num_results :]
     differentiated = tuple(i for i, grad in enumerate(grads) if isinstance(grad, fx.Node))
     forward, backward = split(joint, traced)
     if len(forward.graph.find_nodes(op="placeholder")) != len(operands):
@@ -144,6 +144,17 @@ def _seen(node: fx.Node) -> fx.Node | None:
     return shared[0] if storage is not None and shared else None
 
 
+def storage_problem(graph: fx.Graph) -> str | None:
+    """Return why operands cannot be taken by their values alone, None if they can.
+
+    `as_strided` reads the storage behind a tensor: of an operand that is a view, elements beside the view.
+    """
+    for node in graph.nodes:
+        if "as_strided" in str(node.target) and _root(node).op == "placeholder":
+            return "it reads the storage behind an operand"
+    return None
+
+
 def _check_memory(operands: Sequence[fx.Node], values: Sequence[fx.Node]) -> None:
     """Refuse values that share memory: whoever calls the body takes each for one of its own."""
     seen = {storage_of(node): node for node in operands if storage_of(node) is not None}
@@ -188,7 +199,7 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
             env[old] = _viewed_again(graph, node, given)
     for old in backward.nodes:
         if old.op == "output":
-            grads = [env[each] for each in old.args[0] if isinstance(each, fx.Node)]  # type: ignore[union-attr]
+            grads = [env[each] for each in args_of(old)[0] if isinstance(each, fx.Node)]
             graph.output(grads)
         elif old.op != "placeholder":
             env[old] = graph.node_copy(old, lambda used: env[used])

@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from torchloom._torch.bodies import CHECKPOINT
+from torchloom.backends.graphs import copy_graph_module
 from torchloom.regions.labels import PARAMETER_OPS, module_of_attr, traced_value
 
 
@@ -31,12 +32,10 @@ def hoist_gathers(gm: fx.GraphModule) -> None:
 
 
 def _hoist(gm: fx.GraphModule, node: fx.Node, attr: fx.Node, body: fx.GraphModule) -> None:
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(body.graph, {}))
-    for old, new in zip(body.graph.nodes, graph.nodes, strict=True):
-        new.meta = dict(old.meta)
+    new_body = copy_graph_module(body)
+    graph = new_body.graph
     inputs = graph.find_nodes(op="placeholder")
-    given = dict(zip(inputs, node.args[1:], strict=True))
+    given: dict[fx.Node, Any] = dict(zip(inputs, node.args[1:], strict=True))
     moved = [
         each
         for each in graph.nodes
@@ -47,7 +46,7 @@ def _hoist(gm: fx.GraphModule, node: fx.Node, attr: fx.Node, body: fx.GraphModul
     end = next(each for each in graph.nodes if each.op != "placeholder")
     for each in moved:
         with gm.graph.inserting_before(node):
-            outside = gm.graph.node_copy(each, lambda used: given[used])  # type: ignore[arg-type,return-value]
+            outside = gm.graph.node_copy(each, lambda used: given[used])
         with graph.inserting_before(end if end is not each else each):
             inside = graph.placeholder(f"{each.name}_given")
         inside.meta = {"example_value": traced_value(each)}
@@ -61,8 +60,7 @@ def _hoist(gm: fx.GraphModule, node: fx.Node, attr: fx.Node, body: fx.GraphModul
             del given[each]
             graph.erase_node(each)
     name = f"{attr.target}_without_gathers".replace(".", "_")
-    new_body = fx.GraphModule(body, graph)
-    new_body.meta = dict(body.meta)
+    new_body.recompile()
     gm.add_module(name, new_body)
     with gm.graph.inserting_before(node):
         new_attr = gm.graph.get_attr(name)

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torchloom import ops
 from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST, LOG_USAGE, SET_GRAD
 from torchloom._torch.modes import is_traced
-from torchloom._torch.operators import OpOverload
+from torchloom._torch.operators import HigherOrderOperator, OpOverload
 from torchloom.errors import RegionError
 
 PARAMETER_OPS = (ops.gather, ops.replicate, ops.cast)
@@ -39,11 +39,24 @@ _STATEMENTS = (ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD, LOG_USAGE, operator.seti
 """What has no value and may stand in a graph whose layers are calls."""
 
 
-def is_strange_statement(node: fx.Node) -> bool:
-    """Say whether a node has no value, and acts on what follows in a way that is not known here."""
-    if node.op != "call_function" or traced_value(node) is not None:
+def is_strange(node: fx.Node) -> bool:
+    """Say whether nothing is known here of what a node does.
+
+    Functions of users that Dynamo does not look into (`allow_in_graph`) may do something else at each call, or
+    share their name with another one. Statements have no value and act on what follows.
+    """
+    if node.op != "call_function" or node.target in _STATEMENTS:
         return False
-    return node.target not in _STATEMENTS and not node.users
+    if not _is_known(node.target):
+        return True
+    return traced_value(node) is None and not node.users
+
+
+def _is_known(target: Any) -> bool:
+    if isinstance(target, (OpOverload, HigherOrderOperator)):
+        return True
+    room = str(getattr(target, "__module__", None) or "torch").partition(".")[0]
+    return room in ("torch", "_operator", "operator", "math", "builtins")
 
 
 def open_contexts(node: fx.Node) -> list[fx.Node]:
@@ -57,6 +70,11 @@ def open_contexts(node: fx.Node) -> list[fx.Node]:
         elif each.target is EXIT_AUTOCAST:
             found.remove(each.args[0])  # type: ignore[arg-type]
     return found
+
+
+def is_weight(node: fx.Node) -> bool:
+    """Say whether a node gathers a weight, which backward may gather again."""
+    return node.target is ops.gather
 
 
 def module_of_attr(node: fx.Node) -> Any:

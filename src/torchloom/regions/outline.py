@@ -22,7 +22,7 @@ from torchloom.backends.graphs import copy_graph_module
 from torchloom.ops.regions import region
 from torchloom.regions.find import Part, find_regions, inputs_of
 from torchloom.regions.hoist import hoist_gathers
-from torchloom.regions.labels import graph_form, traced_value
+from torchloom.regions.labels import graph_form, is_weight, traced_value
 
 MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], Sequence[Any], frozenset[int]], Any]
 """(name, the part as a graph, fake operands, sizes, gathered weights among the operands) -> its body"""
@@ -71,7 +71,7 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
     for group in found.groups:
         symbols = _symbols(copy.graph, group[0])
         body = _body_of(copy, group[0], symbols)
-        name = _name(body.graph, key)
+        name = _name(body.graph, f"{key} {sorted(_weights(group[0]))}")
         bodies[name] = make_body(name, body, *_inputs(group[0], symbols), _weights(group[0]))
         layers = tuple(_layer_of(part) for part in group)
         calls.append(RegionCalls(name, len(group[0].nodes), layers))
@@ -158,7 +158,7 @@ def _common_modules(nodes: Sequence[fx.Node]) -> dict[str, Any]:
 
 
 def _weights(part: Part) -> frozenset[int]:
-    return frozenset(i for i, node in enumerate(part.operands) if node.target is ops.gather)
+    return frozenset(i for i, node in enumerate(part.operands) if is_weight(node))
 
 
 def _replace(
