@@ -15,9 +15,7 @@ import argparse
 import json
 import os
 import resource
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from _environment import snapshot, worker_environment
+from _ranks import ask_ranks
 
 _HERE = Path(__file__).parent
 RANKS = 2
@@ -98,30 +97,14 @@ def _starts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _run(spec: Mapping[str, Any], cache: Path | None) -> list[dict[str, Any]]:
     """Run one process for each rank; return what they answer."""
     ranks = 1 if spec.get("arm") == "plain" else RANKS
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for rank in range(ranks):
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
-        environment = {
-            **os.environ,
-            **worker_environment(cache or _HERE.parent / ".cache" / "bench"),
-            **{name: str(value) for name, value in names.items()},
-            "MASTER_ADDR": "127.0.0.1",
-        }
-        command = [sys.executable, __file__, "--worker", json.dumps(spec)]
-        started.append(
-            subprocess.Popen(
-                command,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        )
-    texts = [process.communicate(timeout=1200)[0] for process in started]
-    return [json.loads(text.strip().splitlines()[-1]) for text in texts]
+    return ask_ranks(
+        __file__,
+        ["--worker", json.dumps(spec)],
+        ranks=ranks,
+        cache=cache or _HERE.parent / ".cache" / "bench",
+        timeout_s=1200,
+        quiet=True,
+    )
 
 
 def _work(spec: Mapping[str, Any]) -> int:

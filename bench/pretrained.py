@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,6 +22,7 @@ from typing import Any
 
 from _environment import snapshot, worker_environment
 from _memory import read_rollup
+from _ranks import ask_ranks
 
 _HERE = Path(__file__).parent
 WAYS = {
@@ -73,24 +71,13 @@ def _write_model(folder: Path, layers: int) -> int:
 
 
 def _run(way: str, folder: str, ranks: int) -> list[dict[str, int]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for rank in range(ranks):
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
-        environment = {
-            **os.environ,
-            **worker_environment(_HERE.parent / ".cache" / "bench"),
-            **{name: str(value) for name, value in names.items()},
-            "MASTER_ADDR": "127.0.0.1",
-        }
-        command = [sys.executable, __file__, "--worker", way, "--folder", folder]
-        started.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        )
-    texts = [process.communicate(timeout=600)[0] for process in started]
-    return [json.loads(text.strip().splitlines()[-1]) for text in texts]
+    return ask_ranks(
+        __file__,
+        ["--worker", way, "--folder", folder],
+        ranks=ranks,
+        cache=_HERE.parent / ".cache" / "bench",
+        timeout_s=600,
+    )
 
 
 def _work(way: str, folder: Path) -> int:

@@ -9,9 +9,9 @@ cross, and parts whose data flows in the same way have one form. Gathers and par
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST
 from torchloom._torch.modes import storage_id
 from torchloom.regions.labels import (
+    Contexts,
     is_outside,
     is_strange,
     is_weight,
@@ -51,8 +52,8 @@ class Part:
     """Its values that others read."""
     reads: tuple[int | None, ...]
     """For each value that a node reads, node by node: its index among operands and sizes, None for a value of the part."""
-    contexts: tuple[fx.Node, ...]
-    """Nodes that entered autocast before the part, where none has left it."""
+    contexts: Contexts
+    """What is entered before the part and left behind it."""
     form: Any
     """Equal for parts that one body can stand for."""
 
@@ -80,6 +81,7 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
     texts = [label(node) for node in nodes]
     labels = [numbers.setdefault(text, len(numbers)) for text in texts]
     place = {node: index for index, node in enumerate(nodes)}
+    contexts = open_contexts(graph)
     groups: list[tuple[Part, ...]] = []
     reasons: list[str] = []
     waiting = [(0, len(nodes))]
@@ -88,7 +90,7 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
         stretch = longest_stretch(labels, begin, end, min_repeats, 1)
         if stretch is None:
             continue
-        found = _cut(nodes, labels, stretch, min_repeats)
+        found = _cut(_Labelled(nodes, labels, contexts), stretch, min_repeats)
         groups += found.groups
         reasons += found.reasons
         # A stretch may reach into what is before it and behind it: only its parts are taken.
@@ -99,21 +101,28 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
     return Found(tuple(groups), tuple(reasons))
 
 
+class _Labelled(NamedTuple):
+    """The nodes of a graph that may be parts of layers."""
+
+    nodes: Sequence[fx.Node]
+    labels: Sequence[int]
+    contexts: Mapping[fx.Node, Contexts]
+
+
 def _num_operators(nodes: Sequence[fx.Node]) -> int:
     return sum(
         len(module_of_attr(node).graph.nodes) if node.op == "get_attr" else 1 for node in nodes
     )
 
 
-def _cut(
-    nodes: Sequence[fx.Node], labels: Sequence[int], stretch: Stretch, min_repeats: int
-) -> Found:
+def _cut(labelled: _Labelled, stretch: Stretch, min_repeats: int) -> Found:
     """Return the groups of the best cut of a stretch, or why no cut gives any."""
+    nodes = labelled.nodes
     if _num_operators(nodes[stretch.begin : stretch.begin + stretch.period]) < MIN_NODES:
         return Found((), ())
     reason = ""
     for begin in _cuts(nodes, stretch, min_repeats):
-        parts = _parts(nodes, labels, begin, stretch)
+        parts = _parts(labelled, begin, stretch)
         forms: defaultdict[Any, list[Part]] = defaultdict(list)
         for part in parts:
             forms[part.form].append(part)
@@ -154,14 +163,14 @@ def _cuts(nodes: Sequence[fx.Node], stretch: Stretch, min_repeats: int) -> list[
     return [at for _, _, at in sorted(cuts)[:_MOST_CUTS]]
 
 
-def _parts(
-    nodes: Sequence[fx.Node], labels: Sequence[int], begin: int, stretch: Stretch
-) -> Iterator[Part]:
+def _parts(labelled: _Labelled, begin: int, stretch: Stretch) -> Iterator[Part]:
+    nodes, labels, contexts = labelled
     period = stretch.period
     starts = range(begin, stretch.end - period + 1, period)
     apart = {place for start in starts for place in _apart(nodes[start : start + period])}
     for start in starts:
-        yield _part(nodes[start : start + period], labels[start : start + period], apart)
+        own = _Labelled(nodes[start : start + period], labels[start : start + period], contexts)
+        yield _part(own, apart)
 
 
 def _apart(nodes: Sequence[fx.Node]) -> Iterator[int]:
@@ -182,7 +191,8 @@ def _apart(nodes: Sequence[fx.Node]) -> Iterator[int]:
             yield from places
 
 
-def _part(nodes: Sequence[fx.Node], labels: Sequence[int], apart: Collection[int]) -> Part:
+def _part(own: _Labelled, apart: Collection[int]) -> Part:
+    nodes, labels = own.nodes, own.labels
     offsets = {node: i for i, node in enumerate(nodes)}
     slots: dict[tuple[fx.Node, int | None], int] = {}
     flow: list[int] = []
@@ -198,7 +208,7 @@ def _part(nodes: Sequence[fx.Node], labels: Sequence[int], apart: Collection[int
     operands = tuple(used for used, _ in given[: len(tensors)])
     sizes = tuple(used for used, _ in numbers)
     results = [node for node in nodes if any(user not in offsets for user in node.users)]
-    contexts = tuple(open_contexts(nodes[0]))
+    contexts = own.contexts[nodes[0]]
     form = (
         tuple(label(node) for node in contexts),
         tuple(labels),

@@ -59,16 +59,20 @@ def _is_known(target: Any) -> bool:
     return room in ("torch", "_operator", "operator", "math", "builtins")
 
 
-def open_contexts(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes that entered autocast before a node and have not left it there, outermost first."""
-    found: list[fx.Node] = []
-    for each in node.graph.nodes:
-        if each is node:
-            break
-        if each.target is ENTER_AUTOCAST:
-            found.append(each)
-        elif each.target is EXIT_AUTOCAST:
-            found.remove(each.args[0])  # type: ignore[arg-type]
+Contexts = tuple[fx.Node, ...]
+"""Nodes that entered autocast and have not left it, outermost first."""
+
+
+def open_contexts(graph: fx.Graph) -> dict[fx.Node, Contexts]:
+    """Return for each node the contexts that are open where it stands."""
+    found: dict[fx.Node, Contexts] = {}
+    now: Contexts = ()
+    for node in graph.nodes:
+        found[node] = now
+        if node.target is ENTER_AUTOCAST:
+            now = (*now, node)
+        elif node.target is EXIT_AUTOCAST:
+            now = tuple(each for each in now if each is not node.args[0])
     return found
 
 

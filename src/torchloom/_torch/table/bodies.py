@@ -19,6 +19,11 @@ BODIES = (
         "see where a captured graph enters and leaves autocast",
         _FLAT,
     ),
+    PrivateName(
+        name="torch._ops.HigherOrderOperator",
+        used_for="tell torch's own functions of graphs from those of users",
+        without=_FLAT,
+    ),
     *each(
         "torch._C",
         "_log_api_usage_once _set_grad_enabled",
