@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -44,6 +45,14 @@ def peaks(rank: int, *, regions: bool, stage: int) -> tuple[dict[str, Any], int]
     return told.contents, found.peak
 
 
+def by_block(told: dict[str, Any]) -> Counter[tuple[str, str]]:
+    """Return bytes by kind and block."""
+    found: Counter[tuple[str, str]] = Counter()
+    for kind, layer, num_bytes, _ in told["groups"]:
+        found[kind, ".".join(layer.split(".")[:2])] += num_bytes
+    return found
+
+
 @pytest.mark.parametrize("stage", [0, 3])
 def test_peaks_of_bodies_are_measured_as_predicted(stage: int) -> None:
     def run(rank: int) -> Any:
@@ -55,3 +64,7 @@ def test_peaks_of_bodies_are_measured_as_predicted(stage: int) -> None:
         assert told["peak_bytes"] == flat_told["peak_bytes"]
         assert measured <= 1.02 * flat
         assert told["phase"] == flat_told["phase"]
+        # No layer may be told under another's name. Within one the cut may keep another value of the same size.
+        assert by_block(told) == by_block(flat_told)
+        layers = {layer for _, layer, *_ in told["groups"]}
+        assert {f"blocks.{n}.mlp.gate" for n in range(4)} <= layers

@@ -124,6 +124,7 @@ def trace_part(
     mode = detect_fake_mode(inputs)
     with (
         _disable_current_modes(),
+        _fresh_node_meta(),
         torch.set_grad_enabled(trains),
         tracing(TracingContext(mode)),  # type: ignore[arg-type]
     ):
@@ -132,6 +133,19 @@ def trace_part(
     infos = [] if meta is None else meta.output_info
     has_tangent = tuple(trains and bool(each.requires_grad) for each in infos)
     return TracedPart(graph_module, num_results, has_tangent, _problem(meta), settings)
+
+
+@contextmanager
+def _fresh_node_meta() -> Iterator[None]:
+    """Let nodes that are traced in the block take nothing from the node that is being traced around it."""
+    from torch.fx import traceback
+
+    before = traceback.current_meta
+    traceback.current_meta = {}
+    try:
+        yield
+    finally:
+        traceback.current_meta = before
 
 
 def _joint_passes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

@@ -8,13 +8,14 @@ calling graph, all others are the call's own.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
-from torchloom.graph import value_of
+from torchloom.graph import args_of, value_of
 from torchloom.memory.storages import CALL_STORAGES, CallStorages
-from torchloom.ops.regions import half_of_node, inputs_of, is_call_of_body
+from torchloom.ops.regions import body_of, half_of_node, inputs_of, is_call_of_body
 
 
 def expanded(graph: fx.Graph) -> fx.Graph:
@@ -51,17 +52,37 @@ def _inlined(graph: fx.Graph, call: fx.Node, env: dict[fx.Node, fx.Node]) -> lis
     for node, pick in zip(results, _picks(call, len(results)), strict=True):
         if pick is not None:
             storages.name_as(value_of(node), pick)
-    modules = {
-        key: call.meta[key]
-        for key in ("nn_module_stack", "fwd_nn_module_stack")
-        if key in call.meta
-    }
+    name, number, *_ = args_of(call)
+    modules = body_of(name).modules
+    own_module = next(iter(modules.values()), "")
     for node in half.nodes:
         if node.op in ("placeholder", "output"):
             continue
         new = own[node] = graph.node_copy(node, lambda used: own[used])
-        new.meta = {**node.meta, **modules, CALL_STORAGES: storages}
+        new.meta = {**node.meta, CALL_STORAGES: storages}
+        for key in _STACKS:
+            if key in node.meta:
+                stack = node.meta[key]
+                new.meta[key] = _in_module(stack, own_module, modules.get(number, own_module))
     return [own[node] for node in results]
+
+
+_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
+
+
+def _in_module(stack: Mapping[str, Any], own: str, called: str) -> dict[str, Any]:
+    """Return the modules of a body's node with the module of a call in the place of the body's own."""
+    return {
+        key: (called + path.removeprefix(own), kind)
+        if own and _is_part(path, own)
+        else (path, kind)
+        for key, (path, kind) in stack.items()
+    }
+
+
+def _is_part(path: str, module: str) -> bool:
+    """Say whether a path is that of a module or of one inside of it."""
+    return path == module or path.startswith(f"{module}.")
 
 
 def _picks(call: fx.Node, num_results: int) -> list[fx.Node | None]:

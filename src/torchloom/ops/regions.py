@@ -33,6 +33,11 @@ class Body(Protocol):
         ...
 
     @property
+    def modules(self) -> Mapping[int, str]:
+        """By the number of a call, the module that it stands for; the first is that of the body's own nodes."""
+        ...
+
+    @property
     def variants(self) -> dict[str, fx.GraphModule]:
         """Halves for other inputs than the body's own, by the name in a call and the kind of half."""
         ...

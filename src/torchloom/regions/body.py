@@ -47,6 +47,8 @@ class RegionBody:
     for_inductor: bool
     split: SplitBody
     ambient: AmbientAutocast
+    modules: dict[int, str] = field(default_factory=dict)
+    """By the number of a call, the module that it stands for, as Dynamo names it; the first is the body's own."""
     num_traces: int = 0
     num_splits: int = 0
     lowered: dict[bool, dict[int, torch.dtype]] = field(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,7 +72,10 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
         symbols = _symbols(copy.graph, group[0])
         body = _body_of(copy, group[0], symbols)
         name = _name(body.graph, f"{key} {sorted(_weights(group[0]))}")
-        bodies[name] = make_body(name, body, *_inputs(group[0], symbols), _weights(group[0]))
+        if name not in bodies:
+            bodies[name] = make_body(name, body, *_inputs(group[0], symbols), _weights(group[0]))
+        modules = (_innermost(_common_modules(part.nodes)) for part in group)
+        bodies[name].modules.update(enumerate(modules, start=call))
         layers = tuple(_layer_of(part) for part in group)
         calls.append(RegionCalls(name, len(group[0].nodes), layers))
         for part in group:
@@ -155,6 +158,11 @@ def _common_modules(nodes: Sequence[fx.Node]) -> dict[str, Any]:
     for stack in stacks[1:]:
         common = {key: value for key, value in common.items() if stack.get(key) == value}
     return common
+
+
+def _innermost(modules: Mapping[str, Any]) -> str:
+    """Return how Dynamo names the innermost of some modules, "" of none."""
+    return str(list(modules.values())[-1][0]) if modules else ""
 
 
 def _weights(part: Part) -> frozenset[int]:
