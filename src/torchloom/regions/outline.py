@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -130,18 +131,27 @@ def _name(graph: fx.Graph, key: str) -> str:
 
 
 def _layer_of(part: Part) -> str:
-    """Return the module of whose parameters a part reads most: the innermost that holds them all."""
-    paths = [path for node in part.operands if (path := _owner_of(node))]
-    if not paths:
-        return ""
-    common = list(paths[0].split("."))
-    for path in paths[1:]:
-        names = path.split(".")
-        same = 0
-        while same < min(len(common), len(names)) and common[same] == names[same]:
-            same += 1
-        del common[same:]
-    return ".".join(common)
+    return module_of_most([path for node in part.operands if (path := _owner_of(node))])
+
+
+def module_of_most(paths: Sequence[str]) -> str:
+    """Return the innermost module that holds more than three quarters of some paths, "" if none does.
+
+    A cut may lie within blocks: a part then reads a weight or two of the next one.
+
+    Example:
+        >>> module_of_most(["h.1.mlp.up", "h.1.mlp.down", "h.1.norm", "h.1.q", "h.2.norm"])
+        'h.1'
+    """
+    chosen: list[str] = []
+    left = [path.split(".") for path in paths]
+    while True:
+        names = Counter(path[len(chosen)] for path in left if len(path) > len(chosen))
+        name, count = names.most_common(1)[0] if names else ("", 0)
+        if 4 * count <= 3 * len(paths):
+            return ".".join(chosen)
+        left = [path for path in left if len(path) > len(chosen) and path[len(chosen)] == name]
+        chosen.append(name)
 
 
 def _owner_of(node: fx.Node) -> str:
