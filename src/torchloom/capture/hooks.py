@@ -7,7 +7,7 @@ everything that a pass may know. On a cache hit no hook runs at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 """A partitioner of AOTAutograd: `(joint, joint_inputs, *, num_fwd_outputs, ...)`."""
 
 
-Bodies = Mapping[str, Body]
+Bodies = dict[str, Body]
 """What stands for equal parts of a captured graph, by the names that its calls know."""
 
 

@@ -19,6 +19,7 @@ from torch import fx
 from torchloom import ops
 from torchloom.costs import CostTable, collective_us, link_us, node_us
 from torchloom.graph import args_of, is_fetched, nbytes
+from torchloom.ops.regions import half_of_node, is_call_of_body
 
 _LINKS = {ops.offload_start: "d2h", ops.reload_start: "h2d"}
 _COLLECTIVES = (ops.gather_start, ops.reduce_start, ops.sync_start)
@@ -75,7 +76,7 @@ def timeline(
     busy: defaultdict[str, float] = defaultdict(float)
     ends: dict[fx.Node, tuple[float, str]] = {}
     residents: dict[str, int] = {}
-    fetched_us = 0.0
+    fetched_us, calls = 0.0, _Calls(table)
     for graph in graphs:
         for node in graph.nodes:
             engine = _engine_of(node, table)
@@ -94,7 +95,7 @@ def timeline(
                     fetched_us += link_us("h2d", nbytes(piece), table)
                 residents[name] = nbytes(node)
             else:
-                duration = node_us(node, table)
+                duration = calls.us(node) if is_call_of_body(node) else node_us(node, table)
                 compute += duration
                 clock += duration
     blocked = gathers_per_use * _gathered_us(residents, table, world_size, bucket_bytes)
@@ -109,6 +110,21 @@ def timeline(
         loaded_us=beside + copying,
         copy_us=sum(exposed[link] for link in hidden) + copying + fetched_us,
     )
+
+
+class _Calls:
+    """Times of calls of bodies, each body summed up once."""
+
+    def __init__(self, table: CostTable) -> None:
+        self._table = table
+        self._known: dict[str, float] = {}
+
+    def us(self, call: fx.Node) -> float:
+        half = half_of_node(call)
+        if half.name not in self._known:
+            nodes = half.graph_module.graph.nodes
+            self._known[half.name] = sum(node_us(node, self._table) for node in nodes)
+        return self._known[half.name]
 
 
 def transfer_us(start: fx.Node, table: CostTable, world_size: int) -> float:

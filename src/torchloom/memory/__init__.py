@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.memory.alive import PeakContents, alive_at_peak, module_of
-from torchloom.memory.expand import expanded
+from torchloom.memory.expand import CalledPart, ExpandedJoint, expanded, expanded_joint
 from torchloom.memory.graph_memory import GraphMemory, graph_memory_of
 from torchloom.memory.measure import Measured, measure_peak
 from torchloom.memory.micro_step import MicroStep, micro_step
@@ -14,6 +14,8 @@ from torchloom.memory.transit import Transit
 from torchloom.memory.workspace import WorkspaceTable
 
 __all__ = [
+    "CalledPart",
+    "ExpandedJoint",
     "GraphMemory",
     "Interface",
     "Measured",
@@ -24,6 +26,7 @@ __all__ = [
     "alive_at_peak",
     "distinct_bytes",
     "expanded",
+    "expanded_joint",
     "graph_memory_of",
     "interface_of",
     "measure_peak",

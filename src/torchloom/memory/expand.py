@@ -8,14 +8,21 @@ calling graph, all others are the call's own.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import fx
 
-from torchloom.graph import args_of, value_of
+from torchloom.graph import args_of, forward_nodes, value_of
 from torchloom.memory.storages import CALL_STORAGES, CallStorages
-from torchloom.ops.regions import body_of, half_of_node, inputs_of, is_call_of_body
+from torchloom.ops.regions import (
+    body_of,
+    half_of_node,
+    inputs_of,
+    is_call_of_body,
+    region,
+    region_backward,
+)
 
 
 def expanded(graph: fx.Graph) -> fx.Graph:
@@ -39,32 +46,167 @@ def expanded(graph: fx.Graph) -> fx.Graph:
     return found
 
 
+class CalledPart(NamedTuple):
+    """What one call of a body is in an expanded joint graph."""
+
+    body: str
+    call: int
+    """Its number."""
+    names: dict[fx.Node, str]
+    """Its nodes of the forward half, with their names in the body's joint graph."""
+    results: tuple[fx.Node, ...]
+    """What it returns to the graph."""
+
+
+class ExpandedJoint(NamedTuple):
+    """A joint graph with the nodes of bodies in the place of their calls."""
+
+    graph: fx.Graph
+    parts: tuple[CalledPart, ...]
+
+
+def expanded_joint(joint: fx.Graph) -> ExpandedJoint:
+    """Return a joint graph without calls of bodies, for plans; it never runs.
+
+    Args:
+        joint: returned itself if it calls no body. Nodes outside of calls keep their names.
+    """
+    if not any(is_call_of_body(node) for node in joint.nodes):
+        return ExpandedJoint(joint, ())
+    found = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    called: dict[fx.Node, list[fx.Node | None]] = {}
+    calls: dict[int, _JointCall] = {}
+    for node in joint.nodes:
+        if node.target is region:
+            number = args_of(node)[1]
+            calls[number] = _JointCall(node)
+            called[node] = calls[number].run_forward(found, env)
+        elif node.target is region_backward:
+            called[node] = calls[args_of(node)[1]].run_backward(found, node, env)
+        elif node.target is operator.getitem and node.args[0] in called:
+            values = called[node.args[0]]
+            # Behind the results stands what a body hands to its own backward.
+            value = values[node.args[1]] if node.args[1] < len(values) else None
+            if value is not None:
+                env[node] = value
+        else:
+            env[node] = found.create_node(
+                node.op,
+                node.target,
+                fx.node.map_arg(node.args, env.__getitem__),
+                fx.node.map_arg(dict(node.kwargs), env.__getitem__),
+                node.name,
+            )
+            env[node].meta = node.meta
+    return ExpandedJoint(found, tuple(each.part for each in calls.values()))
+
+
+class _JointCall:
+    """A call of a joint graph with its backward: both copy nodes of the body's joint graph."""
+
+    def __init__(self, call: fx.Node) -> None:
+        self._call, self._name = call, args_of(call)[0]
+        self._body = body_of(self._name)
+        self._joint = self._body.joint_graph
+        self._own: dict[fx.Node, fx.Node] = {}
+        self._copies = _Copies(call)
+        half = set(forward_nodes(self._joint))
+        nodes = [n for n in self._joint.nodes if n.op not in ("placeholder", "output")]
+        self._forward = [node for node in nodes if node in half]
+        self._backward = [node for node in nodes if node not in half]
+        self._inputs = self._joint.find_nodes(op="placeholder")
+        values = args_of(self._joint.output_node())[0]
+        self._results = values[: self._body.num_results]
+        grads = values[self._body.num_results :]
+        self._grads = [grads[index] for index in self._body.differentiated]
+
+    @property
+    def part(self) -> CalledPart:
+        """What it has become."""
+        names = {self._own[node]: node.name for node in self._forward}
+        results = tuple(self._own[node] for node in self._results)
+        return CalledPart(self._name, args_of(self._call)[1], names, results)
+
+    def run_forward(self, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> list[fx.Node | None]:
+        """Append the nodes of forward; return the results."""
+        given = [env[each] for each in inputs_of(self._call)]
+        self._copies.give(self._inputs[: len(given)], given, self._own)
+        self._copies.name_results(self._results, self._call)
+        self._copies.copy(graph, self._forward, self._own)
+        return [self._own[node] for node in self._results]
+
+    def run_backward(
+        self, graph: fx.Graph, call: fx.Node, env: dict[fx.Node, fx.Node]
+    ) -> list[fx.Node | None]:
+        """Append the nodes of backward; return the gradients of operands."""
+        tangents = self._inputs[len(inputs_of(self._call)) :]
+        kept = args_of(call)[2]
+        given = [env[each] for each in kept[len(kept) - len(tangents) :]]
+        self._copies.give(tangents, given, self._own)
+        self._copies.name_results(self._grads, call)
+        self._copies.copy(graph, self._backward, self._own)
+        return [self._own[node] for node in self._grads]
+
+
 def _inlined(graph: fx.Graph, call: fx.Node, env: dict[fx.Node, fx.Node]) -> list[fx.Node]:
     """Append a body's nodes to a graph; return what the call returns."""
     half = half_of_node(call).graph_module.graph
-    storages = CallStorages(f"{call.args[1]} {call.name}")
-    operands = inputs_of(call)
     own: dict[fx.Node, fx.Node] = {}
-    for inside, outside in zip(half.find_nodes(op="placeholder"), operands, strict=True):
-        own[inside] = env[outside]
-        storages.name_as(value_of(inside), env[outside])
+    copies = _Copies(call)
+    given = [env[each] for each in inputs_of(call)]
+    copies.give(half.find_nodes(op="placeholder"), given, own)
     results: Any = half.output_node().args[0]
-    for node, pick in zip(results, _picks(call, len(results)), strict=True):
-        if pick is not None:
-            storages.name_as(value_of(node), pick)
-    name, number, *_ = args_of(call)
-    modules = body_of(name).modules
-    own_module = next(iter(modules.values()), "")
-    for node in half.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        new = own[node] = graph.node_copy(node, lambda used: own[used])
-        new.meta = {**node.meta, CALL_STORAGES: storages}
-        for key in _STACKS:
-            if key in node.meta:
-                stack = node.meta[key]
-                new.meta[key] = _in_module(stack, own_module, modules.get(number, own_module))
+    copies.name_results(results, call)
+    copies.copy(graph, (n for n in half.nodes if n.op not in ("placeholder", "output")), own)
     return [own[node] for node in results]
+
+
+class _Copies:
+    """Copies nodes of a body for one call.
+
+    Args:
+        call: the node that calls it.
+    """
+
+    def __init__(self, call: fx.Node) -> None:
+        name, number, *_ = args_of(call)
+        modules = body_of(name).modules
+        self._call = call
+        self._storages = CallStorages(f"{number} {call.name}")
+        self._own_module = next(iter(modules.values()), "")
+        self._module = modules.get(number, self._own_module)
+
+    def give(
+        self, inputs: Iterable[fx.Node], given: Sequence[fx.Node], own: dict[fx.Node, fx.Node]
+    ) -> None:
+        """Say which nodes of the calling graph are inputs of the body."""
+        for inside, outside in zip(inputs, given, strict=True):
+            own[inside] = outside
+            self._storages.name_as(value_of(inside), outside)
+
+    def name_results(self, results: Sequence[fx.Node], call: fx.Node) -> None:
+        """Let results lie where what picks them in the calling graph lies."""
+        for node, pick in zip(results, _picks(call, len(results)), strict=True):
+            if pick is not None:
+                self._storages.name_as(value_of(node), pick)
+
+    def copy(
+        self, graph: fx.Graph, nodes: Iterable[fx.Node], own: dict[fx.Node, fx.Node]
+    ) -> None:
+        """Append copies of nodes, which are noted as the body's own."""
+        for node in nodes:
+            new = own[node] = graph.create_node(
+                node.op,
+                node.target,
+                fx.node.map_arg(node.args, own.__getitem__),
+                fx.node.map_arg(dict(node.kwargs), own.__getitem__),
+                f"{self._call.name}_{node.name}",
+            )
+            new.meta = {**node.meta, CALL_STORAGES: self._storages}
+            for key in _STACKS:
+                if key in node.meta:
+                    new.meta[key] = _in_module(node.meta[key], self._own_module, self._module)
 
 
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
@@ -89,5 +231,6 @@ def _picks(call: fx.Node, num_results: int) -> list[fx.Node | None]:
     found: list[fx.Node | None] = [None] * num_results
     for user in call.users:
         index: Any = user.args[1]
-        found[index] = user
+        if index < num_results:
+            found[index] = user
     return found

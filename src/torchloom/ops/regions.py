@@ -10,7 +10,8 @@ parts and traces each body once; `torchloom.capture.calls` puts compiled code in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -44,6 +45,24 @@ class Body(Protocol):
 
     def digest(self) -> str:
         """Return a hash of all graphs that have been made of it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What calls know it by."""
+        ...
+
+    @property
+    def joint_graph(self) -> fx.Graph:
+        """Forward and backward before they were split: operands, sizes, gradients of results in."""
+        ...
+
+    def recomputing(self, names: frozenset[str]) -> Body:
+        """Return the body that does the same and whose backward computes values of forward again.
+
+        Args:
+            names: of nodes of the joint graph.
+        """
         ...
 
     def forward_values(self, *, trains: bool) -> Sequence[Tensor]:
@@ -89,23 +108,24 @@ def body_of(name: str) -> Body:
     return _BODIES[name.partition("-")[0]]
 
 
-_BODIES: dict[str, Body] = {}
+_BODIES: ChainMap[str, Body] = ChainMap()
 """Bodies that calls of the graph that is being compiled name."""
 
 
 @contextmanager
-def known_bodies(bodies: Mapping[str, Body]) -> Iterator[None]:
+def known_bodies(bodies: dict[str, Body]) -> Iterator[None]:
     """Let calls name these bodies in the block: while their graph is traced, or a half of it compiled.
 
     Torch compiles under a lock. Two engines may have bodies of one name, with other options of the compiler.
+
+    Args:
+        bodies: by name; what is added to them in the block is known as well.
     """
-    before = dict(_BODIES)
-    _BODIES.update(bodies)
+    _BODIES.maps.insert(0, bodies)
     try:
         yield
     finally:
-        _BODIES.clear()
-        _BODIES.update(before)
+        _BODIES.maps.pop(0)
 
 
 def _like(value: Tensor) -> Tensor:
@@ -235,6 +255,13 @@ def half_of_node(call: fx.Node) -> CalledHalf:
     """Return what a node that calls a body runs."""
     name, _, _, _, *trains = args_of(call)
     return half_of_call(call.target, name, *trains)
+
+
+def halves_called(graphs: Iterable[fx.Graph]) -> list[fx.Graph]:
+    """Return what calls in graphs run, each half once."""
+    calls = (node for graph in graphs for node in graph.nodes if is_call_of_body(node))
+    halves = {half.name: half.graph_module.graph for half in map(half_of_node, calls)}
+    return list(halves.values())
 
 
 def inputs_of(call: fx.Node) -> tuple[fx.Node, ...]:

@@ -12,10 +12,14 @@ from torchloom._torch.bodies import AmbientAutocast, TracedPart
 from torchloom._torch.facts import lowers_calls
 from torchloom._torch.inductor import inductor_config
 from torchloom._torch.partition import min_cut_partition
+from torchloom.capture import partition_by_tags
 from torchloom.errors import RegionError
+from torchloom.graph import Choices, PassContext
+from torchloom.passes import PASSES
 from torchloom.pipeline.keys import is_built_in
 from torchloom.pipeline.setup import Setup
-from torchloom.regions import Outlined, RegionBody, outline
+from torchloom.pipeline.trials import OFFLOAD
+from torchloom.regions import Outlined, RegionBody, SplitBody, outline
 
 _COMPILERS = ("aot_eager", "inductor")
 """Backends whose route compiles bodies."""
@@ -54,11 +58,11 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
             regathers,
             casts,
             for_inductor,
-            _split_for_inductor if for_inductor else _split,
+            _split_of(setup),
             ambient,
         )
 
-    key = f"{setup.backend} {regathers} {casts} {ambient} {torch.is_grad_enabled()}"
+    key = f"{setup.backend} {regathers} {casts} {ambient} {torch.is_grad_enabled()} {setup.planner is not None}"
     try:
         return outline(gm, key, body)
     except RegionError as error:
@@ -78,22 +82,26 @@ def _reason(setup: Setup) -> str | None:
         "Inductor of this torch is not known to call bodies": setup.backend == "inductor"
         and not lowers_calls(),
         f"pass {''.join(whole[:1])!r} sees whole graphs": bool(whole),
-        "a plan decides about each layer": setup.planner is not None,
+        "a plan may move activations to the host": setup.planner is not None
+        and any(each.name == OFFLOAD for each in setup.passes),
     }
     return next((text for text, holds in reasons.items() if holds), None)
 
 
-def _split(joint: fx.GraphModule, traced: TracedPart) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split the joint graph of a body by min-cut."""
-    return _min_cut(joint, traced, {})
+def _split_of(setup: Setup) -> SplitBody:
+    """Return what splits bodies: the plan of the whole graph, or torch's min-cut."""
+    if setup.planner is not None:
+        return _split_by_plan
+    more = {"compiler": "inductor"} if setup.backend == "inductor" else {}
+
+    def split(joint: fx.GraphModule, traced: TracedPart, names: frozenset[str]) -> Any:
+        settings = {**traced.settings, **more}
+        return min_cut_partition(joint, (), num_fwd_outputs=traced.num_results, **settings)
+
+    return split
 
 
-def _split_for_inductor(
-    joint: fx.GraphModule, traced: TracedPart
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    return _min_cut(joint, traced, {"compiler": "inductor"})
-
-
-def _min_cut(joint: fx.GraphModule, traced: TracedPart, more: dict[str, Any]) -> Any:
-    settings = {**traced.settings, **more}
-    return min_cut_partition(joint, (), num_fwd_outputs=traced.num_results, **settings)
+def _split_by_plan(joint: fx.GraphModule, traced: TracedPart, names: frozenset[str]) -> Any:
+    context = PassContext(world_size=1, choices=Choices(recompute=names))
+    PASSES["recompute"].fn(joint, context)
+    return partition_by_tags(joint, (), num_fwd_outputs=traced.num_results)

@@ -10,6 +10,7 @@ from torch import fx
 
 from torchloom._torch import partition as torch_partition
 from torchloom.backends.graphs import copy_graph_module
+from torchloom.capture.hooks import Bodies
 from torchloom.graph import GraphPass, PassContext
 from torchloom.memory import Interface, interface_of, replay_peak
 from torchloom.pipeline.report import GraphReport
@@ -42,6 +43,7 @@ class PlannedSplit:
         tell_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._tell_phase = tell_phase
+        self.bodies: Bodies = {}
         self._planner, self._context, self._lower = planner, context, lower
         self._report, self._passes = report, {each.name: each for each in passes}
         self._interface: Interface | None = None
@@ -74,6 +76,7 @@ class PlannedSplit:
             joint_inputs=joint_inputs,
             num_results=num_fwd_outputs,
             static_inputs=static_lifetime_input_indices,
+            bodies=self.bodies,
         )
         # Splitting writes tags into the graph, so trials split copies.
         started = time.perf_counter()

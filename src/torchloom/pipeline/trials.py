@@ -16,10 +16,13 @@ from torch import fx
 from torchloom._torch.lazy_code import sketching
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
-from torchloom.capture.hooks import GraphKind
+from torchloom.capture.calls import keep_calls
+from torchloom.capture.hooks import Bodies, GraphKind
+from torchloom.capture.recomputing import recompute_in_calls
 from torchloom.costs.timeline import timeline
 from torchloom.graph import Choices, GraphPass, GraphSplit, KnownValues, PassContext
-from torchloom.memory import micro_step
+from torchloom.memory import expanded_joint, micro_step
+from torchloom.ops.regions import halves_called, known_bodies
 from torchloom.passes import PASSES
 from torchloom.passes.offload_activation import offload_named
 from torchloom.pipeline.manager import PassManager
@@ -56,6 +59,7 @@ class GraphTrials:
         joint_inputs: values of the graph's inputs.
         num_results: how many of its outputs are forward's.
         static_inputs: indices of inputs that live on between steps.
+        bodies: that the graph's calls may name; extended.
     """
 
     planner: Planner
@@ -66,7 +70,10 @@ class GraphTrials:
     joint_inputs: Any
     num_results: int
     static_inputs: Sequence[int] | None
+    bodies: Bodies = field(default_factory=dict)
     _known: KnownValues = field(default_factory=KnownValues)
+    _inside: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By the names of values within calls of bodies: which call, and their names in the body."""
     _splits: dict[Any, Sequence[fx.GraphModule]] = field(default_factory=dict)
 
     def problem(self, joint: fx.GraphModule, *, may_offload: bool = True) -> PlanningProblem:
@@ -77,6 +84,13 @@ class GraphTrials:
             may_offload: whether a plan may let activations wait on the host.
         """
 
+        whole = expanded_joint(joint.graph)
+        self._inside = {
+            node.name: (part.call, name)
+            for part in whole.parts
+            for node, name in part.names.items()
+        }
+
         def offload(names: frozenset[str], recompute: frozenset[str]) -> PlanningProblem:
             copy = copy_graph_module(joint, is_sketch=True)
             self.offload(copy, names, recompute)
@@ -86,7 +100,8 @@ class GraphTrials:
         traffic = traffic_of(joint, self.context, sizes)
         may_stay = traffic.gathers if SELECTIVE in self.passes else {}
         return PlanningProblem(
-            joint=joint.graph,
+            joint=whole.graph,
+            parts=whole.parts,
             num_results=self.num_results,
             run_trial=lambda candidate: self._run(joint, candidate),
             batch_bytes=self.report.batch_bytes,
@@ -132,8 +147,16 @@ class GraphTrials:
             names: values that backward computes again.
             is_final: whether this split is compiled; else it is a trial's.
         """
+        in_calls: dict[int, set[str]] = {}
+        for name in names & self._inside.keys():
+            call, own = self._inside[name]
+            in_calls.setdefault(call, set()).add(own)
+        recompute_in_calls(
+            gm.graph, {call: frozenset(own) for call, own in in_calls.items()}, self.bodies
+        )
+        keep_calls(gm.graph)
         known = self.context.choices or Choices()
-        choices = dataclasses.replace(known, recompute=names)
+        choices = dataclasses.replace(known, recompute=names - self._inside.keys())
         context = dataclasses.replace(self.context, choices=choices)
         manager = PassManager([PASSES["recompute"]], context, is_trial=not is_final)
         report = self.report if is_final else GraphReport(self.report.name, 0, "", "")
@@ -151,7 +174,7 @@ class GraphTrials:
         self._splits.clear()
 
     def _run(self, joint: fx.GraphModule, candidate: PlanCandidate) -> TrialResult:
-        with self._known.trial(), sketching():
+        with known_bodies(self.bodies), self._known.trial(), sketching():
             return self._result(joint, candidate)
 
     def _result(self, joint: fx.GraphModule, candidate: PlanCandidate) -> TrialResult:
@@ -162,7 +185,9 @@ class GraphTrials:
         self.lower(forward, "forward", choices)
         self.lower(backward, "backward", choices)
         planner, graphs = self.planner, (forward.graph, backward.graph)
-        planner.workspaces.probe(node for graph in graphs for node in graph.nodes)
+        planner.workspaces.probe(
+            node for graph in (*graphs, *halves_called(graphs)) for node in graph.nodes
+        )
         times = timeline(
             graphs,
             planner.costs,

@@ -114,6 +114,8 @@ class Weaving:
         return compile_graph(gm, example_inputs, self._hooks({}, backward_at_once=backward_at_once))
 
     def _hooks(self, bodies: Bodies, *, backward_at_once: bool) -> WeaveHooks:
+        if self._split is not None:
+            self._split.bodies = bodies
         return WeaveHooks(
             joint=lambda joint, kind: self._weave("joint", joint, kind),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind),

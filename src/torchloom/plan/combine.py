@@ -30,7 +30,7 @@ def best_combination(
         may_be_lean: whether transfers may be slower for the sake of memory.
     """
     base, form = forms[0], best.combination.form
-    most = _most_trials(len(base.model.nodes))
+    most = _most_trials(base)
     point = best.point if form is base else base.frontier.points[0]
     every = list(
         combinations(
@@ -71,7 +71,9 @@ class _Promise:
         return added_us, least_bytes + behind_bytes + each.kept.num_bytes
 
 
-def _most_trials(num_nodes: int) -> int:
+def _most_trials(base: GraphForm) -> int:
     """Return how many candidates to try on copies: fewer of large graphs, to stay within seconds."""
+    if base.problem.parts:
+        return 8  # a trial takes as long as compiling some of the bodies' calls
     # Trying one takes about 1 ms for each node.
-    return max(16, min(200, 9_000 // max(num_nodes, 1)))
+    return max(16, min(200, 9_000 // max(len(base.model.nodes), 1)))

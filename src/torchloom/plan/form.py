@@ -6,13 +6,14 @@ recomputation that no other one beats in both time and memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
 
 from torchloom.costs import CostTable, measured_us, node_us
-from torchloom.graph import droppable, movable
-from torchloom.memory import WorkspaceTable
+from torchloom.graph import droppable, movable, source_of
+from torchloom.memory import CalledPart, WorkspaceTable
 from torchloom.memory.joint import JointModel, joint_model
 from torchloom.plan.frontier import Frontier, FrontierPoint, crossing, frontier, peaks_under
 from torchloom.plan.problem import PlanCandidate, PlanningProblem, TrialResult
@@ -149,14 +150,26 @@ def form_of(
     joint = problem.joint
     workspaces.probe(joint.nodes)
     model = joint_model(joint, problem.num_results, workspaces)
-    may_drop = droppable(joint)
+    may_drop = droppable(joint) - _results_of(problem.parts)
     indices = {i for i, node in enumerate(model.nodes) if node in may_drop}
     cost_us = [
         0.0 if model.is_input[i] else node_us(node, costs) for i, node in enumerate(model.nodes)
     ]
-    points = frontier(model, indices, cost_us, max_simulations=num_simulations(len(model.nodes)))
+    kinds = {node: (part.call, part.body) for part in problem.parts for node in part.names}
+    points = frontier(
+        model,
+        indices,
+        cost_us,
+        max_simulations=num_simulations(len(model.nodes)),
+        parts={i: kinds[node] for i, node in enumerate(model.nodes) if node in kinds},
+    )
     measured = sum(measured_us(node, costs) or 0.0 for node in model.nodes)
     return GraphForm(problem, model, indices, cost_us, points, measured, offload or Offload())
+
+
+def _results_of(parts: Sequence[CalledPart]) -> set[fx.Node]:
+    """Return what calls of bodies return: it is there whatever their backwards compute again."""
+    return {source_of(node) for part in parts for node in part.results}
 
 
 def num_simulations(num_nodes: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torchloom.costs import CostTable
 from torchloom.costs.store import table_to_json
-from torchloom.errors import PlanError
+from torchloom.errors import PlanError, RegionError
 from torchloom.graph import graph_digest
 from torchloom.memory import Transit, WorkspaceTable
 from torchloom.plan.follow import Follower
@@ -83,11 +83,14 @@ class Planner:
         Raises:
             PlanError: no plan fits (the text holds the least that is possible), or the pinned plan
                 is for other graphs.
+            RegionError: no plan fits that decides about calls of bodies; one of all nodes may.
         """
         digest = graph_digest(problem.joint)
         kept_before = self._known.kept_before(digest)
         problem = self._known.same_problem(digest, problem)
         plan = self._made(problem, digest, kept_before)
+        if problem.parts and not plan.fits:
+            raise RegionError("no choice about equal parts keeps the memory budget")
         self._known.add(digest, PlannedGraph(problem, plan, kept_before))
         return plan
 
@@ -169,7 +172,7 @@ class Planner:
             return plan
         search = Search(self.costs, self.workspaces, limits, self._forms, self.micro_steps)
         plan = search.run(problem, digest)
-        if not plan.fits and not self.is_estimate:
+        if not plan.fits and not self.is_estimate and not problem.parts:
             least_bytes = plan.peak_bytes + plan.beside_bytes
             raise PlanError(self.refusal(limits.budget_bytes or 0, least_bytes))
         return plan

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import fx
 
+from torchloom.memory import CalledPart
 from torchloom.plan.traffic import Traffic
 
 
@@ -111,6 +112,9 @@ class PlanningProblem:
     """Lets activations wait in host memory; None where that was not asked for."""
     offload_min_bytes: int = 0
     """Smaller activations stay."""
+    parts: tuple[CalledPart, ...] = ()
+    """Parts of the graph that are calls of bodies in the graph that is compiled: what is decided about one
+    of them costs a compile of its body, so few different choices are made."""
 
     def is_like(self, other: PlanningProblem) -> bool:
         """Say whether as much may be decided about this graph as about an equal one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -11,6 +12,10 @@ from torchloom.plan.frontier import FrontierPoint
 from torchloom.plan.problem import TrialResult
 from torchloom.plan.trials import Trials
 from torchloom.plan.tried import TriedPlan, better
+
+
+_GUESSES = 3
+"""Trials whose results say where to try next; behind them the rest is halved."""
 
 
 def improved(best: TriedPlan, combination: Combination, trials: Trials) -> TriedPlan:
@@ -96,8 +101,9 @@ class _TriedPoints:
     def search(self, allowed_bytes: int, limit_us: float | None) -> None:
         """Try points until the first one that fits is known.
 
-        Passes behind the split change peaks little and in the same direction for all points, so it
-        is near where it is expected: steps from there double until they pass it, then halve.
+        Passes behind the split change peaks little and in the same direction for all points: what a trial
+        finds of that says where to try next. Of a graph that calls bodies, a trial takes as long as compiling some of
+        them: there a point that fits is the first one if no faster one is expected to fit.
 
         Args:
             allowed_bytes: what a peak may be.
@@ -105,19 +111,31 @@ class _TriedPoints:
         """
         points, trials = self.points, self.trials
         room_bytes = allowed_bytes - (trials.estimates.behind_bytes(self.combination) or 0)
-        expected = (at for at, point in enumerate(points) if point.peak_bytes <= room_bytes)
-        at, step, low, high = next(expected, len(points) - 1), 1, -1, len(points)
-        while high - low > 1:  # `low` does not fit, `high` does
+        at, low, high = self._first_within(room_bytes), -1, len(points)
+        trusts = bool(self.combination.form.problem.parts)
+        for turn in itertools.count():
             result = self.run(at)
             if result.peak_bytes <= allowed_bytes:
-                high, aim = at, at - step
+                high = at
             else:
-                low, aim = at, at + step
+                low = at
+            if high - low <= 1:  # `low` does not fit, `high` does
+                break
             # What transfers add hardly depends on what is computed again.
             least_us = _least_us(self.combination, trials) + result.overhead_us
             if limit_us is not None and least_us >= limit_us:
                 break
-            at, step = aim if low < aim < high else (low + high) // 2, 2 * step
+            behind_bytes = result.peak_bytes - points[at].peak_bytes
+            aim = self._first_within(allowed_bytes - behind_bytes)
+            if trusts and at == high <= aim:
+                break
+            at = min(max(aim, low + 1), high - 1) if turn < _GUESSES else (low + high) // 2
+
+    def _first_within(self, room_bytes: int) -> int:
+        """Return the fastest point that fits by what is known of its graphs before passes, or the smallest."""
+        points = self.points
+        found = (at for at, point in enumerate(points) if point.peak_bytes <= room_bytes)
+        return next(found, len(points) - 1)
 
     def fastest_with_states(self, first: int, allowed_bytes: int) -> int:
         """Return the point from `first` on that is fastest with the states that it leaves room for.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torchloom.regions.body import RegionBody
 from torchloom.regions.find import MIN_REPEATS, Found, Part, find_regions
+from torchloom.regions.halves import SplitBody
 from torchloom.regions.outline import Outlined, RegionCalls, outline
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Part",
     "RegionBody",
     "RegionCalls",
+    "SplitBody",
     "find_regions",
     "outline",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from torchloom._torch.bodies import AmbientAutocast, TracedPart, trace_part
 from torchloom._torch.dynamo import is_restart
+from torchloom._torch.partition import prepare_joint
 from torchloom._torch.tensors import fake_like
 from torchloom.errors import RegionError
 from torchloom.graph import args_of, lower_readers, read_lower, value_of
@@ -35,6 +36,7 @@ class RegionBody:
         casts: whether weights that are only read in a lower dtype are given in it.
         for_inductor: whether Inductor will compile it.
         split: makes forward and backward of its joint graph.
+        recompute: values of forward that its backward computes again, where a plan says so.
     """
 
     name: str
@@ -47,6 +49,7 @@ class RegionBody:
     for_inductor: bool
     split: SplitBody
     ambient: AmbientAutocast
+    recompute: frozenset[str] = frozenset()
     modules: dict[int, str] = field(default_factory=dict)
     """By the number of a call, the module that it stands for, as Dynamo names it; the first is the body's own."""
     num_traces: int = 0
@@ -56,10 +59,37 @@ class RegionBody:
     )
     """With and without backward: operands that are given in another dtype than the captured graph's."""
 
+    _others: dict[frozenset[str], RegionBody] = field(default_factory=dict)
+    """Bodies of the same joint graph, by what their backwards compute again."""
+
     @cached_property
     def joint(self) -> TracedPart:
         """The part with its backward."""
         return self._trace(trains=True)
+
+    @property
+    def joint_graph(self) -> fx.Graph:
+        """Forward and backward before they were split."""
+        return self.joint.graph_module.graph
+
+    def recomputing(self, names: frozenset[str]) -> RegionBody:
+        """Return the body of the same joint graph whose backward computes values of forward again.
+
+        Bodies that keep the same values are one body.
+
+        Args:
+            names: of nodes of the joint graph.
+        """
+        if names not in self._others:
+            other = replace(self, recompute=names, num_traces=0, num_splits=0, _others={})
+            other.joint = self.joint
+            kept = other.halves.kept_text
+            known = [self, *self._others.values()]
+            digest = hashlib.blake2b(kept.encode(), digest_size=4).hexdigest()
+            other.name = f"{self.name}k{digest}"
+            alike = (each for each in known if each.halves.kept_text == kept)
+            self._others[names] = next(alike, other)
+        return self._others[names]
 
     @cached_property
     def inference(self) -> TracedPart:
@@ -71,7 +101,7 @@ class RegionBody:
         """Forward and backward."""
         self.num_splits += 1
         again = self.weights if self.regathers else frozenset()
-        return split_body(self.joint, self.split, again)
+        return split_body(self.joint, self.split, again, self.recompute)
 
     @cached_property
     def variants(self) -> dict[str, fx.GraphModule]:
@@ -152,7 +182,7 @@ class RegionBody:
             raise RegionError(problem)
         if self.casts:
             self._cast_first(traced.graph_module, trains=trains)
-        return traced
+        return replace(traced, graph_module=prepare_joint(traced.graph_module)) if trains else traced
 
     def _cast_first(self, graph_module: fx.GraphModule, *, trains: bool) -> None:
         """Take weights in the dtype in which the body reads them: they are then gathered in it."""

@@ -16,13 +16,16 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom._torch.bodies import TracedPart
+from torchloom.backends.graphs import copy_graph_module
 from torchloom.errors import RegionError
 from torchloom.graph import args_of, is_view_op, value_of
 from torchloom.graph.alias import storage_of
 from torchloom.ops.match import with_views
 
-SplitBody = Callable[[fx.GraphModule, TracedPart], tuple[fx.GraphModule, fx.GraphModule]]
-"""Splits a joint graph, which it may change, into forward and backward."""
+SplitBody = Callable[
+    [fx.GraphModule, TracedPart, frozenset[str]], tuple[fx.GraphModule, fx.GraphModule]
+]
+"""`(joint graph, which it may change, what it is of, values to compute again) -> forward and backward`"""
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,25 @@ class Halves:
     """Operands that have a gradient."""
     tangents: tuple[Tensor | None, ...]
     """For each result its gradient, None where it has none."""
+    kept_text: str
+    """Names of all that backward reads of forward: equal for equal halves of one joint graph."""
 
 
-def split_body(traced: TracedPart, split: SplitBody, weights: frozenset[int]) -> Halves:
-    """Split the joint graph of a body.
+def split_body(
+    traced: TracedPart, split: SplitBody, weights: frozenset[int], names: frozenset[str]
+) -> Halves:
+    """Split the joint graph of a body, which stays as it is.
 
     Args:
         traced: with its backward.
         split: a partitioner.
         weights: operands of which backward computes views and casts again.
+        names: values of forward that backward computes again.
 
     Raises:
         RegionError: the halves need more than operands and tensors, e.g. states of generators.
     """
-    joint = traced.graph_module
+    joint = copy_graph_module(traced.graph_module, is_sketch=True)
     operands = [n for n in joint.graph.find_nodes(op="placeholder") if not _is_tangent(n)]
     for index in weights:
         for link in with_views(operands[index])[1:]:
@@ -62,7 +70,7 @@ def split_body(traced: TracedPart, split: SplitBody, weights: frozenset[int]) ->
             link.meta["ac_graph_id"] = 0
     grads = args_of(joint.graph.output_node())[0][traced.num_results :]
     differentiated = tuple(i for i, grad in enumerate(grads) if isinstance(grad, fx.Node))
-    forward, backward = split(joint, traced)
+    forward, backward = split(joint, traced, names)
     if len(forward.graph.find_nodes(op="placeholder")) != len(operands):
         raise RegionError("its forward takes more than its operands")
     tangents = _tangents(traced, backward.graph)
@@ -74,7 +82,13 @@ def split_body(traced: TracedPart, split: SplitBody, weights: frozenset[int]) ->
         half.graph.lint()
         half.recompile()
     return Halves(
-        forward, backward, tuple(kept.operands), tuple(kept.results), differentiated, tangents
+        forward=forward,
+        backward=backward,
+        kept_operands=tuple(kept.operands),
+        kept_results=tuple(kept.results),
+        differentiated=differentiated,
+        tangents=tangents,
+        kept_text=" ".join(sorted(node.name for node in kept.roots)),
     )
 
 

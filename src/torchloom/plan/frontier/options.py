@@ -234,17 +234,42 @@ def _own_bytes(model: JointModel, index: int) -> int:
     return sum(model.sizes[storage] for storage in model.fresh[index])
 
 
+def in_two(steps: Sequence[Drop]) -> list[Drop]:
+    """Merge the steps of a unit to two at most, which makes three choices: nothing, all, and one between.
+
+    That between is where the bytes that are freed stop being cheap: farthest from the line that leads from
+    nothing to all (Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011).
+
+    Args:
+        steps: the cheapest per byte first.
+    """
+    if len(steps) <= 2:
+        return list(steps)
+    bytes_in_all = sum(step.freed_bytes for step in steps)
+    us_in_all = sum(step.cost_us for step in steps)
+    freed_bytes, cost_us, gains = 0, 0.0, []
+    for step in steps:
+        freed_bytes += step.freed_bytes
+        cost_us += step.cost_us
+        gains.append(freed_bytes / max(bytes_in_all, 1) - cost_us / max(us_in_all, 1e-9))
+    knee = max(range(len(steps) - 1), key=gains.__getitem__) + 1
+    return [_merged(steps[:knee]), _merged(steps[knee:])]
+
+
+def _merged(steps: Sequence[Drop]) -> Drop:
+    return Drop(
+        tuple(value for step in steps for value in step.values),
+        sum(step.freed_bytes for step in steps),
+        sum(step.cost_us for step in steps),
+    )
+
+
 def _hull(steps: Sequence[Drop]) -> list[Drop]:
     """Merge steps until each costs more per byte than the one before it."""
     merged: list[Drop] = []
     for step in steps:
         current = step
         while merged and merged[-1].us_per_byte >= current.us_per_byte:
-            last = merged.pop()
-            current = Drop(
-                last.values + current.values,
-                last.freed_bytes + current.freed_bytes,
-                last.cost_us + current.cost_us,
-            )
+            current = _merged([merged.pop(), current])
         merged.append(current)
     return merged

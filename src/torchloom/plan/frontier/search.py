@@ -9,13 +9,13 @@ smaller budget can only select a smaller plan.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchloom.memory.joint import JointModel, Peaks
-from torchloom.plan.frontier.options import Drop, UnitSteps
-from torchloom.plan.frontier.units import Unit, cuts_of
+from torchloom.plan.frontier.options import Drop, UnitSteps, in_two
+from torchloom.plan.frontier.units import Unit, cuts_of, units_of_parts
 
 _GROUPS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of segments that make one unit."""
@@ -102,6 +102,7 @@ def frontier(
     cost_us: Sequence[float],
     *,
     max_simulations: int = 160,
+    parts: Mapping[int, tuple[int, str]] | None = None,
 ) -> Frontier:
     """Find the frontier of a joint graph.
 
@@ -110,13 +111,24 @@ def frontier(
         may_drop: indices of values that may be computed again.
         cost_us: time of each node, by index.
         max_simulations: how many plans are simulated at most.
+        parts: see `units_of_parts`. About equal ones at most three different choices are made.
     """
     rule = _CrossingRule(model, may_drop)
     kept = rule.kept()
-    cuts = cuts_of(model)
-    groups = [g for g in _GROUPS if g <= max(1, len(cuts.places) // 2 + 1)]
     unit_steps = UnitSteps(model, kept, may_drop, cost_us)
-    orders = [_drop_order(cuts.units(group), unit_steps) for group in groups]
+    if parts:
+        groups: Sequence[int] = (1,)
+        units = units_of_parts(model, parts)
+        steps = [
+            in_two(drops) if unit.nodes[0] in parts else drops
+            for unit, drops in zip(units, unit_steps.of(units), strict=True)
+        ]
+        orders = [_drop_order(units, steps, unit_steps)]
+    else:
+        cuts = cuts_of(model)
+        groups = [g for g in _GROUPS if g <= max(1, len(cuts.places) // 2 + 1)]
+        by_group = [cuts.units(group) for group in groups]
+        orders = [_drop_order(units, unit_steps.of(units), unit_steps) for units in by_group]
     share = max(2, max_simulations // max(1, sum(1 for each in orders if each.steps)))
     points: list[FrontierPoint] = []
     for group, order in zip(groups, orders, strict=True):
@@ -187,9 +199,11 @@ class _DropOrder:
     steps: tuple[tuple[frozenset[int], Drop], ...]
 
 
-def _drop_order(units: Sequence[Unit], unit_steps: UnitSteps) -> _DropOrder:
+def _drop_order(
+    units: Sequence[Unit], drops_of_units: Sequence[Sequence[Drop]], unit_steps: UnitSteps
+) -> _DropOrder:
     steps = []
-    for number, (unit, drops) in enumerate(zip(units, unit_steps.of(units), strict=True)):
+    for number, (unit, drops) in enumerate(zip(units, drops_of_units, strict=True)):
         nodes = unit.nodes
         for drop in drops:
             values = frozenset(nodes[offset] for offset in drop.values)

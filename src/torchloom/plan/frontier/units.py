@@ -8,7 +8,7 @@ are found by their shape and planned once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx
@@ -99,13 +99,43 @@ class Cuts:
         return tuple(rows)
 
 
-def cuts_of(model: JointModel) -> Cuts:
-    """Find the places where little is alive."""
-    order = [i for i, inside in enumerate(model.in_forward) if inside and not model.is_input[i]]
+def _order_of(model: JointModel) -> list[int]:
+    """Return the calls of the forward half."""
+    return [i for i, inside in enumerate(model.in_forward) if inside and not model.is_input[i]]
+
+
+def _last_readers(model: JointModel, order: Sequence[int]) -> list[int]:
     last_reader = [-1] * len(model.nodes)
     for index in order:
         for used in model.inputs[index]:
             last_reader[used] = index
+    return last_reader
+
+
+def units_of_parts(model: JointModel, kinds: Mapping[int, tuple[int, str]]) -> list[Unit]:
+    """Return given parts of the forward half as units, and what lies between them.
+
+    Args:
+        model: the graph.
+        kinds: by the index of a node of a part, the number of the part and its kind: equal ones do the same.
+    """
+    order = _order_of(model)
+    last_reader = _last_readers(model, order)
+    numbers: dict[object, int] = {}
+    found = []
+    for part, run in itertools.groupby(order, key=kinds.get):
+        nodes = tuple(run)
+        kind = nodes[0] if part is None else part[1]
+        passes_on = frozenset(i for i in nodes if last_reader[i] > nodes[-1])
+        segment = Segment(nodes, passes_on, numbers.setdefault(kind, len(numbers)))
+        found.append(Unit((segment,), passes_on))
+    return found
+
+
+def cuts_of(model: JointModel) -> Cuts:
+    """Find the places where little is alive."""
+    order = _order_of(model)
+    last_reader = _last_readers(model, order)
     known: dict[tuple[str, str], int] = {}
     forms = [known.setdefault(_form(node), len(known)) for node in model.nodes]
     places = tuple(_narrow_places(model, order))
