@@ -191,9 +191,7 @@ class _Copies:
             if pick is not None:
                 self._storages.name_as(value_of(node), pick)
 
-    def copy(
-        self, graph: fx.Graph, nodes: Iterable[fx.Node], own: dict[fx.Node, fx.Node]
-    ) -> None:
+    def copy(self, graph: fx.Graph, nodes: Iterable[fx.Node], own: dict[fx.Node, fx.Node]) -> None:
         """Append copies of nodes, which are noted as the body's own."""
         for node in nodes:
             new = own[node] = graph.create_node(
@@ -201,11 +199,11 @@ class _Copies:
                 node.target,
                 fx.node.map_arg(node.args, own.__getitem__),
                 fx.node.map_arg(dict(node.kwargs), own.__getitem__),
-                f"{self._call.name}_{node.name}",
+                f"{self._call.name}__{node.name}",
             )
             new.meta = {**node.meta, CALL_STORAGES: self._storages}
             for key in _STACKS:
-                if key in node.meta:
+                if node.meta.get(key):
                     new.meta[key] = _in_module(node.meta[key], self._own_module, self._module)
 
 

@@ -190,7 +190,9 @@ class _CallPeaks:
         """
         graph = half_of_node(call).graph_module.graph
         inputs = graph.find_nodes(op="placeholder")
-        last_use = {used: at for at, node in enumerate(graph.nodes) for used in node.all_input_nodes}
+        last_use = {
+            used: at for at, node in enumerate(graph.nodes) for used in node.all_input_nodes
+        }
         # Of several operands that are one storage, the one that is read last frees it.
         ends: dict[Storage, int] = {}
         for index, outside in enumerate(operands):

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torchloom.graph.edit import know_fake
+
 # The dispatcher keeps a definition only as long as the Library object that made it lives.
 LIBRARY = torch.library.Library("torchloom", "DEF")
 
@@ -24,4 +26,7 @@ def define(schema: str, fake: Callable[..., Any], *, is_composite: bool = False)
         LIBRARY.impl(name, fake, "CompositeImplicitAutograd")
     else:
         torch.library.register_fake(f"torchloom::{name}", fake, lib=LIBRARY)
-    return getattr(torch.ops.torchloom, name).default
+    op = getattr(torch.ops.torchloom, name).default
+    if not is_composite:
+        know_fake(op, fake)
+    return op

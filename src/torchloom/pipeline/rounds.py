@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from torchloom.backends.graphs import copy_graph_module
-from torchloom.errors import PlanError
+from torchloom.errors import PlanError, RegionError
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.setup import Setup
 from torchloom.pipeline.sidecar import calling_text
@@ -21,6 +21,8 @@ from torchloom.pipeline.weaving import Compile, Weaving
 from torchloom.plan import GraphPlan
 
 _MAX_ROUNDS = 4
+_MAX_ROUNDS_OF_BODIES = 2
+"""Of graphs that call bodies, which start soon: where their code does not fit, the whole graph's may."""
 
 
 def compile_within_budget(
@@ -52,15 +54,24 @@ def compile_within_budget(
     before: list[tuple[str, float]] = []
     calling = calling_text(example_inputs)
     ignores_caches = False
-    for _ in range(_MAX_ROUNDS):
+    for turn in range(_MAX_ROUNDS):
+        if best is not None and best[2].regions and turn >= _MAX_ROUNDS_OF_BODIES:
+            break
         report.num_tries += planner is not None
         own = replace(report, compile_s=[], passes=[], collectives={}, planning_s=0.0)
         weaving = Weaving(
             setup, own, setup.context, calling, ignores_caches, tell_phase=setup.tell_phase
         )
-        compiled = weaving.compile(
-            compile_graph, gm, example_inputs, backward_at_once=setup.trial is not None
-        )
+        weaving.may_outline = turn < _MAX_ROUNDS_OF_BODIES
+        weaving.must_outline = best is not None and bool(best[2].regions)
+        try:
+            compiled = weaving.compile(
+                compile_graph, gm, example_inputs, backward_at_once=setup.trial is not None
+            )
+        except RegionError:
+            if best is None:
+                raise
+            break  # what was to be gained is not worth a compile of the whole graph
         weaving.finish()
         report.planning_s += own.planning_s
         if weaving.lacks_plan:  # unknown whether the cached code keeps the budget

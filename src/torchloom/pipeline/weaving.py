@@ -36,6 +36,7 @@ from torchloom.pipeline.races import check_races, copies_in
 from torchloom.pipeline.report import GraphReport, tell_peak
 from torchloom.pipeline.setup import Setup
 from torchloom.plan import GraphPlan
+from torchloom.regions import Outlined
 
 logger = get_logger(__name__)
 
@@ -63,6 +64,10 @@ class Weaving:
     ignores_caches: bool = False
     tell_phase: Callable[[str, str], None] = lambda name, graph: None
     """Told what the compile is busy with, and the graph that it is about."""
+    may_outline: bool = True
+    """Whether equal parts may become calls of one body."""
+    must_outline: bool = False
+    """Whether only that is wanted: code of the graph as it is would take too long to make."""
     wants_another: bool = False
     """Whether planning again with the measured need of this code may give a better plan."""
     lacks_plan: bool = False
@@ -91,7 +96,11 @@ class Weaving:
             backward_at_once: see `WeaveHooks`.
         """
         self._tell_phase("trace")
-        outlined = outline_graph(self.setup, gm, example_inputs)
+        outlined = (
+            outline_graph(self.setup, gm, example_inputs)
+            if self.may_outline
+            else Outlined(gm, reasons=("code of equal parts does not keep the memory budget",))
+        )
         self.report.regions = outlined.calls
         self.report.flat_because = outlined.reasons
         hooks = self._hooks(outlined.bodies, backward_at_once=backward_at_once)
@@ -103,6 +112,8 @@ class Weaving:
             refusal = own_error(error)
             if is_restart(error) or not isinstance(refusal, RegionError | None):
                 raise
+            if self.must_outline and refusal is not None:
+                raise refusal from error
             # What the part is found to do shows while it is traced, which may be inside of torch's trace.
             reason = str(refusal or error).partition("\n")[0]
             level = logging.WARNING if refusal is None else logging.INFO

@@ -21,6 +21,10 @@ from torchloom.plan.states import HostStates, StateCosts
 from torchloom.plan.tried import NOTICEABLE
 
 
+_WORTH_BODIES = 0.05
+"""Part of a graph's time that is worth another compile of a graph that calls bodies, whose users want to begin."""
+
+
 @dataclass
 class Planner:
     """Plans graphs under one budget.
@@ -89,7 +93,7 @@ class Planner:
         kept_before = self._known.kept_before(digest)
         problem = self._known.same_problem(digest, problem)
         plan = self._made(problem, digest, kept_before)
-        if problem.parts and not plan.fits:
+        if problem.parts and not self._is_expected_to_fit(plan):
             raise RegionError("no choice about equal parts keeps the memory budget")
         self._known.add(digest, PlannedGraph(problem, plan, kept_before))
         return plan
@@ -119,14 +123,16 @@ class Planner:
 
     def has_another(self, plan: GraphPlan) -> bool:
         """Say whether, by what was learned, a plan not compiled yet may be noticeably better."""
-        added_us = plan.extra_us + plan.copy_us + plan.states_us
-        if plan.fits and added_us <= NOTICEABLE * plan.compute_us:
-            return False
         known = self._known.planned.get(plan.graph)
         if known is None or known.problem is None:
             return False
-        overhead = self._known.overhead_of(plan.graph)
-        return not overhead.knows(self._made(known.problem, plan.graph, known.kept_before))
+        least_us = (_WORTH_BODIES if known.problem.parts else NOTICEABLE) * plan.compute_us
+        if plan.fits and plan.extra_us + plan.copy_us + plan.states_us <= least_us:
+            return False
+        other = self._made(known.problem, plan.graph, known.kept_before)
+        if known.problem.parts and plan.fits and plan.step_us - other.step_us <= least_us:
+            return False
+        return not self._known.overhead_of(plan.graph).knows(other)
 
     def settle(self, plan: GraphPlan) -> None:
         """Record the plan in use; plans of later graphs count on it.
@@ -176,6 +182,10 @@ class Planner:
             least_bytes = plan.peak_bytes + plan.beside_bytes
             raise PlanError(self.refusal(limits.budget_bytes or 0, least_bytes))
         return plan
+
+    def _is_expected_to_fit(self, plan: GraphPlan) -> bool:
+        code_bytes = self._known.overhead_of(plan.graph).bytes_of(plan.offload)
+        return plan.budget_bytes is None or plan.peak_bytes + code_bytes <= plan.budget_bytes
 
     def _limits(
         self, problem: PlanningProblem, digest: str, kept_before: KeptOnDevice

@@ -182,7 +182,9 @@ class RegionBody:
             raise RegionError(problem)
         if self.casts:
             self._cast_first(traced.graph_module, trains=trains)
-        return replace(traced, graph_module=prepare_joint(traced.graph_module)) if trains else traced
+        return (
+            replace(traced, graph_module=prepare_joint(traced.graph_module)) if trains else traced
+        )
 
     def _cast_first(self, graph_module: fx.GraphModule, *, trains: bool) -> None:
         """Take weights in the dtype in which the body reads them: they are then gathered in it."""
