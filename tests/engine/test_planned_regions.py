@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchloom
 from support import zoo
-from support.equal_layers import Checkpointed, Dropouts, LowRank, Mixed
+from support.equal_layers import Checkpointed, Dropouts, Mixed
 from support.memory import measure
 from support.pool import run_ranks
 from torchloom.errors import TorchloomError
@@ -99,13 +99,6 @@ def half_frozen() -> Any:
     return model, batch
 
 
-def experts() -> Any:
-    blocks = [
-        zoo.Block(48, zoo.Attention(48, 4, 2), zoo.Experts(48, 40, 4), zoo.Norm) for _ in range(4)
-    ]
-    return zoo.Lm(blocks, 48), (torch.randint(0, 131, (2, 21)),)
-
-
 def within(flat: Run, found: Run, budget: int) -> None:
     """Check that a run keeps a budget, as it was predicted, and trains as one without."""
     assert found.losses == flat.losses
@@ -143,10 +136,8 @@ def test_budgets_are_kept_by_few_bodies(stage: int) -> None:
 SHARDED = {
     "dropout": (of(Dropouts, 3, 7, 24, layers=6), [5]),
     "checkpointed": (of(Checkpointed, 3, 7, 24, layers=6), [5]),
-    "low rank": (of(LowRank, 3, 24), [4]),
     "two kinds, then one": (of(Mixed, 3, 20), [4, 4]),
     "half frozen": (half_frozen, [4, 5]),
-    "experts": (experts, [4]),
 }
 
 

@@ -8,7 +8,7 @@ generation (`x = None` behind the last use), torch's calling convention for boxe
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,11 @@ from torch import fx
 
 from torchloom import ops
 from torchloom.graph import args_of, is_view_op, value_of, viewed
+from torchloom.memory.call_peaks import CallPeaks
 from torchloom.memory.storages import Storage, storages_of
 from torchloom.memory.transit import Transit
 from torchloom.memory.workspace import Probed
-from torchloom.ops.regions import half_of_node, inputs_of, is_call_of_body
+from torchloom.ops.regions import inputs_of, is_call_of_body
 
 Probe = Callable[[fx.Node], Probed | None]
 """What an operator was found to allocate; see `WorkspaceTable`."""
@@ -139,18 +140,10 @@ def graph_memory_of(
             dying[end] += num_bytes
             lives.append(Lifetime(None, num_bytes, order[start], start, end))
     kept = {s: owned[s] for node in outputs for s in parts[node] if s in owned}
-    ends: dict[int, set[Storage]] = {}
-    for storage, size in owned.items():
-        if storage not in kept:
-            dying[last_use[storage]] += size
-            ends.setdefault(last_use[storage], set()).add(storage)
-    beside, peaks = dict(beside), _CallPeaks(probe)
-    for index, node in enumerate(order):
-        if is_call_of_body(node):
-            freed = {s: owned[s] for s in ends.get(index, ())}
-            operands = [parts.get(each, {}) for each in inputs_of(node)]
-            # Less than nothing where the body frees more than it returns before it returns it.
-            beside[node] = peaks.of(node, operands, freed) - fresh[index]
+    ends = {storage: last_use[storage] for storage in owned if storage not in kept}
+    for storage, index in ends.items():
+        dying[index] += owned[storage]
+    beside = {**beside, **_beside_calls(order, parts, fresh, owned, ends, probe)}
     steps = [
         NodeMemory(
             node=node,
@@ -168,53 +161,31 @@ def graph_memory_of(
     return GraphMemory(steps, kept, lives if keeps_lives else [])
 
 
-class _CallPeaks:
-    """Peaks of calls of bodies, each once for all that do the same."""
+def _beside_calls(
+    order: Sequence[fx.Node],
+    parts: Mapping[fx.Node, dict[Storage, int]],
+    fresh: Sequence[int],
+    owned: Mapping[Storage, int],
+    ends: Mapping[Storage, int],
+    probe: Probe | None,
+) -> dict[fx.Node, int]:
+    """Return what bodies hold while they run, beside what their calls return.
 
-    def __init__(self, probe: Probe | None) -> None:
-        self._probe = probe
-        self._known: dict[Hashable, int] = {}
+    Less than nothing where a body frees more than it returns before it returns it.
+    """
 
-    def of(
-        self,
-        call: fx.Node,
-        operands: Sequence[Mapping[Storage, int]],
-        freed: Mapping[Storage, int],
-    ) -> int:
-        """Return the highest sum of bytes while a body runs, above what was live before its call.
+    def program(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node], **more: Any) -> int:
+        return graph_memory_of(nodes, outputs, probe=probe, **more).peak_bytes
 
-        Args:
-            call: the node.
-            operands: storages of what it takes.
-            freed: of these, with their bytes, those that nobody reads afterwards: the body frees them.
-        """
-        graph = half_of_node(call).graph_module.graph
-        inputs = graph.find_nodes(op="placeholder")
-        last_use = {
-            used: at for at, node in enumerate(graph.nodes) for used in node.all_input_nodes
-        }
-        # Of several operands that are one storage, the one that is read last frees it.
-        ends: dict[Storage, int] = {}
-        for index, outside in enumerate(operands):
-            for storage in outside.keys() & freed.keys():
-                other = ends.get(storage, index)
-                ends[storage] = max(other, index, key=lambda i: last_use.get(inputs[i], -1))
-        sizes: dict[Storage, int] = {}
-        for storage, index in ends.items():
-            for own in storages_of(inputs[index]):
-                sizes[own] = sizes.get(own, 0) + freed[storage]
-        key = graph, frozenset(sizes.items())
-        if key not in self._known:
-            taken = {own for node in inputs for own in storages_of(node)}
-            program = graph_memory_of(
-                graph.nodes,
-                graph.output_node().all_input_nodes,
-                held=taken - sizes.keys(),
-                sizes=sizes,
-                probe=self._probe,
-            )
-            self._known[key] = program.peak_bytes
-        return self._known[key]
+    peaks, found = CallPeaks(program), {}
+    by_place: dict[int, dict[Storage, int]] = {}
+    for storage, index in ends.items():
+        by_place.setdefault(index, {})[storage] = owned[storage]
+    for index, node in enumerate(order):
+        if is_call_of_body(node):
+            operands = [parts.get(each, {}) for each in inputs_of(node)]
+            found[node] = peaks.of(node, operands, by_place.get(index, {})) - fresh[index]
+    return found
 
 
 def _storages(

@@ -20,7 +20,6 @@ from torchloom.plan.search import Search
 from torchloom.plan.states import HostStates, StateCosts
 from torchloom.plan.tried import NOTICEABLE
 
-
 _WORTH_BODIES = 0.05
 """Part of a graph's time that is worth another compile of a graph that calls bodies, whose users want to begin."""
 

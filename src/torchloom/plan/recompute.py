@@ -13,7 +13,6 @@ from torchloom.plan.problem import TrialResult
 from torchloom.plan.trials import Trials
 from torchloom.plan.tried import TriedPlan, better
 
-
 _GUESSES = 3
 """Trials whose results say where to try next; behind them the rest is halved."""
 
