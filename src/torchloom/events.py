@@ -44,6 +44,24 @@ class PassRan(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BodyWoven(Event):
+    """Equal layers of a graph have become calls of one body, which is compiled once."""
+
+    graph: str
+    """The lowered graph that calls it."""
+    name: str
+    """How calls name it: the first argument of `torchloom.region` or `torchloom.region_backward`."""
+    half: str
+    """What these calls run: forward, backward or inference."""
+    layers: tuple[str, ...]
+    """For each call the module that it stands for, "" where none is known."""
+    text: str
+    """What it computes."""
+    compile_id: str | None = None
+    """Dynamo's id of the compile that it is a part of."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProgramReady(Event):
     """A program that serves a range of sizes was built or loaded."""
 

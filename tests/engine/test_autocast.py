@@ -113,9 +113,19 @@ OFF = {"compile": {"disable_passes": ["cast_gathers"], "strict": True}}
 ON = {"compile": {"strict": True}}
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(
+    ("stage", "backend", "world_size"),
+    [
+        (2, "aot_eager", 2),
+        (3, "aot_eager", 3),
+        (3, "inductor", 2),
+        pytest.param(2, "aot_eager", 3, marks=pytest.mark.exhaustive),
+        pytest.param(3, "aot_eager", 2, marks=pytest.mark.exhaustive),
+        pytest.param(2, "inductor", 2, marks=pytest.mark.exhaustive),
+        pytest.param(2, "inductor", 3, marks=pytest.mark.exhaustive),
+        pytest.param(3, "inductor", 3, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_half_the_bytes_and_the_same_losses(stage: int, backend: str, world_size: int) -> None:
     def fn(rank: int) -> Any:
         return train(rank, stage, backend, **OFF), train(rank, stage, backend, **ON)

@@ -170,10 +170,11 @@ def test_a_pass_without_identity_is_never_cached(tmp_path) -> None:
     "file",
     [
         "capture/partition.py",
-        "_torch/partition.py",
-        "pieces/wrapper.py",
-        "pipeline/planning.py",
         "passes/zero3.py",
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in ("_torch/partition.py", "pieces/wrapper.py", "pipeline/planning.py")
+        ),
     ],
 )
 def test_an_upgrade_of_what_shapes_graphs_has_another_key(file, tmp_path) -> None:

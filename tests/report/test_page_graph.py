@@ -62,6 +62,48 @@ def test_a_graph_is_walked_by_keyboard(show):
     assert len(page.texts(".box")) != closed
 
 
+CALLS = """class GraphModule(torch.nn.Module):
+    def forward(self, primals_1: "f32[8]"):
+        start: "f32[8]" = torch.ops.aten.neg.default(primals_1)
+        region = torch.ops.torchloom.region.default('a1b2-77-01', 0, [start], [], True)
+        getitem: "f32[8]" = region[0]
+        between: "f32[8]" = torch.ops.aten.abs.default(getitem)
+        region_1 = torch.ops.torchloom.region.default('a1b2-77-01', 1, [between], [], True)
+        getitem_1: "f32[8]" = region_1[0]
+        last: "f32[8]" = torch.ops.aten.exp.default(getitem_1)
+        return (last,)
+"""
+BODY = """class GraphModule(torch.nn.Module):
+    def forward(self, operand: "f32[8]"):
+        inside: "f32[8]" = torch.ops.aten.sin.default(operand)
+        return [inside]
+"""
+
+
+def test_equal_layers_are_one_box_that_opens(show):
+    artifacts = [
+        Artifact(kind="forward", title="forward", text=CALLS),
+        Artifact(kind="body", title="a1b2-77 backward: layer x 2 (b.1 ... b.0)", text=CALLS),
+        Artifact(kind="body", title="a1b2-77 forward: layer x 2 (b.0 ... b.1)", text=BODY),
+    ]
+    entry = Entry(compile_id="0/0", artifacts=artifacts)
+    function = Function(name="Model", file="/home/me/model.py", line=1, entries=[entry])
+    page = show(Session(torchloom="0.1", functions=[function]))
+    page.open("entry/0-0/graphs")
+    page.click("#way-picture")
+    assert page.texts(".box .name")[1:3] == ["start", "layer x 2"]
+    assert "region" not in page.texts(".box .name")
+    page.js("document.querySelector('.box.k-group').dispatchEvent(new MouseEvent('dblclick'))")
+    page.until(lambda: {"region", "between", "region_1"} <= set(page.texts(".box .name")))
+    page.js("document.querySelector('.box.k-layer').dispatchEvent(new MouseEvent('click'))")
+    page.press("Open the layer")
+    page.until(lambda: "inside" in page.texts(".box .name"))
+    shown = page.js(
+        "return [...document.querySelectorAll('.bar select')].map(s => s.selectedOptions[0].text)"
+    )[-1]
+    assert shown == "a1b2-77 forward: layer x 2 (b.0 ... b.1)"
+
+
 def picture(show, num_layers: int):
     page = show(big_session(num_layers))
     page.open("entry/0-0/graphs")

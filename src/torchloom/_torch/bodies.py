@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -125,6 +126,7 @@ def trace_part(
     with (
         _disable_current_modes(),
         _fresh_node_meta(),
+        _untold(),
         torch.set_grad_enabled(trains),
         tracing(TracingContext(mode)),  # type: ignore[arg-type]
     ):
@@ -146,6 +148,17 @@ def _fresh_node_meta() -> Iterator[None]:
         yield
     finally:
         traceback.current_meta = before
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """Keep graphs of a part out of torch's structured trace, whose readers take them for those of the whole."""
+    trace = logging.getLogger("torch.__trace")
+    before, trace.disabled = trace.disabled, True
+    try:
+        yield
+    finally:
+        trace.disabled = before
 
 
 def _joint_passes(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

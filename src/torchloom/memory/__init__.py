@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchloom.memory.alive import PeakContents, alive_at_peak, module_of
+from torchloom.memory.alive import PeakContents, alive_at_peak, module_of, module_path
 from torchloom.memory.expand import CalledPart, ExpandedJoint, expanded, expanded_joint
 from torchloom.memory.graph_memory import GraphMemory, graph_memory_of
 from torchloom.memory.measure import Measured, measure_peak
@@ -32,6 +32,7 @@ __all__ = [
     "measure_peak",
     "micro_step",
     "module_of",
+    "module_path",
     "optimizer_peak",
     "replay_peak",
     "storages_of",

@@ -76,7 +76,17 @@ def module_of(node: fx.Node) -> str:
     meta = node.meta
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values()]
-    return _ROOT.sub("", paths[-1]) if paths else ""
+    return module_path(paths[-1]) if paths else ""
+
+
+def module_path(name: str) -> str:
+    """Return the path of a module that Dynamo names.
+
+    Example:
+        >>> module_path("L['self'].blocks.0")
+        'blocks.0'
+    """
+    return _ROOT.sub("", name)
 
 
 def alive_at_peak(

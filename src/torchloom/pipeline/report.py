@@ -6,8 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torch import fx
+
 from torchloom import events
-from torchloom.memory import PeakContents
+from torchloom._torch import introspect
+from torchloom.graph import args_of
+from torchloom.memory import PeakContents, module_path
+from torchloom.ops.regions import body_of, half_of_node, is_call_of_body
 from torchloom.plan import GraphPlan
 from torchloom.regions import RegionCalls
 
@@ -104,6 +109,30 @@ def tell_peak(report: GraphReport) -> None:
     """Emit what is alive at the peak of a graph, if that is known."""
     if report.peak is not None and events.is_heard():
         events.emit(events.PeakFound(graph=report.name, contents=report.peak.to_dict()))
+
+
+def tell_bodies(graph: fx.Graph, name: str) -> None:
+    """Emit each body that a lowered graph calls.
+
+    Args:
+        graph: woven.
+        name: how events call it.
+    """
+    calls: dict[str, list[fx.Node]] = {}
+    for node in filter(is_call_of_body, graph.nodes):
+        calls.setdefault(str(node.args[0]), []).append(node)
+    for body, nodes in calls.items():
+        half, modules = half_of_node(nodes[0]), body_of(body).modules
+        events.emit(
+            events.BodyWoven(
+                graph=name,
+                name=body,
+                half=half.kind,
+                layers=tuple(module_path(modules.get(args_of(node)[1], "")) for node in nodes),
+                text=half.graph_module.print_readable(print_output=False),
+                compile_id=introspect.current_compile_id(),
+            )
+        )
 
 
 @dataclass

@@ -33,7 +33,7 @@ from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.outlining import outline_graph
 from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.races import check_races, copies_in
-from torchloom.pipeline.report import GraphReport, tell_peak
+from torchloom.pipeline.report import GraphReport, tell_bodies, tell_peak
 from torchloom.pipeline.setup import Setup
 from torchloom.plan import GraphPlan
 from torchloom.regions import Outlined
@@ -238,6 +238,8 @@ class Weaving:
             words = f"wove {report.name}.{kind} into {len(gm.graph.nodes)} nodes ({state.strip()})"
             setup.tell(f"{report.digest} {kind} {setup.round_key}", state, words)
         self._woven_here.add(kind)
+        if stage == "lowered" and events.is_heard():
+            tell_bodies(gm.graph, f"{report.name}.{kind}")
         if stage == "lowered" and (events.is_heard() or setup.planner is not None):
             self._find_peak(gm, kind, page.params)
         if setup.backend == "inductor":

@@ -28,7 +28,8 @@ class Artifact:
     """A text from one stage of the compiler: a graph, generated code."""
 
     kind: str
-    """dynamo, joint, forward, backward, inference, post_grad, output_code, runnable."""
+    """dynamo, joint, forward, backward, inference, post_grad, output_code, runnable; body: what calls of it
+    stand for, titled "NAME HALF: layer x CALLS"."""
     title: str
     text: str
     is_cut: bool = False

@@ -6,6 +6,7 @@ function graphTexts(item) {
     .filter((a) => GRAPH_KINDS.includes(a.kind))
     .map((a, i) => ({
       value: "a" + i,
+      kind: a.kind,
       name: a.title || a.kind,
       text: a.text,
       cut: a.is_cut,
@@ -15,6 +16,13 @@ function graphTexts(item) {
     .filter((p) => p.after)
     .map((p, i) => ({ value: "p" + i, name: `${p.graph} after ${p.name}`, text: p.after }));
   return { stages, passes, all: [...stages, ...passes] };
+}
+
+// Compilers may have added hashes to the name that a call had when the body was recorded.
+function isBody({ kind, name }, body) {
+  const [title, half] = name.split(/[ :]+/);
+  const isHalf = half === body.half || (half === "inference" && body.half === "forward");
+  return kind === "body" && isHalf && body.name.startsWith(title);
 }
 
 function graphsView(item) {
@@ -41,9 +49,21 @@ function graphsView(item) {
       markTab(ways, "text");
       draw(n);
     };
+    // The graph that a call stands for; `asks`: only whether there is one.
+    const toBody = (n, asks) => {
+      const body = bodyOf(n);
+      const found = body && all.find((g) => isBody(g, body));
+      if (!found || asks) return Boolean(found);
+      state.graph = found;
+      pick.querySelector("select").value = found.value;
+      draw();
+      return true;
+    };
     let node;
     if (state.way === "picture") {
-      node = graphPicture(parseGraph(text, inputModules(item.entry, text)), toText);
+      // Inputs of a body are numbered as those of the whole graph, and are others.
+      const modules = state.graph.kind === "body" ? new Map() : inputModules(item.entry, text);
+      node = graphPicture(parseGraph(text, modules), toText, toBody);
     } else {
       const view = searchable(text, { label: "graph as text" });
       node = view.node;
@@ -52,7 +72,8 @@ function graphsView(item) {
     out.replaceChildren(...[note, node].filter(Boolean));
   };
   const groups = [
-    { name: "stages of the compiler", items: stages },
+    { name: "stages of the compiler", items: stages.filter((g) => g.kind !== "body") },
+    { name: "equal layers, compiled once", items: stages.filter((g) => g.kind === "body") },
     { name: "after torchloom's passes", items: passes },
   ].filter((g) => g.items.length);
   const pick = choice("Graph", groups, state.graph.value, (value) => {

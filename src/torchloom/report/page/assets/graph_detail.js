@@ -36,6 +36,7 @@ function nodeDetail(state, item) {
       "p",
       { class: "bar" },
       el("button", { type: "button", onclick: () => state.showLine(n.line) }, "Show in the text"),
+      openLayer(state, n),
       closeAround(state, item, "Close its group"),
     ),
   ];
@@ -61,9 +62,20 @@ function groupDetail(state, item) {
         { type: "button", onclick: () => toggle(state, item) },
         isOpen ? "Close this group" : "Open this group",
       ),
+      openLayer(
+        state,
+        item.nodes.find((n) => n.kind === "layer"),
+      ),
       closeAround(state, item, "Close what it is in"),
     ),
   ];
+}
+
+// To the graph of what a call stands for, where the record has it.
+function openLayer(state, node) {
+  if (!node || !state.showBody(node, true)) return null;
+  const open = () => state.showBody(node);
+  return el("button", { type: "button", onclick: open }, "Open the layer");
 }
 
 function closeAround(state, item, text) {

@@ -123,7 +123,7 @@ function handlers(state, item) {
 // A closed group takes the colour of the rarest thing inside it that a reader looks for.
 function mainKind(item) {
   const inside = new Set(item.nodes.map((n) => n.kind));
-  return ["offload", "reduce", "gather", "output"].find((k) => inside.has(k)) || "plain";
+  return ["layer", "offload", "reduce", "gather", "output"].find((k) => inside.has(k)) || "plain";
 }
 
 function mark(state) {

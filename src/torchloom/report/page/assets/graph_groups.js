@@ -26,8 +26,35 @@ function groupGraph(graph) {
     })
     .reverse();
   const root = { id: "g", label: "graph", children: runs(items, 0, "g"), nodes: order };
-  root.children = chunks(root.children, "g");
+  root.children = chunks(layersTogether(root.children), "g");
   return root;
+}
+
+// Equal layers, which are calls of one body, are one box, closed at first; what lies between their
+// calls (gathers and waits of the next layer) is in it.
+function layersTogether(children) {
+  const bodies = new Map();
+  children.forEach((child, i) => {
+    for (const n of child.nodes) {
+      const body = bodyOf(n)?.name;
+      if (!body) continue;
+      const at = bodies.get(body) || { first: i, last: i, calls: 0 };
+      bodies.set(body, { ...at, last: i, calls: at.calls + 1 });
+    }
+  });
+  const spans = [...bodies.values()].sort((a, b) => a.first - b.first);
+  const isApart = spans.every((span, i) => i === 0 || spans[i - 1].last < span.first);
+  if (!isApart) return children;
+  const found = [];
+  let next = 0;
+  for (const { first, last, calls } of spans.filter((span) => span.calls > 1)) {
+    found.push(...children.slice(next, first));
+    const id = `g/layers${first}`;
+    const box = group(id, `layer x ${calls}`, children.slice(first, last + 1));
+    found.push({ ...box, isShutAtFirst: true });
+    next = last + 1;
+  }
+  return [...found, ...children.slice(next)];
 }
 
 // An input stands before its first user: else all of a model's weights would be one far row.
@@ -119,10 +146,11 @@ function openFirst(root) {
   const open = new Set();
   let shown = root.children;
   for (;;) {
-    const next = shown.flatMap((c) => c.children || [c]);
+    const opens = (c) => c.children && !c.isShutAtFirst;
+    const next = shown.flatMap((c) => (opens(c) ? c.children : [c]));
     if (next.length === shown.length || next.length > (root.nodes.length <= 60 ? 60 : 90))
       return open;
-    shown.forEach((c) => c.children && open.add(c.id));
+    shown.forEach((c) => opens(c) && open.add(c.id));
     shown = next;
   }
 }

@@ -9,6 +9,7 @@ const GRAPH_KINDS = [
   "inference",
   "before_post_grad",
   "post_grad",
+  "body",
 ];
 
 // Returns {nodes, output}: nodes are {name, kind, target, shape, inputs, line, text, source, module}.
@@ -199,7 +200,15 @@ function kindOf(n) {
   if (/^torchloom\.(reduce|sync)|reduce_scatter|all_reduce|all_to_all/.test(t)) return "reduce";
   if (/offload|reload|to_host|to_device|prefetch/.test(t)) return "offload";
   if (VIEWS.test(t)) return "view";
+  if (/^torchloom\.region/.test(t)) return "layer";
   return "compute";
+}
+
+// The body that a node calls, and which half of it: names are those of the record's bodies.
+function bodyOf(n) {
+  if (n.kind !== "layer") return null;
+  const name = /\(\s*['"]?([0-9a-zA-Z-]+)/.exec(n.expr)?.[1] || "";
+  return { name, half: /region_backward/.test(n.target) ? "backward" : "forward" };
 }
 
 // The module that a parameter's name tells of: `blocks.0.attention.q` of

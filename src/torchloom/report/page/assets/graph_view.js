@@ -2,6 +2,7 @@
 
 const KINDS = [
   ["compute", "compute"],
+  ["layer", "layer: call of a body"],
   ["gather", "gather"],
   ["reduce", "reduce, sync"],
   ["wait", "wait"],
@@ -13,7 +14,7 @@ const KINDS = [
   ["frame", "open group"],
 ];
 
-function graphPicture(graph, showLine) {
+function graphPicture(graph, showLine, showBody) {
   if (!graph.nodes.length) {
     return empty("No node could be read in the text of this graph; it is shown as text.");
   }
@@ -30,6 +31,7 @@ function graphPicture(graph, showLine) {
     chosen: null,
     box: { x: 0, y: 0, scale: 1 },
     showLine,
+    showBody,
   };
   state.layer = svg("g");
   const label =
