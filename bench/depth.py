@@ -28,18 +28,21 @@ from _ranks import ask_ranks
 
 _HERE = Path(__file__).parent
 RANKS = 2
+_NO_BOUND = 10**15
 SHAPE = {"dim": 64, "num_heads": 4, "hidden_dim": 176, "vocab_size": 512, "seq_len": 64}
 """Compile time does not depend on widths. All weights are sharded."""
 STEP_SHAPE = {"dim": 256, "num_heads": 8, "hidden_dim": 704, "vocab_size": 2048, "seq_len": 128}
 _LOOM = {"stage": 3, "persistence_threshold": 0}
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "loom": ("peers.loom", _LOOM),
+    "loom-budget": ("peers.loom", _LOOM),
     "loom-flat": ("peers.loom", {**_LOOM, "regions": False}),
     "fsdp2-block": ("peers.fsdp2", {"compiled": "block"}),
     "plain": ("peers.limit", {"compiled": True}),
 }
 LABELS = {
     "loom": "torchloom stage 3, equal layers compiled once",
+    "loom-budget": "the same under a memory budget that binds",
     "loom-flat": "torchloom stage 3, regions: false",
     "fsdp2-block": "FSDP2, each block compiled",
     "plain": "torch.compile, one process, not sharded",
@@ -75,8 +78,10 @@ def _starts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 if arm in ("loom-flat", "plain") and layers > options.flat_layers:
                     continue
                 with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
+                    budget = _binding_budget(layers) if arm == "loom-budget" else None
                     for kind in ("cold", "warm"):
-                        ranks = _run({"do": "start", "arm": arm, "layers": layers}, Path(cache))
+                        spec = {"do": "start", "arm": arm, "layers": layers, "budget": budget}
+                        ranks = _run(spec, Path(cache))
                         found = {
                             "arm": arm,
                             "layers": layers,
@@ -85,6 +90,7 @@ def _starts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                             "cpu_s": max(each["cpu_s"] for each in ranks),
                             "wall_s": max(each["wall_s"] for each in ranks),
                             "loss": ranks[0]["loss"],
+                            "facts": ranks[0]["facts"],
                         }
                         print(
                             f"{arm:12} {layers:3} layers {kind}: {found['cpu_s']:.1f} s of CPU, "
@@ -92,6 +98,14 @@ def _starts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                             flush=True,
                         )
                         yield found
+
+
+def _binding_budget(layers: int) -> int:
+    """Return a budget in bytes that leaves two thirds of what forward and backward of a decoder would take."""
+    spec = {"do": "start", "arm": "loom-budget", "layers": layers, "budget": _NO_BOUND}
+    (facts, *_) = [each["facts"] for each in _run({**spec, "backend": "aot_eager"}, None)]
+    base, peak = facts["base_bytes"], facts["peak_bytes"]
+    return int(base + 2 * (peak - base) / 3)
 
 
 def _run(spec: Mapping[str, Any], cache: Path | None) -> list[dict[str, Any]]:
@@ -124,7 +138,7 @@ def _work(spec: Mapping[str, Any]) -> int:
     return 0
 
 
-def _trainee(arm: str, shape: Any, rank: int) -> Any:
+def _trainee(arm: str, shape: Any, rank: int, **more: Any) -> Any:
     from importlib import import_module
 
     from _model import build_model
@@ -132,13 +146,16 @@ def _trainee(arm: str, shape: Any, rank: int) -> Any:
 
     module, options = ARMS[arm]
     job = Job(model=lambda: build_model(shape), rank=rank, world_size=RANKS, batch=2)
-    trainee = import_module(module).build(job, **options)
+    trainee = import_module(module).build(job, **options, **more)
     import_module("torch._inductor.compile_fx")  # not what is timed
     return trainee
 
 
 def _start(spec: Mapping[str, Any], shape: Any, rank: int, data: Any) -> dict[str, Any]:
-    trainee = _trainee(spec["arm"], shape, rank)
+    more = {"memory_budget": spec["budget"]} if spec["budget"] else {}
+    if "backend" in spec:
+        more["backend"] = spec["backend"]
+    trainee = _trainee(spec["arm"], shape, rank, **more)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     cpu, wall = usage.ru_utime + usage.ru_stime, time.perf_counter()
     trainee.compile()
@@ -148,6 +165,7 @@ def _start(spec: Mapping[str, Any], shape: Any, rank: int, data: Any) -> dict[st
         "cpu_s": usage.ru_utime + usage.ru_stime - cpu,
         "wall_s": time.perf_counter() - wall,
         "loss": loss,
+        "facts": dict(trainee.facts()),
     }
 
 
