@@ -50,6 +50,8 @@ class Ledger(DispatchMode):
         self._under_way: dict[int, int] = {}
         """Bytes that a collective holds, by the storage of its first result."""
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._ignored: dict[int, StorageWeakRef] = {}
+        """What does not count. A weak reference keeps the key from being another storage's."""
         self._sum = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,12 +60,11 @@ class Ledger(DispatchMode):
         if func is ops.resident:
             workspace += self._refreshed(*args)
         result = func(*args, **(kwargs or {}))
-        self.settle()
         if func in _COUNTED_ELSEWHERE:
             self.ignore([result])
         self._add(result, sizes)
         self._carry(call, result)
-        self.peak_bytes = max(self.peak_bytes, self._sum + workspace)
+        self._reach(workspace)
         return result
 
     def extern(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -75,13 +76,18 @@ class Ledger(DispatchMode):
             kwargs: likewise.
         """
         workspace, _ = self._probed(Call(target, args, kwargs))
-        self.settle()
-        self.peak_bytes = max(self.peak_bytes, self._sum + workspace)
+        self._reach(workspace)
 
     def ignore(self, values: Sequence[Any]) -> None:
         """Leave out what was there before."""
         for storage in storages_in(values):
-            self._live[storage._cdata] = (StorageWeakRef(storage), 0)
+            self._ignored[storage._cdata] = StorageWeakRef(storage)
+
+    def _reach(self, workspace: int) -> None:
+        """Note a peak. What is gone is subtracted only where that decides: looking at all that lives takes long."""
+        if self._sum + workspace > self.peak_bytes:
+            self.settle()
+            self.peak_bytes = max(self.peak_bytes, self._sum + workspace)
 
     def settle(self) -> None:
         """Subtract what is referred to no more."""
@@ -92,7 +98,7 @@ class Ledger(DispatchMode):
     def _add(self, result: Any, sizes: Sequence[int]) -> None:
         storages = list(storages_in([result]))
         for at, storage in enumerate(storages):
-            if storage._cdata not in self._live:
+            if storage._cdata not in self._live and storage._cdata not in self._ignored:
                 size = sizes[at] if len(sizes) == len(storages) else int(storage.nbytes())
                 self._live[storage._cdata] = (StorageWeakRef(storage), size)
                 self._sum += size
