@@ -100,8 +100,9 @@ def test_a_batch_that_outgrows_the_shared_plan_on_one_rank_says_so() -> None:
         budget = budget_for(rank, 23, 3, 0.5)
         free = train(rank, [(23, 23), (29, 29)], 3)[0]
         together = train(rank, [(23, 23), (29, 29)], 3, budget)[0]  # all ranks plan anew alike
+        # A plan that decides about whole layers leaves some room, so much larger.
         with pytest.raises(AgreementError) as caught:
-            train(rank, [(23, 23), (29, 23), (23, 23)], 3, budget)
+            train(rank, [(23, 23), (53, 23), (23, 23)], 3, budget)
         return together, free, str(caught.value)
 
     for together, free, text in run_ranks(2, fn):
