@@ -65,17 +65,17 @@ def _call_instead(joint: fx.Graph, call: fx.Node, backward: fx.Node, body: Body)
 def _results(joint: fx.Graph, call: fx.Node, body: Body) -> list[fx.Node]:
     """Return what a call returns for a body, its results as they were and new values that backward reads."""
     picks: dict[Any, fx.Node] = {pick.args[1]: pick for pick in call.users}
-    values = [fake_like(each) for each in body.forward_values(trains=True)]
-    known = call.meta["val"]
-    call.meta = {**call.meta, "val": [*known[: body.num_results], *values[body.num_results :]]}
+    kept = [fake_like(each) for each in body.forward_values(trains=True)[body.num_results :]]
+    values = [*call.meta["val"][: body.num_results], *kept]
+    call.meta = {**call.meta, "val": values}
     found = []
     after = call
-    for index in range(len(values)):
+    for index, value in enumerate(values):
         pick = picks.get(index) if index < body.num_results else None
         if pick is None:
             with joint.inserting_after(after):
                 pick = joint.call_function(operator.getitem, (call, index))
-            pick.meta = {**call.meta, "val": call.meta["val"][index]}
+            pick.meta = {**call.meta, "val": value}
             after = pick
         found.append(pick)
     return found

@@ -75,7 +75,7 @@ def expanded_joint(joint: fx.Graph) -> ExpandedJoint:
         return ExpandedJoint(joint, ())
     found = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    called: dict[fx.Node, list[fx.Node | None]] = {}
+    called: dict[fx.Node, list[fx.Node]] = {}
     calls: dict[int, _JointCall] = {}
     for node in joint.nodes:
         if node.target is region:
@@ -86,10 +86,8 @@ def expanded_joint(joint: fx.Graph) -> ExpandedJoint:
             called[node] = calls[args_of(node)[1]].run_backward(found, node, env)
         elif node.target is operator.getitem and node.args[0] in called:
             values = called[node.args[0]]
-            # Behind the results stands what a body hands to its own backward.
-            value = values[node.args[1]] if node.args[1] < len(values) else None
-            if value is not None:
-                env[node] = value
+            if node.args[1] < len(values):  # behind, it hands values to its own backward
+                env[node] = values[node.args[1]]
         else:
             env[node] = found.create_node(
                 node.op,
@@ -128,7 +126,7 @@ class _JointCall:
         results = tuple(self._own[node] for node in self._results)
         return CalledPart(self._name, args_of(self._call)[1], names, results)
 
-    def run_forward(self, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> list[fx.Node | None]:
+    def run_forward(self, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> list[fx.Node]:
         """Append the nodes of forward; return the results."""
         given = [env[each] for each in inputs_of(self._call)]
         self._copies.give(self._inputs[: len(given)], given, self._own)
@@ -138,7 +136,7 @@ class _JointCall:
 
     def run_backward(
         self, graph: fx.Graph, call: fx.Node, env: dict[fx.Node, fx.Node]
-    ) -> list[fx.Node | None]:
+    ) -> list[fx.Node]:
         """Append the nodes of backward; return the gradients of operands."""
         tangents = self._inputs[len(inputs_of(self._call)) :]
         kept = args_of(call)[2]

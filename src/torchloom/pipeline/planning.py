@@ -43,7 +43,6 @@ class PlannedSplit:
         tell_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._tell_phase = tell_phase
-        self.bodies: Bodies = {}
         self._planner, self._context, self._lower = planner, context, lower
         self._report, self._passes = report, {each.name: each for each in passes}
         self._interface: Interface | None = None
@@ -54,6 +53,7 @@ class PlannedSplit:
         joint: fx.GraphModule,
         joint_inputs: Any,
         *,
+        bodies: Bodies,
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
@@ -63,6 +63,7 @@ class PlannedSplit:
         Args:
             joint: forward and backward in one graph.
             joint_inputs: values of its inputs.
+            bodies: that its calls may name; extended.
             num_fwd_outputs: how many of its outputs are forward's.
             static_lifetime_input_indices: inputs that live on between steps.
         """
@@ -76,7 +77,7 @@ class PlannedSplit:
             joint_inputs=joint_inputs,
             num_results=num_fwd_outputs,
             static_inputs=static_lifetime_input_indices,
-            bodies=self.bodies,
+            bodies=bodies,
         )
         # Splitting writes tags into the graph, so trials split copies.
         started = time.perf_counter()

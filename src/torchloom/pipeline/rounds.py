@@ -17,7 +17,7 @@ from torchloom.errors import PlanError, RegionError
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.setup import Setup
 from torchloom.pipeline.sidecar import calling_text
-from torchloom.pipeline.weaving import Compile, Weaving
+from torchloom.pipeline.weaving import Compile, Outlining, Weaving
 from torchloom.plan import GraphPlan
 
 _MAX_ROUNDS = 4
@@ -53,17 +53,24 @@ def compile_within_budget(
     least_bytes, refusal, planner = 0, "", setup.planner
     before: list[tuple[str, float]] = []
     calling = calling_text(example_inputs)
-    ignores_caches = False
-    for turn in range(_MAX_ROUNDS):
-        if best is not None and best[2].regions and turn >= _MAX_ROUNDS_OF_BODIES:
-            break
+    ignores_caches, num_of_bodies = False, 0
+    for _ in range(_MAX_ROUNDS):
+        outlining: Outlining = "may" if num_of_bodies < _MAX_ROUNDS_OF_BODIES else "never"
+        if best is not None and best[2].regions:
+            if outlining == "never":
+                break
+            outlining = "must"
         report.num_tries += planner is not None
         own = replace(report, compile_s=[], passes=[], collectives={}, planning_s=0.0)
         weaving = Weaving(
-            setup, own, setup.context, calling, ignores_caches, tell_phase=setup.tell_phase
+            setup,
+            own,
+            setup.context,
+            calling,
+            ignores_caches,
+            tell_phase=setup.tell_phase,
+            outlining=outlining,
         )
-        weaving.may_outline = turn < _MAX_ROUNDS_OF_BODIES
-        weaving.must_outline = best is not None and bool(best[2].regions)
         try:
             compiled = weaving.compile(
                 compile_graph, gm, example_inputs, backward_at_once=setup.trial is not None
@@ -77,6 +84,7 @@ def compile_within_budget(
         if weaving.lacks_plan:  # unknown whether the cached code keeps the budget
             ignores_caches, gm = True, copy_graph_module(unwoven)
             continue
+        num_of_bodies += bool(own.regions)
         plan = own.plan
         if plan is None or planner is None:
             report.take(own)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from torch import fx
 
@@ -44,6 +45,9 @@ Compile = Callable[[fx.GraphModule, Sequence[Any], WeaveHooks], Callable[..., An
 """A route of capture: `(captured graph, its inputs, the rewrites) -> code`."""
 
 
+Outlining = Literal["may", "must", "never"]
+
+
 @dataclass(eq=False)
 class Weaving:
     """Runs a session's passes over the graphs that one captured graph becomes.
@@ -64,10 +68,8 @@ class Weaving:
     ignores_caches: bool = False
     tell_phase: Callable[[str, str], None] = lambda name, graph: None
     """Told what the compile is busy with, and the graph that it is about."""
-    may_outline: bool = True
-    """Whether equal parts may become calls of one body."""
-    must_outline: bool = False
-    """Whether only that is wanted: code of the graph as it is would take too long to make."""
+    outlining: Outlining = "may"
+    """Whether equal parts may become calls of one body; "must": code of the whole graph would take too long to make."""
     wants_another: bool = False
     """Whether planning again with the measured need of this code may give a better plan."""
     lacks_plan: bool = False
@@ -98,7 +100,7 @@ class Weaving:
         self._tell_phase("trace")
         outlined = (
             outline_graph(self.setup, gm, example_inputs)
-            if self.may_outline
+            if self.outlining != "never"
             else Outlined(gm, reasons=("code of equal parts does not keep the memory budget",))
         )
         self.report.regions = outlined.calls
@@ -112,7 +114,7 @@ class Weaving:
             refusal = own_error(error)
             if is_restart(error) or not isinstance(refusal, RegionError | None):
                 raise
-            if self.must_outline and refusal is not None:
+            if self.outlining == "must" and refusal is not None:
                 raise refusal from error
             # What the part is found to do shows while it is traced, which may be inside of torch's trace.
             reason = str(refusal or error).partition("\n")[0]
@@ -125,17 +127,16 @@ class Weaving:
         return compile_graph(gm, example_inputs, self._hooks({}, backward_at_once=backward_at_once))
 
     def _hooks(self, bodies: Bodies, *, backward_at_once: bool) -> WeaveHooks:
-        if self._split is not None:
-            self._split.bodies = bodies
+        split = None if self._split is None else functools.partial(self._split, bodies=bodies)
         return WeaveHooks(
             joint=lambda joint, kind: self._weave("joint", joint, kind),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind),
             key=None if self.ignores_caches else self._cache_key,
-            partition=self._split,
+            partition=split,
             compiled=self._compiled,
             # A plan is judged by the code that Inductor writes for both graphs.
             backward_at_once=backward_at_once
-            or (self._split is not None and self.setup.backend == "inductor"),
+            or (split is not None and self.setup.backend == "inductor"),
             bodies=bodies,
             phase=self._tell_phase,
         )

@@ -43,9 +43,7 @@ def best_combination(
     waiting = {each.key: each for each in every}
     promise, noticeable_us = _Promise(trials), NOTICEABLE * base.compute_us
     if base.problem.parts and not best.fits:
-        most *= (
-            3  # without a plan for its calls the whole graph is compiled, which takes far longer
-        )
+        most *= 3  # else the whole graph is compiled, which takes far longer
     while waiting and trials.num_run < most:
         next_one = min(waiting.values(), key=promise)
         added_us, least_bytes = promise(next_one)

@@ -80,12 +80,14 @@ class RegionBody:
         Args:
             names: of nodes of the joint graph.
         """
+        if names == self.recompute:
+            return self
         if names not in self._others:
             other = replace(self, recompute=names, num_traces=0, num_splits=0, _others={})
             other.joint = self.joint
             kept = other.halves.kept_text
             known = [self, *self._others.values()]
-            digest = hashlib.blake2b(kept.encode(), digest_size=4).hexdigest()
+            digest = hashlib.blake2b(kept.encode(), digest_size=8).hexdigest()
             other.name = f"{self.name}k{digest}"
             alike = (each for each in known if each.halves.kept_text == kept)
             self._others[names] = next(alike, other)

@@ -9,7 +9,9 @@ from torchloom.inspect.record.compiles import Compile, CompileKey
 from torchloom.records import Artifact, PassRun
 
 
-def add_passes(compiles: Mapping[CompileKey, Compile], heard: Sequence[events.Event]) -> None:
+def add_passes_and_bodies(
+    compiles: Mapping[CompileKey, Compile], heard: Sequence[events.Event]
+) -> None:
     """Add each pass and each body to the entry of the compile that it was a part of.
 
     After a reset Dynamo counts compiles from 0 again: the latest compile of an id gets them.

@@ -10,7 +10,7 @@ from torchloom.inspect.record.compiles import Compile
 from torchloom.inspect.record.entries import complete_entry
 from torchloom.inspect.record.functions import functions_of
 from torchloom.inspect.record.memory import MEMORY_EVENTS, note_memory
-from torchloom.inspect.record.passes import add_passes
+from torchloom.inspect.record.passes import add_passes_and_bodies
 from torchloom.inspect.record.recompile_outcomes import explain_recompiles
 from torchloom.inspect.record.rows import RowReader
 from torchloom.inspect.record.source_names import name_sources
@@ -29,7 +29,7 @@ def build_session(heard: Heard) -> Session:
         reader.row(row)
     session = Session(num_resets=heard.num_resets, orphans=reader.orphans, unknown=reader.unknown)
     _complete_entries(session, reader, hider, heard)
-    add_passes(reader.compiles, heard.events)
+    add_passes_and_bodies(reader.compiles, heard.events)
     note_memory(session, heard.events)
     session.functions = functions_of(reader.compiles, reader.places, heard.eager)
     session.num_unknown_eager_calls = heard.eager.num_unknown

@@ -116,27 +116,15 @@ def frontier(
     rule = _CrossingRule(model, may_drop)
     kept = rule.kept()
     unit_steps = UnitSteps(model, kept, may_drop, cost_us)
-    if parts:
-        groups: Sequence[int] = (1,)
-        units = units_of_parts(model, parts)
-        steps = [
-            in_two(drops) if unit.nodes[0] in parts else drops
-            for unit, drops in zip(units, unit_steps.of(units), strict=True)
-        ]
-        orders = [_drop_order(units, steps, unit_steps)]
-    else:
-        cuts = cuts_of(model)
-        groups = [g for g in _GROUPS if g <= max(1, len(cuts.places) // 2 + 1)]
-        by_group = [cuts.units(group) for group in groups]
-        orders = [_drop_order(units, unit_steps.of(units), unit_steps) for units in by_group]
-    share = max(2, max_simulations // max(1, sum(1 for each in orders if each.steps)))
+    orders = _order_of_parts(unit_steps, parts) if parts else _orders_of_groups(unit_steps)
+    share = max(2, max_simulations // max(1, sum(1 for each in orders.values() if each.steps)))
     points: list[FrontierPoint] = []
-    for group, order in zip(groups, orders, strict=True):
+    for group, order in orders.items():
         for count in _spread(order.steps, share):
             dropped = frozenset(order.base.union(*(values for values, _ in order.steps[:count])))
             found = model.simulate(rule.under(dropped))
             points.append(_point(dropped, found, cost_us, group))
-    hull = tuple(sorted((drop for _, drop in orders[0].steps), key=lambda drop: drop.us_per_byte))
+    hull = tuple(sorted((drop for _, drop in orders[1].steps), key=lambda drop: drop.us_per_byte))
     return Frontier(_pareto(points), hull, len(points))
 
 
@@ -197,6 +185,28 @@ class _DropOrder:
     base: frozenset[int]
     """Values that backward does not read itself: dropped whatever else is."""
     steps: tuple[tuple[frozenset[int], Drop], ...]
+
+
+def _orders_of_groups(unit_steps: UnitSteps) -> dict[int, _DropOrder]:
+    """Return orders of drops by how many segments make a unit."""
+    cuts = cuts_of(unit_steps.model)
+    groups = [each for each in _GROUPS if each <= max(1, len(cuts.places) // 2 + 1)]
+    by_group = {group: cuts.units(group) for group in groups}
+    return {
+        g: _drop_order(units, unit_steps.of(units), unit_steps) for g, units in by_group.items()
+    }
+
+
+def _order_of_parts(
+    unit_steps: UnitSteps, parts: Mapping[int, tuple[int, str]]
+) -> dict[int, _DropOrder]:
+    """Return the one order in which parts and what lies between them are units."""
+    units = units_of_parts(unit_steps.model, parts)
+    drops = [
+        in_two(steps) if unit.nodes[0] in parts else steps
+        for unit, steps in zip(units, unit_steps.of(units), strict=True)
+    ]
+    return {1: _drop_order(units, drops, unit_steps)}
 
 
 def _drop_order(
