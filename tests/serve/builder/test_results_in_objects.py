@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from serve.models import rows
 from torchloom.errors import ProofError, ServeError
 from torchloom.serve import build
+from torchloom.serve.builder.compare.compare import differences_at
+from torchloom.serve.model.target import Target
 
 X = torch.randn(3, 16)
 KEPT: dict = {}
@@ -84,6 +87,42 @@ def test_buckets_refuse_what_they_cannot_cut(name):
     fn = (IN_OBJECTS | IN_SETS)[name]
     with torch.no_grad(), pytest.raises(ServeError, match=r"cannot be padded|set of tensors"):
         build(Returns(fn).eval(), rows(), shapes="bucket", sizes=[8, 64], backend="eager")
+
+
+class Ticks(nn.Module):
+    """Holds what another thread writes now and then."""
+
+    def __init__(self):
+        super().__init__()
+        self.woken = 0.0
+
+    def forward(self, x):
+        return x * 2
+
+
+def difference_where(writes):
+    """Compare a model with a program beside which a thread writes at some of the program's runs."""
+    model = Ticks().eval()
+    seen = []
+
+    def program(owner, x):
+        seen.append(x)
+        if writes(len(seen)):
+            thread = threading.Thread(target=setattr, args=(owner, "woken", 7.0))
+            thread.start()
+            thread.join()
+        return owner(x)
+
+    with torch.no_grad():
+        return differences_at(Target(model), rows(), program, {"rows": 3})
+
+
+def test_what_another_thread_writes_once_is_not_the_programs():
+    assert difference_where(lambda run: run == 1) is None
+
+
+def test_what_is_left_at_each_run_is_the_programs():
+    assert str(difference_where(lambda run: True)) == "what is left in woken: 0.0, compiled 7.0"
 
 
 def in_attribute(m, y):
