@@ -7,7 +7,7 @@ of it goes into the next plan, for a few rounds, and the fastest code that fits 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -17,12 +17,38 @@ from torchloom.errors import PlanError, RegionError
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.setup import Setup
 from torchloom.pipeline.sidecar import calling_text
-from torchloom.pipeline.weaving import Compile, Outlining, Weaving
+from torchloom.pipeline.weaving import Compile, Weaving
 from torchloom.plan import GraphPlan
 
 _MAX_ROUNDS = 4
 _MAX_ROUNDS_OF_BODIES = 2
 """Of graphs that call bodies, which start soon: where their code does not fit, the whole graph's may."""
+
+
+@dataclass
+class _Form:
+    """Whether the next round compiles equal parts as one body or the whole graph."""
+
+    flat_because: tuple[str, ...] = ()
+    _num_of_bodies: int = 0
+    """Rounds that compiled bodies."""
+
+    def has_another(self, report: GraphReport, wants_another: bool, *, fits: bool) -> bool:
+        """Choose the form of the next round; False: there is none.
+
+        Args:
+            report: of the round that ended.
+            wants_another: whether planning again may give better code of the same form.
+            fits: whether code of any round keeps the budget.
+        """
+        if not report.regions:
+            self.flat_because = report.flat_because
+            return wants_another
+        self._num_of_bodies += 1
+        if wants_another and self._num_of_bodies < _MAX_ROUNDS_OF_BODIES:
+            return True
+        self.flat_because = ("code of equal parts does not keep the memory budget",)
+        return not fits
 
 
 def compile_within_budget(
@@ -53,13 +79,8 @@ def compile_within_budget(
     least_bytes, refusal, planner = 0, "", setup.planner
     before: list[tuple[str, float]] = []
     calling = calling_text(example_inputs)
-    ignores_caches, num_of_bodies = False, 0
+    ignores_caches, form = False, _Form()
     for _ in range(_MAX_ROUNDS):
-        outlining: Outlining = "may" if num_of_bodies < _MAX_ROUNDS_OF_BODIES else "never"
-        if best is not None and best[2].regions:
-            if outlining == "never":
-                break
-            outlining = "must"
         report.num_tries += planner is not None
         own = replace(report, compile_s=[], passes=[], collectives={}, planning_s=0.0)
         weaving = Weaving(
@@ -69,7 +90,8 @@ def compile_within_budget(
             calling,
             ignores_caches,
             tell_phase=setup.tell_phase,
-            outlining=outlining,
+            flat_because=form.flat_because,
+            must_outline=best is not None and bool(best[2].regions),
         )
         try:
             compiled = weaving.compile(
@@ -84,7 +106,6 @@ def compile_within_budget(
         if weaving.lacks_plan:  # unknown whether the cached code keeps the budget
             ignores_caches, gm = True, copy_graph_module(unwoven)
             continue
-        num_of_bodies += bool(own.regions)
         plan = own.plan
         if plan is None or planner is None:
             report.take(own)
@@ -95,8 +116,10 @@ def compile_within_budget(
             refusal = planner.refusal(plan.budget_bytes + plan.beside_bytes, least_bytes)
         if plan.fits and (best is None or plan.step_us < best[0].step_us):
             best = plan, compiled, own
-        if not weaving.wants_another:
+        if not form.has_another(own, weaving.wants_another, fits=best is not None):
             break
+        if own.regions and form.flat_because:
+            planner.drop(plan)  # the whole graph is another one
         before += own.compile_s
         gm = copy_graph_module(unwoven)
     if best is None or planner is None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import fx
 
@@ -45,9 +45,6 @@ Compile = Callable[[fx.GraphModule, Sequence[Any], WeaveHooks], Callable[..., An
 """A route of capture: `(captured graph, its inputs, the rewrites) -> code`."""
 
 
-Outlining = Literal["may", "must", "never"]
-
-
 @dataclass(eq=False)
 class Weaving:
     """Runs a session's passes over the graphs that one captured graph becomes.
@@ -68,8 +65,10 @@ class Weaving:
     ignores_caches: bool = False
     tell_phase: Callable[[str, str], None] = lambda name, graph: None
     """Told what the compile is busy with, and the graph that it is about."""
-    outlining: Outlining = "may"
-    """Whether equal parts may become calls of one body; "must": code of the whole graph would take too long to make."""
+    flat_because: tuple[str, ...] = ()
+    """Why equal parts are compiled one by one; empty: they may become calls of one body."""
+    must_outline: bool = False
+    """Whether equal parts that cannot become calls are an error: to compile them one by one takes too long."""
     wants_another: bool = False
     """Whether planning again with the measured need of this code may give a better plan."""
     lacks_plan: bool = False
@@ -100,8 +99,8 @@ class Weaving:
         self._tell_phase("trace")
         outlined = (
             outline_graph(self.setup, gm, example_inputs)
-            if self.outlining != "never"
-            else Outlined(gm, reasons=("code of equal parts does not keep the memory budget",))
+            if not self.flat_because
+            else Outlined(gm, reasons=self.flat_because)
         )
         self.report.regions = outlined.calls
         self.report.flat_because = outlined.reasons
@@ -114,7 +113,7 @@ class Weaving:
             refusal = own_error(error)
             if is_restart(error) or not isinstance(refusal, RegionError | None):
                 raise
-            if self.outlining == "must" and refusal is not None:
+            if self.must_outline and refusal is not None:
                 raise refusal from error
             # What the part is found to do shows while it is traced, which may be inside of torch's trace.
             reason = str(refusal or error).partition("\n")[0]
@@ -124,6 +123,9 @@ class Weaving:
             )
         self.report.regions, self.report.flat_because = (), (*outlined.reasons, reason)
         self.report.passes.clear()
+        if self.setup.planner is not None and self.report.plan is not None:
+            self.setup.planner.drop(self.report.plan)
+            self.report.plan = None
         return compile_graph(gm, example_inputs, self._hooks({}, backward_at_once=backward_at_once))
 
     def _hooks(self, bodies: Bodies, *, backward_at_once: bool) -> WeaveHooks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torchloom.errors import PlanError
+from torchloom.errors import PlanError, RegionError
 from torchloom.graph import droppable
 from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import Peaks, joint_model
@@ -44,6 +44,7 @@ class Follower:
         Raises:
             PlanError: the pinned plan lacks this graph, decides about what it does not have, or
                 does not fit.
+            RegionError: the graph calls bodies, and the plan is for the whole graph.
         """
         try:
             wanted = _wanted(problem, digest, pinned, agreed)
@@ -125,13 +126,19 @@ def _wanted(
         for each in pinned.graphs:
             if each.graph == digest:
                 return each
+        if problem.parts and not all(each.calls_bodies for each in pinned.graphs):
+            raise RegionError("the pinned plan is for the whole graph")
         raise PlanError(
             f"the pinned plan holds no graph {digest} (it has "
             f"{', '.join(each.graph for each in pinned.graphs) or 'none'}): model, batch shape, "
-            "passes or torch have changed since; plan again, without compile.plan"
+            "passes, compile.regions or torch have changed since; plan again, without compile.plan"
         )
     if agreed is None or agreed.graph == digest:
         return None
+    if problem.parts and not agreed.calls_bodies:
+        raise RegionError("the plan that ranks share is for the whole graph")
+    if agreed.calls_bodies and not problem.parts:
+        raise PlanError("the plan that ranks share is for a graph that calls bodies")
     return replace(moved_to(agreed, problem.joint), graph=digest)
 
 

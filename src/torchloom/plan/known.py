@@ -76,6 +76,10 @@ class KnownGraphs:
         """Note a graph that was planned."""
         self.planned[digest] = planned
 
+    def drop(self, digest: str) -> None:
+        """Forget a graph whose code is not used: nothing of it stays on the device."""
+        self.planned.pop(digest, None)
+
     def settle(self, plan: GraphPlan) -> None:
         """Record the plan in use; plans of later graphs count on it."""
         known = self.planned.get(plan.graph)

@@ -22,14 +22,21 @@ def op_of(node: fx.Node) -> str:
 
 
 def places_of(graph: fx.Graph) -> dict[str, tuple[str, int]]:
-    """Return by name which call of which operator makes a tensor, counted from 0."""
+    """Return by name which call of which operator makes a tensor or several, counted from 0."""
     num_calls, found = Counter[str](), dict[str, tuple[str, int]]()
     for node in graph.nodes:
-        if node.op == "call_function" and isinstance(value_of(node), Tensor):
+        if node.op == "call_function" and _makes_tensors(value_of(node)):
             op = op_of(node)
             found[node.name] = op, num_calls[op]
             num_calls[op] += 1
     return found
+
+
+def _makes_tensors(value: object) -> bool:
+    """Say whether a value holds tensors, as that of attention operators, which also return what backward needs."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_makes_tensors, value))
+    return isinstance(value, Tensor)
 
 
 def moved_to(plan: GraphPlan, graph: fx.Graph) -> GraphPlan:

@@ -80,6 +80,9 @@ class GraphPlan:
     pieces: Mapping[str, int] = field(default_factory=dict)
     """Parameters whose shard stays on the device though it could wait on the host, for this graph or
     for those planned before it, with the bytes of the shards. These add to the peak as well."""
+    calls_bodies: bool = False
+    """Whether equal parts of the graph were calls of one body: as one body or each on its own, they are
+    scheduled differently."""
     prefetch_bytes: int | None = None
     """Weights gathered ahead of their use hold at most this much; None: as the config says."""
     bucket_bytes: int | None = None
@@ -145,6 +148,7 @@ class GraphPlan:
         return (
             frozenset((d.op, d.place, d.action) for d in self.decisions if d.action in crossing),
             *(frozenset(self.resident), self.bucket_bytes, self.prefetch_bytes),
+            self.calls_bodies,
         )
 
     @property

@@ -141,6 +141,14 @@ class Planner:
         """
         self._known.settle(plan)
 
+    def drop(self, plan: GraphPlan) -> None:
+        """Forget the graph of a plan, because another graph is compiled in its place.
+
+        Args:
+            plan: one of this planner's, whose code is not used.
+        """
+        self._known.drop(plan.graph)
+
     def forget(self) -> None:
         """Drop the graphs planned so far: they are about to be captured anew."""
         self._known.forget()

@@ -46,6 +46,7 @@ def write_plan(
         again=form.offload.recompute,
         resident=dict(kept.weight_bytes),
         pieces=dict(kept.shard_bytes),
+        calls_bodies=bool(form.problem.parts),
         bucket_bytes=made.transfers.bucket_bytes,
         prefetch_bytes=made.transfers.prefetch_bytes,
     )
