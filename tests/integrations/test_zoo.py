@@ -133,10 +133,21 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
 STEPS = 4
 
 
-def make(name: str) -> nn.Module:
-    kind, config, sizes = ZOO[name]
+def make(which: tuple[str, str, dict[str, Any]]) -> nn.Module:
+    kind, config, sizes = which
     torch.manual_seed(0)
     return getattr(transformers, kind)(getattr(transformers, config)(**sizes))
+
+
+def settings(**compiling: Any) -> dict[str, Any]:
+    """Return the config of a run at stage 3."""
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.0}},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 100},
+        "compile": {"strict": True, **compiling},
+        "steps_per_print": float("inf"),
+    }
 
 
 def batch(name: str, step: int, rank: int) -> dict[str, Tensor]:
@@ -152,7 +163,7 @@ def batch(name: str, step: int, rank: int) -> dict[str, Tensor]:
 
 def alone(name: str, ranks: int) -> list[float]:
     """Take the steps in one process, eagerly, over the batches of all ranks."""
-    model = make(name)
+    model = make(ZOO[name])
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
     losses = []
     for step in range(STEPS):
@@ -167,14 +178,7 @@ def alone(name: str, ranks: int) -> list[float]:
 @pytest.mark.parametrize("name", ZOO)
 def test_losses_are_those_of_eager_steps_in_one_graph(name: str) -> None:
     def run(rank: int) -> Any:
-        config = {
-            "train_micro_batch_size_per_gpu": 2,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.0}},
-            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 100},
-            "compile": {"deepcompile": True, "strict": True},
-            "steps_per_print": float("inf"),
-        }
-        engine, *_ = torchloom.initialize(model=make(name), config=config)
+        engine, *_ = torchloom.initialize(model=make(ZOO[name]), config=settings(deepcompile=True))
         engine.compile(backend="aot_eager")
         losses = []
         for step in range(STEPS):

@@ -192,7 +192,9 @@ def _problem(meta: Any) -> str | None:
     if meta is None:
         return "torch does not tell what it found out about it"
     written = [each.mutates_data or each.mutates_metadata for each in meta.input_info]
-    shared = [each.output_type is not OutputType.non_alias for each in meta.output_info]
+    # A lone view of a value that is no result itself is returned by `_unsafe_view`, without more.
+    fine = (OutputType.non_alias, OutputType.unsafe_view_alias)
+    shared = [each.output_type not in fine for each in meta.output_info]
     problems = {
         "it writes to what it reads": any(written),
         "its results share memory": any(shared) or bool(meta.num_intermediate_bases),

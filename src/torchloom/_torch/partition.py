@@ -9,16 +9,22 @@ from typing import Any
 from torch import fx
 
 
-def prepare_joint(joint: fx.GraphModule) -> fx.GraphModule:
-    """Remove dead and repeated nodes; tag what must be saved whatever anybody wants."""
+def prepare_joint(joint: fx.GraphModule, *, is_clean: bool = False) -> fx.GraphModule:
+    """Remove dead and repeated nodes; tag what must be saved whatever anybody wants.
+
+    Args:
+        joint: the joint graph, which is edited.
+        is_clean: whether such nodes were removed before, so that only tags are looked at.
+    """
     from torch._functorch import config
     from torch._functorch import partitioners as torch_partitioners
     from torch._functorch.compile_utils import fx_graph_cse
 
-    joint.graph.eliminate_dead_code()
-    joint.recompile()
-    if config.cse:
-        joint.graph = fx_graph_cse(joint.graph)
+    if not is_clean:
+        joint.graph.eliminate_dead_code()
+        joint.recompile()
+        if config.cse:
+            joint.graph = fx_graph_cse(joint.graph)
     if torch_partitioners.has_recomputable_ops(joint):
         joint = torch_partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
     for name in (

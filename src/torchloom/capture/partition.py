@@ -25,6 +25,7 @@ def partition_by_tags(
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
+    is_clean: bool = False,
     **_: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph into forward and backward: a partitioner for AOTAutograd.
@@ -38,11 +39,12 @@ def partition_by_tags(
         joint_inputs: not used; AOTAutograd passes them.
         num_fwd_outputs: how many of its results are the forward's.
         static_lifetime_input_indices: inputs that stay at one address, e.g. parameters.
+        is_clean: whether dead and repeated nodes were removed before.
 
     Returns:
         The forward and the backward graph.
     """
-    joint = torch_partition.prepare_joint(joint)
+    joint = torch_partition.prepare_joint(joint, is_clean=is_clean)
     saved = saved_values(joint.graph, num_fwd_outputs)
     return torch_partition.split_joint(
         joint,

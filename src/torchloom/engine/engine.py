@@ -162,8 +162,9 @@ class Engine:
         """
         check_loss(loss)
         self._take_place()
-        if scale_wrt_gas:
-            loss = loss / self.gradient_accumulation_steps()
+        num_micro_steps = self.gradient_accumulation_steps()
+        if scale_wrt_gas and num_micro_steps > 1:
+            loss = loss / num_micro_steps
         scaled = loss * self.scaler.scale if self.scaler.scale != 1.0 else loss
         shared = _SHARED_LOSS.backward(self._share, self._scaling)
         with self.timers.measure("backward"), unwrapped(), shared, self._account.charged():

@@ -9,6 +9,7 @@ publish    stage 1: gather the slices that each rank has stepped
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,12 +125,12 @@ class Update:
             return None
         divided, whole = self.local.gradients()
         norm, self.loss_sums = norm_and_sums(divided, whole, self.losses, tokens, self.comm)
-        if checks and not bool(torch.isfinite(norm)):
+        if checks and not math.isfinite(norm.item()):
             found = find_non_finite(*self.local.named_gradients(), self.losses, self.comm)
             if found is not None:
                 return found
             norm = global_norm(divided, whole, self.comm, torch.float64)
-        self.norm = norm / self.scaler.scale
+        self.norm = norm if self.scaler.scale == 1.0 else norm / self.scaler.scale
         return None
 
     def _clip(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,11 @@ def call(graph: fx.Graph, target: Any, args: Sequence[Any], name: str | None = N
     """
     node = graph.create_node("call_function", target, tuple(args), {}, name=name)
     values = fx.node.map_arg(node.args, value_of)
-    node.meta["val"] = value_of_call(target, values, lambda: _run_fake(target, values))
+    if target is operator.getitem:
+        whole, index = values
+        node.meta["val"] = whole[index]  # type: ignore[index]
+    else:
+        node.meta["val"] = value_of_call(target, values, lambda: _run_fake(target, values))
     return node
 
 

@@ -139,13 +139,21 @@ class GraphTrials:
         joint.graph.lint()
         joint.recompile()
 
-    def split(self, gm: fx.GraphModule, names: frozenset[str], *, is_final: bool) -> Any:
+    def split(
+        self,
+        gm: fx.GraphModule,
+        names: frozenset[str],
+        *,
+        is_final: bool,
+        is_clean: bool = False,
+    ) -> Any:
         """Return forward and backward when backward computes the named values again.
 
         Args:
             gm: the joint graph, which is tagged.
             names: values that backward computes again.
             is_final: whether this split is compiled; else it is a trial's.
+            is_clean: whether the graph has no dead or repeated nodes.
         """
         in_calls: dict[int, set[str]] = {}
         for name in names & self._inside.keys():
@@ -166,6 +174,7 @@ class GraphTrials:
             self.joint_inputs,
             num_fwd_outputs=self.num_results,
             static_lifetime_input_indices=self.static_inputs,
+            is_clean=is_clean,
         )
 
     def forget(self) -> None:
@@ -207,7 +216,12 @@ class GraphTrials:
         if key not in self._splits:
             copy = copy_graph_module(joint, is_sketch=True)
             keep_shards(copy, candidate.shards)
-            self._splits[key] = self.split(copy, candidate.recompute, is_final=False)
+            self._splits[key] = self.split(
+                copy,
+                candidate.recompute,
+                is_final=False,
+                is_clean=not candidate.shards and OFFLOAD not in self.passes,
+            )
         halves = self._splits[key] = self._splits.pop(key)  # moves it to the end: dropped last
         while _num_nodes(self._splits.values()) > _MOST_NODES:
             del self._splits[next(iter(self._splits))]

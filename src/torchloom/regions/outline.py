@@ -23,6 +23,7 @@ from torchloom.backends.graphs import copy_graph_module
 from torchloom.ops.regions import region
 from torchloom.regions.find import Part, find_regions, inputs_of
 from torchloom.regions.hoist import hoist_gathers
+from torchloom.regions.identities import drop_identities
 from torchloom.regions.labels import graph_form, is_weight, traced_value
 
 MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], Sequence[Any], frozenset[int]], Any]
@@ -62,6 +63,7 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
     """
     copy = copy_graph_module(gm)
     hoist_gathers(copy)
+    drop_identities(copy.graph)
     found = find_regions(copy.graph)
     if not found.groups:
         return Outlined(gm, reasons=found.reasons)

@@ -31,7 +31,7 @@ from torchloom._torch.modes import is_traced
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.roots import SHARDS, layout_of, sharded_models
+from torchloom.shard.roots import SHARDS, divided_models
 
 # fmt: off
 _ELEMENTWISE = frozenset([
@@ -119,9 +119,8 @@ class _Known:
     """Parameters of the sharded models of this process whose uses matter."""
 
     def __init__(self) -> None:
-        models = [(model, layout_of(model)) for model in sharded_models()]
-        self._models = [(model, layout) for model, layout in models if layout.num_ranks > 1]
-        self.is_any = any(spec.mode != "whole" for _, layout in self._models for spec in layout)
+        self._models = divided_models()
+        self.is_any = bool(self._models)
         self._by_id: dict[int, tuple[Layout, ParamSpec]] | None = None
 
     def of(self, leaf: Node) -> tuple[Layout, ParamSpec] | None:
@@ -323,6 +322,7 @@ def _sums_all(node: fx.Node) -> bool:
     return all(isinstance(each, torch.dtype) for each in options.values() if each is not None)
 
 
+@functools.cache
 def _base_of(name: str) -> str:
     """Return the same for each spelling of an operator: `pow`, `__pow__`, `pow_`, `PowBackward1`."""
     return _without_backward(name).lower().replace("_", "")

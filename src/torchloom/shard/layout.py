@@ -7,7 +7,7 @@ it can be printed, hashed and compared between ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -89,16 +89,25 @@ class Layout:
     rank: int
     handle: str
     params: tuple[ParamSpec, ...]
+    is_divided: bool = field(init=False, repr=False, compare=False)
+    """Whether ranks keep other parts of parameters, or get other gradients of whole ones."""
     _by_name: dict[str, ParamSpec] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {spec.name: spec for spec in self.params})
+        is_divided = self.num_ranks > 1 and any(spec.mode != "whole" for spec in self.params)
+        object.__setattr__(self, "is_divided", is_divided)
 
     def __iter__(self) -> Iterator[ParamSpec]:
         return iter(self.params)
 
     def __getitem__(self, name: str) -> ParamSpec:
         return self._by_name[name]
+
+    @property
+    def names(self) -> KeysView[str]:
+        """The names of all parameters."""
+        return self._by_name.keys()
 
     @property
     def sharded(self) -> tuple[ParamSpec, ...]:

@@ -51,6 +51,11 @@ def sharded_models() -> list[nn.Module]:
     return list(ROOTS.keys())
 
 
+def divided_models() -> list[tuple[nn.Module, Layout]]:
+    """Return the sharded models of which ranks keep other parts, or get other gradients, with their layouts."""
+    return [(model, root.layout) for model, root in ROOTS.items() if root.layout.is_divided]
+
+
 def keep_hook(model: nn.Module, hook: RemovableHandle) -> None:
     """Remove a hook of a sharded model when the model is made whole again."""
     root = ROOTS[model]
@@ -106,9 +111,9 @@ def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """
     layout = layout_of(model)
     found = dict(model.named_parameters())
-    expected = {spec.name for spec in layout}
-    added, gone = sorted(found.keys() - expected), sorted(expected - found.keys())
-    if added or gone:
+    expected = layout.names
+    if found.keys() != expected:
+        added, gone = sorted(found.keys() - expected), sorted(expected - found.keys())
         what = f"added: {', '.join(added[:3])}" if added else f"removed: {', '.join(gone[:3])}"
         raise ShardError(
             f"the model's parameters changed after it was sharded ({what}): change the model "

@@ -29,7 +29,13 @@ from torchloom.errors import TorchloomError
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Label, NamedCollective
 from torchloom.runtime.lines import broken, end_waits_with_verdict, explained, wait_for
-from torchloom.runtime.transports.packing import pack, split_by_size, split_sizes, unpack
+from torchloom.runtime.transports.packing import (
+    pack,
+    split_by_size,
+    split_sizes,
+    unpack,
+    unpack_rows,
+)
 from torchloom.runtime.transports.summing import scale_all, sum_bytes, sum_in_place, sum_rows
 
 _CHUNK_BYTES = 1 << 20
@@ -57,13 +63,12 @@ class GlooCollectives:
         size, rank = self.group.size, self.group.rank
         sources = [shards[i] for i in split.direct]
         places = [fulls[i].view(size, -1) for i in split.direct]
-        packed: list[Tensor] = []
-        if split.packed:
+        packed = [fulls[i] for i in split.packed]
+        if packed:
             mine = pack([shards[i] for i in split.packed])
             rows = mine.new_empty(size, mine.numel())
             sources.append(mine)
             places.append(rows)
-            packed = [fulls[i].view(size, -1)[r] for r in range(size) for i in split.packed]
         for source, place in zip(sources, places, strict=True):
             if place[rank].data_ptr() != source.data_ptr():  # a shard may lie in its place already
                 place[rank].copy_(source)
@@ -76,7 +81,7 @@ class GlooCollectives:
         def finish() -> None:
             wait_for(entry, works)
             if packed:
-                unpack(places[-1].view(-1), packed)
+                unpack_rows(places[-1], packed)
             sources.clear()
             places.clear()
 

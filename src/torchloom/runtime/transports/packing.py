@@ -47,8 +47,12 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unpack(flat: Tensor, into: Sequence[Tensor]) -> None:
-    """Copy a flat tensor back out into tensors with the same numbers of elements in all."""
-    offset = 0
-    for tensor in into:
-        tensor.view(-1).copy_(flat[offset : offset + tensor.numel()])
-        offset += tensor.numel()
+    """Copy a flat tensor back out into contiguous tensors with the same numbers of elements in all."""
+    flats = [tensor.view(-1) for tensor in into]
+    torch._foreach_copy_(flats, flat.split([each.numel() for each in flats]))
+
+
+def unpack_rows(rows: Tensor, into: Sequence[Tensor]) -> None:
+    """Copy the columns of a matrix back out into tensors that hold as many rows, end to end."""
+    wholes = [tensor.view(len(rows), -1) for tensor in into]
+    torch._foreach_copy_(wholes, rows.split([each.shape[1] for each in wholes], dim=1))
