@@ -1,6 +1,7 @@
 """The sweeps: tests that assert the same over many cases, and the cases of each that `make test` runs.
 
-The rest of their cases get the marker `sweep`, which `make test-all`, and with it CI, runs. Kept here are one
+The rest of their cases get the marker `sweep`, which `make test-all`, and with it CI, runs, or `exhaustive`
+where that would take too long. Kept here are one
 case of each path through the code (stages that differ in what they shard, eager and compiled, Inductor
 where its own code is what the test is about) and of each class of input. A sweep that is not in this table
 runs whole in `make test`.
@@ -368,6 +369,36 @@ ELSEWHERE: dict[str, str] = {
 """Tests that only `make test-all` runs, with the one that shows most of the same in `make test`."""
 
 
+RARE = frozenset([
+    "engine/test_autocast.py::test_half_the_bytes_and_the_same_losses",
+    "engine/test_autocast.py::test_stage_1_gathers_nothing_and_trains_the_same",
+    "engine/test_engines_that_end.py::test_engines_one_after_another",
+    "engine/test_offload_activation.py::test_a_long_run_leaks_nothing",
+    "engine/test_offload_activation.py::test_inductor_moves_what_it_would_lay_out_otherwise",
+    "engine/test_planned_regions.py::test_budgets_are_kept_by_few_bodies",
+    "engine/test_ragged_budget.py::test_a_batch_that_outgrows_the_shared_plan_on_one_rank_says_so",
+    "engine/test_ragged_budget.py::test_graphs_whose_sizes_are_symbols_follow_as_well",
+    "engine/test_second_plan.py::test_a_second_plan_that_does_not_compile_leaves_the_first",
+    "integrations/test_serve_hf.py::test_a_static_cache_decodes_any_batch",
+    "integrations/test_serve_hf_edits.py::test_changes_of_any_kind",
+    "integrations/test_trainer.py::test_other_runs_equal_ddp",
+    "integrations/test_trl.py::test_a_run_equals_ddp",
+    "integrations/test_zoo.py::test_losses_are_those_of_eager_steps_in_one_graph",
+    "memory/test_exact_peak.py::test_the_prediction_is_the_measurement",
+    "memory/test_inductor_peak.py::test_plans_follow_what_the_code_needs",
+    "memory/test_inductor_peak.py::test_what_fits_as_it_is_fits_where_activations_may_move",
+    "numerics/test_equality_with_ddp.py::test_compiled_inductor",
+    "numerics/test_regions.py::test_equal_layers_train_as_in_the_flat_graph",
+    "numerics/test_regions.py::test_settings_mean_the_same",
+    "numerics/test_regions.py::test_sharded_layers_of_other_kinds_train_as_in_the_flat_graph",
+    "pipeline/test_caches.py::test_an_upgrade_of_what_shapes_graphs_has_another_key",
+    "pipeline/test_caches.py::test_each_code_of_one_graph_is_remembered_for_itself",
+    "step/test_both_doors.py::test_equal_plans_graphs_and_losses",
+    "step/test_own_loops.py::test_updates_that_leave_no_trace_are_read",
+])  # fmt: skip
+"""Sweeps that take CI longest: beyond what `make test` runs, their cases run in `make test-exhaustive`."""
+
+
 def mark_sweeps(items: Iterable[pytest.Item], folder: str = "tests/") -> list[str]:
     """Mark the cases that `make test` leaves out; return what the table names and no test has.
 
@@ -379,15 +410,16 @@ def mark_sweeps(items: Iterable[pytest.Item], folder: str = "tests/") -> list[st
     for item in items:
         name, _, case = item.nodeid.removeprefix(folder).partition("[")
         case = case.removesuffix("]")
+        marker = pytest.mark.exhaustive if name in RARE else pytest.mark.sweep
         if name in ELSEWHERE:
-            item.add_marker(pytest.mark.sweep)
+            item.add_marker(marker)
         if name not in KEPT:
             continue
         unseen.setdefault(name, set(KEPT[name])).discard(case)
         if case not in KEPT[name]:
-            item.add_marker(pytest.mark.sweep)
+            item.add_marker(marker)
     files = {item.nodeid.removeprefix(folder).partition("::")[0] for item in items}
     names = {item.nodeid.removeprefix(folder).partition("[")[0] for item in items}
-    listed = {*KEPT, *ELSEWHERE, *ELSEWHERE.values()}
+    listed = {*KEPT, *ELSEWHERE, *ELSEWHERE.values(), *RARE}
     gone = [name for name in listed - names if name.partition("::")[0] in files]
     return gone + [f"{name}[{case}]" for name, cases in unseen.items() for case in sorted(cases)]

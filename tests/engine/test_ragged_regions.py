@@ -38,7 +38,11 @@ def budget_of(free: Run) -> int:
     return int(found)
 
 
-@pytest.mark.parametrize("regions", [False, True], ids=["flat", "bodies"])
+@pytest.mark.parametrize(
+    "regions",
+    [pytest.param(False, marks=pytest.mark.exhaustive), True],
+    ids=["flat", "bodies"],
+)
 def test_attention_is_computed_again_on_all_ranks(regions: bool) -> None:
     def run(rank: int) -> tuple[Run, Run]:
         free = train(llama(rank), rank, budget=BOUNDLESS, regions=False)
