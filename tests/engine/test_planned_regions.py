@@ -135,7 +135,7 @@ def test_budgets_are_kept_by_few_bodies(stage: int) -> None:
 
 SHARDED = {
     "dropout": (of(Dropouts, 3, 7, 24, layers=6), [5]),
-    "checkpointed": (of(Checkpointed, 3, 7, 24, layers=6), [5]),
+    "checkpointed dropout": (of(Checkpointed, 3, 7, 24, p=0.3, layers=6), [5]),
     "two kinds, then one": (of(Mixed, 3, 20), [4, 4]),
     "half frozen": (half_frozen, [4, 5]),
 }

@@ -70,10 +70,12 @@ def split_joint(
         static_lifetime_input_nodes=info.static_lifetime_input_nodes,
     )
     if redraws:
+        before = {node: node.meta.get("val") for node in backward.graph.nodes}
         with _fake_mode_of(joint):
             forward, backward = torch_partitioners.functionalize_rng_ops(
                 joint, forward, backward, len(symbols)
             )
+        _record_drawn(forward.graph, backward.graph, before)
     backward = torch_partitioners.reordering_to_mimic_autograd_engine(backward)
     forward = torch_partitioners.raise_getitems(forward)
     backward = torch_partitioners.raise_getitems(backward)
@@ -81,6 +83,29 @@ def split_joint(
     if thread is not None:
         forward, backward = thread(forward, is_backward=False), thread(backward, is_backward=True)
     return forward, backward
+
+
+def _record_drawn(forward: fx.Graph, backward: fx.Graph, before: dict[fx.Node, Any]) -> None:
+    """Record the values of calls that draw random numbers a second time, which torch leaves without.
+
+    Their results take memory from the call on, not from where they are picked.
+
+    Args:
+        forward: its draws return their generator's state as well.
+        backward: its draws take that state.
+        before: nodes of backward and their values, as they were when it drew anew.
+    """
+    from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+
+    for node in forward.find_nodes(op="call_function", target=run_and_save_rng_state):
+        picks = {pick.args[1]: pick.meta.get("val") for pick in node.users}
+        node.meta.setdefault("val", (picks.get(0), picks.get(1)))
+    left = set(backward.nodes)
+    gone = [value for node, value in before.items() if node not in left]
+    again = backward.find_nodes(op="call_function", target=run_with_rng_state, sort=True)
+    if len(gone) == len(again):
+        for node, value in zip(again, gone, strict=True):
+            node.meta.setdefault("val", value)
 
 
 def _fake_mode_of(joint: fx.GraphModule) -> AbstractContextManager[Any]:

@@ -69,6 +69,12 @@ AOT = (
         "what this check of torch's would save is computed again if the plan says so",
         is_needed=False,
     ),
+    *each(
+        "torch._prims.rng_prims",
+        "run_and_save_rng_state run_with_rng_state",
+        "count the memory of what draws the same random numbers again",
+        _NO_PLANS,
+    ),
     PrivateName(
         name="torch._functorch.partitioners.thread_graphsafe_rng_from_hops",
         used_for="hand random states to graphs inside of a graph",
