@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from support.ports import free_port
 from torchloom.passes import PASSES
 from torchloom.pipeline import PRESETS
 
@@ -45,13 +45,6 @@ def run(folder: Path, *arguments: str | Path, ranks: int = 1) -> str:
             process.wait()
     assert [process.returncode for process in processes] == [0] * ranks, "\n".join(texts)
     return "".join(texts)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:

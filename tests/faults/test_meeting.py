@@ -9,11 +9,13 @@ import socket
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import torchloom
 from support.models import tricky
+from support.ports import free_port
 from support.ranks import run_ranks
 from support.runs import settings
 from torchloom import envs
@@ -30,9 +32,7 @@ NAMES = (
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 def meet_in_child(environment: dict[str, object], limit_s: float, answers) -> None:
@@ -78,6 +78,30 @@ def rank(number: int, size: int, port: int, host: str = "127.0.0.1") -> dict[str
 def test_ranks_meet(port: int) -> None:
     found = meet(*(rank(number, 3, port) for number in (2, 1, 0)))
     assert [said for _, said, _ in found] == ["0 of 3", "1 of 3", "2 of 3"]
+
+
+def meet_twice(rank: int, lingering_s: float, port: int) -> tuple[int, int]:
+    """Leave a group and make the next one at once; rank 0 serves the store of the first a while longer."""
+    dist.destroy_process_group()  # that of the test
+    os.environ["MASTER_PORT"] = str(port)
+    sums = []
+    for turn in range(3):
+        ensure_process_group(rendezvous_s=20.0)
+        found = torch.ones(1) * (rank + turn)
+        dist.all_reduce(found)
+        sums.append(int(found))
+        dist.barrier()
+        if rank == 0:
+            time.sleep(lingering_s)
+        dist.destroy_process_group()
+    return tuple(sums)
+
+
+@pytest.mark.parametrize("lingering_s", [0.0, 0.7])
+def test_ranks_that_meet_again_while_the_store_of_before_is_still_served(
+    port: int, lingering_s: float
+) -> None:
+    assert run_ranks(3, meet_twice, lingering_s, port) == [(3, 6, 9)] * 3
 
 
 def test_a_rank_that_never_comes_is_named(port: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.ports import free_port
 from torchloom import envs
 from torchloom.errors import ConfigError
 
@@ -76,9 +76,7 @@ class Tasks:
     """Two processes with the variables of a Slurm job."""
 
     def __init__(self, argv: list[str], folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         inherited = {name: value for name, value in envs.environment().items() if name not in RANKS}
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         self.processes = [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.ports import free_port
 from torchloom import envs
 from torchloom.cli.exposure import listening, told_listening
 from torchloom.cli.interpreter import interpreter
@@ -74,8 +75,7 @@ def test_a_world_of_one():
 
 
 def test_ranks_that_meet_at_a_loopback_address():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", CODE],
@@ -88,7 +88,12 @@ def test_ranks_that_meet_at_a_loopback_address():
         )
         for rank in range(2)
     ]
-    told = [each.communicate(timeout=120) for each in ranks]
+    try:
+        told = [each.communicate(timeout=180) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
     assert [each.returncode for each in ranks] == [0, 0], told
 
 

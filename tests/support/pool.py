@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from support import carry, ranks
+from support.ports import free_port
 
 NUM_RANKS = 2
 _MOST_CALLS = 80
@@ -174,7 +175,7 @@ def _call(task: bytes, timeout_s: float) -> list[Any]:
     message = {
         "do": "run",
         "task": task,
-        "port": ranks.free_port(),
+        "port": free_port(),
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
         "filters": filters,

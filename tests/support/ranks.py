@@ -15,7 +15,6 @@ import os
 import pickle
 import selectors
 import signal
-import socket
 import time
 import traceback
 import warnings
@@ -26,6 +25,8 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch.distributed as dist
+
+from support.ports import free_port
 
 
 def run_ranks(
@@ -139,10 +140,3 @@ def _collect(pipes: list[int], timeout_s: float) -> list[Any]:
                 raise AssertionError(value)
             results[key.fd] = value
     return [results[pipe] for pipe in pipes]
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -41,6 +41,8 @@ _QUIET_S = 10.0
 
 _TURN_S = 0.5
 """How often a rank that waits looks who has come, and whether it waits for nothing."""
+_MOST_REFUSED = 5
+"""How often what listens at the address may hang up before it is taken for no store at all."""
 _CLASH = "clash"
 """Where a process that can never be part of the run says why."""
 
@@ -63,11 +65,9 @@ def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S
     deadline = time.monotonic() + limit_s
     serial = next(_MEETINGS)
     _resolve(place, min(_RESOLVE_S, limit_s))
-    store = _open(launch, place, deadline, is_first=serial == 0)
-    # A store of the launcher outlives the ranks, and one process may meet several times.
-    store = dist.PrefixStore(f"torchloom/world/{place.attempt}/{serial}", store)
+    store = _reach(launch, place, deadline, serial)
     try:
-        _claim(store, launch, place, deadline)
+        _claim(store, launch, place)
         _await_all(store, launch, place, limit_s, deadline)
     except ConfigError as error:
         with contextlib.suppress(dist.DistError):
@@ -81,6 +81,38 @@ def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S
             f"({_first_line(error)}): look at the output of rank 0"
         ) from None
     return dist.PrefixStore("group", store)
+
+
+def _reach(launch: envs.Launch, place: envs.Meeting, deadline: float, serial: int) -> Any:
+    """Return the store of this meeting, where rank 0 has said how many ranks there are.
+
+    A rank that is ahead of rank 0 finds the store of the meeting before, which rank 0 still serves. That
+    goes without a word of this meeting, and the rank looks for the next.
+    """
+    num_refused = 0
+    while True:
+        try:
+            store = _open(launch, place, deadline, is_first=serial == 0)
+        except dist.DistNetworkError as error:
+            num_refused += 1
+            if num_refused == _MOST_REFUSED:
+                raise _unusable(launch, place, _first_line(error)) from None
+            time.sleep(0.1)
+            continue
+        # A store of the launcher outlives the ranks, and one process may meet several times.
+        store = dist.PrefixStore(f"torchloom/world/{place.attempt}/{serial}", store)
+        if launch.rank == 0:
+            store.set("world_size", str(launch.world_size))
+            return store
+        try:
+            store.wait(["world_size"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
+        except dist.DistStoreError:
+            pass  # rank 0 is among those that did not come
+        except dist.DistNetworkError:
+            if time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+        return store
 
 
 def _resolve(place: envs.Meeting, limit_s: float) -> None:
@@ -128,9 +160,16 @@ def _open(launch: envs.Launch, place: envs.Meeting, deadline: float, *, is_first
     store = _within(limit_s, open_store)
     if isinstance(store, dist.TCPStore):
         return store
-    reason = "cannot be opened on this host" if is_host else "is not that of rank 0"
+    if isinstance(store, dist.DistNetworkError):
+        raise store
     why = f"no answer within {limit_s:.0f} s" if store is None else _first_line(store)
-    raise ConfigError(
+    raise _unusable(launch, place, why)
+
+
+def _unusable(launch: envs.Launch, place: envs.Meeting, why: str) -> ConfigError:
+    is_host = launch.rank == 0 and not place.is_hosted
+    reason = "cannot be opened on this host" if is_host else "is not that of rank 0"
+    return ConfigError(
         f"the store at {_at(place)} {reason} ({why}): set MASTER_ADDR to the host of rank 0 and "
         "MASTER_PORT to a port that is free there, equal on every rank"
     )
@@ -192,12 +231,9 @@ def _await_listener(launch: envs.Launch, place: envs.Meeting, deadline: float) -
         time.sleep(0.1)
 
 
-def _claim(store: Any, launch: envs.Launch, place: envs.Meeting, deadline: float) -> None:
+def _claim(store: Any, launch: envs.Launch, place: envs.Meeting) -> None:
     """Say that this rank is here, and that no other process is."""
-    if launch.rank == 0:
-        store.set("world_size", str(launch.world_size))
-    else:
-        _check_world_size(store, launch, place, deadline)
+    _check_world_size(store, launch, place)
     own = f"process {os.getpid()} on {socket.gethostname()}"
     held = store.compare_set(f"is/{launch.rank}", "", own).decode()
     if held != own:
@@ -208,12 +244,8 @@ def _claim(store: Any, launch: envs.Launch, place: envs.Meeting, deadline: float
     store.set(str(launch.rank), "here")
 
 
-def _check_world_size(
-    store: Any, launch: envs.Launch, place: envs.Meeting, deadline: float
-) -> None:
-    try:
-        store.wait(["world_size"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
-    except dist.DistStoreError:
+def _check_world_size(store: Any, launch: envs.Launch, place: envs.Meeting) -> None:
+    if not store.check(["world_size"]):
         return  # rank 0 is among those that did not come
     held = store.get("world_size").decode()
     if held != str(launch.world_size):

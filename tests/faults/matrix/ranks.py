@@ -22,6 +22,7 @@ from faults.matrix.forkserver import Forked, ForkServer, common_environment
 from faults.matrix.judge import Observation, Seen, judge
 from faults.matrix.network import Host, two_hosts
 from faults.matrix.table import Row
+from support.ports import free_port
 
 _START_S = 180.0
 """Until the first rank comes to its fault, compilation included."""
@@ -293,13 +294,6 @@ def _run_first(run: Run) -> None:
     (run.folder / "marks").write_text("")
     for path in (run.folder / "tmp").iterdir():
         path.rename(run.folder / "logs" / path.name)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _handles(pid: int, number: int) -> bool:
