@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import import_module
 
 import pytest
 import torch
@@ -50,6 +51,21 @@ def test_place_leaves_no_traced_operator(two_layers) -> None:
 def test_nothing_to_do_without_transfers(pass_name: str) -> None:
     gm = captured(TwoLayers(), [X], threshold=10_000)["forward"]
     assert apply(gm, [pass_name]).passes[0].num_edits == 0
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_buckets_of_deep_models_hold_a_bounded_number_of_weights(deep, kind, monkeypatch) -> None:
+    unbounded = copy_of(deep[kind])
+    apply(unbounded, ["place", "bucket"])
+    monkeypatch.setattr(import_module("torchloom.passes.bucket"), "MOST_MEMBERS", 5)
+    gm = copy_of(deep[kind])
+    apply(gm, ["place", "bucket"])
+    for found in (gathers, reductions):
+        members = [len(each.results) for each in found(gm.graph)]
+        alone = [len(each.results) for each in found(unbounded.graph)]
+        assert sum(members) == sum(alone)
+        assert max(members, default=0) == min(5, max(alone, default=0))
+    assert max(len(each.results) for each in gathers(unbounded.graph)) > 5
 
 
 def sizes(gather: int, reduce: int, ahead: int) -> dict[str, dict[str, int]]:

@@ -5,7 +5,8 @@
 
 A bucket of gathers stands where its first member stood, a bucket of reductions where its last did:
 results are never late and inputs never missing. A bucket closes when it reaches its size limit, or a
-smaller one of the plan, which bounds the memory that merging costs. Needs: transfers. Changes no values.
+smaller one of the plan, which bounds the memory that merging costs, or holds MOST_MEMBERS. Needs: transfers.
+Changes no values.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from torch import fx
 
 from torchloom.graph import PassContext, positions
 from torchloom.ops.match import Transfer, gathers, merge, reductions
+
+MOST_MEMBERS = 64
+"""Tensors of one bucket. Dynamo's and Inductor's work for one result of a list grows with the list, so that of a
+bucket of all weights of a deep model with the square of its depth. More transfers of small weights cost a step little.
+"""
 
 
 def bucket(
@@ -71,7 +77,8 @@ def _group(
     for transfer in transfers:
         members, used = open_groups.get(transfer.family, ([], 0))
         needed = used + size(transfer)
-        if members and (needed > cap_bytes or not fits(members, transfer)):
+        is_full = needed > cap_bytes or len(members) == MOST_MEMBERS
+        if members and (is_full or not fits(members, transfer)):
             members, needed = [], size(transfer)
         if not members:
             groups.append(members)
