@@ -175,17 +175,23 @@ def alone(name: str, ranks: int) -> list[float]:
     return losses
 
 
+def trained(engine: Any, name: str, rank: int) -> list[float]:
+    """Take the steps of one rank; return its losses."""
+    losses = []
+    for step in range(STEPS):
+        loss = engine(**batch(name, step, rank)).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_losses_are_those_of_eager_steps_in_one_graph(name: str) -> None:
     def run(rank: int) -> Any:
         engine, *_ = torchloom.initialize(model=make(ZOO[name]), config=settings(deepcompile=True))
         engine.compile(backend="aot_eager")
-        losses = []
-        for step in range(STEPS):
-            loss = engine(**batch(name, step, rank)).loss
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
+        losses = trained(engine, name, rank)
         report = engine.compile_report()
         return losses, len(report.graphs), report.fallbacks
 

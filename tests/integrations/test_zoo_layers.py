@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchloom
-from integrations.test_zoo import STEPS, ZOO, batch, make, settings
+from integrations.test_zoo import ZOO, make, settings, trained
 from support.pool import run_ranks
 
 LAYERS = {"gemma2": 8}
@@ -35,12 +35,7 @@ def train(name: str, rank: int, *, regions: bool, backend: str) -> Trained:
         model=make((kind, config_kind, deep)), config=settings(regions=regions)
     )
     engine.compile(backend=backend)
-    losses = []
-    for step in range(STEPS):
-        loss = engine(**batch(name, step, rank)).loss
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
+    losses = trained(engine, name, rank)
     report = engine.compile_report()
     return Trained(
         losses,

@@ -57,6 +57,7 @@ def split_joint(
     """
     from torch._functorch import partitioners as torch_partitioners
     from torch.fx.experimental.proxy_tensor import is_sym_node
+    from torch.utils._python_dispatch import _disable_current_modes
 
     info = torch_partitioners.classify_nodes(
         joint, list(static_lifetime_input_indices), num_fwd_outputs
@@ -70,12 +71,13 @@ def split_joint(
         static_lifetime_input_nodes=info.static_lifetime_input_nodes,
     )
     if redraws:
-        before = {node: node.meta.get("val") for node in backward.graph.nodes}
         with _fake_mode_of(joint):
             forward, backward = torch_partitioners.functionalize_rng_ops(
                 joint, forward, backward, len(symbols)
             )
-        _record_drawn(forward.graph, backward.graph, before)
+        with _disable_current_modes(), _fake_mode_of(joint):  # bodies are split within a trace
+            _record_drawn(forward.graph)
+            _record_drawn(backward.graph)
     backward = torch_partitioners.reordering_to_mimic_autograd_engine(backward)
     forward = torch_partitioners.raise_getitems(forward)
     backward = torch_partitioners.raise_getitems(backward)
@@ -85,37 +87,25 @@ def split_joint(
     return forward, backward
 
 
-def _record_drawn(forward: fx.Graph, backward: fx.Graph, before: dict[fx.Node, Any]) -> None:
-    """Record the values of calls that draw random numbers a second time, which torch leaves without.
+def _record_drawn(graph: fx.Graph) -> None:
+    """Record the values of calls that draw random numbers twice, which torch leaves without.
 
     Their results take memory from the call on, not from where they are picked.
-
-    Args:
-        forward: its draws return their generator's state as well.
-        backward: its draws take that state.
-        before: nodes of backward and their values, as they were when it drew anew.
     """
     from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
-    for node in forward.find_nodes(op="call_function", target=run_and_save_rng_state):
-        picks = {pick.args[1]: pick.meta.get("val") for pick in node.users}
-        node.meta.setdefault("val", (picks.get(0), picks.get(1)))
-    left = set(backward.nodes)
-    gone = [value for node, value in before.items() if node not in left]
-    again = backward.find_nodes(op="call_function", target=run_with_rng_state, sort=True)
-    if len(gone) == len(again):
-        for node, value in zip(again, gone, strict=True):
-            node.meta.setdefault("val", value)
+    for target in (run_and_save_rng_state, run_with_rng_state):
+        for node in graph.find_nodes(op="call_function", target=target):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+            node.meta["val"] = target(*args, **kwargs)
 
 
 def _fake_mode_of(joint: fx.GraphModule) -> AbstractContextManager[Any]:
     """Return the mode in which a graph was traced: plans are also made when no trace is running."""
     from torch._guards import detect_fake_mode
 
-    if detect_fake_mode() is not None:
-        return nullcontext()
     values = [node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder")]
-    return detect_fake_mode(values) or nullcontext()
+    return detect_fake_mode() or detect_fake_mode(values) or nullcontext()
 
 
 def is_symbol(node: fx.Node) -> bool:

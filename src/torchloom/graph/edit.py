@@ -23,10 +23,10 @@ def call(graph: fx.Graph, target: Any, args: Sequence[Any], name: str | None = N
         name: a readable name for the node; made unique.
     """
     node = graph.create_node("call_function", target, tuple(args), {}, name=name)
-    values = fx.node.map_arg(node.args, value_of)
+    values: tuple[Any, ...] = fx.node.map_arg(node.args, value_of)  # type: ignore[assignment]
     if target is operator.getitem:
         whole, index = values
-        node.meta["val"] = whole[index]  # type: ignore[index]
+        node.meta["val"] = whole[index]
     else:
         node.meta["val"] = value_of_call(target, values, lambda: _run_fake(target, values))
     return node
