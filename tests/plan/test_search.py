@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from torchloom.plan import (
     TrialResult,
 )
 from torchloom.plan.form import form_of
+from torchloom.plan.frontier import FrontierPoint
+from torchloom.plan.recompute import _TriedPoints
 from torchloom.plan.traffic import GatheredWeight, Traffic
 
 MODELS = ("mlp", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("conv", "lora", "vit")))
@@ -271,3 +274,30 @@ def test_floors_of_traffic_by_hand() -> None:
     (source,) = sources  # what is gathered once may live on to backward: its bytes are not for free
     assert source == pytest.approx((0.75 * rate, 1 << 20))
     assert Traffic().least_us(costs) == (0.0, ())
+
+
+@pytest.mark.parametrize("allowed", [15_700, 16_770, 18_000, 21_000])
+def test_few_trials_find_the_point_where_the_peak_lies_in_transfers(allowed: int) -> None:
+    points = tuple(
+        FrontierPoint(frozenset(), 23_000 - 400 * at, saved_bytes=0, extra_us=10.0 * at, group=0)
+        for at in range(47)
+    )
+    tried: list[int] = []
+
+    def run(combination: object, point: FrontierPoint) -> TrialResult:
+        tried.append(points.index(point))
+        # Transfers alone need 15,600; forward and backward 3,800 beside what a point needs.
+        return TrialResult(max(15_600, point.peak_bytes + 3_800))
+
+    frontier = SimpleNamespace(points=points, within=lambda most: points[0])
+    form = SimpleNamespace(problem=SimpleNamespace(parts=()), frontier=frontier)
+    combination = SimpleNamespace(form=form, allowed_bytes=allowed, kept=None)
+    estimates = SimpleNamespace(behind_bytes=lambda each: 6_100)
+    trials = SimpleNamespace(run=run, estimates=estimates)
+    _TriedPoints(combination, trials).search(allowed, None)  # type: ignore[arg-type]
+
+    first = next(
+        at for at, each in enumerate(points) if max(15_600, each.peak_bytes + 3_800) <= allowed
+    )
+    assert first in tried and first - 1 in tried
+    assert len(tried) <= 7

@@ -22,6 +22,8 @@ from torchloom.plan.tried import NOTICEABLE
 
 _WORTH_BODIES = 0.05
 """Part of a graph's time that is worth another compile of a graph that calls bodies, whose users want to begin."""
+_LITTLE_ROOM = 0.05
+"""Part of the budget that is worth no search for another plan of such a graph, unless recomputation is dear."""
 
 
 @dataclass
@@ -128,10 +130,22 @@ class Planner:
         least_us = (_WORTH_BODIES if known.problem.parts else NOTICEABLE) * plan.compute_us
         if plan.fits and plan.extra_us + plan.copy_us + plan.states_us <= least_us:
             return False
+        if known.problem.parts and self._has_little_room(known.problem, plan, least_us):
+            return False
         other = self._made(known.problem, plan.graph, known.kept_before)
         if known.problem.parts and plan.fits and plan.step_us - other.step_us <= least_us:
             return False
         return not self._known.overhead_of(plan.graph).knows(other)
+
+    def _has_little_room(self, problem: PlanningProblem, plan: GraphPlan, least_us: float) -> bool:
+        """Say whether what code leaves of the budget is little, and would spare little recomputation."""
+        room_bytes = (plan.budget_bytes or 0) - plan.peak_bytes
+        if not plan.fits or room_bytes > _LITTLE_ROOM * (plan.budget_bytes or 0):
+            return False
+        points = self._forms.form_of(problem, self.costs, self.workspaces).frontier.points
+        own = min(points, key=lambda each: abs(each.extra_us - plan.extra_us))
+        fitting = (each for each in points if each.peak_bytes <= own.peak_bytes + room_bytes)
+        return own.extra_us - next(fitting, own).extra_us <= least_us
 
     def settle(self, plan: GraphPlan) -> None:
         """Record the plan in use; plans of later graphs count on it.

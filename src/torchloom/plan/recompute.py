@@ -13,7 +13,7 @@ from torchloom.plan.problem import TrialResult
 from torchloom.plan.trials import Trials
 from torchloom.plan.tried import TriedPlan, better
 
-_GUESSES = 3
+_GUESSES = 6
 """Trials whose results say where to try next; behind them the rest is halved."""
 
 
@@ -103,8 +103,10 @@ class _TriedPoints:
         """Try points until the first one that fits is known.
 
         Passes behind the split change peaks little and in the same direction for all points: what a trial
-        finds of that says where to try next. Of a graph that calls bodies, a trial takes as long as compiling some of
-        them: there a point that fits is the first one if no faster one is expected to fit.
+        finds of that says where to try next. Where the peak lies elsewhere, in transfers that no point changes, it
+        says too little: a second move in one direction is at least twice as far as the first. Of a graph that calls
+        bodies, a trial takes as long as compiling some of them: there a point that fits is the first one if no
+        faster one is expected to fit.
 
         Args:
             allowed_bytes: what a peak may be.
@@ -113,7 +115,7 @@ class _TriedPoints:
         points, trials = self.points, self.trials
         room_bytes = allowed_bytes - (trials.estimates.behind_bytes(self.combination) or 0)
         at, low, high = self._first_within(room_bytes), -1, len(points)
-        trusts = bool(self.combination.form.problem.parts)
+        trusts, moved = bool(self.combination.form.problem.parts), 0
         for turn in itertools.count():
             result = self.run(at)
             if result.peak_bytes <= allowed_bytes:
@@ -130,7 +132,12 @@ class _TriedPoints:
             aim = self._first_within(allowed_bytes - behind_bytes)
             if trusts and at == high <= aim:
                 break
-            at = min(max(aim, low + 1), high - 1) if turn < _GUESSES else (low + high) // 2
+            if at == high:  # on to faster points
+                aim = min(aim, at - 1, at + 2 * min(moved, 0))
+            else:
+                aim = max(aim, at + 1, at + 2 * max(moved, 0))
+            aim = min(max(aim, low + 1), high - 1) if turn < _GUESSES else (low + high) // 2
+            at, moved = aim, aim - at
 
     def _first_within(self, room_bytes: int) -> int:
         """Return the fastest point that fits by what is known of its graphs before passes, or the smallest."""
