@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import fx
@@ -82,7 +84,8 @@ class PlannedSplit:
         # Splitting writes tags into the graph, so trials split copies.
         started = time.perf_counter()
         self._tell_phase("plan")
-        plan = self._planner.plan(trials.problem(copy_graph_module(joint, is_sketch=True)))
+        with _older_objects_left_alone():
+            plan = self._planner.plan(trials.problem(copy_graph_module(joint, is_sketch=True)))
         self._report.planning_s += time.perf_counter() - started
         self._report.plan = plan
         trials.forget()
@@ -112,3 +115,20 @@ class PlannedSplit:
             *(forward, backward, self._interface, planner.workspaces, planner.transit),
             fetched=self._fetched,
         )
+
+
+@contextmanager
+def _older_objects_left_alone() -> Iterator[None]:
+    """Let the garbage collector look only at what the block makes.
+
+    Copies of graphs are full of cycles. To find them, it would walk through all objects of the process each time:
+    a quarter of the time that planning 32 layers took.
+    """
+    if gc.get_freeze_count():  # of the caller, to whom it would be undone
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
