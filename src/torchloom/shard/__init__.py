@@ -27,6 +27,7 @@ from torchloom.shard.layout import Layout, ParamSpec, Precision, plan_layout
 from torchloom.shard.meta import on_meta
 from torchloom.shard.optimizer_states import full_optimizer_state_dict, whole_states
 from torchloom.shard.roots import (
+    Owners,
     class_of,
     detach_hooks,
     divided_by_id,
@@ -42,6 +43,7 @@ from torchloom.shard.state import full_state_dict, sharded_state_dict, state_dic
 
 __all__ = [
     "Layout",
+    "Owners",
     "ParamSpec",
     "Precision",
     "ShardTensor",

@@ -229,14 +229,14 @@ def _local_gradients(roots: Sequence[Node], known: _Known) -> Iterator[_Edge]:
     for node in _from_the_leaves(roots):
         name = node.name()
         states[node] = None
-        if name == _LEAF or name.startswith(_OWN):
+        if name.startswith(_OWN):
             continue
         base = _base_of(name)
         given: list[_Partial | None] = []
         for index, (each, _) in enumerate(node.next_functions):
             if each is None:
                 continue
-            state = states[each]
+            state = states.get(each)
             if each.name() == _LEAF and (found := known.of(each)) is not None:
                 layout, spec = found
                 if spec.mode == "synced":
@@ -271,7 +271,7 @@ def _has_factor(node: Node) -> bool:
 
 
 def _from_the_leaves(roots: Sequence[Node]) -> Iterator[Node]:
-    """Yield the nodes of an autograd graph, each after those that it depends on."""
+    """Yield the functions of an autograd graph, each after those that it depends on; none for leaves."""
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
     while stack:
@@ -281,7 +281,8 @@ def _from_the_leaves(roots: Sequence[Node]) -> Iterator[Node]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((each, False) for each, _ in node.next_functions if each is not None)
+            behind = (each for each, _ in node.next_functions if each is not None)
+            stack.extend((each, False) for each in behind if each.name() != _LEAF)
 
 
 def _through(
