@@ -14,7 +14,7 @@ export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
 	@echo "make test    every check and every test, sweeps in part    (ARGS=... go to pytest)"
-	@echo "make test-all   the same with every case of every sweep    (ARGS=... go to pytest)"
+	@echo "make test-all   the same with every case of most sweeps    (ARGS=... go to pytest)"
 	@echo "make test-exhaustive   the tests that take many cases each    (ARGS=... go to pytest)"
 	@echo "make faults  what users meet when ranks fail or differ     (ARGS=... go to faults.matrix)"
 	@echo "make check   ruff, import-linter, type checker"

@@ -1,10 +1,9 @@
 """The sweeps: tests that assert the same over many cases, and the cases of each that `make test` runs.
 
-The rest of their cases get the marker `sweep`, which `make test-all`, and with it CI, runs, or `exhaustive`
-where that would take too long. Kept here are one
-case of each path through the code (stages that differ in what they shard, eager and compiled, Inductor
-where its own code is what the test is about) and of each class of input. A sweep that is not in this table
-runs whole in `make test`.
+The rest of their cases get the marker `sweep`, which `make test-all` runs each night, or `exhaustive` where
+that would take too long. Kept here, and so run for each change, are one case of each path through the code
+(stages that differ in what they shard, eager and compiled, Inductor where its own code is what the test is
+about) and of each class of input. A sweep that is not in this table runs whole in `make test`.
 """
 
 from __future__ import annotations
@@ -396,7 +395,7 @@ RARE = frozenset([
     "step/test_both_doors.py::test_equal_plans_graphs_and_losses",
     "step/test_own_loops.py::test_updates_that_leave_no_trace_are_read",
 ])  # fmt: skip
-"""Sweeps that take CI longest: beyond what `make test` runs, their cases run in `make test-exhaustive`."""
+"""Sweeps that take longest: beyond what `make test` runs, their cases run in `make test-exhaustive`."""
 
 
 def mark_sweeps(items: Iterable[pytest.Item], folder: str = "tests/") -> list[str]:

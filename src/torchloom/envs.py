@@ -200,6 +200,24 @@ def default_within(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+@contextmanager
+def value_within(name: str, value: str) -> Iterator[None]:
+    """Set `name` for a `with` block, whatever it was."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        drop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+def drop(name: str) -> None:
+    """Unset `name` for this process and its children, if it is set."""
+    os.environ.pop(name, None)
+
+
 def set_value(name: str, value: str) -> None:
     """Set `name` for this process and its children."""
     os.environ[name] = value

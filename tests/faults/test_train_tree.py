@@ -64,7 +64,7 @@ def test_a_killed_worker_is_named(grow) -> None:
     tree = grow("--steps", 100_000)
     tree.await_line("step 2/")
     os.kill(tree.workers()[1], signal.SIGKILL)
-    assert tree.end() == 1
+    assert tree.end(limit_s=60) == 1
     assert "torchloom train: rank 1 was killed by SIGKILL" in tree.text
     assert "Traceback" not in tree.text
     tree.assert_gone()

@@ -6,6 +6,7 @@ Of the others it knows the name and one line of help, so `torchloom --help` answ
 from __future__ import annotations
 
 import atexit
+import gc
 import sys
 import time
 import traceback
@@ -44,6 +45,8 @@ _COMMANDS = {
 def main() -> None:
     """Run the command line; an error is one message, not a traceback."""
     asked = next((arg for arg in sys.argv[1:] if not arg.startswith("-")), None)
+    # Runs last: the collection at the interpreter's end walks through all of torch's objects for half a second.
+    atexit.register(gc.freeze)
     atexit.register(drop_unread)
     try:
         make_app(asked)()

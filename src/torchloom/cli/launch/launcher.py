@@ -59,7 +59,6 @@ def launch(
     envs.set_default("OMP_NUM_THREADS", str(max(1, num_cores // nproc)))
     # The agent handles SIGQUIT only; `_Relay` handles the other signals.
     envs.set_value("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGQUIT")
-    envs.set_value(envs.LAUNCHER_PID, str(os.getpid()))
     # C++ warnings, such as connections closed by peers, repeat what the ranks report as errors.
     if not envs.is_on(envs.TRACEBACK):
         envs.set_default("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -68,7 +67,7 @@ def launch(
     agent = _agent(worker_argv, nproc)
     relay = _Relay(agent, on_signal, on_hangup)
     try:
-        with relay.listening():
+        with envs.value_within(envs.LAUNCHER_PID, str(os.getpid())), relay.listening():
             result = agent.run()
     except SignalException as stopped:
         return exit_code(stopped.sigval)

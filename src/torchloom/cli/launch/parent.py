@@ -55,6 +55,7 @@ def end_with_launcher() -> None:
     continue, because the shell that started them may end first.
     """
     pid = envs.launcher_pid()
+    envs.drop(envs.LAUNCHER_PID)  # ranks that this process starts have another launcher
     if pid is None or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
