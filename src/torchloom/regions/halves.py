@@ -2,7 +2,8 @@
 
 A partitioner lets forward return whatever backward reads. Of a body, operands need not be returned, as the
 graph that calls it holds them: gathered weights among them are gathered again. A view need not be returned
-either: backward views the tensor that it is a view of.
+either: backward views the tensor that it is a view of. Where a result is itself a view of what backward reads, as
+the values of attention that transformers' models return are, backward takes the result and undoes its views.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom._torch.bodies import TracedPart
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.errors import RegionError
-from torchloom.graph import args_of, is_view_op, value_of
+from torchloom.graph import args_of, call, is_view_op, value_of
 from torchloom.graph.alias import storage_of
 from torchloom.ops.match import with_views
+
+aten = torch.ops.aten
 
 SplitBody = Callable[
     [fx.GraphModule, TracedPart, frozenset[str]], tuple[fx.GraphModule, fx.GraphModule]
@@ -118,6 +122,8 @@ class _Kept:
     """What forward returns: its results, then what it computed for backward alone."""
     sizes: list[fx.Node]
     """Inputs of forward that are numbers."""
+    shown: dict[fx.Node, fx.Node]
+    """What backward reads and a result shows whole: the result."""
 
 
 def _kept(forward: fx.Graph, num_results: int) -> _Kept:
@@ -127,14 +133,68 @@ def _kept(forward: fx.Graph, num_results: int) -> _Kept:
     roots = {node: _root(node) for node in saved}
     # Sizes are given to backward as they are to forward, and computed from these again.
     wanted = {node for node in roots.values() if isinstance(value_of(node), Tensor)}
-    known = {*operands, *results}
+    shown = {root: each for each in results if (root := _root(each)) in wanted and root is not each}
+    shown = {root: each for root, each in shown.items() if _is_undone(each, root)}
+    known = {*operands, *results, *shown}
     computed = [n for n in forward.nodes if n in wanted and n not in known]
     kept_operands = [i for i, node in enumerate(operands) if node in wanted]
-    kept_results = [i for i, node in enumerate(results) if node in wanted]
+    given = {*wanted, *shown.values()}
+    kept_results = [i for i, node in enumerate(results) if node in given]
     nodes = [operands[i] for i in kept_operands] + [results[i] for i in kept_results] + computed
     sizes = [node for node in operands if not isinstance(value_of(node), Tensor)]
     _check_memory(operands, [*results, *computed])
-    return _Kept(roots, kept_results, kept_operands, nodes, [*results, *computed], sizes)
+    return _Kept(roots, kept_results, kept_operands, nodes, [*results, *computed], sizes, shown)
+
+
+_Undoing = Callable[[fx.Node], tuple[Any, ...] | None]
+"""A view -> the operator that undoes it, and its arguments behind the tensor; None: nothing does."""
+
+
+def _unpermuted(view: fx.Node) -> tuple[Any, ...]:
+    dims = args_of(view)[1]
+    order = [dim % len(dims) for dim in dims]
+    return aten.permute.default, [order.index(dim) for dim in range(len(dims))]
+
+
+def _reshaped(view: fx.Node) -> tuple[Any, ...] | None:
+    shape = list(value_of(view.all_input_nodes[0]).shape)
+    return (aten.view.default, shape) if all(type(each) is int for each in shape) else None
+
+
+_UNDOING: dict[Any, _Undoing] = {
+    aten.permute.default: _unpermuted,
+    aten.transpose.int: lambda view: (aten.transpose.int, *args_of(view)[1:]),
+    aten.t.default: lambda view: (aten.t.default,),
+    aten.unsqueeze.default: lambda view: (aten.squeeze.dim, args_of(view)[1]),
+    aten.view.default: _reshaped,
+    aten._unsafe_view.default: _reshaped,
+    aten.reshape.default: _reshaped,
+}
+"""How views that show all of a tensor are undone."""
+
+
+def _is_undone(result: fx.Node, root: fx.Node) -> bool:
+    """Say whether the views that lead from a value to a result can all be undone."""
+    node = result
+    while node is not root:
+        undoing = _UNDOING.get(node.target)
+        if undoing is None or undoing(node) is None or len(node.all_input_nodes) != 1:
+            return False
+        node = node.all_input_nodes[0]
+    return True
+
+
+def _undone(graph: fx.Graph, result: fx.Node, root: fx.Node, given: fx.Node) -> fx.Node:
+    """Return the value that a result is a view of, from the result."""
+    node = result
+    while node is not root:
+        undoing = _UNDOING[node.target](node)
+        assert undoing is not None
+        given = call(graph, undoing[0], (given, *undoing[1:]))
+        node = node.all_input_nodes[0]
+        if _kind(given) != _kind(node):
+            raise RegionError(f"its backward reads %{node.name}, of which it returns a view")
+    return given
 
 
 def _root(node: fx.Node) -> fx.Node:
@@ -203,6 +263,8 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
     for node in kept.sizes:
         given[node] = graph.placeholder(node.name)
         given[node].meta = dict(node.meta)
+    for root, result in kept.shown.items():  # behind all placeholders
+        given[root] = _undone(graph, result, root, given[result])
     saved = [each for each in inputs if not _is_tangent(each)]
     for of_kind in (True, False):  # AOTAutograd hands sizes over apart from tensors
         taken = [each for each in saved if isinstance(value_of(each), Tensor) == of_kind]
