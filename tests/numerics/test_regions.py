@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import torchloom
 from support import zoo
 from support.equal_layers import (
+    Caching,
     Checkpointed,
     Collecting,
     Dropouts,
@@ -190,6 +191,8 @@ SHARDED = {
 ODD = {
     "two kinds, then one": (of(Mixed, 3, 20), [4, 4]),
     "collecting": (of(Collecting, 3, 20), [5]),
+    "caching": (of(Caching, 3, 7, 24), [4]),
+    "caching what is turned": (of(Caching, 3, 7, 24, turned=True), [4]),
     "buffers": (of(Normed, 9, 12), []),
     "in place": (of(InPlace, 9, 12), [5]),
     "recurrence": (recurrence, []),

@@ -91,6 +91,32 @@ class Collecting(nn.Module):
         return x.square().mean() + 0.1 * sum(losses) + states[2].mean()
 
 
+class Caching(nn.Module):
+    """Gives the values of attention of each layer, views of products that backward reads."""
+
+    def __init__(
+        self, dim: int = 24, heads: int = 3, layers: int = 6, turned: bool = False
+    ) -> None:
+        super().__init__()
+        self.heads, self.turned = heads, turned
+        self.weights = nn.ParameterList(torch.randn(dim, dim) / dim for _ in range(layers))
+
+    def forward(self, x):
+        rows, dim = x.shape[:-1], x.shape[-1]
+        cache = []
+        for weight in self.weights:
+            values = x.reshape(-1, dim) @ weight
+            if self.turned:
+                values = values.t().unsqueeze(0).view(self.heads, -1, rows.numel()).transpose(1, 2)
+                values = values.unflatten(1, rows).permute(1, 0, 2, 3)
+            else:
+                values = values.view(*rows, self.heads, -1).permute(0, 2, 1, 3)
+            mixed = (values @ values.transpose(-1, -2)).softmax(-1) @ values
+            cache.append(values)
+            x = x + mixed.permute(0, 2, 1, 3).reshape(x.shape)
+        return x.square().mean() + sum(each.pow(3).mean() for each in cache)
+
+
 class Normed(nn.Module):
     """Layers that write their buffers."""
 
