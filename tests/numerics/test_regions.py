@@ -18,10 +18,12 @@ from support.equal_layers import (
     Checkpointed,
     Collecting,
     Dropouts,
+    Images,
     InPlace,
     LowRank,
     Mixed,
     Normed,
+    Parts,
     Residual,
 )
 from support.pool import run_ranks
@@ -257,6 +259,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_mean_the_same(name: str) -> None:
     check(llama, calls=[5], config=SETTINGS[name])
+
+
+def test_inductor_takes_tensors_as_they_lie() -> None:
+    models = [of(Parts, 5, 12), of(Images, 2, 3, 9, 11), of(Caching, 3, 7, 24)]
+
+    def run(rank: int) -> list[Any]:
+        found = []
+        for make in models:
+            for regions in (False, True):
+                torch._dynamo.reset()
+                found.append(train(make, rank, regions=regions, backend="inductor"))
+        return found
+
+    (found,) = run_ranks(1, run, timeout_s=400)
+    for make, flat, bodies in zip(models, found[::2], found[1::2], strict=True):
+        kind = type(make()[0]).__name__
+        assert bodies.calls != [] == flat.calls, (kind, bodies.reasons)
+        assert bodies.losses == pytest.approx(flat.losses, rel=1e-6)
 
 
 def test_inductor_trains_to_nearly_the_same() -> None:

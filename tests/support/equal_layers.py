@@ -117,6 +117,45 @@ class Caching(nn.Module):
         return x.square().mean() + sum(each.pow(3).mean() for each in cache)
 
 
+class Parts(nn.Module):
+    """Gives a part of what each layer makes that begins inside of it."""
+
+    def __init__(self, dim: int = 12, layers: int = 6) -> None:
+        super().__init__()
+        self.first = nn.Linear(dim, dim)
+        self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
+
+    def forward(self, x):
+        x, parts = self.first(x), []
+        for layer in self.layers:
+            made = layer(x).tanh()
+            x = x + made
+            parts.append(made[-1])
+        return x.square().mean() + sum(each.cos().mean() for each in parts)
+
+
+class Images(nn.Module):
+    """Convolutions, whose inputs Inductor lays out in its own way."""
+
+    def __init__(self, channels: int = 11, layers: int = 6) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 1)
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(channels, channels, 3, padding=1),
+                nn.SiLU(),
+                nn.Conv2d(channels, channels, 1),
+            )
+            for _ in range(layers)
+        )
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
 class Normed(nn.Module):
     """Layers that write their buffers."""
 

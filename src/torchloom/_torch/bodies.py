@@ -235,11 +235,39 @@ def lower_calls(op: Any, graph_of: GraphOfCall) -> None:
         if is_new:
             known[name] = ir.Subgraph(name=name, graph_module=graph_module)
             PHASE.get()("layer")
-        # Where Inductor reads the strides that a body's inputs must have, behind two arguments of its own.
-        nodes = (*graph.current_node.args[2], *graph.current_node.args[3])
-        values = [node.meta["val"] if isinstance(node, fx.Node) else node for node in nodes]
+        # Where Inductor reads the strides that a body's inputs must have, behind two arguments of its own: those
+        # that its code is generated for, not those of one call.
+        values = [each.meta["val"] for each in graph_module.graph.find_nodes(op="placeholder")]
         graph.current_node.meta["eager_input_vals"] = ((None, None, *values), {})
-        results = ir.InvokeSubgraph.create(known[name], *args[2], *args[3])
+        with _nothing_donated():
+            results = ir.InvokeSubgraph.create(known[name], *args[2], *args[3])
+        for each in results:
+            # A body returns a tensor that begins where it does; torch 2.13 would add that offset once more.
+            if isinstance(each, ir.MultiOutput):
+                layout: Any = each.layout
+                layout.offset = 0
         if is_new:
             PHASE.get()("rest")
         return [ir.TensorBox.create(each) for each in results]
+
+
+@contextmanager
+def _nothing_donated() -> Iterator[None]:
+    """Let Inductor write to no input of a graph that it lowers in the block.
+
+    It reads which inputs of a backward graph it may write to by their place (`GraphLowering.bw_donated_idxs`), and
+    reads the same places for a body, whose inputs are others: a body then returned a gradient in the memory of one that
+    the graph around it used again (torch 2.13, no upstream issue known).
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    meta: Any = None if context is None else context.fw_metadata
+    if meta is None:
+        yield
+        return
+    before, meta.bw_donated_idxs = meta.bw_donated_idxs, None
+    try:
+        yield
+    finally:
+        meta.bw_donated_idxs = before
