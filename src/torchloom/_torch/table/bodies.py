@@ -53,7 +53,7 @@ BODIES = (
     ),
     *each(
         "torch._inductor.ir",
-        "InvokeSubgraph.create Subgraph TensorBox.create",
+        "InvokeSubgraph.create MultiOutput Subgraph TensorBox.create",
         "generate the code of a body once for all of its calls",
         _WITH_INDUCTOR,
     ),
