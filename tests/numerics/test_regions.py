@@ -25,6 +25,7 @@ from support.equal_layers import (
     Normed,
     Parts,
     Residual,
+    Watched,
 )
 from support.pool import run_ranks
 
@@ -193,6 +194,7 @@ SHARDED = {
 ODD = {
     "two kinds, then one": (of(Mixed, 3, 20), [4, 4]),
     "collecting": (of(Collecting, 3, 20), [5]),
+    "watched": (of(Watched, 3, 20), []),
     "caching": (of(Caching, 3, 7, 24), [4]),
     "caching what is turned": (of(Caching, 3, 7, 24, turned=True), [4]),
     "buffers": (of(Normed, 9, 12), []),

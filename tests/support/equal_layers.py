@@ -117,6 +117,19 @@ class Caching(nn.Module):
         return x.square().mean() + sum(each.pow(3).mean() for each in cache)
 
 
+class Watched(Collecting):
+    """Layers whose routers are read behind all of them without a gradient, which theirs then is not."""
+
+    def forward(self, x):
+        seen = []
+        for layer, router in zip(self.layers, self.routers, strict=True):
+            x = x + layer(x)
+            seen.append(router(x))
+        with torch.no_grad():
+            scale = 1 + sum(each.softmax(-1).square().mean() for each in seen)
+        return x.square().mean() * scale
+
+
 class Parts(nn.Module):
     """Gives a part of what each layer makes that begins inside of it."""
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from torchloom._torch.autograd import below_autograd
+from torchloom.errors import RegionError
 from torchloom.graph.nodes import args_of
 from torchloom.ops.library import LIBRARY, define
 
@@ -197,9 +198,9 @@ class _Region(torch.autograd.Function):
 
 def _laid_out(grad: Tensor | None, like: Tensor) -> Tensor:
     """Return a gradient with the strides that the body's backward was compiled for."""
-    if grad is None:  # nobody reads this result
-        zeros = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-        return _laid_out(zeros, like)
+    if grad is None:
+        # Zeros would be other gradients: those that are None stay None, and 0 / 0 is no number.
+        raise RegionError("a result of it has no gradient in one of its calls")
     if grad.stride() == like.stride():
         return grad
     return grad.new_empty_strided(like.shape, like.stride()).copy_(grad)
