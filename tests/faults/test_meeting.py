@@ -3,6 +3,7 @@ not fit. One sentence each, within the limit."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import socket
@@ -19,6 +20,7 @@ from support.ports import free_port
 from support.ranks import run_ranks
 from support.runs import settings
 from torchloom import envs
+from torchloom.engine import rendezvous
 from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.errors import ConfigError, PeerLostError, TorchloomError
 
@@ -102,6 +104,20 @@ def test_ranks_that_meet_again_while_the_store_of_before_is_still_served(
     port: int, lingering_s: float
 ) -> None:
     assert run_ranks(3, meet_twice, lingering_s, port) == [(3, 6, 9)] * 3
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_store_of_the_launcher_that_goes_is_a_lost_peer(
+    port: int, number: int, monkeypatch
+) -> None:
+    served = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    reached = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    del served
+    monkeypatch.setattr(rendezvous, "_open", lambda *args, **rest: reached)
+    monkeypatch.setattr(rendezvous, "_MEETINGS", itertools.count())  # forked ranks count on from it
+    place = envs.Meeting("127.0.0.1", port, is_hosted=True, attempt=0)
+    with pytest.raises(PeerLostError, match=f"rank {number} lost the store"):
+        rendezvous.meet(envs.Launch(number, number, 2), place, 5.0)
 
 
 def test_a_rank_that_never_comes_is_named(port: int) -> None:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -291,10 +292,10 @@ def test_few_trials_find_the_point_where_the_peak_lies_in_transfers(allowed: int
 
     frontier = SimpleNamespace(points=points, within=lambda most: points[0])
     form = SimpleNamespace(problem=SimpleNamespace(parts=()), frontier=frontier)
-    combination = SimpleNamespace(form=form, allowed_bytes=allowed, kept=None)
+    combination: Any = SimpleNamespace(form=form, allowed_bytes=allowed, kept=None)
     estimates = SimpleNamespace(behind_bytes=lambda each: 6_100)
-    trials = SimpleNamespace(run=run, estimates=estimates)
-    _TriedPoints(combination, trials).search(allowed, None)  # type: ignore[arg-type]
+    trials: Any = SimpleNamespace(run=run, estimates=estimates)
+    _TriedPoints(combination, trials).search(allowed, None)
 
     first = next(
         at for at, each in enumerate(points) if max(15_600, each.peak_bytes + 3_800) <= allowed

@@ -108,3 +108,19 @@ def hide(rank: int) -> str:
 def test_a_class_with_a_walk_of_its_own_is_asked_each_time() -> None:
     (text,) = run_ranks(1, hide)
     assert "removed: scale" in text
+
+
+def unshard(rank: int) -> tuple[str, bool]:
+    model = make()
+    owners = Owners(model)
+    owners()
+    torchloom.shard.unshard(model)
+    text = told(owners)
+    torchloom.shard_model(model, stage=0)
+    return str(text), told(owners) == told(partial(owners_of, model))
+
+
+def test_a_model_that_is_whole_again_has_no_owners() -> None:
+    ((text, is_same),) = run_ranks(1, unshard)
+    assert "is not sharded" in text
+    assert is_same

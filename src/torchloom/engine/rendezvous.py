@@ -84,7 +84,7 @@ def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S
 
 
 def _reach(launch: envs.Launch, place: envs.Meeting, deadline: float, serial: int) -> Any:
-    """Return the store of this meeting, where rank 0 has said how many ranks there are.
+    """Return the store of this meeting; for ranks but 0, once rank 0 has said there how many ranks there are.
 
     A rank that is ahead of rank 0 finds the store of the meeting before, which rank 0 still serves. That
     goes without a word of this meeting, and the rank looks for the next.
@@ -102,14 +102,13 @@ def _reach(launch: envs.Launch, place: envs.Meeting, deadline: float, serial: in
         # A store of the launcher outlives the ranks, and one process may meet several times.
         store = dist.PrefixStore(f"torchloom/world/{place.attempt}/{serial}", store)
         if launch.rank == 0:
-            store.set("world_size", str(launch.world_size))
             return store
         try:
             store.wait(["world_size"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
         except dist.DistStoreError:
             pass  # rank 0 is among those that did not come
         except dist.DistNetworkError:
-            if time.monotonic() < deadline:
+            if not place.is_hosted and time.monotonic() < deadline:
                 time.sleep(0.1)
                 continue
         return store
@@ -233,7 +232,10 @@ def _await_listener(launch: envs.Launch, place: envs.Meeting, deadline: float) -
 
 def _claim(store: Any, launch: envs.Launch, place: envs.Meeting) -> None:
     """Say that this rank is here, and that no other process is."""
-    _check_world_size(store, launch, place)
+    if launch.rank == 0:
+        store.set("world_size", str(launch.world_size))
+    else:
+        _check_world_size(store, launch, place)
     own = f"process {os.getpid()} on {socket.gethostname()}"
     held = store.compare_set(f"is/{launch.rank}", "", own).decode()
     if held != own:

@@ -23,7 +23,7 @@ def call(graph: fx.Graph, target: Any, args: Sequence[Any], name: str | None = N
         name: a readable name for the node; made unique.
     """
     node = graph.create_node("call_function", target, tuple(args), {}, name=name)
-    values: tuple[Any, ...] = fx.node.map_arg(node.args, value_of)  # type: ignore[assignment]
+    values: Any = fx.node.map_arg(node.args, value_of)
     if target is operator.getitem:
         whole, index = values
         node.meta["val"] = whole[index]

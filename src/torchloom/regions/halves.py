@@ -13,18 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom._torch.bodies import TracedPart
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.errors import RegionError
-from torchloom.graph import args_of, call, is_view_op, value_of
+from torchloom.graph import args_of, is_view_op, value_of
 from torchloom.graph.alias import storage_of
 from torchloom.ops.match import with_views
-
-aten = torch.ops.aten
+from torchloom.regions.undoing import form_of, is_undone, undone
 
 SplitBody = Callable[
     [fx.GraphModule, TracedPart, frozenset[str]], tuple[fx.GraphModule, fx.GraphModule]
@@ -134,7 +132,7 @@ def _kept(forward: fx.Graph, num_results: int) -> _Kept:
     # Sizes are given to backward as they are to forward, and computed from these again.
     wanted = {node for node in roots.values() if isinstance(value_of(node), Tensor)}
     shown = {root: each for each in results if (root := _root(each)) in wanted and root is not each}
-    shown = {root: each for root, each in shown.items() if _is_undone(each, root)}
+    shown = {root: each for root, each in shown.items() if is_undone(each, root)}
     known = {*operands, *results, *shown}
     computed = [n for n in forward.nodes if n in wanted and n not in known]
     kept_operands = [i for i, node in enumerate(operands) if node in wanted]
@@ -144,57 +142,6 @@ def _kept(forward: fx.Graph, num_results: int) -> _Kept:
     sizes = [node for node in operands if not isinstance(value_of(node), Tensor)]
     _check_memory(operands, [*results, *computed])
     return _Kept(roots, kept_results, kept_operands, nodes, [*results, *computed], sizes, shown)
-
-
-_Undoing = Callable[[fx.Node], tuple[Any, ...] | None]
-"""A view -> the operator that undoes it, and its arguments behind the tensor; None: nothing does."""
-
-
-def _unpermuted(view: fx.Node) -> tuple[Any, ...]:
-    dims = args_of(view)[1]
-    order = [dim % len(dims) for dim in dims]
-    return aten.permute.default, [order.index(dim) for dim in range(len(dims))]
-
-
-def _reshaped(view: fx.Node) -> tuple[Any, ...] | None:
-    shape = list(value_of(view.all_input_nodes[0]).shape)
-    return (aten.view.default, shape) if all(type(each) is int for each in shape) else None
-
-
-_UNDOING: dict[Any, _Undoing] = {
-    aten.permute.default: _unpermuted,
-    aten.transpose.int: lambda view: (aten.transpose.int, *args_of(view)[1:]),
-    aten.t.default: lambda view: (aten.t.default,),
-    aten.unsqueeze.default: lambda view: (aten.squeeze.dim, args_of(view)[1]),
-    aten.view.default: _reshaped,
-    aten._unsafe_view.default: _reshaped,
-    aten.reshape.default: _reshaped,
-}
-"""How views that show all of a tensor are undone."""
-
-
-def _is_undone(result: fx.Node, root: fx.Node) -> bool:
-    """Say whether the views that lead from a value to a result can all be undone."""
-    node = result
-    while node is not root:
-        undoing = _UNDOING.get(node.target)
-        if undoing is None or undoing(node) is None or len(node.all_input_nodes) != 1:
-            return False
-        node = node.all_input_nodes[0]
-    return True
-
-
-def _undone(graph: fx.Graph, result: fx.Node, root: fx.Node, given: fx.Node) -> fx.Node:
-    """Return the value that a result is a view of, from the result."""
-    node = result
-    while node is not root:
-        undoing = _UNDOING[node.target](node)
-        assert undoing is not None
-        given = call(graph, undoing[0], (given, *undoing[1:]))
-        node = node.all_input_nodes[0]
-        if _kind(given) != _kind(node):
-            raise RegionError(f"its backward reads %{node.name}, of which it returns a view")
-    return given
 
 
 def _root(node: fx.Node) -> fx.Node:
@@ -264,12 +211,12 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
         given[node] = graph.placeholder(node.name)
         given[node].meta = dict(node.meta)
     for root, result in kept.shown.items():  # behind all placeholders
-        given[root] = _undone(graph, result, root, given[result])
+        given[root] = undone(graph, result, root, given[result])
     saved = [each for each in inputs if not _is_tangent(each)]
     for of_kind in (True, False):  # AOTAutograd hands sizes over apart from tensors
         taken = [each for each in saved if isinstance(value_of(each), Tensor) == of_kind]
         returned = [each for each in kept.roots if isinstance(value_of(each), Tensor) == of_kind]
-        if [_kind(each) for each in taken] != [_kind(each) for each in returned]:
+        if [form_of(each) for each in taken] != [form_of(each) for each in returned]:
             raise RegionError("its backward takes other values than its forward returns")
         for old, node in zip(taken, returned, strict=True):
             env[old] = _viewed_again(graph, node, given)
@@ -280,13 +227,6 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
         elif old.op != "placeholder":
             env[old] = graph.node_copy(old, lambda used: env[used])
     return graph
-
-
-def _kind(node: fx.Node) -> object:
-    value = value_of(node)
-    if not isinstance(value, Tensor):
-        return str(value)
-    return value.dtype, str(list(value.shape)), str(list(value.stride()))
 
 
 def _viewed_again(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -132,6 +132,7 @@ class Owners:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._layout: Layout | None = None
         self._found: dict[str, nn.Parameter] = {}
         self._seen: list[tuple[nn.Module, _Children, _Children]] = []
 
@@ -141,8 +142,9 @@ class Owners:
         Raises:
             ShardError: as `owners_of`.
         """
-        if not self._seen or not all(map(_is_as_seen, self._seen)):
-            self._found, self._seen = owners_of(self._model), []
+        layout = layout_of(self._model)
+        if layout is not self._layout or not self._seen or not all(map(_is_as_seen, self._seen)):
+            self._found, self._seen, self._layout = owners_of(self._model), [], layout
             walk = type(self._model)
             if walk.named_parameters is nn.Module.named_parameters:  # else it may yield anything
                 self._seen = [
