@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
 
 class Condition(NamedTuple):
@@ -131,3 +132,32 @@ def forget_constant_floats() -> None:
     from torch._dynamo.symbolic_convert import TensorifyState
 
     TensorifyState.clear()
+
+
+def append_size(graph: fx.Graph, size: Any, symbols: Mapping[str, fx.Node]) -> fx.Node | None:
+    """Append what computes a symbolic size; return the node that has it, None if a symbol is missing.
+
+    Args:
+        graph: nodes are added at its insertion point, each with its value.
+        size: a symbolic integer.
+        symbols: nodes whose values are single symbols, by the names of these.
+    """
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    expression = size.node.expr
+    if not all(str(each) in symbols for each in expression.free_symbols):
+        return None
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    known = {
+        each: fx.Proxy(symbols[str(each)], tracer)
+        for each in sorted(expression.free_symbols, key=str)
+    }
+    before = set(graph.nodes)
+    found = sympy_interp(PythonReferenceAnalysis, known, expression)
+    for node in graph.nodes:
+        if node not in before:
+            values = fx.node.map_arg(node.args, lambda used: used.meta["val"])
+            target: Any = node.target
+            node.meta["val"] = target(*values)
+    return found.node

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom._torch.bodies import TracedPart
+from torchloom._torch.shapes import append_size
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.errors import RegionError
 from torchloom.graph import args_of, is_view_op, value_of
@@ -232,8 +234,21 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
 def _viewed_again(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, fx.Node]) -> fx.Node:
     """Return a value in backward: given, or viewed again from what is given."""
     if node not in given:
-        is_size = not isinstance(value_of(node), Tensor) and node.op == "call_function"
-        if _seen(node) is None and not is_size:
-            raise RegionError(f"its backward views %{node.name}, which is not kept")
-        given[node] = graph.node_copy(node, lambda used: _viewed_again(graph, used, given))
+        is_number = not isinstance(value_of(node), Tensor)
+        size = _size_again(graph, node, given) if is_number else None
+        if size is None:
+            is_computed = is_number and node.op == "call_function"
+            if _seen(node) is None and not is_computed:
+                raise RegionError(f"its backward views %{node.name}, which is not kept")
+            size = graph.node_copy(node, lambda used: _viewed_again(graph, used, given))
+        given[node] = size
     return given[node]
+
+
+def _size_again(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, fx.Node]) -> fx.Node | None:
+    """Return the size of a tensor that backward does not get, from sizes that it does get."""
+    size = value_of(node)
+    if not isinstance(size, torch.SymInt) or all(each in given for each in node.all_input_nodes):
+        return None
+    numbers = {str(value_of(each)): new for each, new in given.items() if new.op == "placeholder"}
+    return append_size(graph, size, numbers)

@@ -25,12 +25,18 @@ def traced_value(node: fx.Node) -> Any:
 
 
 def is_outside(node: fx.Node) -> bool:
-    """Say whether a node stays in the graph, as what it makes belongs to one layer alone: a parameter's weight."""
+    """Say whether a node stays in the graph.
+
+    What it makes belongs to one layer alone, as a parameter's weight, or to all of them: a size that the first
+    layer that needs it computes.
+    """
     if node.op in ("placeholder", "output"):
         return True
     if node.op == "get_attr":
         return not isinstance(module_of_attr(node), fx.GraphModule)
-    if node.op != "call_function" or node.target not in PARAMETER_OPS:
+    if node.op != "call_function":
+        return False
+    if node.target not in PARAMETER_OPS and not isinstance(traced_value(node), torch.SymInt):
         return False
     return all(is_outside(each) for each in node.all_input_nodes)
 

@@ -25,6 +25,7 @@ from torchloom.regions.find import Part, find_regions, inputs_of
 from torchloom.regions.hoist import hoist_gathers
 from torchloom.regions.identities import drop_identities
 from torchloom.regions.labels import graph_form, is_weight, traced_value
+from torchloom.regions.numbers import compute_where_read
 
 MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], Sequence[Any], frozenset[int]], Any]
 """(name, the part as a graph, fake operands, sizes, gathered weights among the operands) -> its body"""
@@ -64,6 +65,7 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
     copy = copy_graph_module(gm)
     hoist_gathers(copy)
     drop_identities(copy.graph)
+    compute_where_read(copy.graph)
     found = find_regions(copy.graph)
     if not found.groups:
         return Outlined(gm, reasons=found.reasons)
@@ -90,9 +92,12 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
 
 
 def _symbols(graph: fx.Graph, part: Part) -> list[fx.Node]:
-    """Return the inputs of a graph that are symbols of a part's operands, beside those that it reads itself."""
-    needed = {name for node in part.operands for name in symbols_in(traced_value(node))}
-    known = {name for node in part.sizes for name in symbols_in(traced_value(node))}
+    """Return the inputs of a graph that are symbols of what a part reads, beside those that it reads itself."""
+    needed = {
+        name for node in (*part.operands, *part.sizes) for name in symbols_in(traced_value(node))
+    }
+    # From `T // 2` alone, backward could not compute T.
+    known = needed & {str(traced_value(node)) for node in part.sizes}
     found = []
     for node in graph.find_nodes(op="placeholder"):
         names = symbols_in(traced_value(node))

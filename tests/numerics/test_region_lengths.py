@@ -1,0 +1,65 @@
+"""Ranks whose lengths differ: one compiles for a length, the other for all, and both have the same calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import torchloom
+from support.equal_layers import Sized
+from support.pool import run_ranks
+
+LENGTHS = {0: (7, 9, 12, 20), 1: (7, 7, 11, 7)}
+KINDS = [
+    "power",
+    "root",
+    "logarithm",
+    "padded",
+    "halves",
+    "rolled",
+    "masked",
+    "shortened",
+    "heads",
+]
+
+
+def train(rank: int, what: str, *, regions: bool) -> tuple[list[float], list[list[int]]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    engine, *_ = torchloom.initialize(
+        model=Sized(what),
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 50},
+            "steps_per_print": float("inf"),
+            "compile": {"strict": True, "regions": regions},
+        },
+    )
+    engine.compile(backend="aot_eager")
+    losses = []
+    for step, length in enumerate(LENGTHS[rank]):
+        torch.manual_seed(10 * step + rank)
+        loss = engine(torch.randn(2, length, 24))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    graphs = engine.compile_report().graphs
+    return losses, [[len(each.layers) for each in graph.regions] for graph in graphs]
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_every_length_has_the_same_calls(part: int) -> None:
+    def run(rank: int) -> list[Any]:
+        return [
+            tuple(train(rank, what, regions=each) for each in (False, True))
+            for what in KINDS[part::3]
+        ]
+
+    for found in run_ranks(2, run, timeout_s=400):
+        for what, ((flat, _), (losses, calls)) in zip(KINDS[part::3], found, strict=True):
+            assert losses == flat, what
+            assert len(calls) >= 2, what
+            assert all(each == [5] for each in calls), (what, calls)
