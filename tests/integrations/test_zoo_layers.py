@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import torchloom
-from integrations.test_zoo import ZOO, make, settings, trained
+from integrations.test_zoo import ZOO, batch, make, settings, trained
 from support.pool import run_ranks
 
 LAYERS = {"gemma2": 8}
@@ -27,7 +27,7 @@ class Trained(NamedTuple):
     fallbacks: list[str]
 
 
-def train(name: str, rank: int, *, regions: bool, backend: str) -> Trained:
+def deep_engine(name: str, *, regions: bool, backend: str) -> Any:
     torch._dynamo.reset()
     kind, config_kind, sizes = ZOO[name]
     deep = {key: LAYERS.get(name, 6) if key in DEPTHS else value for key, value in sizes.items()}
@@ -35,6 +35,11 @@ def train(name: str, rank: int, *, regions: bool, backend: str) -> Trained:
         model=make((kind, config_kind, deep)), config=settings(regions=regions)
     )
     engine.compile(backend=backend)
+    return engine
+
+
+def train(name: str, rank: int, *, regions: bool, backend: str) -> Trained:
+    engine = deep_engine(name, regions=regions, backend=backend)
     losses = trained(engine, name, rank)
     report = engine.compile_report()
     return Trained(
@@ -72,6 +77,35 @@ def test_architectures_train_to_the_weights_of_the_flat_graph(name: str) -> None
     assert found.losses == flat.losses
     are_equal = found.weights == flat.weights  # pytest would look for the difference for minutes
     assert are_equal
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "mistral" else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in ZOO
+        if name != "vit"  # whose images have one size
+    ],
+)
+def test_every_length_has_the_same_calls(name: str) -> None:
+    lengths = (10, 9, 24)
+    """Two are shorter than windows of attention, whose caches then show all."""
+
+    def run(rank: int) -> list[tuple[list[int], list[str]]]:
+        engine = deep_engine(name, regions=True, backend="aot_eager")
+        for step, length in enumerate(lengths):
+            given = {
+                key: each[:, :length].contiguous() if each.dtype is torch.long else each
+                for key, each in batch(name, step, rank).items()
+            }
+            engine.backward(engine(**given).loss)
+            engine.step()
+        graphs = engine.compile_report().graphs
+        return [([len(e.layers) for e in each.regions], each.flat_because) for each in graphs]
+
+    (graphs,) = run_ranks(1, run)
+    assert len(graphs) >= 2
+    assert all(calls == CALLS.get(name, [6]) for calls, _ in graphs), graphs
 
 
 @pytest.mark.exhaustive

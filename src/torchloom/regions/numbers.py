@@ -1,7 +1,7 @@
 """Compute numbers that are no sizes where they are read: calls of bodies take sizes alone.
 
-    before   scale = T ** -0.5; a = h1 * scale; b = h2 * scale
-    after    a = h1 * (T ** -0.5); b = h2 * (T ** -0.5)
+before   scale = T ** -0.5; a = h1 * scale; b = h2 * scale
+after    a = h1 * (T ** -0.5); b = h2 * (T ** -0.5)
 """
 
 from __future__ import annotations

@@ -31,12 +31,20 @@ def _reshaped(view: fx.Node) -> tuple[Any, ...] | None:
     return (aten.view.default, shape) if all(type(each) is int for each in shape) else None
 
 
+def _whole(view: fx.Node) -> tuple[Any, ...] | None:
+    """As a cache of a sliding window, which shows the last values: all of them while there are few."""
+    given = view.all_input_nodes[0]
+    offsets = {str(value_of(each).storage_offset()) for each in (view, given)}
+    return (aten.alias.default,) if form_of(view) == form_of(given) and len(offsets) == 1 else None
+
+
 _UNDOING: dict[Any, _Undoing] = {
     aten.permute.default: _unpermuted,
     aten.transpose.int: lambda view: (aten.transpose.int, *args_of(view)[1:]),
     aten.t.default: lambda view: (aten.t.default,),
     aten.unsqueeze.default: lambda view: (aten.squeeze.dim, args_of(view)[1]),
     aten.view.default: _reshaped,
+    aten.slice.Tensor: _whole,
 }
 """How views that show all of a tensor are undone."""
 
