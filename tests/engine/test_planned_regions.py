@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchloom
 from support import zoo
-from support.equal_layers import Checkpointed, Dropouts, Mixed
+from support.equal_layers import Checkpointed, Dropouts, Mixed, Tops
 from support.memory import measure
 from support.pool import run_ranks
 from torchloom.errors import TorchloomError
@@ -160,6 +160,18 @@ def test_any_layers_train_under_a_budget_as_without() -> None:
             assert bound.calls == SHARDED[name][1], (name, bound.reasons)
             within(flat, bound, budget)
         assert sum(bound.plan.extra_us > 0 for _, bound, _ in found.values()) >= 3
+
+
+def test_what_parts_of_values_hold_in_memory_counts() -> None:
+    def run(rank: int) -> list[Run]:
+        make = of(Tops, 640, 12)
+        return [
+            train(make, rank, budget=BOUNDLESS, regions=each, stage=0) for each in (False, True)
+        ]
+
+    flat, found = run_ranks(1, run)[0]
+    assert found.calls == [6]
+    within(flat, found, BOUNDLESS)
 
 
 def test_a_plan_of_bodies_is_followed_again(tmp_path: Path) -> None:

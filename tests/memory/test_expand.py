@@ -10,16 +10,28 @@ import torch
 
 import torchloom
 from support import zoo
+from support.equal_layers import Selective
 from support.memory import measure
 from support.ranks import run_ranks
 from torchloom import events
 
 
-def peaks(rank: int, *, regions: bool, stage: int) -> tuple[dict[str, Any], int]:
+def llama() -> Any:
+    model, _ = zoo.llama(layers=5, dim=32, heads=4, kv_heads=2)
+    return model, torch.randint(0, 131, (2, 61))
+
+
+def selective() -> Any:
+    """Layers keep what three policies say, and five of them nothing."""
+    policies = [*["products"] * 4, *["gelu"] * 4, *["nothing"] * 5]
+    return Selective(*policies), torch.randn(3, 61, 24)
+
+
+def peaks(make: Any, calls: list[int], *, regions: bool, stage: int) -> tuple[dict[str, Any], int]:
     """Return what is predicted of the peak and the measured peak of a step's forward and backward."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model, _ = zoo.llama(layers=5, dim=32, heads=4, kv_heads=2)
+    model, ids = make()
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": "SGD", "params": {"lr": 1e-3}},
@@ -29,7 +41,6 @@ def peaks(rank: int, *, regions: bool, stage: int) -> tuple[dict[str, Any], int]
     }
     engine, *_ = torchloom.initialize(model=model, config=config)
     engine.compile(backend="aot_eager")
-    ids = torch.randint(0, 131, (2, 61))
 
     def micro() -> None:
         engine.backward(engine(ids))
@@ -41,7 +52,7 @@ def peaks(rank: int, *, regions: bool, stage: int) -> tuple[dict[str, Any], int]
     (told,) = [each for each in recorder.events if isinstance(each, events.PeakFound)]
     found = measure(micro)
     (graph,) = engine.compile_report().graphs
-    assert bool(graph.regions) == regions
+    assert [len(each.layers) for each in graph.regions] == (calls if regions else [])
     return told.contents, found.peak
 
 
@@ -56,7 +67,7 @@ def by_block(told: dict[str, Any]) -> Counter[tuple[str, str]]:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_peaks_of_bodies_are_measured_as_predicted(stage: int) -> None:
     def run(rank: int) -> Any:
-        return [peaks(rank, regions=each, stage=stage) for each in (False, True)]
+        return [peaks(llama, [5], regions=each, stage=stage) for each in (False, True)]
 
     for (flat_told, flat), (told, measured) in run_ranks(2, run):
         # Beside the graphs the transport holds something, which only a planner asks for.
@@ -68,3 +79,13 @@ def test_peaks_of_bodies_are_measured_as_predicted(stage: int) -> None:
         assert by_block(told) == by_block(flat_told)
         layers = {layer for _, layer, *_ in told["groups"]}
         assert {f"blocks.{n}.mlp.gate" for n in range(4)} <= layers
+
+
+def test_what_policies_of_checkpoints_keep_is_known() -> None:
+    def run(rank: int) -> Any:
+        calls = [4, 4, 5]
+        return [peaks(selective, calls, regions=each, stage=3) for each in (False, True)]
+
+    ((flat_told, flat), (told, measured)) = run_ranks(1, run)[0]
+    assert measured - told["peak_bytes"] == flat - flat_told["peak_bytes"]
+    assert told["peak_bytes"] == flat_told["peak_bytes"]

@@ -25,6 +25,7 @@ from support.equal_layers import (
     Normed,
     Parts,
     Residual,
+    Selective,
     Watched,
 )
 from support.pool import run_ranks
@@ -139,6 +140,7 @@ KINDS = {
     "views": [6],
     "complex numbers": [6],
     "strides": [5],
+    "conjugates": [5],
     "functions of users": [],
     "storage behind": [],
 }
@@ -189,6 +191,7 @@ SHARDED = {
     "low rank": (of(LowRank, 3, 24), [4]),
     "dropout": (of(Dropouts, 3, 7, 24, layers=6), [5]),
     "checkpointed": (of(Checkpointed, 3, 7, 24, layers=6), [5]),
+    "selective": (lambda: (Selective("products", *["gelu"] * 5), (torch.randn(3, 7, 24),)), [5]),
     "checkpointed dropout": (of(Checkpointed, 3, 7, 24, p=0.3, layers=6), [5]),
 }
 ODD = {

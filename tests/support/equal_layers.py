@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 
 class Dropouts(nn.Module):
@@ -146,6 +149,23 @@ class Parts(nn.Module):
             x = x + made
             parts.append(made[-1])
         return x.square().mean() + sum(each.cos().mean() for each in parts)
+
+
+class Tops(nn.Module):
+    """Gives the first rows of what each layer makes, all of which stays in memory with them."""
+
+    def __init__(self, dim: int = 12, layers: int = 6) -> None:
+        super().__init__()
+        self.first = nn.Linear(dim, dim)
+        self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
+
+    def forward(self, x):
+        x, tops = self.first(x), []
+        for layer in self.layers:
+            made = layer(x.sin())
+            x = x + made.tanh().cos()
+            tops.append(made[:4])
+        return x.square().mean() + sum(each.cos().mean() for each in tops)
 
 
 class Images(nn.Module):
@@ -339,6 +359,15 @@ class Residual(nn.Module):
             x = x + torch.view_as_real(made * 1j).reshape(-1, 16)
         return x.square().mean()
 
+    def conjugates(self, x):
+        """What a layer gives is a conjugate that nobody has computed yet."""
+        y = torch.view_as_complex(x.reshape(-1, 8, 2).contiguous())
+        for layer in self.layers:
+            seen = torch.view_as_real(y.resolve_conj()).reshape(-1, 16)
+            made = torch.view_as_complex(layer(seen).reshape(-1, 8, 2).contiguous())
+            y = (y * 0.5 + made * y.conj()).conj()
+        return torch.view_as_real(y.resolve_conj()).square().mean()
+
     def functions_of_users(self, x):
         """Functions that Dynamo does not look into share a name, and do other things."""
         for layer, scaled in zip(self.layers, SCALED, strict=True):
@@ -405,3 +434,39 @@ class Sized(nn.Module):
         query = up(x).view(x.shape[0], length, 4, -1).transpose(1, 2)
         made = F.scaled_dot_product_attention(query, query, query, is_causal=True)
         return down(made.transpose(1, 2).reshape(x.shape))
+
+
+class Selective(nn.Module):
+    """Each layer is checkpointed, and keeps what the policy with its name says."""
+
+    def __init__(self, *policies: str, dim: int = 24) -> None:
+        super().__init__()
+        self.policies = policies
+        self.first = nn.Linear(dim, dim)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 50), nn.GELU(), nn.Linear(50, dim))
+            for _ in policies
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer, policy in zip(self.layers, self.policies, strict=True):
+            x = x + torch.utils.checkpoint.checkpoint(
+                layer, x, use_reentrant=False, context_fn=POLICIES[policy]
+            )
+        return x.square().mean()
+
+
+def _keeping(*kept: Any) -> Callable[[], Any]:
+    def policy(ctx, op, *args, **kwargs):
+        name = CheckpointPolicy
+        return name.MUST_SAVE if op in kept else name.PREFER_RECOMPUTE
+
+    return functools.partial(create_selective_checkpoint_contexts, policy)
+
+
+POLICIES = {
+    "products": _keeping(torch.ops.aten.addmm.default, torch.ops.aten.mm.default),
+    "gelu": _keeping(torch.ops.aten.gelu.default),
+    "nothing": _keeping(),
+}

@@ -21,6 +21,8 @@ LOG_USAGE: Any = torch._C._log_api_usage_once
 """Statements of graphs that Dynamo captured: they have no value, and what follows obeys them."""
 CHECKPOINT: Any = torch.ops.higher_order.tag_activation_checkpoint
 """What Dynamo makes of `torch.utils.checkpoint`: (graph, *its inputs, **options of checkpoint)."""
+CHECKPOINT_POLICY = "_checkpoint_context_fn"
+"""Where the graph's module has the `context_fn` of a checkpoint, in `meta`."""
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,9 @@ def _problem(part: Part) -> str | None:
     strange = [node for node in part.results if not isinstance(traced_value(node), Tensor)]
     if strange:
         return f"%{strange[0].name}, which is no tensor, is read behind its part"
+    signed = [node for node in (*part.operands, *part.results) if _has_sign(traced_value(node))]
+    if signed:
+        return f"the conjugate or the negative of %{signed[0].name} is taken where it is read"
     if not part.results:
         return "nothing is read behind a part"
     others = [
@@ -250,6 +253,11 @@ def _problem(part: Part) -> str | None:
     if others:
         return f"it reads %{others[0].name}, which is neither a tensor nor a size"
     return _shared_memory(part)
+
+
+def _has_sign(value: object) -> bool:
+    """Say whether numbers in memory differ from those of a tensor: calls hand over memory alone."""
+    return isinstance(value, Tensor) and (value.is_conj() or value.is_neg())
 
 
 def _shared_memory(part: Part) -> str | None:

@@ -19,7 +19,7 @@ from torchloom.regions.labels import PARAMETER_OPS, module_of_attr, traced_value
 
 
 def hoist_gathers(gm: fx.GraphModule) -> None:
-    """Move gathers out of checkpoints without a policy of their own.
+    """Move gathers out of checkpoints; policies that say what these keep have no say about weights.
 
     Args:
         gm: a copy of a captured graph; its checkpointed bodies are replaced, not changed.
@@ -27,7 +27,7 @@ def hoist_gathers(gm: fx.GraphModule) -> None:
     for node in list(gm.graph.find_nodes(op="call_function", target=CHECKPOINT)):
         attr: Any = node.args[0]
         body = module_of_attr(attr)
-        if isinstance(body, fx.GraphModule) and "_checkpoint_context_fn" not in body.meta:
+        if isinstance(body, fx.GraphModule):
             _hoist(gm, node, attr, body)
 
 

@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, fx
 
 from torchloom import ops
-from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST, LOG_USAGE, SET_GRAD
+from torchloom._torch.bodies import (
+    CHECKPOINT_POLICY,
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    LOG_USAGE,
+    SET_GRAD,
+)
 from torchloom._torch.modes import is_traced
 from torchloom._torch.operators import HigherOrderOperator, OpOverload
 from torchloom.errors import RegionError
+from torchloom.regions.policies import choice_text
 
 PARAMETER_OPS = (ops.gather, ops.replicate, ops.cast)
 """They name their parameter, so no two are equal, and transfers are ordered over all layers."""
@@ -121,7 +128,9 @@ def graph_form(graph: fx.Graph) -> str:
 
 def _attr_text(value: Any) -> str:
     if isinstance(value, fx.GraphModule):
-        return f"graph {graph_form(value.graph)}"
+        policy = value.meta.get(CHECKPOINT_POLICY)
+        keeps = "" if policy is None else f" keeps what {choice_text(policy)} says"
+        return f"graph {graph_form(value.graph)}{keeps}"
     if isinstance(value, Tensor) and not is_traced([value]) and value.numel() <= _MOST_CONSTANTS:
         return f"constant {value_text(value)} {value.tolist()}"
     raise RegionError(f"it holds a constant that is not compared: {value_text(value)}")
@@ -161,9 +170,14 @@ def value_text(value: Any) -> str:
     if isinstance(value, Tensor):
         strides = list(value.stride()) if value.layout is torch.strided else value.layout
         return (
-            f"{value.dtype}{list(value.shape)}{strides}{value.device}{value.requires_grad}"
+            f"{value.dtype}{list(value.shape)}{strides}{value.device}{value.requires_grad}{_signs(value)}"
             f"{type(value).__name__ if type(value).__name__ != 'Parameter' else ''}"
         )
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(value_text(each) for each in value)}]"
     return f"{type(value).__name__} {value}"
+
+
+def _signs(value: Tensor) -> str:
+    """Return what is still to be done to the numbers in memory."""
+    return "conj" * value.is_conj() + "neg" * value.is_neg()

@@ -69,4 +69,10 @@ BODIES = (
         "generate the code of a body once for all of its calls",
         _WITH_INDUCTOR,
     ),
+    *each(
+        "torch.utils._sympy",
+        "interp.sympy_interp reference.PythonReferenceAnalysis",
+        "compute sizes in the backward of a body from symbols that it is given",
+        _FLAT,
+    ),
 )

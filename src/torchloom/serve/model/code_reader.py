@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from torchloom.bytecode import code_digest, nested
 from torchloom.serve.model.attribute_watch import own_class
-from torchloom.serve.model.bytecode import code_digest, nested
 from torchloom.serve.model.functions import functions_in, has_version
 from torchloom.serve.model.spelling import NotExactError, exact, name_of, words_for
 

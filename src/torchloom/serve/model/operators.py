@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from torchloom._torch.operators import Operator, schemas_of, traced_functions
-from torchloom.serve.model.bytecode import code_digest, nested
+from torchloom.bytecode import code_digest, nested
 from torchloom.serve.model.functions import functions_in, has_version
 from torchloom.serve.model.spelling import words_for
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchloom.serve.model.bytecode import code_digest
+from torchloom.bytecode import code_digest
 
 _MOST_SHOWN = 64
 """Items of a container that a text shows; a digest stands for all of them beside these."""

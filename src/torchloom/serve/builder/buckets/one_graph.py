@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from torchloom.bytecode import code_digest
 from torchloom.errors import ProofError, ServeError
 from torchloom.pieces.symbols import with_numbers
 from torchloom.serve.builder.proof_errors import why_not_proven
@@ -20,7 +21,6 @@ from torchloom.serve.builder.prove import cuts
 from torchloom.serve.builder.trace.trace import Traced, trace
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.model.bytecode import code_digest
 from torchloom.serve.model.target import Target
 
 _MOST_PARTS = 8

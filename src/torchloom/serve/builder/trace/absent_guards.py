@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchloom._torch.full_capture import GuardOn
+from torchloom.bytecode import nested
 from torchloom.envs import environment
 from torchloom.serve.builder.trace.absent_names import (
     Name,
@@ -24,7 +25,6 @@ from torchloom.serve.builder.trace.absent_names import (
     misses_keys,
     texts_of,
 )
-from torchloom.serve.model.bytecode import nested
 from torchloom.serve.model.functions import functions_in
 
 _ROOT = re.compile(r"[LG]\['(\w+)'\]")

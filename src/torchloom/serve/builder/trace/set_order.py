@@ -16,7 +16,7 @@ import linecache
 import types
 from collections.abc import Collection, Iterator
 
-from torchloom.serve.model.bytecode import code_digest, nested
+from torchloom.bytecode import code_digest, nested
 
 _MAKES = frozenset({"BUILD_SET", "SET_ADD", "SET_UPDATE"})
 _KINDS = frozenset({"set", "frozenset"})
