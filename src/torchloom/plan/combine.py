@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torchloom.plan.combinations import Combination, combinations
 from torchloom.plan.form import GraphForm
+from torchloom.plan.frontier import FrontierPoint
 from torchloom.plan.recompute import expected_us, improved
 from torchloom.plan.trials import Trials
 from torchloom.plan.tried import NOTICEABLE, TriedPlan
@@ -32,6 +33,8 @@ def best_combination(
     base, form = forms[0], best.combination.form
     most = _most_trials(base)
     point = best.point if form is base else base.frontier.points[0]
+    if base.problem.parts and not best.fits:
+        point = _middle(base, best)
     every = list(
         combinations(
             forms, trials.limits, trials.costs, micro_steps=micro_steps, may_be_lean=may_be_lean
@@ -56,6 +59,16 @@ def best_combination(
         del waiting[next_one.key]
         best = improved(best, next_one, trials)
     return best
+
+
+def _middle(base: GraphForm, best: TriedPlan) -> FrontierPoint:
+    """Return a point whose peak lies in its values and not in transfers, where the latter are too large.
+
+    What smaller transfers save is seen at such a point; at the smallest one they would be all that there is.
+    """
+    allowed_bytes = best.combination.allowed_bytes or 0
+    fitting = (p for p in base.frontier.points if 4 * p.peak_bytes <= 3 * allowed_bytes)
+    return next(fitting, best.point)
 
 
 class _Promise:

@@ -30,6 +30,8 @@ class Estimates:
     """How far estimates were off, by what was decided about gathers."""
     _behind_bytes: dict[tuple[object, ...], int] = field(default_factory=dict)
     """What passes behind the split last added to a peak, by the form and its gathers."""
+    _least_behind_bytes: int | None = None
+    """The least of all that they added."""
 
     def learn(self, combination: Combination, simulated_bytes: int, result: TrialResult) -> None:
         """Note a trial; the first is that of a graph with nothing kept.
@@ -45,12 +47,22 @@ class Estimates:
             error_us = result.overhead_us - self._sum_us(self._start, combination)
             self._error_us[combination.gather_share, combination.transfers] = error_us
         self._overhead_us[combination.key] = result.overhead_us
-        self._behind_bytes[combination.gathers] = result.peak_bytes - simulated_bytes
+        behind_bytes = result.peak_bytes - simulated_bytes
+        self._behind_bytes[combination.gathers] = behind_bytes
+        least_bytes = self._least_behind_bytes
+        self._least_behind_bytes = (
+            behind_bytes if least_bytes is None else min(behind_bytes, least_bytes)
+        )
 
     @property
     def saved_bytes(self) -> int:
         """The most that passes behind the split took away from a peak."""
         return max(0, -min(self._behind_bytes.values(), default=0))
+
+    @property
+    def least_behind_bytes(self) -> int:
+        """The least that passes behind the split added to a peak; less than 0: they took some away."""
+        return self._least_behind_bytes or 0
 
     def behind_bytes(self, combination: Combination) -> int | None:
         """Return what passes behind the split are expected to add to peaks; None: no idea.

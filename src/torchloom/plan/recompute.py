@@ -57,7 +57,8 @@ def fastest_recomputation(
     tried.search(allowed_bytes, limit_us)
     fitting = [at for at, each in tried.results.items() if each.peak_bytes <= allowed_bytes]
     if not fitting:
-        tried.run(0)  # what is computed again may need more than it frees
+        if not combination.form.problem.parts:
+            tried.run(0)  # what is computed again may need more than it frees
         return tried.plan(min(tried.results, key=lambda at: tried.results[at].peak_bytes))
     first = min(fitting)
     roomy = tried.fastest_with_states(first, allowed_bytes)
@@ -106,7 +107,7 @@ class _TriedPoints:
         finds of that says where to try next. Where the peak lies elsewhere, in transfers that no point changes, it
         says too little: a second move in one direction is at least twice as far as the first. Of a graph that calls
         bodies, a trial takes as long as compiling some of them: there a point that fits is the first one if no
-        faster one is expected to fit.
+        faster one is expected to fit, and the fastest that may fit is tried soon.
 
         Args:
             allowed_bytes: what a peak may be.
@@ -134,6 +135,10 @@ class _TriedPoints:
                 break
             if at == high:  # on to faster points
                 aim = min(aim, at - 1, at + 2 * min(moved, 0))
+                if trusts:
+                    least_bytes = trials.estimates.least_behind_bytes
+                    hoped = self._first_within(allowed_bytes - least_bytes)
+                    aim = min(aim, hoped) if hoped > low else aim
             else:
                 aim = max(aim, at + 1, at + 2 * max(moved, 0))
             aim = min(max(aim, low + 1), high - 1) if turn < _GUESSES else (low + high) // 2
