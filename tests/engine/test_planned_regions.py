@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchloom
 from support import zoo
-from support.equal_layers import Checkpointed, Dropouts, Mixed, Tops
+from support.equal_layers import Checkpointed, Dropouts, Mixed, Residual, Tops
 from support.memory import measure
 from support.pool import run_ranks
 from torchloom.errors import TorchloomError
@@ -143,6 +143,7 @@ SHARDED = {
     "checkpointed dropout": (of(Checkpointed, 3, 7, 24, p=0.3, layers=6), [5]),
     "two kinds, then one": (of(Mixed, 3, 20), [4, 4]),
     "half frozen": (half_frozen, [4, 5]),
+    "constants": (of(Residual, 50, 16, what="constants"), [6]),
 }
 
 

@@ -25,7 +25,9 @@ KINDS = [
 ]
 
 
-def train(rank: int, what: str, *, regions: bool) -> tuple[list[float], list[list[int]]]:
+def train(
+    rank: int, what: str, *, regions: bool, backend: str = "aot_eager"
+) -> tuple[list[float], list[list[int]]]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     engine, *_ = torchloom.initialize(
@@ -38,7 +40,7 @@ def train(rank: int, what: str, *, regions: bool) -> tuple[list[float], list[lis
             "compile": {"strict": True, "regions": regions},
         },
     )
-    engine.compile(backend="aot_eager")
+    engine.compile(backend=backend)
     losses = []
     for step, length in enumerate(LENGTHS[rank]):
         torch.manual_seed(10 * step + rank)
@@ -63,3 +65,17 @@ def test_every_length_has_the_same_calls(part: int) -> None:
             assert losses == flat, what
             assert len(calls) >= 2, what
             assert all(each == [5] for each in calls), (what, calls)
+
+
+@pytest.mark.exhaustive
+def test_code_of_every_length_comes_to_the_losses_of_the_flat_graph() -> None:
+    def run(rank: int) -> list[Any]:
+        return [
+            tuple(train(0, what, regions=each, backend="inductor") for each in (False, True))
+            for what in KINDS
+        ]
+
+    (found,) = run_ranks(1, run, timeout_s=600)
+    for what, ((flat, _), (losses, calls)) in zip(KINDS, found, strict=True):
+        assert losses == pytest.approx(flat, rel=1e-6), what
+        assert all(each == [5] for each in calls), (what, calls)

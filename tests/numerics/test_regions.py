@@ -141,6 +141,7 @@ KINDS = {
     "complex numbers": [6],
     "strides": [5],
     "conjugates": [5],
+    "constants": [6],
     "functions of users": [],
     "storage behind": [],
 }

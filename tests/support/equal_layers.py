@@ -368,6 +368,11 @@ class Residual(nn.Module):
             y = (y * 0.5 + made * y.conj()).conj()
         return torch.view_as_real(y.resolve_conj()).square().mean()
 
+    def constants(self, x):
+        for layer in self.layers:
+            x = x + layer(x) * torch.tensor([0.5, 0.25, 1.5, 2.0]).repeat(4)
+        return x.square().mean()
+
     def functions_of_users(self, x):
         """Functions that Dynamo does not look into share a name, and do other things."""
         for layer, scaled in zip(self.layers, SCALED, strict=True):

@@ -109,8 +109,9 @@ class _JointCall:
         self._joint = self._body.joint_graph
         self._own: dict[fx.Node, fx.Node] = {}
         self._copies = _Copies(call)
-        half = set(forward_nodes(self._joint))
         nodes = [n for n in self._joint.nodes if n.op not in ("placeholder", "output")]
+        # Constants are there from the beginning.
+        half = {*forward_nodes(self._joint), *(n for n in nodes if n.op == "get_attr")}
         self._forward = [node for node in nodes if node in half]
         self._backward = [node for node in nodes if node not in half]
         self._inputs = self._joint.find_nodes(op="placeholder")
@@ -122,7 +123,8 @@ class _JointCall:
     @property
     def part(self) -> CalledPart:
         """What it has become."""
-        names = {self._own[node]: node.name for node in self._forward}
+        computed = (node for node in self._forward if node.op == "call_function")
+        names = {self._own[node]: node.name for node in computed}
         results = tuple(self._own[node] for node in self._results)
         return CalledPart(self._name, args_of(self._call)[1], names, results)
 

@@ -250,5 +250,9 @@ def _size_again(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, fx.Node]) -
     size = value_of(node)
     if not isinstance(size, torch.SymInt) or all(each in given for each in node.all_input_nodes):
         return None
-    numbers = {str(value_of(each)): new for each, new in given.items() if new.op == "placeholder"}
-    return append_size(graph, size, numbers)
+    symbols = {
+        str(value_of(each)): new
+        for each, new in given.items()
+        if new.op == "placeholder" and isinstance(value_of(each), torch.SymInt)
+    }
+    return append_size(graph, size, symbols)
