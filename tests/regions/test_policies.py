@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from torchloom.errors import RegionError
 from torchloom.regions.policies import choice_text
@@ -16,7 +16,7 @@ from torchloom.regions.policies import choice_text
 aten = torch.ops.aten
 
 
-def keeping(ops: Any, *, every: int = 1) -> Callable[[], Any]:
+def keeping(ops: Any, *, every: object = 1) -> Callable[[], Any]:
     def policy(ctx, op, *args, **kwargs):
         return op in ops and every
 
@@ -31,6 +31,8 @@ def test_text_is_equal_for_equal_choices_alone() -> None:
         keeping(one),
         keeping({aten.mm.default}),
         keeping(one, every=2),
+        keeping(one, every=CheckpointPolicy.MUST_SAVE),
+        keeping(one, every=CheckpointPolicy.PREFER_SAVE),
         keeping([aten.mm.default]),
         functools.partial(create_selective_checkpoint_contexts, [aten.mm.default]),
         functools.partial(create_selective_checkpoint_contexts, [aten.bmm.default]),

@@ -5,6 +5,7 @@ Layers that are checkpointed with different policies keep different values: one 
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
 from typing import Any
@@ -15,7 +16,18 @@ from torchloom._torch.operators import OpOverload
 from torchloom.bytecode import code_digest
 from torchloom.errors import RegionError
 
-_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, OpOverload)
+_PLAIN = (
+    enum.Enum,
+    bool,
+    int,
+    float,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    OpOverload,
+)
 
 
 def choice_text(value: Any) -> str:
