@@ -178,3 +178,21 @@ def test_attention_masks_of_two_kinds_are_operands() -> None:
 
     (group,) = regions(Windows(), torch.randn(2, 5, 8)).groups
     assert len(group) == 5  # the first has no gradient of its input
+
+
+def test_what_makes_layers_differ_is_told() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layer() for _ in range(5))
+
+        def forward(self, x):
+            for index, each in enumerate(self.layers):
+                x = x + each(x) * (index + 1) ** -0.5
+            return x.sum()
+
+    found = regions(Scaled(), torch.randn(3, 6))
+    assert found.groups == ()
+    (reason,) = found.reasons
+    assert "5 parts of" in reason
+    assert "%mul and %mul_1 differ in arguments" in reason

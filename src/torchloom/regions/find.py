@@ -98,7 +98,27 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
         first, last = (min(taken), max(taken) + 1) if taken else (stretch.begin, stretch.end)
         waiting += [(begin, first), (last, end)]
     groups.sort(key=lambda group: place[group[0].nodes[0]])
+    if not groups and not reasons:
+        reasons += _differences(nodes, labels, min_repeats)
     return Found(tuple(groups), tuple(reasons))
+
+
+def _differences(
+    nodes: Sequence[fx.Node], labels: Sequence[int], min_repeats: int
+) -> Iterator[str]:
+    """Yield what keeps parts with the same operators from being equal, if there are any."""
+    numbers: dict[object, int] = {}
+    operators = [numbers.setdefault((node.op, node.target), len(numbers)) for node in nodes]
+    stretch = longest_stretch(operators, 0, len(nodes), min_repeats, MIN_NODES)
+    if stretch is None:
+        return
+    begin, end, period = stretch
+    for at in range(begin, end - period):
+        if labels[at] != labels[at + period]:
+            one, other = nodes[at].name, nodes[at + period].name
+            where = f"{stretch.num_repeats} parts of {period} nodes from %{nodes[begin].name} on"
+            yield f"{where}: %{one} and %{other} differ in arguments, shapes, dtypes or requires_grad"
+            return
 
 
 class _Labelled(NamedTuple):
