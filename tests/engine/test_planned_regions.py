@@ -175,6 +175,39 @@ def test_what_parts_of_values_hold_in_memory_counts() -> None:
     within(flat, found, BOUNDLESS)
 
 
+def test_what_parts_hold_counts_where_sizes_vary() -> None:
+    def run(rank: int) -> list[tuple[list[list[int]], int]]:
+        found = []
+        for regions in (False, True):
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            compiling = {"strict": True, "regions": regions, "memory_budget": BOUNDLESS}
+            engine, *_ = torchloom.initialize(
+                model=Tops(),
+                config={
+                    "train_micro_batch_size_per_gpu": 2,
+                    "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
+                    "zero_optimization": {"stage": 0},
+                    "steps_per_print": float("inf"),
+                    "compile": compiling,
+                },
+            )
+            engine.compile(backend="aot_eager")
+            for rows in (640, 900):
+                batch = torch.randn(rows, 12)
+                engine.backward(engine(batch))
+                engine.step()
+            measured = measure(lambda: engine.backward(engine(batch)))
+            graphs = engine.compile_report().graphs
+            calls = [[len(each.layers) for each in graph.regions] for graph in graphs]
+            found.append((calls, measured.peak - engine.plan().graphs[-1].peak_bytes))
+        return found
+
+    (_, beside), (calls, found) = run_ranks(1, run)[0]
+    assert calls == [[6], [6]]
+    assert found == beside
+
+
 def test_a_plan_of_bodies_is_followed_again(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from torchloom._torch.autograd import below_autograd
-from torchloom._torch.tensors import layout_hint
+from torchloom._torch.tensors import layout_hint, size_hint
 from torchloom.errors import RegionError
 from torchloom.graph.nodes import args_of
 from torchloom.ops.library import LIBRARY, define
@@ -133,11 +133,10 @@ def known_bodies(bodies: dict[str, Body]) -> Iterator[None]:
 def _like(value: Tensor) -> Tensor:
     """Return a fake tensor that holds as much memory as a result of a body, which may show a part of a larger value."""
     options: Any = {"dtype": value.dtype, "device": value.device}
-    held, offset = value.untyped_storage().nbytes(), value.storage_offset()
-    is_known = all(type(each) is int for each in (held, offset, *value.shape, *value.stride()))
-    if is_known and held > layout_hint(value)[2] * value.itemsize:
-        whole = torch.empty(held // value.itemsize, **options)
-        return whole.as_strided(value.shape, value.stride(), offset)
+    held_bytes = value.untyped_storage().nbytes()
+    if size_hint(held_bytes) > layout_hint(value)[2] * value.itemsize:
+        whole = torch.empty(held_bytes // value.itemsize, **options)
+        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
     return torch.empty_strided(value.shape, value.stride(), **options)
 
 
