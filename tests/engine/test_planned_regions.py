@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import torchloom
 from support import zoo
-from support.equal_layers import Checkpointed, Dropouts, Mixed, Residual, Tops
+from support.checkpointed_layers import Checkpointed
+from support.equal_layers import Dropouts, Mixed, Residual, Tops
 from support.memory import measure
 from support.pool import run_ranks
 from torchloom.errors import TorchloomError
@@ -175,33 +176,38 @@ def test_what_parts_of_values_hold_in_memory_counts() -> None:
     within(flat, found, BOUNDLESS)
 
 
+def beside_plan(*, regions: bool) -> tuple[list[list[int]], int]:
+    """Return calls, and what is measured beside the plan of the second of two batches of other sizes."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    engine, *_ = torchloom.initialize(
+        model=Tops(),
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
+            "zero_optimization": {"stage": 0},
+            "steps_per_print": float("inf"),
+            "compile": {"strict": True, "regions": regions, "memory_budget": BOUNDLESS},
+        },
+    )
+    engine.compile(backend="aot_eager")
+
+    def micro(batch: Tensor) -> None:
+        engine.backward(engine(batch))
+
+    batches = torch.randn(640, 12), torch.randn(900, 12)
+    for batch in batches:
+        micro(batch)
+        engine.step()
+    measured = measure(lambda: micro(batches[1]))
+    graphs = engine.compile_report().graphs
+    calls = [[len(each.layers) for each in graph.regions] for graph in graphs]
+    return calls, measured.peak - engine.plan().graphs[-1].peak_bytes
+
+
 def test_what_parts_hold_counts_where_sizes_vary() -> None:
-    def run(rank: int) -> list[tuple[list[list[int]], int]]:
-        found = []
-        for regions in (False, True):
-            torch._dynamo.reset()
-            torch.manual_seed(0)
-            compiling = {"strict": True, "regions": regions, "memory_budget": BOUNDLESS}
-            engine, *_ = torchloom.initialize(
-                model=Tops(),
-                config={
-                    "train_micro_batch_size_per_gpu": 2,
-                    "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
-                    "zero_optimization": {"stage": 0},
-                    "steps_per_print": float("inf"),
-                    "compile": compiling,
-                },
-            )
-            engine.compile(backend="aot_eager")
-            for rows in (640, 900):
-                batch = torch.randn(rows, 12)
-                engine.backward(engine(batch))
-                engine.step()
-            measured = measure(lambda: engine.backward(engine(batch)))
-            graphs = engine.compile_report().graphs
-            calls = [[len(each.layers) for each in graph.regions] for graph in graphs]
-            found.append((calls, measured.peak - engine.plan().graphs[-1].peak_bytes))
-        return found
+    def run(rank: int) -> Any:
+        return [beside_plan(regions=each) for each in (False, True)]
 
     (_, beside), (calls, found) = run_ranks(1, run)[0]
     assert calls == [[6], [6]]

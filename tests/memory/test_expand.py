@@ -10,7 +10,7 @@ import torch
 
 import torchloom
 from support import zoo
-from support.equal_layers import Selective
+from support.checkpointed_layers import Selective
 from support.memory import measure
 from support.ranks import run_ranks
 from torchloom import events

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import torchloom
-from support.equal_layers import Sized
 from support.pool import run_ranks
+from support.sized_layers import Shown, Sized
 
 LENGTHS = {0: (7, 9, 12, 20), 1: (7, 7, 11, 7)}
 KINDS = [
@@ -22,6 +22,7 @@ KINDS = [
     "masked",
     "shortened",
     "heads",
+    "shown",
 ]
 
 
@@ -31,7 +32,7 @@ def train(
     torch._dynamo.reset()
     torch.manual_seed(0)
     engine, *_ = torchloom.initialize(
-        model=Sized(what),
+        model=Shown(layers=5) if what == "shown" else Sized(what),
         config={
             "train_micro_batch_size_per_gpu": 2,
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
@@ -44,7 +45,7 @@ def train(
     losses = []
     for step, length in enumerate(LENGTHS[rank]):
         torch.manual_seed(10 * step + rank)
-        loss = engine(torch.randn(2, length, 24))
+        loss = engine(torch.randn(2 + step % 3, length, 24))  # both sizes vary in the end
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import torchloom
 from support import zoo
+from support.checkpointed_layers import Checkpointed, Selective
 from support.equal_layers import (
     Caching,
-    Checkpointed,
     Collecting,
     Dropouts,
     Images,
@@ -25,7 +25,6 @@ from support.equal_layers import (
     Normed,
     Parts,
     Residual,
-    Selective,
     Watched,
 )
 from support.pool import run_ranks

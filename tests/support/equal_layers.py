@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 
 class Dropouts(nn.Module):
@@ -26,24 +22,6 @@ class Dropouts(nn.Module):
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)
-        return x.square().mean()
-
-
-class Checkpointed(nn.Module):
-    """Computes each layer again in backward, random numbers included."""
-
-    def __init__(self, dim: int = 24, layers: int = 5, p: float = 0.0) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(
-                nn.LayerNorm(dim), nn.Linear(dim, 50), nn.GELU(), nn.Linear(50, dim), nn.Dropout(p)
-            )
-            for _ in range(layers)
-        )
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = x + torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
         return x.square().mean()
 
 
@@ -151,13 +129,8 @@ class Parts(nn.Module):
         return x.square().mean() + sum(each.cos().mean() for each in parts)
 
 
-class Tops(nn.Module):
+class Tops(Parts):
     """Gives the first rows of what each layer makes, all of which stays in memory with them."""
-
-    def __init__(self, dim: int = 12, layers: int = 6) -> None:
-        super().__init__()
-        self.first = nn.Linear(dim, dim)
-        self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
 
     def forward(self, x):
         x, tops = self.first(x), []
@@ -389,89 +362,3 @@ class Residual(nn.Module):
         for layer in self.layers:
             x = (x + layer(x)).t().contiguous().t()
         return x.square().mean()
-
-
-class Sized(nn.Module):
-    """Equal layers that do something with the length of what they are given."""
-
-    def __init__(self, what: str, dim: int = 24, layers: int = 5) -> None:
-        super().__init__()
-        self.what = what.replace(" ", "_")
-        self.first = nn.Linear(dim, dim)
-        self.ups = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
-        self.downs = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
-
-    def forward(self, x):
-        x = self.first(x)
-        for up, down in zip(self.ups, self.downs, strict=True):
-            x = x + getattr(self, self.what)(up, down, x, x.shape[1])
-        return x.square().mean()
-
-    def power(self, up, down, x, length):
-        return down(torch.tanh(up(x)) * length**-0.5)
-
-    def root(self, up, down, x, length):
-        return down(torch.tanh(up(x)) * math.sqrt(length))
-
-    def logarithm(self, up, down, x, length):
-        return down(torch.tanh(up(x)) * math.log(length + 1))
-
-    def padded(self, up, down, x, length):
-        return down(F.pad(up(x), (0, 0, length // 2, 0))[:, :length].tanh())
-
-    def halves(self, up, down, x, length):
-        made = up(x)
-        return down(torch.cat([made[:, length // 2 :], made[:, : length // 2]], 1).tanh())
-
-    def rolled(self, up, down, x, length):
-        return down(up(x).roll(length // 2, 1).relu())
-
-    def masked(self, up, down, x, length):
-        mask = torch.full((length, length), float("-inf")).triu(1)
-        scores = up(x) @ x.transpose(1, 2) / length**0.5 + mask
-        return down(scores.softmax(-1) @ x)
-
-    def shortened(self, up, down, x, length):
-        made = up(x[:, : min(length, 16)]).tanh()
-        return down(made.mean(1, keepdim=True).expand(-1, length, -1))
-
-    def heads(self, up, down, x, length):
-        query = up(x).view(x.shape[0], length, 4, -1).transpose(1, 2)
-        made = F.scaled_dot_product_attention(query, query, query, is_causal=True)
-        return down(made.transpose(1, 2).reshape(x.shape))
-
-
-class Selective(nn.Module):
-    """Each layer is checkpointed, and keeps what the policy with its name says."""
-
-    def __init__(self, *policies: str, dim: int = 24) -> None:
-        super().__init__()
-        self.policies = policies
-        self.first = nn.Linear(dim, dim)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 50), nn.GELU(), nn.Linear(50, dim))
-            for _ in policies
-        )
-
-    def forward(self, x):
-        x = self.first(x)
-        for layer, policy in zip(self.layers, self.policies, strict=True):
-            x = x + torch.utils.checkpoint.checkpoint(
-                layer, x, use_reentrant=False, context_fn=POLICIES[policy]
-            )
-        return x.square().mean()
-
-
-def _keeping(*kept: Any) -> Callable[[], Any]:
-    def policy(ctx, op, *args, **kwargs):
-        name = CheckpointPolicy
-        return name.MUST_SAVE if op in kept else name.PREFER_RECOMPUTE
-
-    return functools.partial(create_selective_checkpoint_contexts, policy)
-
-
-POLICIES = {
-    "products": _keeping(torch.ops.aten.addmm.default, torch.ops.aten.mm.default),
-    "gelu": _keeping(torch.ops.aten.gelu.default),
-    "nothing": _keeping(),
-}

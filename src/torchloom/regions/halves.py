@@ -213,7 +213,9 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
         given[node] = graph.placeholder(node.name)
         given[node].meta = dict(node.meta)
     for root, result in kept.shown.items():  # behind all placeholders
-        given[root] = undone(graph, result, root, given[result])
+        given[root] = undone(
+            graph, result, root, given[result], lambda size: _size(graph, size, given)
+        )
     saved = [each for each in inputs if not _is_tangent(each)]
     for of_kind in (True, False):  # AOTAutograd hands sizes over apart from tensors
         taken = [each for each in saved if isinstance(value_of(each), Tensor) == of_kind]
@@ -234,25 +236,25 @@ def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:
 def _viewed_again(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, fx.Node]) -> fx.Node:
     """Return a value in backward: given, or viewed again from what is given."""
     if node not in given:
-        is_number = not isinstance(value_of(node), Tensor)
-        size = _size_again(graph, node, given) if is_number else None
-        if size is None:
-            is_computed = is_number and node.op == "call_function"
-            if _seen(node) is None and not is_computed:
-                raise RegionError(f"its backward views %{node.name}, which is not kept")
-            size = graph.node_copy(node, lambda used: _viewed_again(graph, used, given))
-        given[node] = size
+        value = value_of(node)
+        is_computed = not isinstance(value, Tensor) and node.op == "call_function"
+        if _seen(node) is None and not is_computed:
+            raise RegionError(f"its backward views %{node.name}, which is not kept")
+        if isinstance(value, torch.SymInt):  # it may be of a tensor that backward does not get
+            given[node] = _size(graph, value, given)
+        else:
+            given[node] = graph.node_copy(node, lambda used: _viewed_again(graph, used, given))
     return given[node]
 
 
-def _size_again(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, fx.Node]) -> fx.Node | None:
-    """Return the size of a tensor that backward does not get, from sizes that it does get."""
-    size = value_of(node)
-    if not isinstance(size, torch.SymInt) or all(each in given for each in node.all_input_nodes):
-        return None
+def _size(graph: fx.Graph, size: torch.SymInt, given: dict[fx.Node, fx.Node]) -> fx.Node:
+    """Return what has a size in backward."""
     symbols = {
         str(value_of(each)): new
         for each, new in given.items()
         if new.op == "placeholder" and isinstance(value_of(each), torch.SymInt)
     }
-    return append_size(graph, size, symbols)
+    node = append_size(graph, size, symbols)
+    if node is None:
+        raise RegionError(f"its backward reads a size that is not given: {size}")
+    return node

@@ -16,6 +16,7 @@ from torchloom.graph import args_of, call, value_of
 
 aten = torch.ops.aten
 
+SizeOf = Callable[[torch.SymInt], fx.Node]
 _Undoing = Callable[[fx.Node], tuple[Any, ...] | None]
 """A view -> the operator that undoes it, and its arguments behind the tensor; None: nothing does."""
 
@@ -26,9 +27,8 @@ def _unpermuted(view: fx.Node) -> tuple[Any, ...]:
     return aten.permute.default, [order.index(dim) for dim in range(len(dims))]
 
 
-def _reshaped(view: fx.Node) -> tuple[Any, ...] | None:
-    shape = list(value_of(view.all_input_nodes[0]).shape)
-    return (aten.view.default, shape) if all(type(each) is int for each in shape) else None
+def _reshaped(view: fx.Node) -> tuple[Any, ...]:
+    return aten.view.default, list(value_of(args_of(view)[0]).shape)
 
 
 def _whole(view: fx.Node) -> tuple[Any, ...] | None:
@@ -54,20 +54,33 @@ def is_undone(result: fx.Node, root: fx.Node) -> bool:
     node = result
     while node is not root:
         undoing = _UNDOING.get(node.target)
-        if undoing is None or undoing(node) is None or len(node.all_input_nodes) != 1:
+        if undoing is None or undoing(node) is None:
             return False
-        node = node.all_input_nodes[0]
+        node = args_of(node)[0]
     return True
 
 
-def undone(graph: fx.Graph, result: fx.Node, root: fx.Node, given: fx.Node) -> fx.Node:
-    """Return the value that a result is a view of, from the result."""
+def undone(
+    graph: fx.Graph, result: fx.Node, root: fx.Node, given: fx.Node, size_of: SizeOf
+) -> fx.Node:
+    """Return the value that a result is a view of, from the result.
+
+    Args:
+        graph: nodes are added at its insertion point.
+        result: of another graph, where `is_undone` holds.
+        root: the value that it is a view of.
+        given: the result in this graph.
+        size_of: returns what has a symbolic size in this graph.
+    """
     node = result
     while node is not root:
         undoing = _UNDOING[node.target](node)
         assert undoing is not None
-        given = call(graph, undoing[0], (given, *undoing[1:]))
-        node = node.all_input_nodes[0]
+        op, *args = fx.node.map_aggregate(
+            undoing, lambda each: size_of(each) if isinstance(each, torch.SymInt) else each
+        )
+        given = call(graph, op, (given, *args))
+        node = args_of(node)[0]
         if form_of(given) != form_of(node):
             raise RegionError(f"its backward reads %{node.name}, of which it returns a view")
     return given
