@@ -49,10 +49,8 @@ class Estimates:
         self._overhead_us[combination.key] = result.overhead_us
         behind_bytes = result.peak_bytes - simulated_bytes
         self._behind_bytes[combination.gathers] = behind_bytes
-        least_bytes = self._least_behind_bytes
-        self._least_behind_bytes = (
-            behind_bytes if least_bytes is None else min(behind_bytes, least_bytes)
-        )
+        if self._least_behind_bytes is None or behind_bytes < self._least_behind_bytes:
+            self._least_behind_bytes = behind_bytes
 
     @property
     def saved_bytes(self) -> int:

@@ -26,6 +26,7 @@ from torchloom.regions.labels import (
     label,
     module_of_attr,
     open_contexts,
+    signs_of,
     traced_value,
     value_text,
 )
@@ -115,10 +116,13 @@ def _differences(
     begin, end, period = stretch
     for at in range(begin, end - period):
         if labels[at] != labels[at + period]:
-            one, other = nodes[at].name, nodes[at + period].name
-            where = f"{stretch.num_repeats} parts of {period} nodes from %{nodes[begin].name} on"
-            yield f"{where}: %{one} and %{other} differ in arguments, shapes, dtypes or requires_grad"
+            pair = f"%{nodes[at].name} and %{nodes[at + period].name}"
+            yield f"{_where(nodes, stretch)}: {pair} differ in arguments, shapes, dtypes or requires_grad"
             return
+
+
+def _where(nodes: Sequence[fx.Node], stretch: Stretch) -> str:
+    return f"{stretch.num_repeats} parts of {stretch.period} nodes from %{nodes[stretch.begin].name} on"
 
 
 class _Labelled(NamedTuple):
@@ -156,8 +160,8 @@ def _cut(labelled: _Labelled, stretch: Stretch, min_repeats: int) -> Found:
                 reason = problem
         if fine:
             return Found(tuple(fine), ())
-    where = f"{stretch.num_repeats} parts of {stretch.period} nodes from %{nodes[stretch.begin].name} on"
-    return Found((), (f"{where}: {reason or 'their data flows in different ways'}",))
+    reason = reason or "their data flows in different ways"
+    return Found((), (f"{_where(nodes, stretch)}: {reason}",))
 
 
 def _cuts(nodes: Sequence[fx.Node], stretch: Stretch, min_repeats: int) -> list[int]:
@@ -262,7 +266,8 @@ def _problem(part: Part) -> str | None:
     strange = [node for node in part.results if not isinstance(traced_value(node), Tensor)]
     if strange:
         return f"%{strange[0].name}, which is no tensor, is read behind its part"
-    signed = [node for node in (*part.operands, *part.results) if _has_sign(traced_value(node))]
+    # Calls hand over memory alone.
+    signed = [node for node in (*part.operands, *part.results) if signs_of(traced_value(node))]
     if signed:
         return f"the conjugate or the negative of %{signed[0].name} is taken where it is read"
     if not part.results:
@@ -273,11 +278,6 @@ def _problem(part: Part) -> str | None:
     if others:
         return f"it reads %{others[0].name}, which is neither a tensor nor a size"
     return _shared_memory(part)
-
-
-def _has_sign(value: object) -> bool:
-    """Say whether numbers in memory differ from those of a tensor: calls hand over memory alone."""
-    return isinstance(value, Tensor) and (value.is_conj() or value.is_neg())
 
 
 def _shared_memory(part: Part) -> str | None:

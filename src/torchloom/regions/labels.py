@@ -170,7 +170,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, Tensor):
         strides = list(value.stride()) if value.layout is torch.strided else value.layout
         return (
-            f"{value.dtype}{list(value.shape)}{strides}{value.device}{value.requires_grad}{_signs(value)}"
+            f"{value.dtype}{list(value.shape)}{strides}{value.device}{value.requires_grad}{signs_of(value)}"
             f"{type(value).__name__ if type(value).__name__ != 'Parameter' else ''}"
         )
     if isinstance(value, (list, tuple)):
@@ -178,6 +178,6 @@ def value_text(value: Any) -> str:
     return f"{type(value).__name__} {value}"
 
 
-def _signs(value: Tensor) -> str:
-    """Return what is still to be done to the numbers in memory."""
-    return "conj" * value.is_conj() + "neg" * value.is_neg()
+def signs_of(value: object) -> str:
+    """Return what is still to be done to the numbers in memory, "" if they are those of the tensor."""
+    return "conj" * value.is_conj() + "neg" * value.is_neg() if isinstance(value, Tensor) else ""
