@@ -104,6 +104,20 @@ class Body(Protocol):
         """Fake gradients of the results as backward takes them, None for results without one."""
         ...
 
+    @property
+    def copies_gradients(self) -> bool:
+        """Whether gradients of results that lie otherwise than backward takes them are copied first."""
+        ...
+
+    @property
+    def seen(self) -> dict[int, Layout]:
+        """By the number of a call, how the gradients of its results lay in memory when they were traced."""
+        ...
+
+
+Layout = tuple[tuple[Any, ...] | None, ...]
+"""For each result of a call the strides of its gradient, None where it has none."""
+
 
 def body_of(name: str) -> Body:
     """Return the body that calls name; behind its name they may carry a hash of its graphs."""
@@ -191,8 +205,9 @@ class _Region(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         body = body_of(ctx.name)
+        body.seen[ctx.call] = tuple(map(_strides, grads, body.tangents))
         tangents = [
-            _laid_out(grad, like)
+            _laid_out(grad, like, copies=body.copies_gradients)
             for grad, like in zip(grads, body.tangents, strict=True)
             if like is not None
         ]
@@ -203,12 +218,22 @@ class _Region(torch.autograd.Function):
         return None, None, None, *by_operand
 
 
-def _laid_out(grad: Tensor | None, like: Tensor) -> Tensor:
-    """Return a gradient with the strides that the body's backward was compiled for."""
+def _strides(grad: Tensor | None, like: Tensor | None) -> tuple[Any, ...] | None:
+    """Return the strides of a gradient; a dimension of one element may have any."""
+    if grad is None or like is None:
+        return None
+    pairs = zip(grad.shape, grad.stride(), like.stride(), strict=True)
+    return tuple(
+        own if isinstance(size, int) and size == 1 else given for size, given, own in pairs
+    )
+
+
+def _laid_out(grad: Tensor | None, like: Tensor, *, copies: bool) -> Tensor:
+    """Return a gradient as backward takes it; without `copies` the body is traced again if it lies otherwise."""
     if grad is None:
         # Zeros would be other gradients: those that are None stay None, and 0 / 0 is no number.
         raise RegionError("a result of it has no gradient in one of its calls")
-    if grad.stride() == like.stride():
+    if not copies or grad.stride() == like.stride():
         return grad
     return grad.new_empty_strided(like.shape, like.stride()).copy_(grad)
 
