@@ -1,9 +1,9 @@
 """Equal parts of a captured graph, such as the layers of a decoder, compiled as one body.
 
-Files in the order in which they work: `hoist`, `reads` and `identities` make layers alike, `labels` says which nodes
-do the same, `repeats` finds labels that follow upon each other again and again, `find` cuts them into parts
-whose data flows alike, `outline` puts calls in their place, `body` traces what the calls stand for, `halves`
-splits that into forward and backward; `layouts` sees to gradients that lie otherwise than results.
+Files in the order in which they work: `hoist` and `reads` (by way of `checkpoints`) and `identities` make layers
+alike, `labels` says which nodes do the same, `repeats` finds labels that follow upon each other again and again,
+`find` cuts them into parts whose data flows alike, `outline` puts calls in their place, `body` traces what the calls
+stand for, `halves` splits that into forward and backward; `layouts` sees to gradients that lie otherwise than results.
 """
 
 from __future__ import annotations

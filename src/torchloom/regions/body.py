@@ -193,7 +193,8 @@ class RegionBody:
         problem = traced.problem or storage_problem(traced.graph_module.graph)
         if problem is not None:
             raise RegionError(problem)
-        take_as_laid_out(traced.graph_module)
+        if captured is not self.captured:
+            take_as_laid_out(traced.graph_module)
         if self.casts:
             self._cast_first(traced.graph_module, trains=trains)
         return (

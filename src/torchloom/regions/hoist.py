@@ -13,9 +13,8 @@ from typing import Any
 
 from torch import fx
 
-from torchloom._torch.bodies import CHECKPOINT
-from torchloom.backends.graphs import copy_graph_module
-from torchloom.regions.labels import PARAMETER_OPS, module_of_attr, traced_value
+from torchloom.regions.checkpoints import checkpointed, replace_body
+from torchloom.regions.labels import PARAMETER_OPS, traced_value
 
 
 def hoist_gathers(gm: fx.GraphModule) -> None:
@@ -24,18 +23,14 @@ def hoist_gathers(gm: fx.GraphModule) -> None:
     Args:
         gm: a copy of a captured graph; its checkpointed bodies are replaced, not changed.
     """
-    for node in list(gm.graph.find_nodes(op="call_function", target=CHECKPOINT)):
-        attr: Any = node.args[0]
-        body = module_of_attr(attr)
-        if isinstance(body, fx.GraphModule):
-            _hoist(gm, node, attr, body)
+    for node, body, given in checkpointed(gm):
+        _hoist(gm, node, body, given)
 
 
-def _hoist(gm: fx.GraphModule, node: fx.Node, attr: fx.Node, body: fx.GraphModule) -> None:
-    new_body = copy_graph_module(body)
-    graph = new_body.graph
-    inputs = graph.find_nodes(op="placeholder")
-    given: dict[fx.Node, Any] = dict(zip(inputs, node.args[1:], strict=True))
+def _hoist(
+    gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule, given: dict[fx.Node, Any]
+) -> None:
+    graph, inputs = body.graph, list(given)
     moved = [
         each
         for each in graph.nodes
@@ -59,11 +54,4 @@ def _hoist(gm: fx.GraphModule, node: fx.Node, attr: fx.Node, body: fx.GraphModul
         if not each.users:
             del given[each]
             graph.erase_node(each)
-    name = f"{attr.target}_without_gathers".replace(".", "_")
-    new_body.recompile()
-    gm.add_module(name, new_body)
-    with gm.graph.inserting_before(node):
-        new_attr = gm.graph.get_attr(name)
-    node.args = (new_attr, *given.values())
-    if not attr.users:
-        gm.graph.erase_node(attr)
+    replace_body(gm, node, body, given)

@@ -14,9 +14,8 @@ from typing import Any
 
 from torch import fx
 
-from torchloom._torch.bodies import CHECKPOINT
-from torchloom.backends.graphs import copy_graph_module
-from torchloom.regions.labels import module_of_attr, traced_value
+from torchloom.regions.checkpoints import checkpointed, replace_body
+from torchloom.regions.labels import traced_value
 
 
 def part_reads(gm: fx.GraphModule) -> None:
@@ -25,44 +24,26 @@ def part_reads(gm: fx.GraphModule) -> None:
     Args:
         gm: a copy of a captured graph; its checkpointed bodies are replaced, not changed.
     """
-    for node in list(gm.graph.find_nodes(op="call_function", target=CHECKPOINT)):
-        attr: Any = node.args[0]
-        body = module_of_attr(attr)
-        if isinstance(body, fx.GraphModule):
-            _part(gm, node, attr, body)
+    for node, body, given in checkpointed(gm):
+        num_inputs = len(given)
+        for each in list(given):
+            if getattr(traced_value(given[each]), "requires_grad", False):
+                _part(body.graph, each, given)
+        if len(given) > num_inputs:
+            replace_body(gm, node, body, given)
 
 
-def _part(gm: fx.GraphModule, node: fx.Node, attr: fx.Node, body: fx.GraphModule) -> None:
-    new_body = copy_graph_module(body)
-    graph = new_body.graph
-    inputs = graph.find_nodes(op="placeholder")
-    given: dict[fx.Node, Any] = dict(zip(inputs, node.args[1:], strict=True))
+def _part(graph: fx.Graph, read: fx.Node, given: dict[fx.Node, Any]) -> None:
+    """Give reads of an input behind the first one inputs of their own; `given` gets what these are given."""
     end = next(each for each in graph.nodes if each.op != "placeholder")
-    order = {each: index for index, each in enumerate(graph.nodes)}
-    for each in inputs:
-        if not getattr(traced_value(given[each]), "requires_grad", False):
-            continue
-        is_first = True
-        for user in sorted(each.users, key=order.__getitem__):
-            for place in _places(user, each):
-                if is_first:
-                    is_first = False
-                    continue
-                with graph.inserting_before(end):
-                    own = graph.placeholder(f"{each.name}_again")
-                own.meta = dict(each.meta)
-                given[own] = given[each]
-                _read_at(user, place, own)
-    if len(given) == len(inputs):
-        return
-    name = f"{attr.target}_parted".replace(".", "_")
-    new_body.recompile()
-    gm.add_module(name, new_body)
-    with gm.graph.inserting_before(node):
-        new_attr = gm.graph.get_attr(name)
-    node.args = (new_attr, *given.values())
-    if not attr.users:
-        gm.graph.erase_node(attr)
+    users = [each for each in graph.nodes if each in read.users]
+    places = [(user, place) for user in users for place in _places(user, read)]
+    for user, place in places[1:]:
+        with graph.inserting_before(end):
+            own = graph.placeholder(f"{read.name}_again")
+        own.meta = dict(read.meta)
+        given[own] = given[read]
+        _read_at(user, place, own)
 
 
 def _places(user: fx.Node, used: fx.Node) -> Iterator[int]:
