@@ -142,6 +142,7 @@ KINDS = {
     "conjugates": [5],
     "constants": [6],
     "functions of users": [],
+    "read twice at once": [6, 5],
     "storage behind": [],
 }
 """How many layers are calls of one body."""

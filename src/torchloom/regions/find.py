@@ -226,8 +226,7 @@ def _part(own: _Labelled, apart: Collection[int]) -> Part:
         flow.append(inside if inside is not None else -1 - slots.setdefault(key, len(slots)))
     tensors = [key for key in slots if isinstance(traced_value(key[0]), Tensor)]
     numbers = [key for key in slots if key not in set(tensors)]
-    # Autograd adds gradients in the order of operands: last use first, as it would in the flat graph.
-    given = [*reversed(tensors), *numbers]
+    given = [*_as_autograd_adds(nodes, tensors), *numbers]
     order = {slots[key]: index for index, key in enumerate(given)}
     operands = tuple(used for used, _ in given[: len(tensors)])
     sizes = tuple(used for used, _ in numbers)
@@ -243,6 +242,26 @@ def _part(own: _Labelled, apart: Collection[int]) -> Part:
     )
     reads = tuple(order[-1 - each] if each < 0 else None for each in flow)
     return Part(tuple(nodes), operands, sizes, tuple(results), reads, contexts, form)
+
+
+def _as_autograd_adds(
+    nodes: Sequence[fx.Node], reads: Sequence[tuple[fx.Node, int | None]]
+) -> list[tuple[fx.Node, int | None]]:
+    """Return what a part reads in the order in which gradients of one value are added up in the flat graph.
+
+    The last node that reads it comes first; a node that reads it at several places hands gradients on place by place.
+    """
+    reader = [node for node in nodes for _ in inputs_of(node)]
+    ordered = list(reversed(reads))
+    at: defaultdict[tuple[fx.Node, fx.Node], list[int]] = defaultdict(list)
+    for index, (used, place) in enumerate(ordered):
+        if place is not None:
+            at[used, reader[place]].append(index)
+    for indices in at.values():
+        turned = [ordered[index] for index in reversed(indices)]
+        for index, read in zip(indices, turned, strict=True):
+            ordered[index] = read
+    return ordered
 
 
 def inputs_of(node: fx.Node) -> list[fx.Node]:

@@ -44,6 +44,7 @@ def _hoist(
             outside = gm.graph.node_copy(each, lambda used: given[used])
         with graph.inserting_before(end if end is not each else each):
             inside = graph.placeholder(f"{each.name}_given")
+        inside.target = inside.name
         inside.meta = {"example_value": traced_value(each)}
         given[inside] = outside
         each.replace_all_uses_with(inside, propagate_meta=False)

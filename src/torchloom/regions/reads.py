@@ -34,13 +34,18 @@ def part_reads(gm: fx.GraphModule) -> None:
 
 
 def _part(graph: fx.Graph, read: fx.Node, given: dict[fx.Node, Any]) -> None:
-    """Give reads of an input behind the first one inputs of their own; `given` gets what these are given."""
+    """Give reads of an input inputs of their own; `given` gets what these are given.
+
+    A call of the checkpoint is one node of the graph around it, which hands gradients on input by input: those of
+    the last node first, as without the checkpoint.
+    """
     end = next(each for each in graph.nodes if each.op != "placeholder")
-    users = [each for each in graph.nodes if each in read.users]
+    users = [each for each in reversed(graph.nodes) if each in read.users]
     places = [(user, place) for user in users for place in _places(user, read)]
     for user, place in places[1:]:
         with graph.inserting_before(end):
             own = graph.placeholder(f"{read.name}_again")
+        own.target = own.name  # which is no other's
         own.meta = dict(read.meta)
         given[own] = given[read]
         _read_at(user, place, own)
