@@ -15,7 +15,15 @@ import torchloom
 from support.models import Tricky, tokens, tricky
 from support.pool import run_ranks
 from torchloom.errors import ShardError
-from torchloom.shard import gathered, layout_of, on_meta, plan_layout, shard_module, unshard
+from torchloom.shard import (
+    gathered,
+    layout_of,
+    local_shard,
+    on_meta,
+    plan_layout,
+    shard_module,
+    unshard,
+)
 from torchloom.shard.shards import cut, join, valid_numel
 
 
@@ -57,6 +65,7 @@ def test_unknown_stage() -> None:
 def test_identity_names_and_classes_survive() -> None:
     model = tricky()
     before = dict(model.named_parameters())
+    before_shapes = {name: param.shape for name, param in before.items()}
     shard_module(model, plan(model, persistence_threshold=20))
     assert isinstance(model, Tricky)
     assert isinstance(model.up, nn.Linear)
@@ -65,7 +74,8 @@ def test_identity_names_and_classes_survive() -> None:
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)
     assert model.head._parameters["weight"] is model.embed._parameters["weight"]
-    assert after["up.weight"].shape == (102,)
+    assert after["up.weight"].shape == before_shapes["up.weight"]
+    assert local_shard(after["up.weight"]).shape == (102,)
 
 
 def test_one_class_per_kind_of_module() -> None:
@@ -179,7 +189,7 @@ def test_meta_model_is_never_whole() -> None:
 
         def init(module):
             nonlocal most
-            alive = sum(p.numel() for p in model.parameters() if not p.is_meta)
+            alive = sum(local_shard(p).numel() for p in model.parameters() if not p.is_meta)
             most = max(most, alive)
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
@@ -188,7 +198,7 @@ def test_meta_model_is_never_whole() -> None:
         torchloom.shard_model(model, persistence_threshold=100, init=init)
         loss = model(torch.ones(2, 32))
         loss.backward()
-        return most, loss.item(), sum(p.numel() for p in model.parameters())
+        return most, loss.item(), sum(local_shard(p).numel() for p in model.parameters())
 
     results = run_ranks(2, fn)
     whole = 6 * (32 * 32 + 32)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
+from torch.overrides import handle_torch_function
 
 _T = TypeVar("_T", bound=torch.Tensor)
 
@@ -18,6 +20,39 @@ PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 def as_plain_tensors() -> AbstractContextManager[None]:
     """Let operators take tensors of subclasses for plain ones inside a `with` block, and return plain ones."""
     return torch._C.DisableTorchFunctionSubclass()
+
+
+def is_for_machinery(func: Any, frame: FrameType | None) -> bool:
+    """Return whether `__torch_function__` was called for what works on tensors as they are stored.
+
+    That is torchloom, torch's private modules (Dynamo, fake tensors, DCP), compiled graphs, and all that an optimizer's
+    step calls.
+
+    Args:
+        func: what was called.
+        frame: that called `__torch_function__`.
+    """
+    if isinstance(func, torch._ops.OpOverload):
+        return True
+    while frame is not None and frame.f_globals.get("__name__") in _ON_BEHALF:
+        frame = frame.f_back
+    module = "" if frame is None else str(frame.f_globals.get("__name__"))
+    if module.startswith(_MACHINERY) and module != "torch.optim.swa_utils":
+        return True
+    while frame is not None:
+        if frame.f_code is _STEP:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_ON_BEHALF = frozenset(
+    each.__module__ for each in (handle_torch_function, torch.Tensor.norm, torch.norm)
+)
+"""Modules in which torch looks for `__torch_function__` on behalf of whoever called."""
+_MACHINERY = ("torchloom.", f"{torch.__name__}._", "torch.optim.", "torch.distributed.checkpoint.")
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
+"""Code of the function that torch puts around each optimizer's `step`."""
 
 
 def wrapper(kind: type[_T], like: torch.Tensor, shape: Sequence[int]) -> _T:

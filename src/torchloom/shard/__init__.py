@@ -1,7 +1,7 @@
 """Sharding a model's parameters in place: layouts, properties, state dicts.
 
-A sharded parameter is an ordinary `nn.Parameter`, the same object under the same name, whose data
-is this rank's flat, padded, equally sized shard. Attribute access on the module returns the
+A sharded parameter is an `nn.Parameter`, the same object under the same name, whose data is this rank's flat, padded,
+equally sized shard, and which answers for the whole weight (`shard.parameter`). Attribute access on the module returns the
 gathered weight, in eager and in compiled code alike.
 """
 
@@ -26,6 +26,7 @@ from torchloom.shard.gather import gathered
 from torchloom.shard.layout import Layout, ParamSpec, Precision, plan_layout
 from torchloom.shard.meta import on_meta
 from torchloom.shard.optimizer_states import full_optimizer_state_dict, whole_states
+from torchloom.shard.parameter import local_shard
 from torchloom.shard.roots import (
     Owners,
     class_of,
@@ -58,6 +59,7 @@ __all__ = [
     "keep_hook",
     "layout_of",
     "living_layouts",
+    "local_shard",
     "look_at_backward",
     "on_meta",
     "owners_of",

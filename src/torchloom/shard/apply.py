@@ -16,8 +16,9 @@ from torchloom.shard import meta
 from torchloom.shard.admit import recomputed
 from torchloom.shard.classes import sharded_class
 from torchloom.shard.layout import Layout, Mode, ParamSpec
+from torchloom.shard.parameter import hold_part, hold_whole, is_shard
 from torchloom.shard.regather import attach
-from torchloom.shard.roots import ROOTS, SHARDS, Root, is_sharded, layout_of
+from torchloom.shard.roots import ROOTS, Root, is_sharded, layout_of
 from torchloom.shard.shards import cut, join, pad_storage
 from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
 from torchloom.shard.wrappers import watch_wrappers
@@ -136,9 +137,9 @@ def unshard(model: nn.Module) -> nn.Module:
         param = modules[spec.owners[0].module]._parameters[spec.owners[0].attr]
         assert param is not None, spec.name
         whole = gather_whole(param, spec, layout.handle)
+        hold_whole(param)
         param.grad = None
         param.data = whole
-        SHARDS.pop(param, None)
     _restore_classes(modules)
     COUNTED.difference_update(modules.values())
     root = ROOTS.pop(model)
@@ -216,7 +217,7 @@ def _check_shared(model: nn.Module, layout: Layout) -> None:
     modules = dict(model.named_modules())
     params = {s.name: modules[s.owners[0].module]._parameters[s.owners[0].attr] for s in layout}
     for name, param in params.items():
-        if param is not None and tuple(param.shape) == (SHARDS.get(param),):
+        if is_shard(param):
             raise ShardError(
                 f"the parameter {name!r} is a shard already, as another model that owns it was sharded at "
                 "stage 2 or 3: one of both can own it; unshard that model first, or give this one a copy"
@@ -255,7 +256,6 @@ class _Keeper:
         data = data.to(spec.dtype)
         if spec.mode == "sharded":
             data = cut(data, self._layout.rank, spec.shard_numel)
-            SHARDS[param] = spec.shard_numel
         elif spec.is_sliced:
             # Padded, so that every rank's slice is equal and the slices gather in place.
             data = join(pad_storage(data, self._layout.world_size), spec.shape)
@@ -263,6 +263,7 @@ class _Keeper:
             data = data.clone()
         param.grad = None
         param.data = data
+        hold_part(param, spec)
 
 
 def _is_mapped(data: Tensor) -> bool:

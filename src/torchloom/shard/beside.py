@@ -31,7 +31,8 @@ from torchloom._torch.modes import is_traced
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.roots import SHARDS, divided_models
+from torchloom.shard.parameter import is_shard
+from torchloom.shard.roots import divided_models
 
 # fmt: off
 _ELEMENTWISE = frozenset([
@@ -215,7 +216,7 @@ def _shard_of(node: fx.Node) -> str | None:
     """Return what a placeholder is called, if a shard is given for it."""
     arg = node.meta.get("grapharg")
     example = getattr(arg, "example", None)
-    return node.name if isinstance(example, nn.Parameter) and example in SHARDS else None
+    return node.name if is_shard(example) and isinstance(example, nn.Parameter) else None
 
 
 def _local_gradients(roots: Sequence[Node], known: _Known) -> Iterator[_Edge]:

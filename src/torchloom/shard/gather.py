@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.parameter import hold_part, hold_whole
 from torchloom.shard.roots import layout_of, root_of
 from torchloom.shard.shards import cut
 from torchloom.shard.state import ORIGINAL, gather_whole
@@ -56,10 +57,9 @@ def gathered(
     for spec in chosen:
         param = _param(modules, spec)
         shards[spec.name] = param.data
-        if spec.mode == "sharded":
-            param.data = gather_whole(param, spec, layout.handle)
-        else:
-            param.data = param.data.clone()  # or changes would stay without a modifier_rank
+        whole = _whole_of(param, spec, layout)
+        hold_whole(param)
+        param.data = whole
     for owner in {owner.module for spec in chosen for owner in spec.owners}:
         module = modules[owner]
         module.__class__ = getattr(type(module), ORIGINAL, type(module))
@@ -72,6 +72,7 @@ def gathered(
             del _WHOLE[id(param)]
             wholes.append(param.data)
             param.data = shards[spec.name]
+            hold_part(param, spec)
         for path, module in modules.items():
             module.__class__ = classes[path]
         if modifier_rank is not None:
@@ -132,6 +133,12 @@ def _param(modules: dict[str, nn.Module], spec: ParamSpec) -> nn.Parameter:
     param = modules[spec.owners[0].module]._parameters[spec.owners[0].attr]
     assert param is not None, spec.name
     return param
+
+
+def _whole_of(param: nn.Parameter, spec: ParamSpec, layout: Layout) -> Tensor:
+    if spec.mode == "sharded":
+        return gather_whole(param, spec, layout.handle)
+    return param.data.clone()  # or changes would stay without a modifier_rank
 
 
 def _check_shape(whole: Tensor, spec: ParamSpec) -> None:

@@ -19,7 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.roots import SHARDS, divided_by_id
+from torchloom.shard.parameter import is_shard
+from torchloom.shard.roots import divided_by_id
 from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
 from torchloom.shard.state import gather_shard, is_local, state_dict_mode
@@ -185,7 +186,7 @@ def _sharded(
         for param, index in zip(group["params"], packed["params"], strict=False):
             if id(param) in found:
                 yield index, *found[id(param)]
-            elif tuple(param.shape) == (SHARDS.get(param),):
+            elif is_shard(param):
                 raise ShardError(
                     f"parameter {index} of this optimizer is a shard of a model that has been freed, so its "
                     "states cannot be made whole: keep the model as long as its optimizer is saved or loaded"

@@ -1,14 +1,17 @@
-"""What `module.weight` is outside of a forward pass: a copy that reads as the weight and loses no write.
+"""Gathered copies that user code gets outside of a forward pass: they read as the weight and lose no write.
 
     between two steps      module.weight.clamp_(-1, 1), module.weight.data[:5] = 0, module.weight.register_hook(f)
+    averages of weights    for name, value in ema.state_dict().items(): value.lerp_(now[name], 0.01)
 
-A property hands out a copy, so such a write would be lost without a word. Where the parameter is whole on each rank, writes
-and hooks go to the parameter itself; where it is a shard, they are refused.
+Without more, such a write would be lost without a word. Where the parameter is whole on each rank, writes and hooks go to
+the parameter itself. Where it is a shard, what is written into a value of `state_dict()`, on all ranks, is cut into the
+shard; through `module.weight` it is refused, as ranks may read that one by one.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,13 +33,19 @@ class OutsideWeight(Tensor):
     param: nn.Parameter | None
     """The parameter, where it is whole on this rank and this is all of it; otherwise None."""
     param_name: str
+    keep: Callable[[], None] | None = None
+    """Cuts what the copy holds into the shard; None: writes are refused, or go to `param`."""
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
+        kept = []
         for target in _written(func, args, named):
+            if target.keep is not None and _is_in_place(func):
+                kept.append(target.keep)
+                continue
             if target.param is None:
                 raise _refused(target.param_name)
             replaced = {id(target): target.param}
@@ -44,10 +53,18 @@ class OutsideWeight(Tensor):
             named = {key: replaced.get(id(each), each) for key, each in named.items()}
         with as_plain_tensors():
             found = func(*args, **named)
+            for each in kept:
+                each()
         source = next((each for each in args if isinstance(each, OutsideWeight)), None)
-        if source is None or not isinstance(found, Tensor):
+        if source is None or not isinstance(found, Tensor) or not _shares(found, source):
             return found
-        return outside(found, None, source.param_name) if _shares(found, source) else found
+        return outside(found, None, source.param_name, keep=source.keep)
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        return _plain(self).__reduce_ex__(proto)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), _plain(self).clone())
 
 
 def in_module_call() -> bool:
@@ -60,17 +77,33 @@ def in_module_call() -> bool:
     return False
 
 
-def outside(weight: Tensor, param: nn.Parameter | None, name: str) -> Tensor:
+def outside(
+    weight: Tensor,
+    param: nn.Parameter | None,
+    name: str,
+    *,
+    keep: Callable[[], None] | None = None,
+) -> Tensor:
     """Return a weight that refuses writes, or hands them to its parameter.
 
     Args:
         weight: a copy.
-        param: the parameter, where it is whole; None: writes are refused.
+        param: the parameter, where it is whole; None: writes are refused, or kept.
         name: of the parameter.
+        keep: is called after each write into the copy.
     """
     made: Any = weight.as_subclass(OutsideWeight)
-    made.param, made.param_name = param, name
+    made.param, made.param_name, made.keep = param, name, keep
     return made
+
+
+def _plain(weight: Tensor) -> Tensor:
+    with as_plain_tensors():
+        return weight.detach()
+
+
+def _is_in_place(func: Any) -> bool:
+    return getattr(func, "__name__", "") != "__set__" and func.__name__ not in _HOOKS
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[OutsideWeight]:
@@ -92,7 +125,15 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[O
         meant = ()
     outs = kwargs.get("out")
     outs = outs if isinstance(outs, (tuple, list)) else (outs,)
-    return [each for each in (*meant, *outs) if isinstance(each, OutsideWeight)]
+    return [each for each in _flat((*meant, *outs)) if isinstance(each, OutsideWeight)]
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for each in values:
+        if isinstance(each, (list, tuple)):
+            yield from each
+        else:
+            yield each
 
 
 def _shares(found: Tensor, source: Tensor) -> bool:

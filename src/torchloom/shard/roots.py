@@ -29,8 +29,6 @@ class Root:
 
 
 ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-SHARDS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Elements of the shard that a parameter holds, also where its model has been freed since."""
 
 
 def layout_of(model: nn.Module) -> Layout:

@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom import ops
+from torchloom._torch.subclasses import as_plain_tensors
 from torchloom.position import POSITION
 from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.outside import outside
+from torchloom.shard.parameter import local_shard
 from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
 
@@ -108,7 +111,7 @@ def save_to_state_dict(
     if is_local():
         for attr, name in self._loom_names.items():
             if layout[name].mode == "sharded" and not keep_vars:
-                shard = destination[prefix + attr]
+                shard = local_shard(destination[prefix + attr])
                 destination[prefix + attr] = as_shard_tensor(shard, layout[name], layout)
         return
     gathered: Any = {}
@@ -118,9 +121,21 @@ def save_to_state_dict(
         if layout[name].mode == "sharded":
             whole = gathered.get((layout.handle, name))
             if whole is None:
-                whole = gather_whole(self._parameters[attr], layout[name], layout.handle)
+                whole = _kept_copy(self, self._parameters[attr], layout, name)
                 gathered[layout.handle, name] = whole
             destination[prefix + attr] = whole
+
+
+def _kept_copy(module: nn.Module, param: Tensor, layout: Layout, name: str) -> Tensor:
+    """Return a gathered weight whose writes reach the shard, as those into a whole model's state dict reach its weights."""
+    spec = layout[name]
+    whole = gather_whole(param, spec, layout.handle)
+
+    def keep() -> None:
+        local_shard(param).copy_(cut(whole, layout.rank, spec.shard_numel))
+        count_load(module)
+
+    return outside(whole, None, name, keep=keep)
 
 
 _GATHERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -157,7 +172,8 @@ def load_from_state_dict(
     # Assigning would put new Parameter objects in place of those that the optimizer holds.
     local_metadata = {**local_metadata, "assign_to_params_buffers": False}
     original = getattr(type(self), ORIGINAL)
-    original._load_from_state_dict(self, cut_dict, prefix, local_metadata, *args)
+    with as_plain_tensors():
+        original._load_from_state_dict(self, cut_dict, prefix, local_metadata, *args)
 
 
 def gather_whole(shard: Tensor, spec: ParamSpec, handle: str) -> Tensor:

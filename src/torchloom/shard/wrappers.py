@@ -1,31 +1,54 @@
-"""DistributedDataParallel is refused around shards.
+"""What takes a rank's shard for the whole weight while ranks communicate is refused: collectives, and DistributedDataParallel.
 
-It makes parameters equal on all ranks first: rank 0's shards would be everybody's, silently.
+A broadcast would make rank 0's shards everybody's, and an average would mix parts of a weight that have nothing to do with
+each other, silently. DistributedDataParallel does both.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from torchloom._torch.collectives import watch_collectives
 from torchloom.errors import ShardError
-from torchloom.shard.roots import SHARDS
+from torchloom.shard.outside import OutsideWeight
+from torchloom.shard.parameter import is_shard, name_of
+
+_WRITING = frozenset(["broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv"])
 
 
 @functools.cache
 def watch_wrappers() -> None:
-    """Refuse the wrapper around modules that hold shards, from now on, before it changes a parameter."""
+    """Refuse both for modules that hold shards, from now on, before a parameter is changed."""
     register_module_module_registration_hook(_refuse)
+    watch_collectives(_check)
 
 
 def _refuse(owner: nn.Module, name: str, submodule: nn.Module) -> None:
     if not isinstance(owner, DistributedDataParallel):
         return
-    if submodule is not None and any(param in SHARDS for param in submodule.parameters()):
+    if submodule is not None and any(map(is_shard, submodule.parameters())):
         raise ShardError(
             "DistributedDataParallel was given a model that torchloom has sharded, and would take one rank's shards for "
             "whole weights: leave the wrapper out, as torchloom averages gradients in backward"
         )
+
+
+def _check(collective: str, tensors: Iterable[Tensor]) -> None:
+    for each in tensors:
+        if is_shard(each):
+            raise ShardError(
+                f"{collective} was given this rank's shard of the parameter {name_of(each)!r}, and ranks hold unlike parts of it: "
+                "leave it out, as torchloom keeps weights equal on all ranks; for whole weights use "
+                "torchloom.shard.full_state_dict(model), for this rank's part torchloom.shard.local_shard(p)"
+            )
+        if isinstance(each, OutsideWeight) and each.param is None and collective in _WRITING:
+            raise ShardError(
+                f"{collective} would write into a gathered copy of the parameter {each.param_name!r}, and the weight would stay "
+                "as it is: leave it out, as torchloom keeps weights equal on all ranks, or write inside "
+                "torchloom.shard.gathered(..., modifier_rank=0)"
+            )

@@ -33,6 +33,11 @@ CORE = (
         "training fails",
     ),
     PrivateName(
+        name="torch.distributed._broadcast_coalesced",
+        used_for="refuse broadcasts of shards, as by DistributedDataParallel",
+        without="no model can be sharded",
+    ),
+    PrivateName(
         name="torch._C._dispatch_has_kernel_for_dispatch_key",
         used_for="know whether an operator has a backward of its own",
         without="`torchloom.check_op` fails",

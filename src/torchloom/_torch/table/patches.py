@@ -24,6 +24,14 @@ PATCHES = (
         without="ranks that clip with torch's function train to different weights",
     ),
     Patch(
+        name="torch.distributed.ProcessGroup",
+        where="torchloom._torch.collectives.watch_collectives",
+        because="a broadcast or an average of a parameter that holds a shard mixes unlike parts of the weight, and nothing"
+        " in torch asks a tensor before it communicates",
+        reproduction="Lightning's Trainer.validate after fit broadcasts the module's parameters: rank 1 has rank 0's shards",
+        without="frameworks and users that broadcast parameters break the weights of other ranks",
+    ),
+    Patch(
         name="torch.autograd._engine_run_backward",
         where="torchloom._torch.autograd.replace_backward",
         because="a parameter that a loss uses beside its module gets this rank's gradient alone, and no hook on the"
