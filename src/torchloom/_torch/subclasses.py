@@ -50,7 +50,14 @@ _ON_BEHALF = frozenset(
     each.__module__ for each in (handle_torch_function, torch.Tensor.norm, torch.norm)
 )
 """Modules in which torch looks for `__torch_function__` on behalf of whoever called."""
-_MACHINERY = ("torchloom.", f"{torch.__name__}._", "torch.optim.", "torch.distributed.checkpoint.")
+_MACHINERY = (
+    "torchloom.",
+    f"{torch.__name__}._",
+    "torch.amp.",
+    "torch.distributed.checkpoint.",
+    "torch.nn.utils.clip_grad",
+    "torch.optim.",
+)
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
 """Code of the function that torch puts around each optimizer's `step`."""
 

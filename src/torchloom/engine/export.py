@@ -26,7 +26,7 @@ from torchloom.engine.checkpoints.weight_files import (
 )
 from torchloom.log import get_logger
 from torchloom.runtime.exchanges import new_agreement
-from torchloom.shard import ShardTensor, full_state_dict, layout_of, sharded_state_dict
+from torchloom.shard import ShardTensor, full_state_dict, is_sharded, layout_of, sharded_state_dict
 from torchloom.shard.state import gather_shard
 
 logger = get_logger(__name__)
@@ -69,7 +69,8 @@ def save_model(
         >>> torchloom.save_model(model, "export", dtype=torch.bfloat16)  # doctest: +SKIP
         >>> AutoModelForCausalLM.from_pretrained("export")  # doctest: +SKIP
     """
-    layout_of(model)
+    if not is_sharded(model):  # a copy of a sharded model is no root
+        layout_of(model)
     shard_bytes = parse_bytes(max_shard_size, "max_shard_size")
     checkpoints = Checkpoints(new_agreement(dist.get_rank(), dist.get_world_size()))
     folder = Path(folder)
