@@ -197,6 +197,7 @@ def _captured(
                 unbacked=unbacked,
                 ints=_sources(target, contract, args, varying),
                 floats=_sources(target, contract, args, None),
+                ranges=box.ranges(contract.derived),
             )
     except TorchloomError:
         raise
