@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchloom import envs
+from torchloom._torch.modes import modes_kept
 from torchloom.errors import ArtifactError, ContractError, ServeError
 from torchloom.serve.builder.options import BuildOptions, Ranges, Shapes, Sizes, check_options
 from torchloom.serve.builder.pieces.inductor_options import resolved
@@ -200,7 +201,7 @@ def _built(
 
     started = time.perf_counter()
     builder = Builder(target, contract, options, Lowerer(options.backend, options.patches, store))
-    with generators_kept(), copies_shared():
+    with modes_kept(), generators_kept(), copies_shared():
         variants = _variants(builder, contract, options)
         builder.check_calls(variants)
     seconds = time.perf_counter() - started
