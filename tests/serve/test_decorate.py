@@ -352,7 +352,7 @@ def test_invariants_of_sizes_are_traced_before_the_forward():
     assert served(model).program is not None
     without = support_torch_compile(backend="eager", mark_unbacked_dims=dims)
     other = without(type("Unchecked", (Related,), {}))().eval()
-    with torch.no_grad(), pytest.raises(ServeError, match="test_decorate.py"):
+    with torch.no_grad(), pytest.raises(ServeError, match=r"test_decorate\.py"):
         other(torch.ones(8, 4), torch.ones(8, 4))
     with pytest.raises(ServeError, match="other arguments than"):
         support_torch_compile(dynamic_arg_dims=dims, shape_invariants=lambda a: None)(Related)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchloom._torch.standalone import own_instructions
+from torchloom.errors import ServeError
 from torchloom.serve import Contract, Dim, build, tensor
 
 
@@ -84,3 +85,16 @@ def test_ranges_do_not_meet_in_the_compilers_cache(monkeypatch, tmp_path):
         for least in (4, 3):
             program = build(model, Contract({"x": tensor(Dim("n", least, 12), 4)}))
             alike(model, program, torch.randn(least, 4))
+
+
+def test_an_error_of_the_compiler_is_one_sentence_with_the_users_line():
+    contract = Contract(
+        {"x": tensor(2, Dim("length", 1, 4), 4), "keys": tensor(2, 16, 4), "pos": Dim("pos", 0, 8)}
+    )
+    with torch.no_grad(), pytest.raises(ServeError) as caught:
+        build(Cached().eval(), contract, shapes="unbacked")
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1 and len(text) < 900
+    for part in ("test_slices.py:", "in forward", "aten.bmm", "shapes='split'", "length 1 to 4"):
+        assert part in text
+    assert len(str(caught.value.__cause__).splitlines()) > 20
