@@ -71,8 +71,7 @@ def check(
 ) -> None:
     """Prove that a model is one program for its contract, without compiling it."""
     given = _given(model)
-    options = _options(given, shapes)
-    options["backend"] = "eager"
+    options = {"shapes": "prove", **_options(given, shapes), "backend": "eager"}
     program = build(given.model, given.contract, **options)
     typer.echo(_shown(program))
 

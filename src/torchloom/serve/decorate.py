@@ -134,7 +134,7 @@ def support_torch_compile(
             how sizes relate; it is traced before the forward, and eager calls leave it out.
         contract: says all of this about sizes instead.
         enforce_eager: leave all instances as they are, as TORCHLOOM_ENFORCE_EAGER=1 does.
-        options: of `build`; `shapes` is "split" unless given.
+        options: of `build`.
 
     Raises:
         ServeError: the class has no `forward`, its own or inherited, names in the dims are no arguments of it, nothing
@@ -166,7 +166,7 @@ def support_torch_compile(
             contract,
             enable_if,
             enforce_eager,
-            {"shapes": "split", **options},
+            options,
         )
         cls.forward = _dispatcher(cls, plan)  # type: ignore[method-assign]
         return cls

@@ -147,7 +147,7 @@ def test_sizes_beside_floats(function):
     model = Of(function).eval()
     with torch.no_grad():
         with pytest.raises(ProofError, match="not true for batch"):
-            build(model, CONTRACT, backend="eager")
+            build(model, CONTRACT, shapes="prove", backend="eager")
         served = build(model, CONTRACT, shapes="split", backend="eager")
         for size in range(1, 65):
             x = torch.randn(size, 16)

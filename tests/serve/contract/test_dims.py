@@ -291,7 +291,7 @@ def test_a_scan_over_many_sizes_is_refused_with_its_line():
             return state
 
     contract = Contract({"x": (2, Dim("steps", 1, 40))})
-    with torch.no_grad(), pytest.raises(ProofError, match="more than 16 ways") as error:
+    with torch.no_grad(), pytest.raises(ProofError, match="more than 32 ways") as error:
         build(Scans().eval(), contract, backend="eager", shapes="split")
     assert "test_dims.py" in str(error.value)
     assert "such as a scan" in str(error.value)
