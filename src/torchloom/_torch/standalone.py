@@ -92,6 +92,7 @@ def symbolic_minimum() -> Iterator[None]:
     from torch._inductor.sizevars import SizeVarAllocator
     from torch.utils._sympy.functions import Max, Min
 
+    allocator: Any = SizeVarAllocator
     known_minimum, known_maximum = SizeVarAllocator.evaluate_min, SizeVarAllocator.evaluate_max
 
     def evaluate_min(sizes: Any, left: Any, right: Any) -> Any:
@@ -104,11 +105,11 @@ def symbolic_minimum() -> Iterator[None]:
         least = evaluate_min(sizes, left, right)
         return {left: right, right: left}.get(least, Max(left, right))
 
-    SizeVarAllocator.evaluate_min, SizeVarAllocator.evaluate_max = evaluate_min, evaluate_max
+    allocator.evaluate_min, allocator.evaluate_max = evaluate_min, evaluate_max
     try:
         yield
     finally:
-        SizeVarAllocator.evaluate_min, SizeVarAllocator.evaluate_max = known_minimum, known_maximum
+        allocator.evaluate_min, allocator.evaluate_max = known_minimum, known_maximum
 
 
 def _inner(artifact: Any) -> Call:

@@ -71,7 +71,9 @@ def check(
 ) -> None:
     """Prove that a model is one program for its contract, without compiling it."""
     given = _given(model)
-    options = {"shapes": "prove", **_options(given, shapes), "backend": "eager"}
+    options = _options(given, shapes)
+    options["backend"] = "eager"
+    options.setdefault("shapes", "prove")
     program = build(given.model, given.contract, **options)
     typer.echo(_shown(program))
 

@@ -45,7 +45,8 @@ def why_not_compiled(target: Target, box: Box, shapes: str, error: BaseException
         for path, line, function in re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
         if not path.startswith(_TORCH)
     ]
-    at = f" of {operator[1]}" * bool(operator) + f" at {places[-1]}" * bool(places)
+    at = f" of {operator[1]}" if operator else ""
+    at += f" at {places[-1]}" if places else ""
     others = {
         "split": "cuts ranges where sizes differ",
         "unbacked": "assumes nothing of sizes",
