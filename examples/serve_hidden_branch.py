@@ -40,7 +40,7 @@ def main() -> None:
     contract = Contract({"x": (Dim("batch", 1, 64), 8)})
     open_model, hiding_model = Branching().eval(), Hiding().eval()
     try:
-        build(open_model, contract)
+        build(open_model, contract, shapes="prove")
     except ProofError as error:
         print(f"refused:\n{error}\n")
     split = build(open_model, contract, shapes="split")

@@ -164,6 +164,28 @@ class TestInference:
         op.register_fake(proposal)
         torchloom.check_op(op, [args], count=40, compiled=False, gradients=False)
 
+    def test_arguments_by_keyword_and_defaults_vary_too(self) -> None:
+        @custom_op("loomtests::tile", fake=lambda x, *, n=2: x.repeat(n, 1))
+        def tile(x: Tensor, *, n: int = 2) -> Tensor:
+            return x.repeat(n, 1)
+
+        @custom_op("loomtests::grown")
+        def grown(x: Tensor, by: int = 1, *, twice: bool = False) -> Tensor:
+            return x.new_zeros(x.shape[0] + by)
+
+        x = torch.ones(3, 4)
+        assert torch.compile(lambda x: tile(x, n=3), fullgraph=True, backend="eager")(x).shape == (
+            9,
+            4,
+        )
+        for samples in ([(x,)], [{"x": x, "n": 3}]):
+            found = propose_fake(tile, samples)
+            assert "fake_tile(x, *, n=2):" in found.source and found.fake(x, n=5).shape == (15, 4)
+        found = propose_fake(grown, [(torch.ones(5),)])
+        assert "(x, by=1, *, twice=False):" in found.source and "x.shape[0] + by" in found.source
+        with pytest.raises(OpError, match="other arguments than the operator"):
+            tile.register_fake(lambda x, m: x)
+
     def test_several_results(self) -> None:
         @custom_op("infer::split", mutates_args=())
         def split(x: Tensor, n: int) -> list[Tensor]:

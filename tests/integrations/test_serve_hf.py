@@ -88,6 +88,27 @@ def test_prefill_of_any_length_for_any_batch(name):
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["gemma3", "vit"])
+def test_stock_models_are_served_from_one_row_and_one_token_on(name):
+    torch.manual_seed(0)
+    batch, length = Dim("batch", 1, 4), Dim("length", 1, 16)
+    if name == "vit":
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = transformers.ViTConfig(**sizes, intermediate_size=64, image_size=16, patch_size=4)
+        model = transformers.ViTForImageClassification(config).eval()
+        spec, key = tensor(batch, 3, 16, 16), "pixel_values"
+    else:
+        config = transformers.Gemma3TextConfig(**DECODER, head_dim=8, sliding_window=8)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        spec, key = tensor(batch, length, dtype=torch.int64, below=64), "input_ids"
+    with torch.no_grad():
+        program = build(model, Contract({key: spec}), backend="eager")
+        for rows, tokens in ((1, 1), (1, 7), (3, 1), (4, 16)):
+            sizes = {"batch": rows, "length": tokens}
+            x = spec.example(sizes)
+            torch.testing.assert_close(program(x).logits, model(x).logits, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "backend"), [("llama", "inductor"), ("gpt2", "eager"), ("qwen3", "eager")]
 )

@@ -327,3 +327,32 @@ def test_lists_that_are_annotated_vary_without_being_named():
             parts = [torch.randn(n, 3) for _ in range(3)]
             assert torch.equal(model(parts), sum(parts))
     assert served(model).program.contract.dims["size_6"].min == 1
+
+
+def related(x: Tensor, y: Tensor) -> None:
+    torch._check(x.size(0) == y.size(0))
+    torch._check(x.size(1) <= 64)
+
+
+class Related(nn.Module):
+    """Would branch on whether two sizes are one, which nothing may ask of unbacked ones."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y if x.shape[0] == y.shape[0] else x * 2
+
+
+def test_invariants_of_sizes_are_traced_before_the_forward():
+    dims = {"x": 0, "y": 0}
+    make = support_torch_compile(backend="eager", mark_unbacked_dims=dims, shape_invariants=related)
+    model = make(type("Checked", (Related,), {}))().eval()
+    with torch.no_grad():
+        for rows in (8, 3, 1):
+            x, y = torch.randn(rows, 4), torch.randn(rows, 4)
+            torch.testing.assert_close(model(x, y), x + y)
+    assert served(model).program is not None
+    without = support_torch_compile(backend="eager", mark_unbacked_dims=dims)
+    other = without(type("Unchecked", (Related,), {}))().eval()
+    with torch.no_grad(), pytest.raises(ServeError, match=r"test_decorate\.py"):
+        other(torch.ones(8, 4), torch.ones(8, 4))
+    with pytest.raises(ServeError, match="other arguments than"):
+        support_torch_compile(dynamic_arg_dims=dims, shape_invariants=lambda a: None)(Related)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchloom._torch.shapes import forget_constant_floats, no_special_sizes
+from torchloom._torch.shapes import forget_constant_floats, no_special_sizes, symbol_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,7 @@ def capture_call(
     unbacked: bool,
     ints: Sequence[str],
     floats: Sequence[str],
+    ranges: Mapping[int, tuple[int, int]],
 ) -> Captured | None:
     """Trace a call as one graph; return None where it computes nothing on tensors.
 
@@ -77,6 +78,7 @@ def capture_call(
         unbacked: whether marked sizes were marked with bounds that nothing may branch on.
         ints: expressions such as "L['n']" for whole numbers that are symbols.
         floats: likewise for floats; the graph takes each as a tensor of one number.
+        ranges: the least and the greatest value of a symbol, by what it is in this call.
 
     Raises:
         torch._dynamo.exc.Unsupported: the call cannot be one graph; see `is_unsupported`.
@@ -91,6 +93,7 @@ def capture_call(
         _varying_floats(plain, floats),
         compiler_config.patch(dynamic_sources=",".join(f"{re.escape(source)}$" for source in ints)),
         no_special_sizes(enabled=not unbacked),
+        symbol_ranges(ranges),
         dynamo_config.patch(
             automatic_dynamic_shapes=bool(floats),  # else what is known of floats is not looked at
             specialize_float=not floats,

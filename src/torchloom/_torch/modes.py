@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,42 @@ def without_modes() -> AbstractContextManager[Any]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
+
+
+@contextmanager
+def modes_kept() -> Iterator[None]:
+    """Leave behind a block what it entered and did not leave, such as a graph that fails within a transform."""
+    functorch: Any = _C._functorch
+    depth, level = functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level
+    why_no_hooks = _C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    settings = [(write, read()) for read, write in _SETTINGS]
+    with _C._PreserveDispatchKeyGuard():  # autocast is among these keys
+        try:
+            yield
+        finally:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            while forward_ad._current_level > level:
+                forward_ad.exit_dual_level()
+            if why_no_hooks is None:
+                _C._autograd._saved_tensors_hooks_enable()
+            for write, value in settings:
+                write(value)
+
+
+_SETTINGS: tuple[tuple[Any, Any], ...] = (
+    (torch.is_grad_enabled, _C._set_grad_enabled),
+    (_C._is_fwd_grad_enabled, _C._set_fwd_grad_enabled),
+    (
+        _C._functorch.get_inplace_requires_grad_allowed,
+        _C._functorch.set_inplace_requires_grad_allowed,
+    ),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    *(
+        (partial(torch.get_autocast_dtype, each), partial(torch.set_autocast_dtype, each))
+        for each in ("cpu", "cuda")
+    ),
+)
 
 
 def default_device() -> torch.device | None:

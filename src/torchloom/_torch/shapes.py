@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,41 @@ def no_special_sizes(*, enabled: bool = True) -> AbstractContextManager[Any]:
 
     config: Any = _config  # its patch() is made at run time
     return config.patch(backed_size_oblivious=enabled)
+
+
+@contextmanager
+def symbol_ranges(ranges: Mapping[int, tuple[int, int]]) -> Iterator[None]:
+    """Give each symbol that is made in a block the range of its size, so that nothing is asked that it answers.
+
+    Args:
+        ranges: the least and the greatest value of a symbol, by what it is during the trace.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    create: Any = ShapeEnv.create_symbol
+
+    def create_symbol(env: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        made = create(env, value, *args, **kwargs)
+        if type(value) is int and value in ranges and made in symbol_values(env):
+            env.constrain_symbol_range(made, *ranges[value])
+        return made
+
+    ShapeEnv.create_symbol = create_symbol
+    try:
+        yield
+    finally:
+        ShapeEnv.create_symbol = create
+
+
+def range_text(value: Any) -> str:
+    """Return the ranges of the symbols in a size, or in a tensor's: compilers rely on them without a guard."""
+    if isinstance(value, torch.Tensor):
+        return " ".join(map(range_text, value.shape))
+    if not isinstance(value, torch.SymInt):
+        return ""
+    ranges = value.node.shape_env.var_to_range
+    symbols = sorted(value.node.expr.free_symbols, key=str)
+    return " ".join(f"{ranges[each].lower}..{ranges[each].upper}" for each in symbols)
 
 
 def new_shape_env() -> Any:

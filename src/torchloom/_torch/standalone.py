@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchloom._torch.shapes import forget_constant_floats, no_special_sizes
+from torchloom._torch.shapes import forget_constant_floats, no_special_sizes, range_text
 
 Call = Callable[..., Any]
 
@@ -39,14 +39,19 @@ def compile_alone(
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._inductor import standalone_compile
 
+    # Inductor's key of its cache has no ranges: code for a narrow one would be found for a wide one.
+    ranges = ", ".join(map(range_text, inputs))
+    compiler_config: Any = torch.compiler.config  # its patch() is made at run time
+    tag = f"{compiler_config.cache_key_tag} sizes {ranges}"
     try:
-        artifact: Any = standalone_compile(
-            graph_module,
-            list(inputs),
-            dynamic_shapes="from_graph",
-            options={"config_patches": dict(patches)},
-            aot=True,
-        )
+        with compiler_config.patch(cache_key_tag=tag):
+            artifact: Any = standalone_compile(
+                graph_module,
+                list(inputs),
+                dynamic_shapes="from_graph",
+                options={"config_patches": dict(patches)},
+                aot=True,
+            )
     except TensorifyScalarRestartAnalysis as error:
         forget_constant_floats()
         raise WantsConstantError from error
@@ -77,8 +82,34 @@ def build_settings(*, unbacked: bool) -> Iterator[None]:
     from torch._functorch import config
 
     caching: Any = config.patch(strict_autograd_cache=True, bypass_autograd_cache_key=True)  # type: ignore[attr-defined]
-    with own_instructions(), caching, no_special_sizes(enabled=not unbacked):
+    with own_instructions(), caching, no_special_sizes(enabled=not unbacked), symbolic_minimum():
         yield
+
+
+@contextmanager
+def symbolic_minimum() -> Iterator[None]:
+    """Let Inductor write `Min(a, b)` where no range tells which is less, as it does for unbacked symbols."""
+    from torch._inductor.sizevars import SizeVarAllocator
+    from torch.utils._sympy.functions import Max, Min
+
+    allocator: Any = SizeVarAllocator
+    known_minimum, known_maximum = SizeVarAllocator.evaluate_min, SizeVarAllocator.evaluate_max
+
+    def evaluate_min(sizes: Any, left: Any, right: Any) -> Any:
+        try:
+            return known_minimum(sizes, left, right)
+        except TypeError:
+            return Min(left, right)
+
+    def evaluate_max(sizes: Any, left: Any, right: Any) -> Any:
+        least = evaluate_min(sizes, left, right)
+        return {left: right, right: left}.get(least, Max(left, right))
+
+    allocator.evaluate_min, allocator.evaluate_max = evaluate_min, evaluate_max
+    try:
+        yield
+    finally:
+        allocator.evaluate_min, allocator.evaluate_max = known_minimum, known_maximum
 
 
 def _inner(artifact: Any) -> Call:

@@ -73,6 +73,7 @@ def check(
     given = _given(model)
     options = _options(given, shapes)
     options["backend"] = "eager"
+    options.setdefault("shapes", "prove")
     program = build(given.model, given.contract, **options)
     typer.echo(_shown(program))
 

@@ -67,13 +67,15 @@ class CustomOp:
         """
         if isinstance(fn, Proposal):
             fn = fn.fake
-        names = [argument.name for argument in self.overload._schema.arguments]
+        arguments = self.overload._schema.arguments
+        by_place = [each.name for each in arguments if not each.kwarg_only]
+        by_name = {each.name: None for each in arguments if each.kwarg_only}
         try:
             signature = inspect.signature(fn)
         except ValueError:  # one in C, like torch.empty_like, does not say what it takes
             return self.defined.register_fake(fn)
         try:
-            signature.bind(*names)
+            signature.bind(*by_place, **by_name)
         except TypeError as error:
             raise OpError(
                 f"the fake of {self.schema} takes other arguments than the operator, {signature}: {error}"

@@ -13,7 +13,7 @@ import itertools
 import linecache
 import random
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,12 +53,14 @@ class _Seen:
     result: Any
 
 
-def propose_fake(op: Any, samples: Sequence[Sequence[Any]], *, count: int = 80) -> Proposal:
+def propose_fake(
+    op: Any, samples: Sequence[Sequence[Any] | Mapping[str, Any]], *, count: int = 80
+) -> Proposal:
     """Propose a fake by fitting sizes, strides and dtypes of results over sampled inputs.
 
     Args:
         op: the operator; see `check_op`.
-        samples: examples of its arguments, each a tuple.
+        samples: examples of its arguments: tuples, or dicts of keyword arguments.
         count: inputs to make of each example.
 
     Raises:
@@ -74,7 +76,12 @@ def propose_fake(op: Any, samples: Sequence[Sequence[Any]], *, count: int = 80) 
     target = target_of(op)
     if not samples:
         raise OpError(f"no fake can be proposed for {target.name} without samples of its arguments")
-    seen = [each for given in samples for each in _watch(target, sample_of(given), count)]
+    seen: list[_Seen] = []
+    for given in samples:
+        example = sample_of((), given) if isinstance(given, Mapping) else sample_of(given)
+        passed = target.named(list(example.args), dict(example.kwargs))
+        left_out = {name: each for name, each in target.defaults.items() if name not in passed}
+        seen += _watch(target, replace(example, kwargs={**example.kwargs, **left_out}), count)
     if len(seen) < 8:
         raise OpError(
             f"no fake can be proposed for {target.name}: it took only {len(seen)} of the inputs made "
@@ -85,7 +92,7 @@ def propose_fake(op: Any, samples: Sequence[Sequence[Any]], *, count: int = 80) 
     lines = _body(target, fitted)
     source = "\n".join(
         [
-            f"def fake_{target.name.rpartition('::')[2]}({', '.join(target.arguments)}):",
+            f"def fake_{target.name.rpartition('::')[2]}({target.signature}):",
             f'    """Fits {len(seen)} calls of {target.name}; read before use."""',
             *textwrap.indent("\n".join(lines), "    ").splitlines(),
         ]
@@ -132,6 +139,10 @@ def _other_numbers(example: Sample) -> Iterator[Sample]:
             for other in (value + 1, 2 * value + 1):
                 args = (*example.args[:at], other, *example.args[at + 1 :])
                 yield replace(example, args=args)
+    for name, value in example.kwargs.items():
+        if type(value) is int:
+            for other in (value + 1, 2 * value + 1):
+                yield replace(example, kwargs={**example.kwargs, name: other})
 
 
 def _seen(target: CheckedOperator, sample: Sample, result: Any) -> _Seen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,10 @@ class CheckedOperator:
     """Arguments that the schema says are written to."""
     arguments: tuple[str, ...]
     """Names of all arguments, in order."""
+    signature: str
+    """The arguments as Python writes them."""
+    defaults: Mapping[str, Any]
+    """What arguments are that are not passed, where they are no dtypes and the like."""
     returns_inputs: bool
     """Whether the schema says that results are, or view, arguments."""
     has_backward: bool
@@ -93,9 +97,30 @@ def target_of(op: Any) -> CheckedOperator:
         kernel=lambda device: kernels.get(device, kernels.get(None)),
         mutates=frozenset(written),
         arguments=tuple(argument.name for argument in schema.arguments),
+        signature=_signature(schema),
+        defaults=_defaults(schema),
         returns_inputs=any(each.alias_info is not None for each in schema.returns),
         has_backward=_has_backward(defined, overload),
     )
+
+
+def _signature(schema: Any) -> str:
+    defaults, parts = _defaults(schema), []
+    for argument in schema.arguments:
+        if argument.kwarg_only and "*" not in parts:
+            parts.append("*")
+        name = argument.name
+        default = f"={defaults.get(name)!r}" if argument.has_default_value() else ""
+        parts.append(name + default)
+    return ", ".join(parts)
+
+
+def _defaults(schema: Any) -> dict[str, Any]:
+    return {
+        each.name: each.default_value
+        for each in schema.arguments
+        if each.has_default_value() and str(each.type) == str(each.real_type)  # a dtype is an int
+    }
 
 
 def tensors_in(values: Any) -> list[Tensor]:

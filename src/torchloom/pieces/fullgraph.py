@@ -51,6 +51,7 @@ def capture_full(
     unbacked: bool = False,
     ints: Sequence[str] = (),
     floats: Sequence[str] = (),
+    ranges: Mapping[int, tuple[int, int]] | None = None,
 ) -> FullGraph:
     """Trace a call as one graph; nothing is executed.
 
@@ -61,6 +62,7 @@ def capture_full(
         unbacked: whether marked sizes were marked with `unbacked=True`.
         ints: expressions such as "L['n']" for whole numbers that are symbols.
         floats: likewise for floats; the graph takes each as a tensor of one number.
+        ranges: the least and the greatest value of a symbol, by what it is in this call.
 
     Raises:
         ServeError: the call has no graph.
@@ -69,7 +71,12 @@ def capture_full(
     plain, _ = plain_function(function)
     before = set(plain.__globals__)
     found = capture_call(
-        function, args, kwargs, plain=plain, unbacked=unbacked, ints=ints, floats=floats
+        *(function, args, kwargs),
+        plain=plain,
+        unbacked=unbacked,
+        ints=ints,
+        floats=floats,
+        ranges=ranges or {},
     )
     if found is None:
         raise ServeError("the call computes nothing on tensors: there is nothing to compile")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST
+from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD
 from torchloom._torch.modes import storage_id
 from torchloom.regions.labels import (
     Contexts,
@@ -271,17 +271,19 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _keeps_autocast(nodes: Sequence[fx.Node]) -> bool:
-    """Say whether a part leaves autocast as it finds it."""
+def _keeps_modes(nodes: Sequence[fx.Node]) -> bool:
+    """Say whether a part leaves autocast as it finds it, and the gradient mode as the graph does."""
     entered = {node for node in nodes if node.target is ENTER_AUTOCAST}
     left = {node.args[0] for node in nodes if node.target is EXIT_AUTOCAST}
-    return entered == left
+    modes = [node.args for node in nodes if node.target is SET_GRAD]
+    last = nodes[0].graph.find_nodes(op="call_function", target=SET_GRAD)[-1:]
+    return entered == left and (not modes or modes[-1] == last[0].args)
 
 
 def _problem(part: Part) -> str | None:
     """Return why a part cannot be called, if it cannot."""
-    if not _keeps_autocast(part.nodes):
-        return "autocast begins or ends within a part"
+    if not _keeps_modes(part.nodes):
+        return "autocast or a gradient mode begins or ends within a part"
     strange = [node for node in part.results if not isinstance(traced_value(node), Tensor)]
     if strange:
         return f"%{strange[0].name}, which is no tensor, is read behind its part"

@@ -10,6 +10,7 @@ The first call is the largest: its sizes are the upper ends, unless a contract o
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import threading
 import weakref
@@ -81,6 +82,8 @@ class _Plan:
     """What the decorator was given."""
 
     original: Callable[..., Any]
+    compiled: Callable[..., Any]
+    """What programs are made of: the same, behind the invariants of sizes."""
     dims: Dims
     unbacked: Dims
     contract: Contract | None
@@ -99,6 +102,7 @@ def support_torch_compile(
     dynamic_arg_dims: Mapping[str, Any] | None = ...,
     mark_unbacked_dims: Mapping[str, Any] | None = ...,
     enable_if: Callable[[Any], bool] | None = ...,
+    shape_invariants: Callable[..., None] | None = ...,
     contract: Contract | None = ...,
     enforce_eager: bool = ...,
     **options: Any,
@@ -112,6 +116,7 @@ def support_torch_compile(
     dynamic_arg_dims: Mapping[str, Any] | None = None,
     mark_unbacked_dims: Mapping[str, Any] | None = None,
     enable_if: Callable[[Any], bool] | None = None,
+    shape_invariants: Callable[..., None] | None = None,
     contract: Contract | None = None,
     enforce_eager: bool = False,
     **options: Any,
@@ -125,13 +130,15 @@ def support_torch_compile(
             annotated as a tensor, an optional tensor, or a dict or dataclass of tensors.
         mark_unbacked_dims: sizes of which nothing may be assumed, in the same form.
         enable_if: is asked with each instance; False leaves it as it is.
-        contract: says all of this instead.
+        shape_invariants: a function of the forward's arguments, by the same names, whose calls of `torch._check` tell
+            how sizes relate; it is traced before the forward, and eager calls leave it out.
+        contract: says all of this about sizes instead.
         enforce_eager: leave all instances as they are, as TORCHLOOM_ENFORCE_EAGER=1 does.
-        options: of `build`; `shapes` is "split" unless given.
+        options: of `build`.
 
     Raises:
-        ServeError: the class has no `forward`, its own or inherited, names in the dims are no arguments of it, or nothing
-            varies.
+        ServeError: the class has no `forward`, its own or inherited, names in the dims are no arguments of it, nothing
+            varies, or `shape_invariants` takes other arguments.
 
     Example:
         >>> @support_torch_compile(backend="eager")
@@ -153,17 +160,41 @@ def support_torch_compile(
             original = above.original
         plan = _Plan(
             original,
+            _behind(shape_invariants, original) if shape_invariants else original,
             named_dims(original, dynamic_arg_dims) if contract is None else {},
             named_dims(original, mark_unbacked_dims) if mark_unbacked_dims else {},
             contract,
             enable_if,
             enforce_eager,
-            {"shapes": "split", **options},
+            options,
         )
         cls.forward = _dispatcher(cls, plan)  # type: ignore[method-assign]
         return cls
 
     return decorate if cls is None else decorate(cls)
+
+
+def _behind(invariants: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that asks invariants first.
+
+    Raises:
+        ServeError: they take other arguments.
+    """
+    _, *names = inspect.signature(original).parameters
+    try:
+        inspect.signature(invariants).bind(**dict.fromkeys(names))
+    except TypeError as error:
+        raise ServeError(
+            f"shape_invariants takes other arguments than {original.__qualname__}({', '.join(names)}), and is called with "
+            f"all of them by name: {error}"
+        ) from None
+
+    @functools.wraps(original)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        invariants(*args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return forward
 
 
 def ignore_torch_compile(cls: Model) -> Model:
@@ -260,7 +291,7 @@ def _start(
     with state.lock:
         if state.program is not None:  # another thread was first
             return state.program
-        bound = plan.original.__get__(model)
+        bound = plan.compiled.__get__(model)
         contract, unbacked = plan.contract, ()
         if contract is None:
             contract = contract_of_call(

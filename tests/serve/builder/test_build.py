@@ -53,7 +53,7 @@ def test_the_first_size_that_is_called_does_not_matter(first):
 
 def test_a_branch_on_the_size_is_refused_with_line_and_sizes():
     with pytest.raises(ProofError, match=r"batch 1 to 3") as caught:
-        build(made(Branching), rows(), backend="eager")
+        build(made(Branching), rows(), shapes="prove", backend="eager")
     assert "models.py" in str(caught.value)
     assert "shapes='split'" in str(caught.value)
 
@@ -80,7 +80,7 @@ def test_an_assertion_on_the_size_names_the_sizes_that_break_it():
 
 def test_what_changes_at_one_row_without_a_guard_is_found_by_running_it():
     with pytest.raises(ProofError, match=r"at batch 1.*sizes \[16\], compiled \[1, 16\]"):
-        build(made(Squeezing), rows())
+        build(made(Squeezing), rows(), shapes="prove")
     program = build(made(Squeezing), rows(), shapes="split")
     assert [str(each.box) for each in program.variants] == ["batch 1", "batch 2 to 64"]
     with torch.no_grad():
@@ -268,3 +268,21 @@ def test_what_a_compiler_assumed_of_a_piece_holds_wherever_the_piece_is_used_aga
         "a 3 to 8, b 1 to 4",
         "a 3 to 8, b 5 to 9",
     ]
+
+
+def test_a_program_reads_as_its_sizes_pieces_and_place(tmp_path):
+    program = build(made(Branching), rows(), backend="eager", store=tmp_path)
+    head, first, second = repr(program).splitlines()
+    assert "models.Branching, built in" in head and str(tmp_path) in head and program.key in head
+    assert first.startswith("  batch 1 to 3: 1 piece") and second.startswith("  batch 4 to 64: ")
+    assert "not stored" in repr(build(made(Plain), rows(), backend="eager"))
+
+
+def test_cuts_are_bounded_and_told_early(monkeypatch, caplog):
+    monkeypatch.setattr("torchloom.serve.builder.builder._MOST_SECONDS", 0)
+    with (
+        caplog.at_level("INFO", "torchloom"),
+        pytest.raises(ProofError, match="half an hour for batch 1 to 64 allows"),
+    ):
+        build(made(Branching), rows(), backend="eager")
+    assert "batch 1 to 64 is cut at [4]; each part is a program, of at most 32" in caplog.text

@@ -72,7 +72,7 @@ def test_they_are_compared_or_refused(name):
     fn = (IN_OBJECTS | IN_SETS)[name]
     text = "set of tensors" if name == "set" else "differs from itself|cannot be"
     with torch.no_grad(), pytest.raises(ServeError, match=text):
-        build(Returns(fn, squeezes=True).eval(), rows())
+        build(Returns(fn, squeezes=True).eval(), rows(), shapes="prove")
 
 
 @pytest.mark.parametrize("name", IN_OBJECTS)
@@ -147,7 +147,7 @@ LEFT = [in_attribute, in_a_part, in_a_global]
 @pytest.mark.parametrize("fn", LEFT)
 def test_what_is_left_behind_is_compared(fn):
     with torch.no_grad(), pytest.raises(ProofError, match="what is left in"):
-        build(Returns(fn, squeezes=True).eval(), rows())
+        build(Returns(fn, squeezes=True).eval(), rows(), shapes="prove")
     assert not KEPT
 
 

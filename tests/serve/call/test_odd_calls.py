@@ -147,7 +147,7 @@ def test_sizes_beside_floats(function):
     model = Of(function).eval()
     with torch.no_grad():
         with pytest.raises(ProofError, match="not true for batch"):
-            build(model, CONTRACT, backend="eager")
+            build(model, CONTRACT, shapes="prove", backend="eager")
         served = build(model, CONTRACT, shapes="split", backend="eager")
         for size in range(1, 65):
             x = torch.randn(size, 16)
@@ -197,3 +197,35 @@ def test_a_program_that_cannot_be_made_here_is_a_miss(tmp_path, monkeypatch):
         torch.testing.assert_close(
             build(model, CONTRACT, backend="eager", store=tmp_path)(X), X.sin()
         )
+
+
+class Flagged(nn.Module):
+    """Takes what contracts fix before, between and behind what calls pass."""
+
+    def forward(self, x, flag, y, scale=2.0, *, sign, shift=0.5, z):
+        return (x + y * scale + z * sign + shift) if flag else x - y
+
+
+class ByAnyPlace(nn.Module):
+    """Takes further arguments that are in no contract."""
+
+    def forward(self, x, flag, y, *rest, **more):
+        return x + y if flag else x - y
+
+
+def test_what_is_fixed_may_stand_before_what_is_passed():
+    y, z = torch.randn(5, 16), torch.randn(5, 16)
+    rows, fixed = (BATCH, 16), {"flag": True}
+    with torch.no_grad():
+        contract = Contract({"x": rows, "y": rows, "z": rows}, fixed={**fixed, "sign": -1})
+        program = build(Flagged().eval(), contract, backend="eager")
+        wanted = X + y * 2 - z + 0.5
+        for found in (program(X, y=y, z=z), program(X, True, y, z=z), program(z=z, y=y, x=X)):
+            torch.testing.assert_close(found, wanted)
+        with pytest.raises(TypeError, match="missing argument: 'y'"):
+            program(X, z=z)
+        with pytest.raises(ContractError, match="flag"):
+            program(X, y, y, z=z)
+        contract = Contract({"x": rows, "y": rows}, fixed=fixed)
+        made = build(ByAnyPlace().eval(), contract, backend="eager")
+        torch.testing.assert_close(made(X, True, y), X + y)

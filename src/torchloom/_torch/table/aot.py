@@ -155,7 +155,8 @@ AOT = (
     ),
     *each(
         "torch.fx.experimental.symbolic_shapes",
-        "ShapeEnv DimDynamic.DUCK DimDynamic.STATIC StatelessSymbolicContext",
+        "ShapeEnv DimDynamic.DUCK DimDynamic.STATIC StatelessSymbolicContext ShapeEnv.create_symbol"
+        " ShapeEnv.constrain_symbol_range",
         "trace with sizes that are symbols",
         _NO_SERVING,
     ),
@@ -173,10 +174,22 @@ AOT = (
         is_needed=False,
         instead="torch.fx.experimental.symbolic_shapes:backed_var_to_val",
     ),
+    *each(
+        "torch.fx.experimental.symbolic_shapes:",
+        "shape_env var_to_range",
+        "give symbols the ranges of a contract",
+        _NO_SERVING,
+    ),
     PrivateName(
         name="torch.fx.graph._BoxedCodeGen",
         used_for="run graphs that free each value after its last use",
         without="backend `eager` and `aot_eager` fail",
+    ),
+    *each(
+        "torch.utils._sympy.functions",
+        "Max Min",
+        "clamp slices along sizes that vary",
+        _NO_SERVING,
     ),
     PrivateName(
         name="torch.utils._sympy.printers.PythonPrinter",

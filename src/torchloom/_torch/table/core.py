@@ -226,4 +226,13 @@ CORE = (
         "know whether hooks are registered for all modules",
         "serving fails for modules",
     ),
+    *each(
+        "torch._C",
+        "_PreserveDispatchKeyGuard _is_fwd_grad_enabled _set_fwd_grad_enabled"
+        " _autograd._saved_tensors_hooks_enable _autograd._saved_tensors_hooks_get_disabled_error_message"
+        " _functorch.get_dynamic_layer_stack_depth _functorch.pop_dynamic_layer_stack_and_undo_to_depth"
+        " _functorch.get_inplace_requires_grad_allowed _functorch.set_inplace_requires_grad_allowed",
+        "leave the modes that a build entered",
+        "serving cannot build programs",
+    ),
 )

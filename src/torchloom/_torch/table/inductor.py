@@ -78,6 +78,12 @@ INDUCTOR = (
         without="the compile report, cost tables and `torchloom doctor` fail",
     ),
     *each(
+        "torch._inductor.sizevars.SizeVarAllocator",
+        "evaluate_min evaluate_max",
+        "clamp slices along sizes that vary",
+        _NO_SERVING,
+    ),
+    *each(
         "torch._inductor",
         "standalone_compile",
         "build code ahead of its calls",

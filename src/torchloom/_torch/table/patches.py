@@ -116,6 +116,21 @@ PATCHES = (
         without="builds of sizes that cannot be served take as long as others",
     ),
     Patch(
+        name="torch.fx.experimental.symbolic_shapes.ShapeEnv.create_symbol",
+        where="torchloom._torch.shapes.symbol_ranges",
+        because="marks of sizes that share a symbol take no range, and whole numbers take no mark",
+        reproduction="maybe_mark_dynamic(x, 0, min=1, max=8): it takes no range",
+        without="slices that always lie within a tensor are compiled as if they might not",
+    ),
+    Patch(
+        name="torch._inductor.sizevars.SizeVarAllocator.evaluate_min",
+        where="torchloom._torch.standalone.symbolic_minimum",
+        because="with backed_size_oblivious it raises where no range tells which of two is less",
+        reproduction="with backed_size_oblivious, compile y = x.sin(); y[:2] += 1 for a varying size:"
+        " TypeError: evaluate_min(2, s77) with unbacked symints",
+        without="writes to slices along sizes that vary cannot be compiled",
+    ),
+    Patch(
         name="torch._inductor.select_algorithm",
         where="torchloom.pieces.light.light_imports",
         because="generated text imports all of Inductor's lowerings for plain functions of torch;"

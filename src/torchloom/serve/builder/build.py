@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchloom import envs
+from torchloom._torch.modes import modes_kept
 from torchloom.errors import ArtifactError, ContractError, ServeError
 from torchloom.serve.builder.options import BuildOptions, Ranges, Shapes, Sizes, check_options
 from torchloom.serve.builder.pieces.inductor_options import resolved
@@ -43,7 +44,7 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
     *,
     sizes: Sizes = (),
     ranges: Ranges | None = None,
-    shapes: Shapes = "prove",
+    shapes: Shapes = "split",
     unbacked: Sequence[str] = (),
     out_of_range: OutOfRange = "raise",
     backend: Backend = "inductor",
@@ -63,10 +64,10 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
         contract: what its arguments look like.
         sizes: sizes that get a program of their own, for the only varying dim or by name of the dim.
         ranges: parts of the contract that get a program each, like [(1, 16), (17, 512)].
-        shapes: "prove": one program for each range, refused unless all that it assumes of sizes holds for
-            each of them; "split": ranges are cut where an assumption begins to fail; "unbacked": nothing
-            may be assumed of sizes at all (slower code); "bucket": one program for each of `sizes`, smaller
-            calls are padded.
+        shapes: "split": ranges are cut where what a program assumes of sizes begins to fail, into 32 parts and for
+            half an hour at most; "prove": one program for each range, refused unless all that it assumes holds
+            for each of its sizes; "unbacked": nothing may be assumed of sizes at all (slower code); "bucket":
+            one program for each of `sizes`, smaller calls are padded.
         unbacked: dims of which nothing may be assumed, by name.
         out_of_range: what a call outside of the contract does: "raise" a `ContractError`, or run "eager".
         backend: "inductor", "eager" (the traced graph as it is), or a function that takes a graph and its
@@ -137,12 +138,14 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
     with store.building(saved.key):
         found = saved.load(target, contract, out_of_range)
         if found is not None:
+            found.folder = store.root
             return found
         from torchloom.inspect import watch  # needs Dynamo, as building does
 
         with watch(store.record_path(saved.key)):
             program = _built(target, contract, chosen, store, out_of_range, saved.key)
         saved.save(program)
+        program.folder = store.root
     return program
 
 
@@ -200,7 +203,7 @@ def _built(
 
     started = time.perf_counter()
     builder = Builder(target, contract, options, Lowerer(options.backend, options.patches, store))
-    with generators_kept(), copies_shared():
+    with modes_kept(), generators_kept(), copies_shared():
         variants = _variants(builder, contract, options)
         builder.check_calls(variants)
     seconds = time.perf_counter() - started

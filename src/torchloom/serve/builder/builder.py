@@ -8,10 +8,11 @@ contract ──boxes──▶ trace ──guards──▶ prove ──pieces─�
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from torchloom.errors import ProofError
+from torchloom.errors import ProofError, ServeError
 from torchloom.pieces.build import StopBuild
 from torchloom.serve.builder.buckets.bucket_programs import bucket_programs
 from torchloom.serve.builder.compare.compare import check_order
@@ -21,7 +22,7 @@ from torchloom.serve.builder.compare.state_changes import check_state
 from torchloom.serve.builder.compile_trace import TraceCompiler
 from torchloom.serve.builder.options import BuildOptions
 from torchloom.serve.builder.pieces.lower import Lowerer
-from torchloom.serve.builder.proof_errors import why_not_proven
+from torchloom.serve.builder.proof_errors import multiples_to_promise, why_not_proven
 from torchloom.serve.builder.prove import ProofVerdict, cuts
 from torchloom.serve.builder.trace.trace import Traced, trace
 from torchloom.serve.call.cuda_graphs import Pool
@@ -33,8 +34,10 @@ from torchloom.serve.model.target import Target, gradient_mode_of
 
 log = logging.getLogger(__name__)
 
-_MOST_BOXES = 16
+_MOST_BOXES = 32
 """Parts that a contract may be split into: beyond, the model decides by size in too many ways."""
+_MOST_SECONDS = 1800
+"""How long the parts of a box may take to build: beyond, the next cut is refused."""
 
 
 class _Cut(StopBuild):
@@ -63,8 +66,8 @@ class Builder:
         self.target, self.contract, self.options = target, contract, options
         self._pool = Pool()
         self._compiler = TraceCompiler(target, contract, options, lowerer, self._pool)
-        self._last_cut = ""
-        """What the last cut was made for."""
+        self._last_cut = self._why_cut = ""
+        """What the last cut was made for; the whole text."""
         self._traces: dict[frozenset[str], list[Traced]] = {}
         """By which optional tensors are None."""
 
@@ -77,17 +80,31 @@ class Builder:
         """
         waiting: list[tuple[Box, Traced | None]] = [(box, None)]
         done: list[Variant] = []
+        started = time.perf_counter()
         while waiting:
-            parts, variant = self._one(*waiting.pop(), without)
+            try:
+                parts, variant = self._one(*waiting.pop(), without)
+            except ServeError as error:
+                if not self._why_cut:
+                    raise
+                raise ProofError(f"{error}\n{self._why_cut}") from error
+            waiting += parts
+            seconds = time.perf_counter() - started
             if variant is not None:
                 done.append(variant)
-            waiting += parts
-            if len(done) + len(waiting) > _MOST_BOXES:
+                text = "%s: the program for %s is built, %d parts are left (%.0f s)"
+                log.info(text, self.target.name, variant.box, len(waiting), seconds)
+            is_late = bool(parts) and seconds > _MOST_SECONDS
+            if len(done) + len(waiting) > _MOST_BOXES or is_late:
+                bound = (
+                    f"half an hour for {box} allows" if is_late else f"{_MOST_BOXES} ways for {box}"
+                )
                 raise ProofError(
-                    f"{self.target.name} decides by size in more than {_MOST_BOXES} ways for {box}; the "
+                    f"{self.target.name} decides by size in more than {bound}; the "
                     f"parts so far: {'; '.join(str(each.box) for each in done[:4])}, ...{self._last_cut}: narrow the "
                     "contract, or hide the decision (a loop over a size, such as a scan, is one) in an operator of "
                     "your own (torchloom.custom_op)"
+                    + "".join(f". {each}" for each in multiples_to_promise(self._last_cut))
                 )
         return sorted(done, key=lambda variant: [dim.min for dim in variant.box.dims])
 
@@ -206,7 +223,10 @@ class Builder:
             if starts:
                 at = f" at {failed[0].where}" if failed[0].where else ""
                 self._last_cut = f"; last cut by {failed[0].guard}{at}"
-                log.info("%s: %s is cut at %s", self.target.name, traced.box, starts)
+                self._why_cut = why_not_proven(self.target, traced.box, failed)
+                text = "%s: %s is cut at %s; each part is a program, of at most %d in %d s%s"
+                bounds = (_MOST_BOXES, _MOST_SECONDS, self._last_cut)
+                log.info(text, self.target.name, traced.box, starts, *bounds)
                 return traced.box.cut(dim.name, starts)
         raise ProofError(why_not_proven(self.target, traced.box, failed))
 

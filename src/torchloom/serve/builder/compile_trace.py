@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torchloom.errors import ServeError, TorchloomError
 from torchloom.pieces.fullgraph import FullGraph
 from torchloom.serve.builder.options import BuildOptions
 from torchloom.serve.builder.pieces.exact_sizes import at_sizes
 from torchloom.serve.builder.pieces.lower import Lowered, Lowerer
 from torchloom.serve.builder.pieces.piece import Divided
 from torchloom.serve.builder.pieces.split import divide
+from torchloom.serve.builder.proof_errors import why_not_compiled
 from torchloom.serve.builder.trace.trace import Traced
 from torchloom.serve.call.assemble import assembled
 from torchloom.serve.call.cuda_graphs import Pool
@@ -56,7 +58,7 @@ class TraceCompiler:
                 piece assumed of sizes. It may raise to end the build.
 
         Raises:
-            ServeError: the graph cannot be cut, or the compiler's cache is open to others.
+            ServeError: the graph cannot be cut or compiled, or the compiler's cache is open to others.
         """
         divided = self._in_pieces(traced)
         if divided is None:
@@ -64,18 +66,24 @@ class TraceCompiler:
         looks = looks_of(traced.graph.graph_module)
         known = divided.stitching.only_from({each.place for each in looks}, len(divided.pieces))
         is_exact = not traced.box.varying
-        with gradient_mode_of(self._contract):
-            lowered = [
-                self._lowerer.lower(
-                    piece,
-                    traced.graph,
-                    unbacked=bool(self._options.unbacked),
-                    tuned=is_exact and self._options.level == 3,
-                    look=look,
-                    known=places,
-                )
-                for piece, places in zip(divided.pieces, known, strict=True)
-            ]
+        try:
+            with gradient_mode_of(self._contract):
+                lowered = [
+                    self._lowerer.lower(
+                        piece,
+                        traced.graph,
+                        unbacked=bool(self._options.unbacked),
+                        tuned=is_exact and self._options.level == 3,
+                        look=look,
+                        known=places,
+                    )
+                    for piece, places in zip(divided.pieces, known, strict=True)
+                ]
+        except TorchloomError:
+            raise
+        except Exception as error:  # compilers raise anything
+            shapes = self._options.shapes
+            raise ServeError(why_not_compiled(self._target, traced.box, shapes, error)) from error
         recorded = self._options.cuda_graphs if is_exact else "off"
         fixed = [None if each.is_kept else sorted(each.fixed) for each in divided.pieces]
         written = [sorted(each.written) for each in divided.pieces]

@@ -28,7 +28,7 @@ class BuildOptions:
     """Sizes that get a program of their own."""
     ranges: Ranges | None = None
     """Parts of the contract that get a program each; the whole contract if None."""
-    shapes: Shapes = "prove"
+    shapes: Shapes = "split"
     unbacked: tuple[str, ...] = ()
     """Dims that nothing may branch on, by name; all of them with shapes="unbacked"."""
     backend: Backend = "inductor"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from pathlib import Path
+
+import torch
 
 from torchloom.serve.builder.prove import ProofVerdict, show_sizes
 from torchloom.serve.contract.box import Box
@@ -30,6 +33,34 @@ def why_not_proven(target: Target, box: Box, failed: Collection[ProofVerdict]) -
     )
     lines += multiples_to_promise("\n".join(lines))
     return "\n".join(lines)
+
+
+def why_not_compiled(target: Target, box: Box, shapes: str, error: BaseException) -> str:
+    """Say in one sentence what a compiler's error is about: its reason, operator, line, and what else may work."""
+    text = str(error)
+    reason = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    operator = re.search(r"^\s*target: (\S+)", text, re.MULTILINE)
+    places = [
+        f"{path}:{line} in {function}"
+        for path, line, function in re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
+        if not path.startswith(_TORCH)
+    ]
+    at = f" of {operator[1]}" if operator else ""
+    at += f" at {places[-1]}" if places else ""
+    others = {
+        "split": "cuts ranges where sizes differ",
+        "unbacked": "assumes nothing of sizes",
+        "bucket": "compiles exact sizes, and pads smaller calls",
+    }
+    ways = ", ".join(f"shapes={name!r} ({what})" for name, what in others.items() if name != shapes)
+    return (
+        f"{target.name} cannot be compiled for {box} with shapes={shapes!r} because{at} the compiler says "
+        f"{type(error).__name__}: {reason[:300]}; {ways} may work, as may the operator in one of your own "
+        "(torchloom.custom_op)"
+    )
+
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def multiples_to_promise(text: str) -> list[str]:

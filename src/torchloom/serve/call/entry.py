@@ -125,6 +125,10 @@ def _text(signature: EntrySignature, conditions: Sequence[str], programs: Sequen
         *(f"            {line}" for line in programs),
         "        except FAILURES as _error:",
         f"            return FAILED(_error, {by_name})",
+        *(
+            f"    if {signature.given[name]} is MISSING:\n        raise TypeError(\"missing argument: '{name}'\")"
+            for name in signature.missing
+        ),
         f"    return SLOW({by_name})",
     ]
     if not is_plain:

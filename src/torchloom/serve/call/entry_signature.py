@@ -1,7 +1,7 @@
 """How the arguments of a call pass through an entry: its signature, and the text of the calls in it.
 
 For `forward(self, x, *, causal=True)` with `causal` fixed these are `x, *, causal=fixed3`, `MODEL, x, causal=causal`
-and `{'x': x, 'causal': causal}`.
+and `{'x': x, 'causal': causal}`. What has no default behind one that is fixed gets `MISSING` for one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,21 @@ class EntrySignature:
     def __init__(self, target: Target, contract: Contract, scope: dict[str, Any]) -> None:
         self._target, self._contract, self._scope = target, contract, scope
         self.parameters = target.parameters_for(contract)
+        self.missing: list[str] = []
+        """Parameters that have to be passed and that Python lets be left out, behind one that is fixed."""
+        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        has_default = False
+        for each in self.parameters:
+            is_fixed = each.name in contract.fixed
+            if (
+                has_default
+                and not is_fixed
+                and each.default is each.empty
+                and each.kind in by_place
+            ):
+                self.missing.append(each.name)
+            has_default |= is_fixed or each.default is not each.empty
+        self._scope["MISSING"] = object()
         self.given = {p.name: given_name(p.name) for p in self.parameters}
         """What each parameter is called in conditions, so that it hides nothing that these use."""
 
@@ -87,6 +102,8 @@ class EntrySignature:
         if parameter.name in self._contract.fixed and parameter.kind is not parameter.VAR_KEYWORD:
             # What is fixed need not be passed.
             return f"={put(self._scope, 'fixed', self._contract.fixed[parameter.name])}"
+        if parameter.name in self.missing:
+            return "=MISSING"
         if parameter.default is parameter.empty:
             return ""
         return f"={put(self._scope, 'default', parameter.default)}"

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -93,6 +94,8 @@ class Program:
         """"built" or "loaded"."""
         self.seconds = seconds
         """How long that took."""
+        self.folder: Path | None = None
+        """The store that holds it."""
         self.state = State(next_hook=next_hook(), num_modes=num_function_modes())
         self._ties = ties_among((each.facts for each in self.variants), target)
         self.state.ties = tuple(self._ties)
@@ -111,6 +114,15 @@ class Program:
                 is "raise".
         """
         return self._entry(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{shown_variant(v)}: {v.num_calls} pieces, {len(v.pieces)} different"
+            for v in self.variants
+        ]
+        place = f"stored in {self.folder} as {self.key}" if self.folder else "not stored"
+        head = f"Program of {self.target.name}, {self.origin} in {self.seconds:.1f} s, {place}"
+        return "\n  ".join([head, *lines])
 
     @property
     def entry(self) -> Run:

@@ -82,6 +82,15 @@ class Box:
             used.update(size.of(free) for size in its)
         return found
 
+    def ranges(self, derived: Iterable[Derived] = ()) -> dict[int, tuple[int, int]]:
+        """Return the ends of each size that varies, by what `hints` says that it is traced with."""
+        hints, dims = self.hints(derived), {dim.name: dim for dim in self.varying}
+        return {
+            size.of(hints[dim.name]): (size.of(dim.min), size.of(dim.max))
+            for size in (*self.varying, *derived)
+            if (dim := dims.get(size.dim.name))
+        }
+
     def edges(self) -> Iterator[dict[str, int]]:
         """Yield sizes at which operators may behave in ways of their own.
 

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from torchloom._torch.operators import OpOverload, OpOverloadPacket
+from torchloom._torch.shapes import range_text
 from torchloom.graph.text import short_dtype, target_name
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")
@@ -72,10 +73,12 @@ def typed(value: Any) -> str:
 
 
 def _hints(value: Any) -> str:
-    """Return what sizes were during the trace: compilers tune for them."""
+    """Return what sizes were during the trace, for which compilers tune, and their ranges."""
     if isinstance(value, torch.Tensor):
         return " ".join(_hints(size) for size in value.shape)
-    return str(value.node.hint) if isinstance(value, torch.SymInt) else str(value)
+    if isinstance(value, torch.SymInt):
+        return f"{value.node.hint} of {range_text(value)}"
+    return str(value)
 
 
 def _constant(module: fx.GraphModule, name: str) -> str:

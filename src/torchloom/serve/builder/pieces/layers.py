@@ -10,10 +10,14 @@ from typing import Any
 
 from torch import fx
 
+from torchloom.graph.text import target_name
 from torchloom.serve.builder.pieces.graph_digest import target_text, typed
 
 _LEAST_LAYER = 8
 """Calls that a repeated part needs to be compiled by itself: less would only lose fusions."""
+_ENTERS = re.compile(r"^_enter_|_increment_nesting$|_hooks_disable$")
+_LEAVES = re.compile(r"^_exit_|_decrement_nesting$|_hooks_enable$")
+_SETS = re.compile(r"^_?set_")
 _INDEX = re.compile(r"(?:\.|\[')(\d+)(?:'\])?(?=$|\.|\[|')")
 
 
@@ -30,6 +34,13 @@ def groups_of(
     Returns:
         Each group with its key: equal ones for runs that are joined.
     """
+    block_of = blocks_of(nodes)
+    layer_of: dict[fx.Node, str | None] = {}
+    for node in nodes if layers else ():
+        layer_of[node] = _layer(node)
+    for block in set(block_of.values()):
+        inside = {layer_of.get(each) for each in block} - {None}
+        layer_of |= dict.fromkeys(block, inside.pop() if len(inside) == 1 else None)
     found: list[tuple[Any, list[fx.Node]]] = []
     home: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
@@ -41,7 +52,7 @@ def groups_of(
             home[producer].append(node)  # never hand a tuple from piece to piece
             home[node] = home[producer]
             continue
-        key = ("kept", id(node)) if node in kept else ("layer", _layer(node) if layers else None)
+        key = ("kept", id(node)) if node in kept else ("layer", layer_of.get(node))
         if not found or found[-1][0] != key:
             found.append((key, []))
         found[-1][1].append(node)
@@ -61,6 +72,35 @@ def groups_of(
         else:
             joined.append((name, list(group)))
     return joined
+
+
+def blocks_of(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, ...]]:
+    """Return the nodes from where a transform, autocast or a mode is entered to where it is left, for each of them.
+
+    What runs between is not what it would be alone, so a graph is not cut there.
+    """
+    names = {n: str(target_name(n.target)) for n in nodes if n.op == "call_function"}
+    at_last = {
+        node.target: node.args
+        for node, name in names.items()
+        if _SETS.search(name) and not node.all_input_nodes
+    }
+    now = dict(at_last)
+    found: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    depth = 0
+    block: list[fx.Node] = []
+    for node in nodes:
+        name = names.get(node, "")
+        depth += bool(_ENTERS.search(name)) - bool(_LEAVES.search(name))
+        if node.target in at_last:
+            now[node.target] = node.args
+        is_open = depth > 0 or now != at_last
+        if is_open or block:
+            block.append(node)
+        if block and not is_open:
+            found |= dict.fromkeys(block, tuple(block))
+            block = []
+    return found | dict.fromkeys(block, tuple(block))
 
 
 def _layer(node: fx.Node) -> str | None:

@@ -18,7 +18,7 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from torchloom.errors import ServeError
-from torchloom.serve.builder.pieces.layers import groups_of
+from torchloom.serve.builder.pieces.layers import blocks_of, groups_of
 from torchloom.serve.builder.pieces.piece import Divided, Piece, copied_graph, piece_of
 from torchloom.serve.builder.pieces.writes import overloads_of
 from torchloom.serve.call.stitching import Ref, Step, Stitching
@@ -47,6 +47,12 @@ def divide(
     ]
     kept = {node for node in nodes if _is_named(node, splitting_ops)}
     _check_named(splitting_ops, kept)
+    if inside := kept & blocks_of(nodes).keys():
+        raise ServeError(
+            f"the graph cannot be cut at {min(inside).name}: it runs within autocast, a gradient mode or a transform of "
+            "torch.func, which hold for what is compiled as one. Call it outside of that block, or leave it out of "
+            "splitting_ops"
+        )
     groups = groups_of(nodes, kept, layers)
     if len(groups) <= 1:
         return _whole(graph_module)

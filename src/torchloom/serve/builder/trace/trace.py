@@ -197,6 +197,7 @@ def _captured(
                 unbacked=unbacked,
                 ints=_sources(target, contract, args, varying),
                 floats=_sources(target, contract, args, None),
+                ranges=box.ranges(contract.derived),
             )
     except TorchloomError:
         raise
@@ -272,7 +273,12 @@ def _found(
                 yield source, place, value_at(place, scope)
 
 
+_HINTS_OF_TORCH = ("For more", "For extended", "If you suspect", "consider using", "For C++")
+"""How lines begin that are about torch's own logs and source."""
+
+
 def _first_lines(error: BaseException) -> str:
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(_HINTS_OF_TORCH)]
     where = [line.strip() for line in lines if line.lstrip().startswith("File ")]
     return "\n".join([*lines[:6], *where[-1:], *multiples_to_promise(str(error))])
