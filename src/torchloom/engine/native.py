@@ -51,7 +51,8 @@ def shard_model(
 
     Rank 0 broadcasts its weights to all ranks. The backward pass averages gradients over ranks. The
     optimizer must step each element independently of others, as torch's do except Adafactor, LBFGS and
-    Muon. Any other optimizer raises EngineError at its first step over shards, before it changes any.
+    Muon. One that is found not to raises EngineError at its first step over shards, before it changes any. A warning
+    names others that are not known to, unless they are declared by an attribute: `optimizer.elementwise = True`.
 
     Args:
         model: a plain model, or one on the meta device.
