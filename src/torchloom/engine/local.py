@@ -47,6 +47,7 @@ class LocalParams:
 
     def __init__(self, model: nn.Module, layout: Layout, comm: Communicator) -> None:
         self._layout, self._comm = layout, comm
+        self.norm_dtype = layout.norm_dtype
         params = owners_of(model)
         self._leaves = [
             Leaf(spec, params[spec.name], _shard_shape(spec, layout, params[spec.name]))

@@ -60,8 +60,8 @@ def shard_model(
             whole parameters of which each rank's optimizer steps a slice, 0 keeps whole parameters.
         mesh: the axis to shard over, or (replicate, shard); default: all ranks.
         persistence_threshold: parameters with fewer elements stay whole; default: 100 000.
-        precision: dtypes of stored parameters, of compute and of reductions; default: parameters
-            in fp32.
+        precision: dtypes of stored parameters, of compute and of reductions; default: trained
+            parameters in fp32 (float64 stays float64), frozen ones as they are.
         cast_inputs: cast floating-point inputs of the model to `precision.compute`, also those in lists, tuples,
             mappings and dataclasses, as FSDP2's `cast_forward_inputs` does.
         init: fills one module's own parameters, for models on meta.
