@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import torchloom
 from support.pool import run_ranks
 from support.runs import settings
+from torchloom.errors import ShardError
 from torchloom.shard import Precision, full_state_dict, owners_of
 
 STAGES = (0, 1, 2, 3)
@@ -128,3 +129,32 @@ def test_float64_stays(how: str) -> None:
         return most
 
     assert max(run_ranks(2, fn)) < 1e-12
+
+
+def test_conversions_after_sharding_are_refused() -> None:
+    def fn(rank: int):
+        found = []
+        for stage, with_engine in [(s, e) for s in STAGES for e in (False, True)]:
+            model = nn.Sequential(nn.Linear(9, 21), nn.Tanh(), nn.Linear(21, 5))
+            engine = None
+            if with_engine:
+                engine, *_ = torchloom.initialize(model=model, config=settings(stage))
+            else:
+                torchloom.shard_model(model, stage, persistence_threshold=20)
+            before = full_state_dict(model)
+            is_late = with_engine and stage < 2  # its modules have classes of their own
+            for convert in (nn.Module.bfloat16, nn.Module.double, lambda m: m.to("meta")):
+                if not is_late:
+                    with pytest.raises(ShardError, match=r"after the model was sharded.*convert"):
+                        convert(model)
+            assert all(torch.equal(v, before[n]) for n, v in full_state_dict(model).items())
+            model.float().to("cpu").to(torch.float32)
+            step(engine, model, torch.ones(4, 9))
+            if is_late:
+                model.bfloat16()
+                with pytest.raises(ShardError, match="after the model was sharded"):
+                    step(engine, model, torch.ones(4, 9, dtype=torch.bfloat16))
+            found.append(stage)
+        return found
+
+    assert run_ranks(2, fn) == [[0, 0, 1, 1, 2, 2, 3, 3]] * 2
