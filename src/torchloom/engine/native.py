@@ -17,7 +17,7 @@ from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.engine.notices import warn_of_monitors
 from torchloom.engine.own_clipping import follow_torch_norms
-from torchloom.engine.own_loops import count_steps_of
+from torchloom.engine.own_loops import count_steps_of, share_buffers_after_steps
 from torchloom.engine.own_slices import step_in_slices
 from torchloom.engine.precision import cast_inputs_of, shard_precision
 from torchloom.engine.twins import communicator_of
@@ -36,7 +36,7 @@ from torchloom.shard import (
 ConfigSource = Config | Mapping[str, Any] | str | Path
 
 
-def shard_model(
+def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's own
     model: nn.Module,
     stage: int | None = None,
     mesh: DeviceMesh | None = None,
@@ -45,6 +45,7 @@ def shard_model(
     precision: Precision | None = None,
     cast_inputs: bool = False,
     init: Callable[[nn.Module], object] | None = None,
+    broadcast_buffers: bool | None = None,
     config: ConfigSource | None = None,
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
@@ -65,6 +66,8 @@ def shard_model(
         cast_inputs: cast floating-point inputs of the model to `precision.compute`, also those in lists, tuples,
             mappings and dataclasses, as FSDP2's `cast_forward_inputs` does.
         init: fills one module's own parameters, for models on meta.
+        broadcast_buffers: give all ranks the buffers of rank 0, such as running statistics, after each optimizer step;
+            default: at stages 0 and 1, in place of DistributedDataParallel, which does so before the next forward.
         config: a configuration as for `torchloom.initialize`, of which the sections `zero_optimization`, `bf16`,
             `communication_data_type` and `timeouts` say what the arguments above would; in bf16 inputs are cast.
 
@@ -125,6 +128,8 @@ def shard_model(
     if cast_inputs and compute is not None:
         keep_hook(model, cast_inputs_of(model, compute))
     count_steps_of(model.parameters())
+    if layout.num_ranks > 1 and (stage < 2 if broadcast_buffers is None else broadcast_buffers):
+        share_buffers_after_steps(model, comm)
     if layout.stage == 1:
         step_in_slices(model, layout, comm)
     return model
