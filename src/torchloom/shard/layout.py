@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchloom.errors import ShardError
 from torchloom.shard.admit import check_model
@@ -238,8 +238,8 @@ def _running_statistics(module: nn.Module) -> torch.dtype | None:
 
     Its kernels take inputs in a lower type beside both, and compute in the higher one.
     """
-    has_any = isinstance(module, _RUNNING) and module.running_mean is not None
-    return module.running_mean.dtype if has_any else None
+    mean = module.running_mean if isinstance(module, _RUNNING) else None
+    return mean.dtype if isinstance(mean, Tensor) else None
 
 
 def _dtypes(
