@@ -66,7 +66,7 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         cast_inputs: cast floating-point inputs of the model to `precision.compute`, also those in lists, tuples,
             mappings and dataclasses, as FSDP2's `cast_forward_inputs` does.
         init: fills one module's own parameters, for models on meta.
-        broadcast_buffers: give all ranks the buffers of rank 0, such as running statistics, after each optimizer step;
+        broadcast_buffers: give all ranks the persistent buffers of rank 0, such as running statistics, after each step;
             default: at stages 0 and 1, in place of DistributedDataParallel, which does so before the next forward.
         config: a configuration as for `torchloom.initialize`, of which the sections `zero_optimization`, `bf16`,
             `communication_data_type` and `timeouts` say what the arguments above would; in bf16 inputs are cast.

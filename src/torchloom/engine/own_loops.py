@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from torchloom.engine.checkpoints.trained import buffers_of
 from torchloom.engine.local import check_steps_alone
 from torchloom.engine.own_slices import begin_step, end_step
 from torchloom.engine.rates import note_rates
@@ -73,10 +74,11 @@ def after_steps_of(
 
 
 def share_buffers_after_steps(model: nn.Module, comm: Communicator) -> None:
-    """Give all ranks the buffers of rank 0 after each optimizer step over a model's parameters.
+    """Give all ranks the persistent buffers of rank 0 after each optimizer step over a model's parameters.
 
     DistributedDataParallel does it before the next forward, which graphs would have to hold. Training that does not
-    read them before its next step sees no difference.
+    read them before its next step sees no difference. Buffers that are not persistent are caches, whose shapes may
+    differ between ranks.
 
     Args:
         model: sharded.
@@ -87,7 +89,7 @@ def share_buffers_after_steps(model: nn.Module, comm: Communicator) -> None:
     def share() -> None:
         found = known()
         if found is not None and is_sharded(found):
-            share_buffers(found, comm.broadcast)
+            share_buffers(list(buffers_of(found).values()), comm.broadcast)
 
     after_steps_of(model, None, share, "buffers")
 

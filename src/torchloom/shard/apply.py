@@ -284,14 +284,13 @@ def _broadcast_all(broadcast: Broadcast, tensors: Sequence[Tensor]) -> None:
             tensor.copy_(whole)
 
 
-def share_buffers(model: nn.Module, broadcast: Broadcast) -> None:
-    """Make the buffers of a model those of rank 0, with one message for each dtype; none without floating-point ones.
+def share_buffers(buffers: Sequence[Tensor], broadcast: Broadcast) -> None:
+    """Make buffers those of rank 0, with one message for each dtype; none without floating-point ones.
 
     Args:
-        model: sharded; all ranks must call.
+        buffers: of a model, of equal shapes on all ranks.
         broadcast: as for `shard_module`.
     """
-    buffers = [buffer.detach() for buffer in model.buffers() if buffer.numel()]
     if not any(buffer.is_floating_point() or buffer.is_complex() for buffer in buffers):
         return
     for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
