@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,59 @@ class NoDecayOnVectors(Base):
         param.add_(param.grad + decay * param, alpha=-group["lr"])
 
 
+class ProjectedRows(Base):
+    """As AdamP: updates of matrices whose rows are orthogonal to their gradients are projected."""
+
+    def update(self, param, group, state):
+        if param.dim() > 1:
+            rows, along = param.grad.flatten(1), param.flatten(1)
+            if torch.cosine_similarity(rows, along).abs().max() < 0.1 / rows.shape[1] ** 0.5:
+                param.mul_(0.9)
+        param.add_(param.grad, alpha=-group["lr"])
+
+
+class GlobalRate(Base):
+    """As Prodigy: one step size for all parameters, which is far from being used yet."""
+
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        grads = [p.grad.abs().sum() for p in group["params"] if p.grad is not None]
+        group["numerator"] = group.get("numerator", 0.0) + float(torch.stack(grads).sum())
+        group["rate"] = max(1e-2, 1e-9 * group["numerator"])
+        super().step()
+
+    def update(self, param, group, state):
+        param.add_(param.grad, alpha=-group["rate"])
+
+
+class Blocks:
+    """A state in blocks, with one scale for each."""
+
+    def __init__(self, numel: int) -> None:
+        self.codes = torch.zeros(numel, dtype=torch.uint8)
+        self.scales = torch.ones(numel // 256)
+
+
+class QuantizedStates(Base):
+    """As 8-bit optimizers: states of at least 4096 elements are quantized in blocks."""
+
+    def update(self, param, group, state):
+        if "average" not in state:
+            large = param.numel() >= 4096 and param.numel() % 256 == 0
+            state["average"] = Blocks(param.numel()) if large else torch.zeros_like(param)
+        param.add_(param.grad, alpha=-group["lr"])
+
+
+class FactoredLarge(Base):
+    """As big vision's Adafactor: the second moment of large matrices is factored."""
+
+    def update(self, param, group, state):
+        square = param.grad.square()
+        if param.dim() > 1 and min(param.shape) >= 128:
+            square = square.mean(0, keepdim=True) * square.mean(1, keepdim=True) / square.mean()
+        param.add_(param.grad / (square.sqrt() + 1e-8), alpha=-group["lr"])
+
+
 class Closure(Base):
     def step(self, closure):
         closure()
@@ -113,6 +167,11 @@ class Closure(Base):
 class Failing(Base):
     def update(self, param, group, state):
         raise RuntimeError("this optimizer needs a friend")
+
+
+class OwnStep(torch.optim.AdamW):
+    def step(self, closure=None):
+        return super().step(closure)
 
 
 class Still(Base):
@@ -136,6 +195,8 @@ REFUSED: dict[str, Callable[[Any], Optimizer]] = {
     "GlobalNorm": GlobalNorm,
     "LateShampoo": LateShampoo,
     "NoDecayOnVectors": NoDecayOnVectors,
+    "ProjectedRows": ProjectedRows,
+    "GlobalRate": GlobalRate,
     "Failing": Failing,
     "Still": Still,
 }
@@ -366,3 +427,32 @@ def test_a_given_optimizer_and_values_for_auto_take_the_places_in_the_config() -
 
     for is_given, rate, micro, same in run_ranks(2, fn):
         assert (is_given, rate, micro, same) == (True, pytest.approx(0.02), 3, True)
+
+
+def test_large_parameters_and_the_warning_of_what_is_not_known() -> None:
+    def fn(rank: int):
+        found: dict[str, tuple[str, list[str]]] = {}
+        log: list[str] = []
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: log.append(record.getMessage())
+        logging.getLogger("torchloom").addHandler(handler)
+        declared = type("Declared", (Lion,), {"elementwise": True})
+        known = (torch.optim.AdamW, torch.optim.ASGD, declared)
+        for kind in (QuantizedStates, FactoredLarge, *known, Lion, Lion, OwnStep, OddStep):
+            model = torchloom.shard_model(nn.Linear(192, 160), 3, persistence_threshold=0)
+            model(torch.ones(2, 192)).sum().backward()
+            log.clear()
+            text = outcome(kind(model.parameters()).step)
+            found.setdefault(kind.__name__, (text, []))[1].extend(log)
+        return found
+
+    for rank, found in enumerate(run_ranks(2, fn)):
+        for name in ("QuantizedStates", "FactoredLarge"):
+            assert found[name][0].startswith(f"EngineError: {name} cannot step shards"), found
+        assert "a state of shape" in found["QuantizedStates"][0]
+        warned = {name: lines for name, (text, lines) in found.items() if text == "none"}
+        assert {name: len(lines) for name, lines in warned.items()} == {
+            **dict.fromkeys(("AdamW", "ASGD", "Declared"), 0),
+            **dict.fromkeys(("Lion", "OwnStep", "OddStep"), int(rank == 0)),
+        }
+        assert rank or "Lion steps shards of parameters at ZeRO stage 3" in warned["Lion"][0]

@@ -88,7 +88,7 @@ class PrecisionConfig:
     """In which types the model computes and the ranks communicate."""
 
     dtype: DType = "fp32"
-    """Compute type of parameters and activations; master shards stay fp32."""
+    """Compute type of parameters and activations; master shards stay fp32, or float64."""
     reduce_dtype: DType = "fp32"
     """Type in which gradients are reduced over ranks."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)

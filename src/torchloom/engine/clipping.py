@@ -24,7 +24,7 @@ def global_norm(
     sharded: Sequence[Tensor],
     whole: Sequence[Tensor],
     comm: Communicator,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Return the L2 norm over all gradients, equal on every rank.
 
@@ -43,6 +43,7 @@ def norm_and_sums(
     losses: Sequence[Tensor],
     tokens: float,
     comm: Communicator,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return the norm, and what its collective carries beside it: losses and tokens of all ranks.
 
@@ -52,11 +53,12 @@ def norm_and_sums(
         losses: this rank's, of one step; may be none.
         tokens: this rank's, of one step; NaN if not known.
         comm: the communicator of the gradients.
+        dtype: as for `global_norm`.
 
     Returns:
         The norm; and the sum of all losses, the number of ranks that have any, and the sum of tokens.
     """
-    square = _own_square(sharded, whole, comm, torch.float32)
+    square = _own_square(sharded, whole, comm, dtype)
     found = [each.reshape(1).to(square) for each in losses]
     loss = [torch.stack(found).sum(0)] if len(found) > 1 else found
     known = math.nan if math.isnan(tokens) else tokens  # one object, for the cache's sake
@@ -106,8 +108,7 @@ def clip_(grads: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
         norm: the global norm.
         max_norm: what it may be at most.
     """
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    scale_(grads, factor.to(torch.float32))
+    scale_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 def scale_(grads: Iterable[Tensor], factor: Tensor | float) -> None:

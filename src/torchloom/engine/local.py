@@ -23,6 +23,7 @@ from torchloom.engine.slices import Slices, slice_of
 from torchloom.errors import EngineError, ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, owners_of, sync_in_backward
+from torchloom.shard.classes import converted
 from torchloom.shard.shards import clear_padding_, shard_numel_of
 
 
@@ -47,6 +48,7 @@ class LocalParams:
 
     def __init__(self, model: nn.Module, layout: Layout, comm: Communicator) -> None:
         self._layout, self._comm = layout, comm
+        self.norm_dtype = layout.norm_dtype
         params = owners_of(model)
         self._leaves = [
             Leaf(spec, params[spec.name], _shard_shape(spec, layout, params[spec.name]))
@@ -83,7 +85,7 @@ class LocalParams:
         Raises:
             ShardError: one has been assigned anew, or was frozen when the model was sharded and is
                 trained now; the optimizer would not train it. Or a sliced one has another shape, or
-                shares memory with another one.
+                shares memory with another one. Or one was converted to another dtype or to meta.
         """
         for name, param in self._frozen:
             if param.requires_grad:
@@ -93,6 +95,8 @@ class LocalParams:
                     "unfrozen until torchloom.initialize has returned, and freeze them then"
                 )
         for each in self._leaves:
+            if each.param.dtype != each.spec.dtype:  # of a module whose class is its own
+                raise converted(each.param, each.spec.dtype, "model")
             if params[each.spec.name] is not each.param:
                 raise ShardError(
                     f"parameter {each.spec.name!r} is assigned anew after the model was sharded: "

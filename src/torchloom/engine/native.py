@@ -17,7 +17,7 @@ from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.engine.notices import warn_of_monitors
 from torchloom.engine.own_clipping import follow_torch_norms
-from torchloom.engine.own_loops import count_steps_of
+from torchloom.engine.own_loops import count_steps_of, share_buffers_after_steps
 from torchloom.engine.own_slices import step_in_slices
 from torchloom.engine.precision import cast_inputs_of, shard_precision
 from torchloom.engine.twins import communicator_of
@@ -36,7 +36,7 @@ from torchloom.shard import (
 ConfigSource = Config | Mapping[str, Any] | str | Path
 
 
-def shard_model(
+def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's own
     model: nn.Module,
     stage: int | None = None,
     mesh: DeviceMesh | None = None,
@@ -45,13 +45,15 @@ def shard_model(
     precision: Precision | None = None,
     cast_inputs: bool = False,
     init: Callable[[nn.Module], object] | None = None,
+    broadcast_buffers: bool | None = None,
     config: ConfigSource | None = None,
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
 
     Rank 0 broadcasts its weights to all ranks. The backward pass averages gradients over ranks. The
     optimizer must step each element independently of others, as torch's do except Adafactor, LBFGS and
-    Muon. Any other optimizer raises EngineError at its first step over shards, before it changes any.
+    Muon. One that is found not to raises EngineError at its first step over shards, before it changes any. A warning
+    names others that are not known to, unless they are declared by an attribute: `optimizer.elementwise = True`.
 
     Args:
         model: a plain model, or one on the meta device.
@@ -59,11 +61,13 @@ def shard_model(
             whole parameters of which each rank's optimizer steps a slice, 0 keeps whole parameters.
         mesh: the axis to shard over, or (replicate, shard); default: all ranks.
         persistence_threshold: parameters with fewer elements stay whole; default: 100 000.
-        precision: dtypes of stored parameters, of compute and of reductions; default: parameters
-            in fp32.
+        precision: dtypes of stored parameters, of compute and of reductions; default: trained
+            parameters in fp32 (float64 stays float64), frozen ones as they are.
         cast_inputs: cast floating-point inputs of the model to `precision.compute`, also those in lists, tuples,
             mappings and dataclasses, as FSDP2's `cast_forward_inputs` does.
         init: fills one module's own parameters, for models on meta.
+        broadcast_buffers: give all ranks the persistent buffers of rank 0, such as running statistics, after each step;
+            default: at stages 0 and 1, in place of DistributedDataParallel, which does so before the next forward.
         config: a configuration as for `torchloom.initialize`, of which the sections `zero_optimization`, `bf16`,
             `communication_data_type` and `timeouts` say what the arguments above would; in bf16 inputs are cast.
 
@@ -124,6 +128,8 @@ def shard_model(
     if cast_inputs and compute is not None:
         keep_hook(model, cast_inputs_of(model, compute))
     count_steps_of(model.parameters())
+    if layout.num_ranks > 1 and (stage < 2 if broadcast_buffers is None else broadcast_buffers):
+        share_buffers_after_steps(model, comm)
     if layout.stage == 1:
         step_in_slices(model, layout, comm)
     return model

@@ -36,6 +36,7 @@ def take_norm(handle: str) -> Tensor | None:
 class _Gradients:
     """Gradients that one communicator reduces."""
 
+    norm_dtype: torch.dtype
     sharded: list[Tensor] = field(default_factory=list)
     whole: list[Tensor] = field(default_factory=list)
 
@@ -70,7 +71,7 @@ def clip_grad_norm_(
     grads: list[Tensor] = []
     for each in models:
         layout, params = layout_of(each), owners_of(each)
-        found = by_handle.setdefault(layout.handle, _Gradients())
+        found = by_handle.setdefault(layout.handle, _Gradients(layout.norm_dtype))
         for name, param in params.items():
             if param.grad is not None:
                 _add(found, param.grad, layout, name)
@@ -137,7 +138,12 @@ def _sorted(given: Sequence[Tensor]) -> tuple[dict[str, _Gradients], list[Tensor
             param = params.get(spec.name)  # other models may have changed since
             grad = None if param is None else param.grad
             if grad is not None and missing.pop(id(grad), None) is not None:
-                _add(by_handle.setdefault(layout.handle, _Gradients()), grad, layout, spec.name)
+                _add(
+                    by_handle.setdefault(layout.handle, _Gradients(layout.norm_dtype)),
+                    grad,
+                    layout,
+                    spec.name,
+                )
     return by_handle, list(missing.values())
 
 
@@ -150,9 +156,9 @@ def _add(found: _Gradients, grad: Tensor, layout: Layout, name: str) -> None:
         found.whole.append(grad)
 
 
-def _norm(by_handle: dict[str, _Gradients], dtype: torch.dtype = torch.float32) -> Tensor:
+def _norm(by_handle: dict[str, _Gradients], dtype: torch.dtype | None = None) -> Tensor:
     norms = [
-        global_norm(found.sharded, found.whole, lookup(handle), dtype)
+        global_norm(found.sharded, found.whole, lookup(handle), dtype or found.norm_dtype)
         for handle, found in by_handle.items()
     ]
     norm = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()

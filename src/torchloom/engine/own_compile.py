@@ -142,6 +142,7 @@ def compile_model(
             micro_steps=settings.batch.accumulation_steps,
             tracker=tracker if dist.get_rank() == 0 else None,
         ),
+        "step",
     )
     if isinstance(optimizer, Optimizer):  # not a wrapper, whose own states are its own
         whole_states(optimizer)

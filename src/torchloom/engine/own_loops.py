@@ -19,12 +19,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from torchloom.engine.checkpoints.trained import buffers_of
 from torchloom.engine.local import check_steps_alone
 from torchloom.engine.own_slices import begin_step, end_step
 from torchloom.engine.rates import note_rates
 from torchloom.position import POSITION
-from torchloom.runtime import tell_step
-from torchloom.shard import whole_states
+from torchloom.runtime import Communicator, tell_step
+from torchloom.shard import is_sharded, share_buffers, whole_states
 
 _STEPPED: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 """Parameters that optimizers step: those of models that `shard_model` sharded, and of engines."""
@@ -53,20 +54,44 @@ class _Listener:
     tell: Callable[[], None]
 
 
-_LISTENERS: weakref.WeakKeyDictionary[nn.Module, _Listener] = weakref.WeakKeyDictionary()
+_LISTENERS: weakref.WeakKeyDictionary[nn.Module, dict[str, _Listener]] = weakref.WeakKeyDictionary()
 
 
-def after_steps_of(model: nn.Module, optimizer: Optimizer | None, tell: Callable[[], None]) -> None:
+def after_steps_of(
+    model: nn.Module, optimizer: Optimizer | None, tell: Callable[[], None], what: str
+) -> None:
     """Call `tell` after each optimizer step over a model's parameters, as long as the model lives.
 
     Args:
         model: sharded; `tell` must not hold it, or it would never be freed.
         optimizer: the loop's. A step counts when it steps this one's first parameter, whoever takes it: the
             optimizer may be a wrapper, or be made anew. None: steps over any parameter of the model count.
-        tell: a second call replaces the first.
+        tell: replaces that of an earlier call.
+        what: names the kind of call; one of each is made.
     """
     counted = model.parameters() if optimizer is None else _stepped_by(optimizer)[:1]
-    _LISTENERS[model] = _Listener(frozenset(map(id, counted)), tell)
+    _LISTENERS.setdefault(model, {})[what] = _Listener(frozenset(map(id, counted)), tell)
+
+
+def share_buffers_after_steps(model: nn.Module, comm: Communicator) -> None:
+    """Give all ranks the persistent buffers of rank 0 after each optimizer step over a model's parameters.
+
+    DistributedDataParallel does it before the next forward, which graphs would have to hold. Training that does not
+    read them before its next step sees no difference. Buffers that are not persistent are caches, whose shapes may
+    differ between ranks.
+
+    Args:
+        model: sharded.
+        comm: of its ranks.
+    """
+    known = weakref.ref(model)
+
+    def share() -> None:
+        found = known()
+        if found is not None and is_sharded(found):
+            share_buffers(list(buffers_of(found).values()), comm.broadcast)
+
+    after_steps_of(model, None, share, "buffers")
 
 
 def _stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
@@ -80,7 +105,7 @@ def _first_counted(optimizer: Optimizer) -> nn.Parameter | None:
 
 def _tell_listeners(optimizer: Optimizer) -> None:
     stepped = set(map(id, _stepped_by(optimizer)))
-    for each in list(_LISTENERS.values()):
+    for each in [each for of_model in list(_LISTENERS.values()) for each in of_model.values()]:
         if not each.params.isdisjoint(stepped):
             each.tell()
 

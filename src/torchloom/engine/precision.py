@@ -26,7 +26,12 @@ def dtype_of(name: str) -> torch.dtype:
 def shard_precision(config: PrecisionConfig) -> Precision:
     """Return how parameters are kept, computed with and reduced."""
     compute = None if config.dtype == "fp32" else dtype_of(config.dtype)
-    return Precision(master=torch.float32, compute=compute, reduce=dtype_of(config.reduce_dtype))
+    # fp32 is what follows where nothing is written: then float64 stays.
+    return Precision(
+        master="wide" if compute is None else torch.float32,
+        compute=compute,
+        reduce=None if config.reduce_dtype == "fp32" else dtype_of(config.reduce_dtype),
+    )
 
 
 def cast_inputs(value: Any, dtype: torch.dtype) -> Any:

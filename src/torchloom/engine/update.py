@@ -124,7 +124,9 @@ class Update:
         if self.config.gradient_clipping == 0 and not checks:
             return None
         divided, whole = self.local.gradients()
-        norm, self.loss_sums = norm_and_sums(divided, whole, self.losses, tokens, self.comm)
+        norm, self.loss_sums = norm_and_sums(
+            divided, whole, self.losses, tokens, self.comm, self.local.norm_dtype
+        )
         if checks and not math.isfinite(norm.item()):
             found = find_non_finite(*self.local.named_gradients(), self.losses, self.comm)
             if found is not None:

@@ -26,7 +26,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 import torchloom
 from torchloom import envs
 from torchloom.config import Config, load_config
-from torchloom.engine.checkpoints.trained import buffers_of
 from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.integrations.given import (
@@ -42,7 +41,6 @@ from torchloom.integrations.given import (
 )
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
-from torchloom.runtime import lookup
 from torchloom.shard import is_sharded, layout_of, whole_states
 
 logger = get_logger(__name__)
@@ -99,8 +97,6 @@ class Preparation:
         self._refuse(self.config)
         self.compiles = _compiles(self.config)
         self._sessions: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._followed: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.broadcasts_buffers = True
         """Whether running statistics are those of rank 0 after each step, as DistributedDataParallel has them."""
         self._hears = False
@@ -150,8 +146,9 @@ class Preparation:
         if device is not None and not any(tensor.is_meta for tensor in model.parameters()):
             model.to(device)
         init = init or initializer_of(model)
-        torchloom.shard_model(model, config=self.config, init=init)
-        self._sharded[model] = True
+        torchloom.shard_model(
+            model, config=self.config, init=init, broadcast_buffers=self.broadcasts_buffers
+        )
         autocast = self.config.precision.autocast
         if autocast is not None:
             _autocast_forward(model, dtype_of(autocast.dtype))
@@ -203,21 +200,6 @@ class Preparation:
                 "from model.parameters()"
             )
         whole_states(optimizer)
-        if optimizer not in self._followed:
-            self._followed[optimizer] = True
-            optimizer.register_step_post_hook(self._share_buffers)
-
-    def _share_buffers(self, optimizer: Optimizer, *_: Any) -> None:
-        """Let statistics such as those of BatchNorm be rank 0's; DDP does it before each forward.
-
-        Training does not read them, so it is enough that they are equal after a step.
-        """
-        known = list(self._sharded.keys())
-        models = [m for m in known if self.broadcasts_buffers and is_sharded(m)]
-        model = owner_of(optimizer, models)
-        buffers = [] if model is None else list(buffers_of(model).values())
-        if model is not None and buffers:
-            lookup(layout_of(model).handle).broadcast(buffers)
 
     def session_of(self, model: nn.Module) -> CompileSession | None:
         """Return the session that compiled a model, None if none has."""

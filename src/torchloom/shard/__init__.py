@@ -20,7 +20,7 @@ from torchloom.shard import (
     state,
     writes,
 )
-from torchloom.shard.apply import facts_of, shard_module, sync_in_backward, unshard
+from torchloom.shard.apply import facts_of, shard_module, share_buffers, sync_in_backward, unshard
 from torchloom.shard.beside import look_at_backward
 from torchloom.shard.gather import gathered
 from torchloom.shard.layout import Layout, ParamSpec, Precision, plan_layout
@@ -67,6 +67,7 @@ __all__ = [
     "shard_module",
     "sharded_models",
     "sharded_state_dict",
+    "share_buffers",
     "state_dict_mode",
     "sync_in_backward",
     "unshard",

@@ -285,6 +285,23 @@ def _broadcast_all(broadcast: Broadcast, tensors: Sequence[Tensor]) -> None:
             tensor.copy_(whole)
 
 
+def share_buffers(buffers: Sequence[Tensor], broadcast: Broadcast) -> None:
+    """Make buffers those of rank 0, with one message for each dtype; none without floating-point ones.
+
+    Args:
+        buffers: of a model, of equal shapes on all ranks.
+        broadcast: as for `shard_module`.
+    """
+    if not any(buffer.is_floating_point() or buffer.is_complex() for buffer in buffers):
+        return
+    for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
+        alike = [buffer for buffer in buffers if buffer.dtype == dtype]
+        flat = torch.cat([buffer.reshape(-1) for buffer in alike])
+        _broadcast_all(broadcast, [flat])
+        for buffer, values in zip(alike, flat.split([b.numel() for b in alike]), strict=True):
+            buffer.copy_(values.view_as(buffer))
+
+
 def _forget_computed(model: nn.Module) -> None:
     """Let weights that a hook computes anew in each forward hold no graph of the whole parameters.
 

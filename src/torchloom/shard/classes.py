@@ -48,6 +48,7 @@ def sharded_class(
             body["_flat_weights"] = property(_rnn_weights, _ignore)
         body[ORIGINAL] = base
         body["register_parameter"] = _register_parameter
+        body["_apply"] = _apply
         body["_save_to_state_dict"] = save_to_state_dict
         body["_load_from_state_dict"] = load_from_state_dict
         body["__module__"], body["__qualname__"] = base.__module__, base.__qualname__
@@ -121,6 +122,33 @@ def _rnn_weights(self: nn.RNNBase) -> list[Tensor]:
 
 def _ignore(self: nn.RNNBase, value: object) -> None:
     """Recurrent layers cache a list of their parameters; ours is made anew at every use."""
+
+
+def _apply(self: Any, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """Run `Module.to` and the like, unless parameters would change: layouts and optimizers rely on them."""
+
+    def applied(tensor: Tensor) -> Tensor:
+        made = fn(tensor)
+        if isinstance(tensor, nn.Parameter) and (made.dtype != tensor.dtype or made.is_meta):
+            raise converted(made, tensor.dtype, type(self).__name__)
+        return made
+
+    return getattr(type(self), ORIGINAL)._apply(self, applied, recurse)
+
+
+def converted(made: Tensor, dtype: torch.dtype, owner: str) -> ShardError:
+    """Return the error about a parameter that is converted after it was sharded.
+
+    Args:
+        made: what becomes of the parameter.
+        dtype: in which it is kept.
+        owner: of the parameter.
+    """
+    return ShardError(
+        f"a parameter of this {owner} would go from {dtype} to {'meta' if made.is_meta else made.dtype} after the "
+        "model was sharded, when optimizers and other ranks count on it: convert the model before, or choose the "
+        'dtype to compute in by "bf16": {"enabled": true} or torchloom.shard.Precision(compute=torch.bfloat16)'
+    )
 
 
 def _register_parameter(self: Any, name: str, param: nn.Parameter | None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchloom.errors import ShardError
 from torchloom.shard.admit import check_model
@@ -33,11 +33,12 @@ whole: whole, its gradient left local until the accumulation boundary."""
 class Precision:
     """In which dtypes weights are kept, computed with and reduced."""
 
-    master: torch.dtype | None = torch.float32
-    """Floating-point shards are kept in this dtype; None keeps each parameter's own."""
+    master: torch.dtype | Literal["wide"] | None = "wide"
+    """Trained floating-point parameters are kept in this dtype; None keeps each one's own, "wide" keeps float64 and
+    means float32 for all others. Frozen parameters keep their own always."""
     compute: torch.dtype | None = None
-    """Weights are cast to this dtype before they travel; None computes in the kept dtype. Those of norms
-    with running statistics are not: they are read in the dtype of these."""
+    """Weights are cast to this dtype before they travel; None computes in the dtype that the model had. Those of
+    norms with running statistics are not: they are read in the dtype of these."""
     reduce: torch.dtype | None = None
     """Gradients travel in this dtype; None means the dtype of the kept shard."""
 
@@ -115,6 +116,12 @@ class Layout:
         return tuple(spec for spec in self.params if spec.mode == "sharded")
 
     @property
+    def norm_dtype(self) -> torch.dtype:
+        """In which the norm of all gradients is taken: float64 if a parameter is of it."""
+        has_double = any(spec.dtype == torch.float64 for spec in self.params)
+        return torch.float64 if has_double else torch.float32
+
+    @property
     def num_ranks(self) -> int:
         """Ranks over which gradients are averaged."""
         return self.world_size * self.num_replicas
@@ -182,9 +189,8 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
         is_divisible = world_size > 1 and not is_small(param, persistence_threshold, world_size)
         is_sharded = stage >= 2 and is_divisible
         shard_numel = shard_numel_of(param.numel(), world_size) if is_sharded else 0
-        kept, compute, wire = _dtypes(param, precision)
-        if any(_has_running_statistics(modules[place.module]) for place in places):
-            compute = kept
+        running = (_running_statistics(modules[place.module]) for place in places)
+        kept, compute, wire = _dtypes(param, precision, next(filter(None, running), None))
         specs.append(
             ParamSpec(
                 name=name,
@@ -227,18 +233,22 @@ def _mode(is_sharded: bool, num_ranks: int, stage: int, sync_in_backward: bool) 
     return "synced" if stage >= 2 or sync_in_backward else "whole"
 
 
-def _has_running_statistics(module: nn.Module) -> bool:
-    """Say whether a module's weights must be of the dtype of its running statistics.
+def _running_statistics(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype of a module's running statistics, of which its weights must be; None without any.
 
     Its kernels take inputs in a lower type beside both, and compute in the higher one.
     """
-    return isinstance(module, _RUNNING) and module.running_mean is not None
+    mean = module.running_mean if isinstance(module, _RUNNING) else None
+    return mean.dtype if isinstance(mean, Tensor) else None
 
 
 def _dtypes(
-    param: nn.Parameter, precision: Precision
+    param: nn.Parameter, precision: Precision, running: torch.dtype | None
 ) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     if not param.is_floating_point():
         return param.dtype, param.dtype, param.dtype
-    kept = precision.master or param.dtype
-    return kept, precision.compute or param.dtype, precision.reduce or kept
+    kept = precision.master if param.requires_grad else None
+    if kept == "wide":
+        kept = torch.promote_types(param.dtype, torch.float32)
+    kept = kept or param.dtype
+    return kept, running or precision.compute or param.dtype, precision.reduce or kept

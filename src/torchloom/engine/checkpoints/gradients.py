@@ -53,7 +53,7 @@ def read_gradients(
         elif found:
             mean = sum(contents.payload.whole(name).double() for name in found) / len(local)
             assert isinstance(mean, Tensor)
-            whole = mean.to(torch.float32)
+            whole = mean.to(spec.dtype)
             value = cut(whole, layout.rank, spec.shard_numel) if spec.mode == "sharded" else whole
             yield _set_grad(each.param, value, factor)
         elif key in contents.payload:
