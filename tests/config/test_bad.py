@@ -61,7 +61,6 @@ BAD = [
     ("optimizer.params.bias_correction", False, None, "always corrects"),
     ("optimizer.params.fused", "yes", None, "true or false"),
     ("scheduler.type", "WarmupLr2", None, "WarmupLR?"),
-    ("scheduler.type", "OneCycle", None, "OneCycleLR"),
     ("scheduler.type", "LambdaLR", None, "lr_scheduler"),
     ("scheduler.type", "WarmupDecayLR", "scheduler.params.total_num_steps", "needs it"),
     ("scheduler.params.warmup_steps", 10, None, "warmup_num_steps?"),

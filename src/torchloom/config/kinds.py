@@ -238,6 +238,15 @@ def numbers(kind: Kind, length: int | None = None) -> Kind:
     return take
 
 
+def number_or_numbers(kind: Kind) -> Kind:
+    """Return the kind of one value of `kind`, or a list of them; it raises `RefusedError` for others."""
+
+    def take(value: object) -> object:
+        return numbers(kind)(value) if isinstance(value, list | tuple) else kind(value)
+
+    return take
+
+
 def number_in(value: object) -> int | float | None:
     """Return the number that a text is, None if it is none.
 
