@@ -57,14 +57,14 @@ class Schedule(LRScheduler):
                 group.update(own, lr=rate)
             self.last_epoch = last_batch_iteration + 1
 
-    def step(self, last_batch_iteration: int | None = None) -> None:
+    def step(self, epoch: int | None = None) -> None:
         """Set the rates of the next step.
 
         Args:
-            last_batch_iteration: the position to move to; default: the next one.
+            epoch: the position to move to; default: the next one.
         """
-        if last_batch_iteration is not None:
-            self.last_epoch = last_batch_iteration
+        if epoch is not None:
+            self.last_epoch = epoch
         super().step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,13 +233,13 @@ class OneCycle(Schedule):
         share, decay = self._share(), self._decayed(self._decay[1])
         return [(low + (top - low) * share) / decay for low, top in zip(*self._rates, strict=True)]
 
-    def step(self, last_batch_iteration: int | None = None) -> None:
+    def step(self, epoch: int | None = None) -> None:
         """Set the rates and betas of the next step.
 
         Args:
-            last_batch_iteration: the position to move to; default: the next one.
+            epoch: the position to move to; default: the next one.
         """
-        super().step(last_batch_iteration)
+        super().step(epoch)
         if not self._moves_betas:
             return
         # DeepSpeed's first step takes the lowest beta, the others begin at the highest.
