@@ -66,7 +66,7 @@ METHODS = (
     Row("set_symm_mem_for_comm", "differs", '`compile(config={"symmetric_memory": True})`, for ranks of one host', (_CONFIG, "config:compile.symmetric_memory")),
     Row("set_separate_reduce_scatter_group", "not needed", _BY_GRAPH),
     Row("set_reduce_scatter_max_input_buffers", "not needed", _BY_GRAPH),
-    Row("set_reduce_scatter_unused_params", "not needed", "a parameter that some ranks do not use counts as zero there"),
+    Row("set_reduce_scatter_unused_params", "not there", "ranks use the same parameters, or an error says where they differ"),
     Row("set_post_optim_event", "not needed", _BY_GRAPH),
     Row("reset_iter_state", "not needed", "a backward that failed does not spoil the next"),
 )  # fmt: skip
