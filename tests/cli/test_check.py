@@ -8,6 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import torchloom
+from torchloom.cli import make_app
 from torchloom.cli.check import check
 
 app = typer.Typer()
@@ -45,8 +47,26 @@ def test_a_good_file_prints_values_hints_and_warnings(write):
     assert "batch.train_batch_size 32" in lines
     assert "zero.stage 3" in lines
     hint = next(line for line in lines if line.startswith("hint"))
-    assert "zero_optimization.reduce_bucket_size: 1000000000 / 16777216" in hint
+    assert "zero_optimization.reduce_bucket_size: asked 1000000000, used 16777216" in hint
     assert any(line.startswith("warning typo: unknown key") for line in lines)
+
+
+def test_strict_treats_warnings_as_errors(write):
+    path = write(GOOD)
+    result = run(path, "--strict")
+
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1].startswith("failed 1 warning in ")
+    record = json.loads(run(path, "--strict", "--json").stdout)
+    assert not record["ok"] and record["errors"] == [] and record["effective"]
+    assert run(write('{"steps_per_print": 5}'), "--strict").exit_code == 0
+    assert "failed 3 errors in " in run(write(BAD), "--strict").output
+
+
+def test_version():
+    result = CliRunner().invoke(make_app(None), ["--version"])
+
+    assert (result.exit_code, result.output) == (0, f"torchloom {torchloom.__version__}\n")
 
 
 def test_a_bad_file_prints_every_error_with_its_path(write):

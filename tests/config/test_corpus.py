@@ -99,13 +99,36 @@ def test_features_without_effect_warn_once_each():
     assert good("monitors_on").monitors.sections == ("tensorboard", "wandb")
 
 
-def test_typos_warn_with_the_nearest_key():
-    told = warnings(good("typos_are_ignored"))
+def test_unknown_keys_warn_with_the_nearest_key():
+    told = warnings(good("unknown_keys"))
 
-    assert "gradient_clipping?" in told["gradient_cliping"]
-    assert "zero_optimization.overlap_comm?" in told["zero_optimization.overlap_com"]
-    assert "fp16.initial_scale_power?" in told["fp16.initial_scale_pwoer"]
+    assert "gradient_clipping?" in told["gradient_clip"]
+    assert "zero_optimization.stage3_gather_1d_weights" in told
     assert "spelling" in told["my_own_notes"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ({"zero_optimisation": {"stage": 3}}, "zero_optimization"),
+        ({"Zero_Optimization": {"stage": 3}}, "zero_optimization"),
+        ({"gradient_cliping": 1.0}, "gradient_clipping"),
+        (
+            {"zero_optimization": {"stage": 3, "overlap_com": True}},
+            "zero_optimization.overlap_comm",
+        ),
+        ({"zero_optimization": {"stag": 3}}, "zero_optimization.stage"),
+        ({"zero_optimization": {"offload_param": {"devcie": "cpu"}}}, "offload_param.device"),
+        ({"zero_optimization": {"prefetch_bucket_sizes": 1}}, "optimization.prefetch_bucket_size"),
+        ({"fp16": {"initial_scale_pwoer": 12}}, "fp16.initial_scale_power"),
+        ({"bf16": {"enable": True}}, "bf16.enabled"),
+        ({"optimzer": {"type": "AdamW"}}, "optimizer"),
+    ],
+)
+def test_a_misspelt_key_is_an_error_that_names_the_right_one(written, meant):
+    (error,) = check_config(written).errors
+
+    assert error.what == "unknown key" and error.fix.endswith(f"{meant}?")
 
 
 def test_dotted_keys_warn_with_the_nested_form():

@@ -158,3 +158,32 @@ def test_a_decay_without_an_end_may_be_left_to_the_caller():
     assert "optimizer steps of the run" in error.fix
     assert '"auto"' in error.fix
     assert check_config(document).open == ("scheduler.params.total_num_steps",)
+
+
+@pytest.mark.parametrize("on", [1, 1.0, "true", "True", "yes", "1"])
+@pytest.mark.parametrize("section", ["bf16", "fp16", "torch_autocast", "wandb"])
+def test_switches_as_numbers_and_words(on, section):
+    off = {1: 0, "1": "0", "yes": "off"}.get(on, "false")
+    assert load_config({section: {"enabled": on}}) == load_config({section: {"enabled": True}})
+    told = warnings_of({section: {"enabled": off}})
+
+    assert load_config({section: {"enabled": off}}) == load_config({})
+    assert (f"{section}.enabled" in told) == isinstance(on, str)
+
+
+def test_switches_of_features_that_are_refused_are_switches_as_well():
+    for off in (0, 0.0, False):
+        assert not check_config({"hybrid_engine": {"enabled": off}, "amp": {"enabled": off}}).errors
+    assert check_config({"amp": {"enabled": 1}}).errors
+
+
+@pytest.mark.parametrize("written", ["torch.bfloat16", "bfloat16", "bf16", "BF16", None])
+def test_types_of_autocast(written):
+    section = {"enabled": True, "dtype": written}
+    assert load_config({"torch_autocast": section}).precision.autocast.dtype == "bf16"
+
+
+@pytest.mark.parametrize("written", ["torch.float16", "float16", "fp16", "half"])
+def test_half_types_of_autocast(written):
+    section = {"enabled": True, "dtype": written}
+    assert load_config({"torch_autocast": section}).precision.autocast.dtype == "fp16"

@@ -66,7 +66,8 @@ def test_fused_excludes_foreach():
 
 
 def test_warmup_defaults_are_written_out():
-    assert dict(scheduler("WarmupLR").scheduler.params) == {
+    assert dict(scheduler("WarmupDecayLR", total_num_steps=9).scheduler.params) == {
+        "total_num_steps": 9,
         "warmup_min_lr": 0.0,
         "warmup_max_lr": 0.001,
         "warmup_num_steps": 1000,
@@ -74,25 +75,37 @@ def test_warmup_defaults_are_written_out():
     }
 
 
-def test_a_warmup_that_overrules_the_optimizer_warns():
-    document = {
-        "optimizer": {"type": "AdamW", "params": {"lr": 5e-5}},
-        "scheduler": {"type": "WarmupLR", "params": {}},
-    }
-
-    assert warned(load_config(document)) == ["scheduler.params.warmup_max_lr"]
+@pytest.mark.parametrize(
+    ("name", "given", "kept", "warns"),
+    [
+        ("WarmupLR", {}, None, False),  # the optimizer's rate, as in DeepSpeed
+        ("WarmupDecayLR", {"total_num_steps": 2000}, 1e-3, True),
+        ("WarmupDecayLR", {"total_num_steps": 2000, "warmup_max_lr": None}, None, False),
+        ("WarmupDecayLR", {"total_num_steps": 2000, "warmup_max_lr": [1, 2]}, (1, 2), False),
+    ],
+)
+def test_the_rate_above_a_warmup_is_the_optimizers_or_deepspeeds(name, given, kept, warns):
+    config = load_config(
+        {
+            "optimizer": {"type": "AdamW", "params": {"lr": 5e-5}},
+            "scheduler": {"type": name, "params": given},
+        }
+    )
+    assert config.scheduler.params.get("warmup_max_lr") == kept
+    assert warned(config) == (["scheduler.params.warmup_max_lr"] if warns else [])
 
 
 def test_names_of_schedules_ignore_case():
     assert scheduler("cosineannealinglr", T_max=5).scheduler.name == "CosineAnnealingLR"
 
 
-def test_a_position_in_the_schedule_has_no_effect():
-    config = scheduler("WarmupLR", last_batch_iteration=5)
-
-    assert warned(config) == ["scheduler.params.last_batch_iteration"]
-    assert "last_batch_iteration" not in config.scheduler.params
-    assert not warned(scheduler("WarmupLR", last_batch_iteration=-1))
+def test_a_position_in_the_schedule():
+    assert (
+        scheduler("WarmupLR", last_batch_iteration=5).scheduler.params["last_batch_iteration"] == 5
+    )
+    assert "last_epoch" not in scheduler("StepLR", step_size=1, last_epoch=-1).scheduler.params
+    with pytest.raises(ConfigError, match="last_epoch: torch goes on"):
+        scheduler("StepLR", step_size=1, last_epoch=3)
 
 
 def test_a_warmup_longer_than_the_run_warns():

@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 import math
+import sys
 from types import MappingProxyType
 
 import pytest
@@ -77,7 +78,7 @@ def test_marks_inside_strings_are_text():
 
 def test_a_syntax_error_has_the_line_and_column_of_the_file(tmp_path):
     path = tmp_path / "ds.json"
-    path.write_text('{ // a comment, and\n  /* another\n  */ "a": 1\n  "b": 2\n}')
+    path.write_text('{ // a comment, and\n  /* another\n  */ "a": 1\n  ]: 2\n}')
 
     with pytest.raises(ConfigError, match=r"ds\.json:4:3: not valid JSON.*line 4 column 3"):
         load_config(path)
@@ -141,3 +142,42 @@ def test_large_exponents_are_whole_numbers():
 
     assert config.zero.param_persistence_threshold == 1_000_000_000
     assert isinstance(config.zero.param_persistence_threshold, int)
+
+
+HJSON = """
+{ # a comment
+  train_micro_batch_size_per_gpu: 4
+  zero_optimization: {
+    stage: 3 // another
+    offload_param: { device: "cpu" }
+  }
+  steps_per_print: 1e3
+  zero_optimization: { stage: 2 }
+}
+"""
+
+
+def test_hjson_is_read_as_deepspeed_reads_it(tmp_path):
+    pytest.importorskip("hjson")
+    path = tmp_path / "ds.hjson"
+    path.write_text(HJSON.replace("  zero_optimization: { stage: 2 }\n", ""))
+    plain = {"device": "cpu"}
+    zero = {"stage": 3, "offload_param": plain}
+    document = {**DOCUMENT, "zero_optimization": zero, "steps_per_print": 1000}
+
+    assert load_config(path, world_size=2) == load_config(document, world_size=2)
+    path.write_text(HJSON)
+    (error,) = check_config(path).errors
+    assert (error.path, error.what) == ("zero_optimization", "this key is given more than once")
+    path.write_text("{ zero_optimization: { stage: 3 ]")
+    with pytest.raises(ConfigError, match=r"not valid JSON: .*correct the file there"):
+        load_config(path)
+
+
+def test_without_the_package_hjson_is_an_error_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hjson", None)
+    path = tmp_path / "ds.hjson"
+    path.write_text(HJSON)
+
+    with pytest.raises(ConfigError, match=r"hjson:3:3: .*`pip install hjson` if it is Hjson"):
+        load_config(path)

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torchloom
-from docs_pages import commands, glossary, metrics, passes, private_names, schema
+from docs_pages import (
+    commands,
+    deepspeed_keys,
+    fsdp,
+    glossary,
+    metrics,
+    passes,
+    private_names,
+    schema,
+)
 from docs_pages.marks import filled
 from docs_pages.tables import arguments
 from torchloom.pipeline.backend import weave
@@ -30,6 +39,8 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     },
     "cli.md": {"the commands": commands.commands},
     "planning.md": {"docstrings": glossary.render_glossary},
+    "migrating/deepspeed.md": {"the keys of DeepSpeed": deepspeed_keys.render_keys},
+    "migrating/fsdp2.md": {"the calls of FSDP": fsdp.render_calls},
     "versions.md": {"torchloom._torch.table": private_names.render},
 }
 

@@ -11,9 +11,11 @@ import sys
 import time
 import traceback
 from importlib import import_module
+from typing import Annotated
 
 import typer
 
+import torchloom
 from torchloom import envs
 from torchloom.cli import failures
 from torchloom.cli.terminal import drop_unread, printable
@@ -105,7 +107,20 @@ def command_names() -> tuple[str, ...]:
     return tuple(_COMMANDS)
 
 
-def _torchloom() -> None:
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"torchloom {torchloom.__version__}")
+        raise typer.Exit
+
+
+def _torchloom(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Weave sharding and communication into the graph that torch.compile captured."""
 
 

@@ -1,12 +1,13 @@
 """`torchloom check CONFIG`: effective values and errors of a configuration, before a run starts.
 
     effective values    as the engine will see them
-    hints               path: asked / used (why); "-" is nothing
+    hints               path: what was asked and what is used (why)
     warnings, notes     what was ignored, translated or assumed
     filled in           keys that are "auto" and get their value from the caller, such as a Trainer
     errors              path: what is wrong; what to do
 
-The exit code is 0 when the configuration can be used, if need be with values from the caller, and 1 when it cannot.
+The exit code is 0 when the configuration can be used, if need be with values from the caller, and 1 when it cannot,
+or has warnings and `--strict` is given.
 """
 
 from __future__ import annotations
@@ -45,23 +46,37 @@ def check(
             help='A value for a key that is "auto"; may be repeated.',
         ),
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the effective values of a configuration, and all errors in it.
 
-    The exit code is 1 if there are errors.
+    The exit code is 1 if there are errors, with --strict also if there are warnings.
     """
     try:
         checked = check_config(config, world_size=world_size, auto=_values(auto or []))
     except ConfigError as error:
         _tell_unreadable(config, error, as_json)
         raise typer.Exit(1) from None
+    wrong = _wrong(checked, strict)
     if as_json:
-        typer.echo(json.dumps(_record(checked), indent=2, allow_nan=False))
+        typer.echo(json.dumps(_record(checked, ok=not wrong), indent=2, allow_nan=False))
     else:
-        _print(checked, Console(highlight=False))
-    if checked.errors:
+        _print(checked, wrong, Console(highlight=False))
+    if wrong:
         raise typer.Exit(1)
+
+
+def _wrong(checked: Checked, strict: bool) -> str:
+    """Return how many errors there are, or warnings that count as errors; "" if none."""
+    num_warnings = sum(note.level == "warning" for note in checked.notes)
+    if checked.errors:
+        return _count(len(checked.errors), "error")
+    return _count(num_warnings, "warning") if strict and num_warnings else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _values(options: list[str]) -> dict[str, object]:
@@ -84,15 +99,15 @@ def _tell_unreadable(config: str, error: ConfigError, as_json: bool) -> None:
         return
     problem = Problem(path="", what=str(error), fix="")
     unread = Checked(name=config, config=None, errors=(problem,), notes=(), hints=())
-    typer.echo(json.dumps(_record(unread), indent=2))
+    typer.echo(json.dumps(_record(unread, ok=False), indent=2))
 
 
-def _record(checked: Checked) -> object:
+def _record(checked: Checked, *, ok: bool) -> object:
     effective = None if checked.config is None else checked.config.to_dict()
     return _finite(
         {
             "config": checked.name,
-            "ok": not checked.errors,
+            "ok": ok,
             "effective": effective,
             "hints": [dataclasses.asdict(hint) for hint in checked.hints],
             "notes": [dataclasses.asdict(note) for note in checked.notes],
@@ -115,7 +130,7 @@ def _finite(value: object) -> object:
     return str(value)
 
 
-def _print(checked: Checked, console: Console) -> None:
+def _print(checked: Checked, wrong: str, console: Console) -> None:
     if checked.config is not None:
         table = Table("key", "value", title=f"effective values of {checked.name}", box=None)
         for key, value in _rows(checked.config.to_dict(), ""):
@@ -123,8 +138,7 @@ def _print(checked: Checked, console: Console) -> None:
             table.add_row(Text(key), Text("filled in by the caller" if is_open else value))
         console.print(table)
     for hint in checked.hints:
-        used = "-" if hint.used is None else show(hint.used)
-        _line(console, "hint", "cyan", f"{hint.path}: {show(hint.asked)} / {used} ({hint.why})")
+        _line(console, "hint", "cyan", str(hint))
     for note in checked.notes:
         style = "yellow" if note.level == "warning" else "dim"
         label = "warning" if note.level == "warning" else "note"
@@ -133,19 +147,16 @@ def _print(checked: Checked, console: Console) -> None:
         _line(console, "filled in", "yellow", f'{path}: "auto", filled in by the caller')
     for error in checked.errors:
         _line(console, "error", "bold red", str(error))
-    _line(console, *_verdict(checked))
+    _line(console, *_verdict(checked, wrong))
 
 
-def _verdict(checked: Checked) -> tuple[str, str, str]:
-    if not checked.errors and checked.open:
-        values = "a value" if len(checked.open) == 1 else f"{len(checked.open)} values"
-        what = f"{checked.name} can be used by a caller that fills in {values}"
+def _verdict(checked: Checked, wrong: str) -> tuple[str, str, str]:
+    if wrong:
+        return "failed", "bold red", f"{wrong} in {checked.name}"
+    if checked.open:
+        what = f"{checked.name} can be used by a caller that fills in {_count(len(checked.open), 'value')}"
         return "ok", "green", f"{what}: a Trainer, or initialize(auto={{path: value}})"
-    if not checked.errors:
-        return "ok", "green", f"{checked.name} can be used"
-    num_errors = len(checked.errors)
-    errors = "1 error" if num_errors == 1 else f"{num_errors} errors"
-    return "failed", "bold red", f"{errors} in {checked.name}"
+    return "ok", "green", f"{checked.name} can be used"
 
 
 def _line(console: Console, label: str, style: str, message: str) -> None:

@@ -137,6 +137,7 @@ def refused(
     doc: str,
     instead: str,
     *,
+    default: bool | None = None,
     idle: tuple[object, ...] = (),
     gated: bool = False,
     aliases: tuple[str, ...] = (),
@@ -146,12 +147,13 @@ def refused(
     Args:
         doc: what the key asks for, as in "asks for DOC".
         instead: what to do instead.
+        default: True if false is what asks for something.
         idle: values, beside null, false and 0, that ask for nothing.
         gated: whether the feature is off unless `enabled: true` is inside the value.
         aliases: other names of the key.
     """
     return _field(
-        None, doc, treatment="refused", instead=instead, idle=idle, gated=gated, aliases=aliases
+        default, doc, treatment="refused", instead=instead, idle=idle, gated=gated, aliases=aliases
     )
 
 
@@ -188,6 +190,8 @@ def asks(value: object, key: Key) -> bool:
         if key.gated:
             return any(isinstance(item, Mapping) and asks(item, key) for item in inner)
         return any(asks(item, key) for item in inner)
+    if key.default is True:
+        return value is False
     if value in (None, False, 0, "", "none", "auto") or value == []:
         return False
     return value != key.default and value not in key.idle

@@ -114,3 +114,32 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
+
+
+def misspelt(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` misspells: one edit away, or two from 9 letters on.
+
+    Example:
+        >>> misspelt("zero_optimisation", ["zero_optimization"]), misspelt("notes", ["nodes_x"])
+        ('zero_optimization', None)
+    """
+    if len(word) < 4:
+        return None
+    most = 1 if len(word) < 9 else 2
+    near = {name: _edits(word.lower(), name, most) for name in known}
+    best = min(near, key=lambda name: near[name], default=None)
+    return best if best is not None and near[best] <= most else None
+
+
+def _edits(left: str, right: str, most: int) -> int:
+    """Return the letters to insert, remove, replace or swap to get from one word to the other."""
+    if abs(len(left) - len(right)) > most:
+        return most + 1
+    before, row = [], list(range(len(right) + 1))
+    for i, a in enumerate(left):
+        older, before, row = before, row, [i + 1]
+        for j, b in enumerate(right):
+            row.append(min(before[j] + (a != b), before[j + 1] + 1, row[j] + 1))
+            if i and j and (a, left[i - 1]) == (right[j - 1], b):
+                row[-1] = min(row[-1], older[j - 1] + 1)
+    return row[-1]

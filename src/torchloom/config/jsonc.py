@@ -5,14 +5,16 @@
     }                       }
 
 Comments are blanked, not cut, so that the line and column of a syntax error are those of the
-file.
+file. What is no JSON even so is read as Hjson (keys without quotes, no commas) if the package `hjson` is
+installed, which DeepSpeed reads all its files with.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 _STRING = r'"(?:\\.|[^"\\\n])*"'
@@ -31,15 +33,18 @@ class Parsed(NamedTuple):
 class JsonSyntaxError(ValueError):
     """The text is not JSON; says where."""
 
-    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
+    def __init__(
+        self, message: str, line: int = 0, column: int = 0, fix: str = "correct the file there"
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.line = line
         self.column = column
+        self.fix = fix
 
 
 def parse(text: str) -> Parsed:
-    """Parse JSON with comments, trailing commas, `Infinity` and large exponents.
+    """Parse JSON with comments, trailing commas, `Infinity` and large exponents, or Hjson.
 
     Raises:
         JsonSyntaxError: the text is not JSON; carries line and column.
@@ -61,12 +66,32 @@ def parse(text: str) -> Parsed:
     try:
         tree = json.loads(clean, object_pairs_hook=build)
     except json.JSONDecodeError as error:
-        raise JsonSyntaxError(error.msg, error.lineno, error.colno) from None
+        repeated.clear()
+        tree = _hjson(text, build, error)
     except RecursionError:
         raise JsonSyntaxError("nested too deeply") from None
     except ValueError as error:  # an integer of thousands of digits
         raise JsonSyntaxError(str(error)) from None
     return Parsed(tree, tuple(_paths_of(tree, repeated, "")))
+
+
+def _hjson(
+    text: str, build: Callable[[list[tuple[str, object]]], object], error: json.JSONDecodeError
+) -> object:
+    """Parse Hjson; without the package, raise what is wrong with the text as JSON."""
+    try:
+        hjson = importlib.import_module("hjson")
+    except ImportError:
+        fix = "correct the file there, or `pip install hjson` if it is Hjson"
+        raise JsonSyntaxError(error.msg, error.lineno, error.colno, fix) from None
+    if not text.strip():  # Hjson for {}
+        raise JsonSyntaxError(error.msg, error.lineno, error.colno)
+    try:
+        return hjson.loads(text, object_pairs_hook=build)
+    except hjson.HjsonDecodeError as wrong:
+        raise JsonSyntaxError(wrong.msg, wrong.lineno, wrong.colno) from None
+    except RecursionError:
+        raise JsonSyntaxError("nested too deeply") from None
 
 
 def join(path: str, key: str | int) -> str:

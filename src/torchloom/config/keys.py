@@ -3,9 +3,10 @@
     {"zero_optimization": {"prefetch_bucket_size": "auto", "stag": 3}}
         -> {"zero_optimization": {}}
            + "stage3_prefetch_bucket_size" is "auto"
-           + warning: unknown key zero_optimization.stag, did you mean zero_optimization.stage?
+           + error: unknown key zero_optimization.stag, did you mean zero_optimization.stage?
 
-Aliases are replaced by the schema's names, unknown keys give warnings, and null counts as not given.
+Aliases are replaced by the schema's names, misspelt keys are errors, other unknown keys give warnings, and null
+counts as not given.
 "auto" is replaced by the caller's value or a documented default, or is derived by a later step.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torchloom.config.fields import Key, Section, keys_of
-from torchloom.config.findings import Findings, nearest
+from torchloom.config.findings import Findings, misspelt, nearest
 from torchloom.config.jsonc import join
 from torchloom.config.kinds import show
 from torchloom.config.schema import ConfigSchema
@@ -147,6 +148,9 @@ class Cleaner:
         return value
 
     def _unknown(self, given: str, name: str, of: type[Section], theirs: str) -> None:
+        if (meant := misspelt(name, _names_of(of))) is not None:
+            self.findings.error(given, "unknown key", f"did you mean {join(theirs, meant)}?")
+            return
         close = nearest(name, keys_of(of))
         suggestion = join(theirs, close) if close else _elsewhere(name)
         ending = f"did you mean {suggestion}?" if suggestion else "remove it or check its spelling"

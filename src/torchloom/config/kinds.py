@@ -51,13 +51,13 @@ def show(value: object) -> str:
 
 
 def flag(value: object) -> bool:
-    """Take true or false.
+    """Take true or false; 1 and 0 mean the same, as in DeepSpeed.
 
     Raises:
         RefusedError: anything else.
     """
-    if isinstance(value, bool):
-        return value
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
     raise RefusedError(f"{show(value)} is not a switch", "write true or false, without quotes")
 
 
@@ -158,13 +158,14 @@ def word(*words: str) -> Callable[[object], str]:
 
 
 def dtype(value: object) -> str:
-    """Take the name of a floating type, as fp32, bf16 or fp16.
+    """Take the name of a floating type, as fp32, bf16 or fp16, also with `torch.` before it.
 
     Raises:
         RefusedError: another name.
     """
-    if isinstance(value, str) and value.lower() in DTYPES:
-        return DTYPES[value.lower()]
+    name = value.lower().removeprefix("torch.") if isinstance(value, str) else ""
+    if name in DTYPES:
+        return DTYPES[name]
     close = difflib.get_close_matches(str(value).lower(), DTYPES, n=2)
     # "bfp16" is as close to "fp16" as to "bf16"; the first letter tells which is meant
     close.sort(key=lambda word: word[0] != str(value)[:1].lower())
@@ -238,15 +239,29 @@ def numbers(kind: Kind, length: int | None = None) -> Kind:
     return take
 
 
+def number_or_numbers(kind: Kind) -> Kind:
+    """Return the kind of one value of `kind`, or a list of them; it raises `RefusedError` for others."""
+
+    def take(value: object) -> object:
+        return numbers(kind)(value) if isinstance(value, list | tuple) else kind(value)
+
+    return take
+
+
+_SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
 def number_in(value: object) -> int | float | None:
-    """Return the number that a text is, None if it is none.
+    """Return the number or switch that a text is, None if it is none.
 
     Example:
-        >>> number_in("10"), number_in("1e-4"), number_in("ten")
-        (10, 0.0001, None)
+        >>> number_in("10"), number_in("1e-4"), number_in("True"), number_in("ten")
+        (10, 0.0001, True, None)
     """
     if not isinstance(value, str) or "_" in value:
         return None
+    if (switch := _SWITCHES.get(value.strip().lower())) is not None:
+        return switch
     try:
         return int(value) if value.strip().lstrip("+-").isdigit() else float(value)
     except ValueError:

@@ -125,7 +125,7 @@ class OptimizerConfig:
 class SchedulerConfig:
     """Which learning-rate schedule, with its keyword arguments.
 
-    `name` is WarmupLR, WarmupDecayLR, WarmupCosineLR or a class of torch.optim.lr_scheduler.
+    `name` is a schedule of DeepSpeed's or a class of torch.optim.lr_scheduler.
     """
 
     name: str

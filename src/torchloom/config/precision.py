@@ -22,8 +22,15 @@ def resolve_precision(
         written: which values the user gave as "auto" or null.
         findings: collects errors, notes and hints.
     """
+    dtype, wanted = _dtype(schema, written, findings), schema.data_types.param_dtype
+    if wanted not in (None, dtype):
+        findings.error(
+            "data_types.param_dtype",
+            f"{wanted}, but the run computes in {dtype}",
+            f"set {wanted}.enabled to true or remove it" if wanted != "fp32" else "remove it",
+        )
     return PrecisionConfig(
-        dtype=_dtype(schema, written, findings),
+        dtype=dtype,
         reduce_dtype=cast("DType", schema.communication_data_type or "fp32"),
         loss_scale=_loss_scale(schema.fp16, findings),
         autocast=_autocast(schema, findings),

@@ -1,6 +1,6 @@
 """Make a schedule's name and keyword arguments from the `scheduler` section.
 
-The Warmup family has DeepSpeed's names and meanings; every other name is a class of
+Five schedules have DeepSpeed's names and meanings; every other name is a class of
 torch.optim.lr_scheduler. The tables are literal, because a configuration is checked without torch.
 """
 
@@ -22,6 +22,7 @@ _NUMBER = kinds.number()
 _SIGNED = kinds.number(least=-1e300)
 _COUNT = kinds.whole(1)
 _LAST = kinds.whole(-1)
+_RATES = kinds.number_or_numbers(_NUMBER)
 
 
 class Schedule(NamedTuple):
@@ -32,13 +33,13 @@ class Schedule(NamedTuple):
 
 
 _WARMUP_STEPS: Mapping[str, Kind] = {
-    "warmup_num_steps": kinds.whole(),
+    "warmup_num_steps": _COUNT,
     "warmup_type": kinds.word("log", "linear"),
     "last_batch_iteration": _LAST,
 }
 _WARMUP_LR: Mapping[str, Kind] = {
-    "warmup_min_lr": _NUMBER,
-    "warmup_max_lr": _NUMBER,
+    "warmup_min_lr": _RATES,
+    "warmup_max_lr": _RATES,
     **_WARMUP_STEPS,
 }
 _MOMENTUM: Mapping[str, Kind] = {
@@ -46,7 +47,7 @@ _MOMENTUM: Mapping[str, Kind] = {
     "base_momentum": _NUMBER,
     "max_momentum": _NUMBER,
 }
-WARMUP: Mapping[str, Schedule] = {
+DEEPSPEED: Mapping[str, Schedule] = {
     "WarmupLR": Schedule(_WARMUP_LR),
     "WarmupDecayLR": Schedule({"total_num_steps": _COUNT, **_WARMUP_LR}, ("total_num_steps",)),
     "WarmupCosineLR": Schedule(
@@ -57,6 +58,33 @@ WARMUP: Mapping[str, Schedule] = {
             **_WARMUP_STEPS,
         },
         ("total_num_steps",),
+    ),
+    "LRRangeTest": Schedule(
+        {
+            "lr_range_test_min_lr": _RATES,
+            "lr_range_test_step_size": _COUNT,
+            "lr_range_test_step_rate": _SIGNED,
+            "lr_range_test_staircase": kinds.flag,
+            "last_batch_iteration": _LAST,
+        }
+    ),
+    "OneCycle": Schedule(
+        {
+            "cycle_min_lr": _RATES,
+            "cycle_max_lr": _RATES,
+            "decay_lr_rate": _NUMBER,
+            "cycle_first_step_size": kinds.above(0),
+            "cycle_second_step_size": _NUMBER,
+            "cycle_first_stair_count": _LAST,
+            "cycle_second_stair_count": _LAST,
+            "decay_step_size": _NUMBER,
+            "cycle_momentum": kinds.flag,
+            "cycle_min_mom": _RATES,
+            "cycle_max_mom": _RATES,
+            "decay_mom_rate": _SIGNED,
+            "last_batch_iteration": _LAST,
+        },
+        ("cycle_min_lr", "cycle_max_lr"),
     ),
 }
 TORCH: Mapping[str, Schedule] = {
@@ -105,11 +133,9 @@ TORCH: Mapping[str, Schedule] = {
         ("max_lr", "total_steps"),
     ),
 }
-SCHEDULES: Mapping[str, Schedule] = {**WARMUP, **TORCH}
+SCHEDULES: Mapping[str, Schedule] = {**DEEPSPEED, **TORCH}
 
 _INSTEAD = {
-    "OneCycle": "use OneCycleLR",
-    "LRRangeTest": "use CyclicLR, or LinearLR for one ramp",
     "ReduceLROnPlateau": "it needs a metric at each step: step it in the training loop",
     "LambdaLR": "it needs a function: pass a schedule object as lr_scheduler",
     "MultiplicativeLR": "it needs a function: pass a schedule object as lr_scheduler",
@@ -117,7 +143,7 @@ _INSTEAD = {
     "ChainedScheduler": "it holds other schedules: pass a schedule object as lr_scheduler",
 }
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
-    "WarmupLR": {"warmup_min_lr": 0.0, "warmup_max_lr": 1e-3},
+    "WarmupLR": {"warmup_min_lr": 0.0},
     "WarmupDecayLR": {"warmup_min_lr": 0.0, "warmup_max_lr": 1e-3},
     "WarmupCosineLR": {"warmup_min_ratio": 0.0, "cos_min_ratio": 1e-4},
 }
@@ -146,11 +172,14 @@ def resolve_scheduler(
     for missing in schedule.required:
         if missing not in params and not findings.has_error_at(f"{_PATH}.{missing}"):
             findings.error(f"{_PATH}.{missing}", f"not given; {name} needs it", _missing(missing))
-    for position in ("last_epoch", "last_batch_iteration"):
-        if params.pop(position, -1) != -1:
-            findings.warn(f"{_PATH}.{position}", "no effect: a checkpoint restores the position")
-    if name in WARMUP:
-        _fill_warmup(name, params, lr, findings)
+    if params.pop("last_epoch", -1) != -1:
+        findings.error(
+            f"{_PATH}.last_epoch",
+            "torch goes on from a position only with a resumed optimizer",
+            "remove it; a checkpoint restores the position",
+        )
+    if name in _DEFAULTS:
+        _fill_warmup(name, params, section.params, lr, findings)
     _check_lengths(params, findings)
     return SchedulerConfig(name=name, params=frozen_map(params))
 
@@ -176,17 +205,24 @@ def _name(given: str, findings: Findings) -> str | None:
     return None
 
 
-def _fill_warmup(name: str, params: dict[str, object], lr: object, findings: Findings) -> None:
+def _fill_warmup(
+    name: str,
+    params: dict[str, object],
+    given: Mapping[str, object],
+    lr: object,
+    findings: Findings,
+) -> None:
     """Fill in DeepSpeed's defaults, and warn when one of them overrides the optimizer's rate."""
-    path = f"{_PATH}.warmup_max_lr"
-    is_open = "warmup_max_lr" in _DEFAULTS[name] and "warmup_max_lr" not in params
-    if is_open and lr not in (None, 1e-3) and not findings.has_error_at(path):
+    path, defaults = f"{_PATH}.warmup_max_lr", dict(_DEFAULTS[name])
+    if "warmup_max_lr" in given:  # null, too, is the optimizer's rate
+        defaults.pop("warmup_max_lr", None)
+    if "warmup_max_lr" in defaults and lr not in (None, 1e-3):
         findings.warn(
             path,
             f"not given: 0.001, as in DeepSpeed, which overrules optimizer.params.lr {lr}; "
             "write the rate that is meant",
         )
-    for key, value in _DEFAULTS[name].items():
+    for key, value in defaults.items():
         params.setdefault(key, value)
     params.setdefault("warmup_num_steps", 1000)
     params.setdefault("warmup_type", "log")
@@ -197,5 +233,6 @@ def _check_lengths(params: dict[str, object], findings: Findings) -> None:
     if isinstance(total, int) and isinstance(warmup, int) and warmup > total:
         findings.warn(
             f"{_PATH}.total_num_steps",
-            f"{total} is shorter than warmup_num_steps {warmup}: the warm-up never ends",
+            f"{total} is shorter than warmup_num_steps {warmup}: the rate falls at once to its lowest when the "
+            "warmup ends",
         )

@@ -49,9 +49,7 @@ class Fp16Section(Section):
     max_consecutive_skips: Positive = used(
         50, "the same as `max_consecutive_skips` at the top level, which replaces it"
     )
-    auto_cast: MaybeFlag = no_effect(
-        False, "cast inputs to fp16", "cast floating inputs in the data loader or the model"
-    )
+    auto_cast: MaybeFlag = hint("cast inputs to fp16", "floating-point inputs are always cast")
     fp16_master_weights_and_grads: AnyValue = refused("fp16 master weights", MASTER_FP32)
 
 
@@ -89,8 +87,14 @@ class AutocastSection(Section):
 class DataTypesSection(Section):
     """Types of the training state."""
 
-    grad_accum_dtype: DTypeName = hint(
-        "type in which gradients accumulate", "gradients accumulate in fp32 on the shards"
+    grad_accum_dtype: DTypeName = refused(
+        "gradients that accumulate in 16 bits", "remove it; they accumulate in fp32", idle=("fp32",)
+    )
+    param_dtype: DTypeName = used(
+        None, "must be the type that `bf16`, `fp16` or neither of them chooses"
+    )
+    buffer_dtype: DTypeName = refused(
+        "buffers of another type", "remove it; cast the model's buffers before initialize"
     )
 
 
@@ -143,6 +147,7 @@ class CheckpointSection(Section):
     use_node_local_storage: MaybeFlag = refused(
         "checkpoints on node-local disks", "remove it; save to a folder that all ranks share"
     )
+    checkpoint_serialization: MaybeFlag = no_effect(True, "pickle", "files hold plain data only")
     parallel_write: AnyValue = no_effect(None, "which ranks write", "every rank writes its part")
     writer: AnyValue = no_effect(None, "how files are written", "there is one way")
 

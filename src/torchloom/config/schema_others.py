@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.config.fields import Section, hint, no_effect, refused
-from torchloom.config.schema_types import AnyValue, MaybeFlag
+from torchloom.config.schema_types import AllReduceOp, AnyValue, MaybeFlag
 
 ZERO3 = "remove it; use zero_optimization.stage 3 to divide a large model"
 LOG_TO = "pass the tracker's function to engine.log_to"
@@ -24,6 +24,26 @@ class OtherKeys(Section):
     )
     prescale_gradients: MaybeFlag = no_effect(False, "divide before the reduction", MEAN)
     gradient_predivide_factor: AnyValue = no_effect(1.0, "divide in two parts", MEAN)
+    gradient_allreduce_op: AllReduceOp = refused(
+        "gradients that are summed over ranks",
+        "remove it; multiply the loss by the number of ranks: that is the same sum",
+        idle=("mean",),
+    )
+    managed_gradient_accumulation: MaybeFlag = refused(
+        "a `step()` that always updates the weights",
+        "remove it; set gradient_accumulation_steps, or call engine.set_gradient_accumulation_boundary "
+        "before each step()",
+        default=True,
+    )
+    graph_harvesting: MaybeFlag = no_effect(
+        False, "record CUDA graphs", 'set compile.kwargs to {"mode": "reduce-overhead"}'
+    )
+    log_level: AnyValue = no_effect(
+        None, "level of DeepSpeed's log", "set the level of the logger `torchloom`"
+    )
+    vocabulary_size: AnyValue = hint(
+        "size to warn about if no multiple of 8", "nothing depends on it"
+    )
     disable_allgather: MaybeFlag = no_effect(False, "old switch of ZeRO-1", "remove it")
     dump_state: MaybeFlag = no_effect(
         False, "print the engine's state", "`torchloom check` prints the configuration"
@@ -74,5 +94,9 @@ class OtherKeys(Section):
     )
     autotuning: AnyValue = refused(
         "search for settings", "remove it; write the settings of this run", gated=True
+    )
+    weight_quantization: AnyValue = refused("quantized weights", CONSTANT)
+    datastates_ckpt: AnyValue = refused(
+        "checkpoints by DataStates", "remove it; set checkpoint.async_save"
     )
     nebula: AnyValue = refused("checkpoints by Nebula", "remove it; save to a folder", gated=True)

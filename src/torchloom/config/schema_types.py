@@ -72,5 +72,6 @@ NonFinite: TypeAlias = Annotated[
     Literal["skip", "raise", "stop"], PlainValidator(kinds.word("skip", "raise", "stop"))
 ]
 Device: TypeAlias = Annotated[str, PlainValidator(kinds.word("none", "cpu", "nvme"))]
+AllReduceOp: TypeAlias = Annotated[str | None, PlainValidator(kinds.word("mean", "sum"))]
 Budget: TypeAlias = Annotated[MemoryBudget | None, PlainValidator(parse_budget)]
 AnyValue: TypeAlias = Annotated[object, PlainValidator(lambda value: value)]

@@ -39,6 +39,8 @@ class OffloadSection(Section):
     pipeline: MaybeFlag = hint("pipelined transfers", "set compile.double_buffer")
     pipeline_read: MaybeFlag = hint("pipelined reads", "set compile.double_buffer")
     pipeline_write: MaybeFlag = hint("pipelined writes", "set compile.double_buffer")
+    super_offload: MaybeFlag = hint("CPU Adam for Superchips", ON_DEVICE)
+    cpuadam_cores_perc: Number = hint("share of cores for CPU Adam", ON_DEVICE)
     ratio: Number = hint("share of parameters updated on the host", ON_DEVICE)
 
 
@@ -88,6 +90,13 @@ class ZeroSection(Section):
     stage3_use_all_reduce_for_fetch_params: MaybeFlag = hint(
         "fetch by all-reduce", PLANNED, aliases=("use_all_reduce_for_fetch_params",)
     )
+    stage3_allgather_sequential: MaybeFlag = hint(
+        "gather parameters one by one", PLANNED, aliases=("allgather_sequential",)
+    )
+    leaf_module: AnyValue = hint(
+        "modules without hooks inside",
+        "there are no hooks: a weight is gathered wherever it is read",
+    )
     overlap_comm: MaybeFlag = hint("overlap reduction and backward", PLANNED)
     contiguous_gradients: MaybeFlag = hint("copy gradients to one buffer", ALWAYS)
     reduce_scatter: MaybeFlag = hint("reduce-scatter instead of all-reduce", ALWAYS)
@@ -98,8 +107,17 @@ class ZeroSection(Section):
     ignore_unused_parameters: MaybeFlag = hint(
         "allow parameters without gradient", "always allowed"
     )
-    load_from_fp32_weights: MaybeFlag = hint(
-        "restore fp32 master weights", "checkpoints hold fp32 master shards"
+    load_from_fp32_weights: MaybeFlag = refused(
+        "master weights restored from 16 bits",
+        "remove it; checkpoints hold fp32 master shards",
+        default=True,
+    )
+    zenflow: AnyValue = refused(
+        "asynchronous updates of most gradients (ZenFlow)",
+        "remove it; the optimizer updates all parameters at each step",
+    )
+    save_muon_momentum_buffer_in_memory: MaybeFlag = no_effect(
+        False, "Muon's momentum beside NVMe", NO_NVME
     )
     elastic_checkpoint: MaybeFlag = no_effect(False, "old elastic checkpoints", "remove it")
     pipeline_loading_checkpoint: MaybeFlag = no_effect(False, "pipelined loading", "remove it")

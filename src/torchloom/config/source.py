@@ -48,7 +48,7 @@ def read(source: Source, findings: Findings) -> Document:
         where = f"{name}:{problem.line}:{problem.column}" if problem.line else name
         raise ConfigError(
             f"{where}: not valid JSON: {problem.message} "
-            f"(line {problem.line} column {problem.column}); correct the file there"
+            f"(line {problem.line} column {problem.column}); {problem.fix}"
         ) from None
     if not isinstance(parsed.tree, dict):
         raise ConfigError(f"{name}: the outermost value must be an object: write {{ ... }}")

@@ -135,14 +135,27 @@ def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | Non
         config: says which schedule to build when the caller brings none.
         scheduler: a schedule, a function from the optimizer to one, or None.
         optimizer: whose learning rates follow it; without one the schedule is returned as it is.
+
+    Raises:
+        ConfigError: the schedule follows another optimizer, or does not take the configured arguments.
     """
     if optimizer is None:
         return scheduler
-    if scheduler is not None and not hasattr(scheduler, "step"):
+    if callable(scheduler):
         return scheduler(optimizer)
-    if scheduler is None and config.scheduler is not None:
+    if scheduler is None:
+        if config.scheduler is None:
+            return None
         params = thawed_map(config.scheduler.params)
         return make_scheduler(config.scheduler.name, params, optimizer)
+    followed = getattr(scheduler, "optimizer", None)
+    groups = getattr(followed, "param_groups", None)  # a wrapper shares the list of what it wraps
+    if groups is not None and groups is not optimizer.param_groups:
+        raise ConfigError(
+            f"lr_scheduler={type(scheduler).__name__} follows another optimizer than the engine steps: "
+            "make it of the optimizer that you pass as optimizer=, or pass a function from the optimizer "
+            "to the schedule"
+        )
     return scheduler
 
 
