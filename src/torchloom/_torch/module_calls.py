@@ -41,7 +41,7 @@ def compile_in_place(
     module._compiled_call_impl = compiling_again(module, call)
 
 
-def _more_entries() -> dict[str, int]:
+def _more_entries() -> dict[str, Any]:
     """Return a higher limit of entries than torch's default for one call of `torch.compile`, which 2.11 does not take.
 
     Sizes, training, evaluation and gradients each need entries of their own, and a rank that passes the limit
