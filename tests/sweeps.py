@@ -80,7 +80,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "engine/test_transforms.py::test_compiled": (
         "1-Slope", "2-Jacobian", "3-Tangent", "3-Slope",
     ),
-    "engine/test_transforms.py::test_in_python": ("0-Slope", "1-Tangent", "2-Jacobian", "2-Slope"),
+    "engine/test_transforms.py::test_in_python": ("0-Slope", "1-Tangent", "2-Jacobian", "2-Slope", "3-Tangent", "3-Dual",),
     "engine/test_transforms.py::test_functional_calls_use_the_tensors_that_they_are_given": (
         "0-False", "1-True", "2-False", "3-True", "3-False",
     ),

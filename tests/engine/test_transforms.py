@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
+import torchloom
 from engine.test_parts_in_python import SGD, sharded
 from support.pool import run_ranks
-from torchloom.errors import ShardError
+from torchloom.errors import CompileError, ShardError
 from torchloom.shard import gathered
 
 WIDTH = 5
@@ -78,8 +81,18 @@ def test_compiled(stage: int, kind: type[Slope]) -> None:
     assert run_ranks(2, agrees, kind, stage, True, timeout_s=60) == [True, True]
 
 
-@pytest.mark.parametrize("kind", [Slope, Jacobian, Tangent])
-@pytest.mark.parametrize("stage", [0, 1, 2])
+class Dual(Slope):
+    def forward(self, x: Tensor) -> Tensor:
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            value, tangent = forward_ad.unpack_dual(torch.tanh(self.lin(dual)))
+            return value + tangent
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [*product([0, 1, 2], [Slope, Jacobian, Tangent]), (3, Tangent), (3, Dual)],
+)
 def test_in_python(stage: int, kind: type[Slope]) -> None:
     assert run_ranks(2, agrees, kind, stage, False, timeout_s=60) == [True, True]
 
@@ -135,3 +148,35 @@ def test_functional_calls_use_the_tensors_that_they_are_given(stage: int, compil
         return True
 
     assert run_ranks(2, fn, timeout_s=90) == [True, True]
+
+
+def test_gradients_of_gradients_are_right_or_told() -> None:
+    """A penalty differentiates a gradient, for which torch's compiled backward has no derivative."""
+
+    def stepped(net: nn.Module) -> nn.Module:
+        x = torch.ones(2, WIDTH, requires_grad=True)
+        (grad,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        grad.square().sum().backward()
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        return net
+
+    def fn(rank: int) -> str:
+        torch.manual_seed(0)
+        start = nn.Sequential(nn.Linear(WIDTH, 3), nn.Tanh(), nn.Linear(3, 1))
+        plain = stepped(copy.deepcopy(start))
+        for stage, backend in ((1, ""), (3, ""), (3, "eager"), (3, "aot_eager")):
+            net = copy.deepcopy(start)
+            torchloom.shard_model(net, stage=stage, persistence_threshold=0)
+            if backend:
+                torchloom.compile(net, backend=backend)
+            if backend == "aot_eager":
+                with pytest.raises(CompileError) as caught:
+                    stepped(net)
+                return str(caught.value)
+            stepped(net)
+            with gathered(net):
+                torch.testing.assert_close(list(net.parameters()), list(plain.parameters()))
+        raise AssertionError("not reached")
+
+    for told in run_ranks(2, fn):
+        assert 'backend="eager"' in told

@@ -14,6 +14,7 @@ from torch import nn
 import torchloom
 from support.pool import run_ranks
 from torchloom.errors import EngineError, ShardError
+from torchloom.shard import full_state_dict
 
 WIDTH = 7
 """Odd, so that no weight divides evenly between two ranks."""
@@ -310,3 +311,48 @@ def test_a_step_that_fails_leaves_whole_parameters() -> None:
         return True
 
     assert run_ranks(2, fn) == [True, True]
+
+
+class Momentum(nn.Module):
+    """A frozen copy that follows the trained layer within forward, as in MoCo."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.q, self.k, self.how = nn.Linear(5, 3), nn.Linear(5, 3).requires_grad_(False), how
+
+    def forward(self, x):
+        y = self.q(x)
+        with torch.no_grad():
+            for a, b in zip(self.q.parameters(), self.k.parameters(), strict=True):
+                if self.how == "assigned":
+                    b.data = b.data * 0.9 + a.data * 0.1
+                elif self.how == "written":
+                    b.data.mul_(0.9).add_(a.data, alpha=0.1)
+                elif self.how == "copied":
+                    b.data.copy_(a.lerp(b, 0.9))
+                else:
+                    b.data.fill_(0.25)
+        return (y - self.k(x)).square().sum()
+
+
+def test_a_frozen_copy_follows_within_a_compiled_forward() -> None:
+    def trained(how, stage):
+        torch.manual_seed(0)
+        net = Momentum(how)
+        if stage is not None:
+            torchloom.shard_model(net, stage=stage, persistence_threshold=0)
+            torchloom.compile(net, backend="aot_eager", strict=True)
+        for step in range(2):
+            net(torch.full((2, 5), step + 1.0)).backward()
+            with torch.no_grad():
+                for param in net.q.parameters():
+                    param -= 0.01 * param.grad
+                    param.grad = None
+        return state(net) if stage is None else full_state_dict(net)
+
+    def fn(rank):
+        for how in ("assigned", "written", "copied", "filled"):
+            for stage in (1, 3):
+                assert_close(trained(how, stage), trained(how, None), f"{how}, stage {stage}:")
+
+    run_ranks(2, fn)

@@ -6,7 +6,9 @@ import logging
 
 import pytest
 import torch
+from torch import nn
 
+import torchloom
 from support.models import tokens
 from support.pool import run_ranks
 from support.runs import make_engine, weights
@@ -71,6 +73,36 @@ def test_inductor() -> None:
 
     for losses, want in run_ranks(2, fn):
         assert losses == pytest.approx(want, abs=1e-5)
+
+
+def test_one_rank_alone_has_more_sizes_and_modes_than_torchs_limit() -> None:
+    def train_with_evaluations(rank, backend):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        torchloom.shard_model(model, stage=3, persistence_threshold=0)
+        session = torchloom.compile(model, backend=backend) if backend else None
+        losses = []
+        for step in (0, 1):
+            for more in (0, step, -6 * step):  # a size of 1 is specialized
+                batch = torch.ones(7 + more * (rank == 1), 4) / (step + 1)
+                for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+                    model.train(mode is not torch.inference_mode)
+                    with mode():
+                        loss = model(batch).square().mean()
+                    losses.append(loss.item())
+                loss.backward()
+                with torch.no_grad():
+                    model.eval()(batch)
+        return losses, session and len(session.report.graphs)
+
+    def fn(rank):
+        losses, num_graphs = train_with_evaluations(rank, "aot_eager")
+        return losses, train_with_evaluations(rank, "")[0], num_graphs
+
+    found = run_ranks(2, fn)
+    for losses, want, _ in found:
+        assert losses == pytest.approx(want, abs=1e-5)
+    assert found[1][2] > 8, "torch's recompile_limit was not reached"
 
 
 def test_a_rank_that_has_met_too_many_sizes_says_so() -> None:

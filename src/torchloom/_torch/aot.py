@@ -38,6 +38,7 @@ def aot_compile(
         bw_compiler=backward,
         partition_fn=partition,
         inference_compiler=inference,
+        keep_inference_input_mutations=True,  # as torch's own backends do: `param.data = ...` in forward needs it
     )
     eager = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
     with functorch_config.patch(eager):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import types
 import weakref
@@ -12,6 +13,10 @@ from typing import Any
 import torch
 
 from torchloom._torch.frozen import compiling_again
+
+_TORCH_LIMIT = 8
+"""The default of `torch._dynamo.config.recompile_limit`; another value was chosen by the user."""
+_NUM_ENTRIES = 64
 
 
 def compile_in_place(
@@ -32,8 +37,19 @@ def compile_in_place(
         around: wraps what calls the module.
         kwargs: for torch.compile.
     """
-    call = around(compiled_call(module, backend, **kwargs))
+    call = around(compiled_call(module, backend, **{**_more_entries(), **kwargs}))
     module._compiled_call_impl = compiling_again(module, call)
+
+
+def _more_entries() -> dict[str, Any]:
+    """Return a higher limit of entries than torch's default for one call of `torch.compile`, which 2.11 does not take.
+
+    Sizes, training, evaluation and gradients each need entries of their own, and a rank that passes the limit
+    runs other collectives than ranks that do not.
+    """
+    limit = torch._dynamo.config.recompile_limit
+    takes_one = "recompile_limit" in inspect.signature(torch.compile).parameters
+    return {"recompile_limit": _NUM_ENTRIES} if takes_one and limit == _TORCH_LIMIT else {}
 
 
 def compiled_call(

@@ -384,7 +384,7 @@ def _refuse_options(options: Mapping[str, object], caller: str) -> None:
     if options:
         raise ConfigError(
             f"{caller} takes no {', '.join(sorted(options))}: nothing is wrapped in DistributedDataParallel, and "
-            "unused parameters need no option"
+            "parameters that no rank uses need no option, while those that only some ranks use have to be run on every rank"
         )
 
 

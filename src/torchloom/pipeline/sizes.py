@@ -1,4 +1,4 @@
-"""Count captures of the same parameters: above a limit torch runs further batch sizes eagerly.
+"""Count captures of the same function: above a limit torch runs further sizes and modes eagerly.
 
 A rank that runs eagerly calls other collectives than ranks that run compiled code. So the last capture
 before the limit logs a warning, and the error that ends the run later names this cause.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from types import CodeType
 
-import torch
 from torch import fx
 
+from torchloom._torch.compiling import compiling_code
 from torchloom._torch.introspect import recompile_limit
 from torchloom.log import get_logger
 from torchloom.pipeline.alike import parameters_of
@@ -26,7 +27,7 @@ _NOTE = "sizes"
 class Sizes:
     """Counts the captures of one module's graphs."""
 
-    _captures: Counter[tuple[frozenset[str], bool]] = field(default_factory=Counter)
+    _captures: Counter[tuple[CodeType | None, frozenset[str]]] = field(default_factory=Counter)
 
     def start_over(self) -> None:
         """Forget all counts, because the module is about to be captured again."""
@@ -38,14 +39,15 @@ class Sizes:
         params = parameters_of(graph)
         if not params:
             return
-        key = (params, torch.is_grad_enabled())
+        key = (compiling_code(), params)
         self._captures[key] += 1
         if self._captures[key] != recompile_limit():
             return
         text = (
             f"{name} is the capture number {self._captures[key]} of the same {len(params)} parameters, which is "
-            "torch's recompile_limit: at further sizes this rank runs eagerly, which ranks that run compiled "
-            "code cannot follow; compile with dynamic=True, or pad: docs/ragged.md"
+            "torch's recompile_limit: at further sizes and modes this rank runs eagerly, which ranks that run "
+            "compiled code cannot follow; raise torch._dynamo.config.recompile_limit, compile with dynamic=True, "
+            "or pad: docs/ragged.md"
         )
         POSITION.notes[_NOTE] = text
         logger.warning("%s", text)

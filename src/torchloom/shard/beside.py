@@ -29,16 +29,17 @@ from torchloom import ops
 from torchloom._torch.autograd import RunBackward, replace_backward
 from torchloom._torch.modes import is_traced
 from torchloom._torch.untraced import leave_alone
-from torchloom.errors import ShardError
+from torchloom.errors import CompileError, ShardError
 from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.parameter import is_shard
-from torchloom.shard.roots import divided_models
+from torchloom.shard.roots import divided_models, living_layouts
 
 # fmt: off
 _ELEMENTWISE = frozenset([
-    "abs", "add", "alias", "cat", "clamp", "clampmax", "clampmin", "clone", "detach", "div", "double", "exp", "float",
-    "log", "log1p", "mul", "neg", "pow", "relu", "reshape", "rsub", "sigmoid", "sign", "softplus", "sqrt", "square",
-    "sub", "tanh", "to", "tocopy", "truediv", "view",
+    "abs", "add", "alias", "cat", "clamp", "clampmax", "clampmin", "clone", "copy", "detach", "div", "double", "exp",
+    "fill", "float", "lerp", "log", "log1p", "mul", "neg", "pow", "relu", "reshape", "rsub", "sigmoid", "sign", "softplus",
+    "sqrt", "square", "sub", "tanh", "to", "tocopy", "truediv", "view",
+    "getdataattr", "lowerversioncountby1", "set",  # reads and assignments of `.data`
 ])
 """Operators that do the same to each element, by `_base_of` their names."""
 _LINEAR = frozenset([
@@ -81,12 +82,24 @@ def _looking(run_backward: RunBackward) -> RunBackward:
         handles = [] if is_traced(outputs) else _averaged(outputs)
         try:
             return run_backward(outputs, *args, **kwargs)
+        except RuntimeError as error:
+            if "does not currently support double backward" in str(error) and living_layouts():
+                raise _double() from None
+            raise
         finally:
             for each in handles:
                 each.remove()
 
     leave_alone(run, "it communicates")
     return run
+
+
+def _double() -> CompileError:
+    return CompileError(
+        "this backward pass differentiates the gradient of a compiled graph (create_graph=True, e.g. for forces or a "
+        "gradient penalty), which torch's AOTAutograd cannot: leave that model uncompiled, or compile it with "
+        'backend="eager"'
+    )
 
 
 def _averaged(outputs: Sequence[Any]) -> list[RemovableHandle]:

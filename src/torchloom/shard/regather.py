@@ -184,6 +184,8 @@ class LiveGathers:
         """Return how to make a tensor again, if it is a weight that was gathered in this pass."""
         if not self._by_address or tensor.layout is not torch.strided or not tensor.numel():
             return None
+        if tensor._is_zerotensor():  # a tangent that forward-mode AD need not store
+            return None
         found = self._by_address.get(tensor.untyped_storage().data_ptr())
         if found is None or found[0].expired():
             return None

@@ -76,7 +76,7 @@ DYNAMO = (
     ),
     PrivateName(
         name="torch._dynamo.config.recompile_limit",
-        used_for="warn of a rank that is about to run eagerly alone",
+        used_for="raise torch's default limit, and warn of a rank that is about to run eagerly alone",
         without=_NO_COMPILE,
     ),
     *each(

@@ -18,8 +18,9 @@ from torchloom.runtime.lines.report import Report, Waiting
 
 _ADVICE = (
     "The ranks run different programs: look for a branch that only some of them take, a call "
-    "that only some make (an evaluation, state_dict(), save_checkpoint()), or an error that one "
-    "of them caught"
+    "that only some make (an evaluation, state_dict(), save_checkpoint()), an error that one "
+    "of them caught, or parameters that only some use (experts, conditional heads), which every rank must run in "
+    "the same order, with 0 * output added to the loss where a rank does not need them"
 )
 _UPDATES = (
     "Look for an optimizer.step() that only some ranks call, or that a scaler leaves out on some"
