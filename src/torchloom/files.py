@@ -1,6 +1,7 @@
 """Atomic writes, and reads of files that only this user or root can have written.
 
-`write_whole` writes a temporary file and renames it: readers see the old or the new file, never a part.
+`write_whole` and `replacing` write a new file and rename it: readers see the old or the new file, never a part, and
+nothing is written through a link, a pipe or a folder that stands under the name of either.
 `read_own` refuses files that other users own or can write to.
 """
 
@@ -13,7 +14,10 @@ import os
 import pwd
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 _ROOT = 0
 _ALL_IDS = 2**32 - 1
@@ -30,16 +34,69 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        Path(partial).chmod(0o644)  # temporary files are private
-        Path(partial).replace(path)
-    except BaseException:  # raised on: no half file is left behind, also after Ctrl-C
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
     return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file for writing, which takes the place of `path` when the block ends without an error.
+
+    Raises:
+        OSError: the file cannot be written or renamed; what was there stays.
+    """
+    file = open_partial(path)
+    try:
+        with file:
+            yield file
+        Path(file.name).replace(path)
+    except BaseException:  # raised on: no half file is left behind, also after Ctrl-C
+        Path(file.name).unlink(missing_ok=True)
+        raise
+
+
+def open_partial(path: Path) -> IO[bytes]:
+    """Open a new file beside `path`, under a name that nobody can foretell: the file's `name` is its path.
+
+    Raises:
+        OSError: the folder is missing or cannot be written.
+    """
+    file = tempfile.NamedTemporaryFile(  # noqa: SIM115  the caller closes and renames it
+        dir=path.parent, prefix=f".{path.name}.", suffix=".partial", delete=False
+    )
+    Path(file.name).chmod(0o644)  # temporary files are private
+    return file
+
+
+def open_to_append(path: Path) -> IO[str]:
+    """Open a text file at its end; it is made where it is missing.
+
+    Raises:
+        OSError: the file cannot be written, or is a symbolic link, a pipe or a folder.
+    """
+    handle = open_plain(path, os.O_WRONLY | os.O_APPEND)
+    return os.fdopen(handle, "a", encoding="utf-8", newline="")
+
+
+def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file to write in place and return its descriptor; it is made where it is missing.
+
+    Args:
+        path: the file.
+        flags: of `os.open`, such as `os.O_RDWR`.
+        mode: of a new file.
+
+    Raises:
+        OSError: the file cannot be written, or is a symbolic link, a pipe or a folder.
+    """
+    # O_NONBLOCK: opening a named pipe would wait for a reader.
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    handle = os.open(path, flags, mode)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise PermissionError(errno.EPERM, "it is no plain file", str(path))
+    return handle
 
 
 def make_own(folder: Path) -> None:

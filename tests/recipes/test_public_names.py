@@ -14,9 +14,9 @@ FOLDER = Path(torchloom.__file__).parent / "recipes"
 FILES = sorted(FOLDER.rglob("*.py"))
 PUBLIC = (
     *("torchloom.config", "torchloom.errors", "torchloom.events", "torchloom.records"),
-    "torchloom.report",
+    *("torchloom.report", "torchloom.files"),
 )
-"""Documented packages beside `torchloom` itself."""
+"""Documented packages beside `torchloom` itself, and the one writer of files."""
 
 
 def imported(file: Path) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from torchloom.engine.checkpoints.weight_files import (
     write_file,
     write_folder,
 )
+from torchloom.files import replacing
 from torchloom.log import get_logger
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import ShardTensor, full_state_dict, is_sharded, layout_of, sharded_state_dict
@@ -179,9 +180,5 @@ def _entries(model: nn.Module, dtype: torch.dtype | None, *, checked: bool) -> I
 def _pickle(weights: dict[str, Tensor], path: Path) -> None:
     check_outside(path.parent, "weights")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        torch.save(weights, partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        torch.save(weights, file)

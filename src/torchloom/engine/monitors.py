@@ -14,6 +14,7 @@ from typing import Any
 from torchloom.config import FolderConfig, MonitorsConfig, WandbConfig
 from torchloom.engine.trackers import Tracker, tags
 from torchloom.events import StepEnded
+from torchloom.files import open_to_append
 
 
 def trackers_of(monitors: MonitorsConfig) -> list[Tracker]:
@@ -98,7 +99,7 @@ class CsvMonitor:
 
 
 def _append(path: Path, name: str, samples: int | None, value: float) -> None:
-    with path.open("a", newline="", encoding="utf-8") as file:
+    with open_to_append(path) as file:
         rows = csv.writer(file)
         if file.tell() == 0:  # a run that is resumed goes on in its file
             rows.writerow(["step", name.rpartition("/")[2]])

@@ -17,6 +17,7 @@ from torch import fx
 from torchloom import events
 from torchloom._torch import introspect
 from torchloom.errors import PassError
+from torchloom.files import write_whole
 from torchloom.graph import GraphPass, PassContext, graph_text, live_bytes, op_counts
 from torchloom.log import get_logger
 from torchloom.pipeline.report import GraphReport, PassReport
@@ -91,9 +92,8 @@ class PassManager:
 
     def _dump(self, gm: fx.GraphModule, name: str, index: int, label: str) -> None:
         if self.dump_dir is not None:
-            self.dump_dir.mkdir(parents=True, exist_ok=True)
             path = self.dump_dir / f"{name}.{index:02d}.{label}.txt"
-            path.write_text(graph_text(gm.graph))
+            write_whole(path, graph_text(gm.graph))
 
 
 def _run_one(

@@ -21,6 +21,7 @@ import weakref
 from pathlib import Path
 
 from torchloom.errors import CheckpointError
+from torchloom.files import open_plain
 from torchloom.log import get_logger
 
 logger = get_logger(__name__)
@@ -116,7 +117,7 @@ os.register_at_fork(after_in_child=_process.forked)
 def _locked(path: Path) -> int:
     """Return the lock file, open and locked."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = open_plain(path, os.O_RDWR)
         try:
             _lock(handle, path)
             if _is_at(handle, path):

@@ -20,20 +20,20 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchloom.engine.checkpoints.folder import check_outside
 from torchloom.errors import CheckpointError
-from torchloom.files import write_whole
+from torchloom.files import open_partial, replacing, write_whole
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _WRITTEN = re.compile(
-    r"(model|model-\d{5,}-of-\d{5,}(\.[0-9a-f]{8})?)\.safetensors(\.partial)?"
-    r"|\.?model\.safetensors\.index\.json(\..*\.partial)?"
+    r"(model|model-\d{5,}-of-\d{5,}(\.[0-9a-f]{8})?)\.safetensors"
+    r"|model\.safetensors\.index\.json|\.model[-.].*\.partial"
 )
 """Names that an export gives, also one that was killed."""
 _NAMES = {
@@ -96,8 +96,8 @@ def write_folder(
     partials: list[Path] = []
     try:
         for name, shard in zip(names, shards, strict=True):
-            partials.append(folder / f"{name}.partial")
-            with partials[-1].open("wb") as file:
+            with open_partial(folder / name) as file:
+                partials.append(Path(file.name))
                 _write(file, shard, parts)
         if len(shards) == 1:
             written = [partials[0].replace(folder / _SINGLE)]
@@ -114,13 +114,8 @@ def write_file(weights: Sequence[Weight], parts: Parts, path: Path) -> None:
     """Write weights into one file, which appears once it is complete; as `write_folder`."""
     check_outside(path.parent, "weights")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            _write(file, weights, parts)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        _write(file, weights, parts)
 
 
 def _names(width: int, ident: str = "") -> list[str]:
@@ -149,7 +144,8 @@ def _place(
             try:
                 partial.hardlink_to(folder / other)
             except OSError:  # the file system has no links
-                shutil.copyfile(folder / other, partial)
+                with (folder / other).open("rb") as source, replacing(partial) as file:
+                    shutil.copyfileobj(source, file)
             partial.replace(target)
     return [*targets, _write_index(folder, names, shards)]
 
@@ -174,7 +170,7 @@ def _shards(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weight]]:
     return shards
 
 
-def _write(file: BinaryIO, weights: Sequence[Weight], parts: Parts) -> None:
+def _write(file: IO[bytes], weights: Sequence[Weight], parts: Parts) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for weight in weights:

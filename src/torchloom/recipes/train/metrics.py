@@ -29,6 +29,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from torchloom.files import open_to_append, write_whole
+
 TENSORBOARD_TAGS = {
     "loss": "loss_metrics/global_avg_loss",
     "heldout_loss": "loss_metrics/heldout_loss",
@@ -98,9 +100,8 @@ class JsonlSink:
 
     def __init__(self, path: Path, *, after_step: int = 0) -> None:
         kept = [row for row in read_rows(path) if row["step"] <= after_step] if after_step else []
-        self._file = path.open("w", encoding="utf-8")
-        for row in kept:
-            self._write(row)
+        write_whole(path, "".join(f"{json.dumps(row)}\n" for row in kept))
+        self._file = open_to_append(path)
 
     def log(self, row: StepRow | EvalRow) -> None:
         """Write one line."""

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from torchloom.errors import CheckpointError, ConfigError
+from torchloom.files import write_whole
 from torchloom.recipes.train.options import TrainOptions
 
 RUNS = Path("runs")
@@ -46,12 +47,10 @@ def make_out(out: Path) -> None:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".writable"
-        probe.touch()
-        probe.unlink()
+        write_whole(out / ".writable", "").unlink()
     except OSError as err:
         raise ConfigError(
-            f"cannot write to {str(out)!r} ({err.strerror}): name another --out"
+            f"cannot write to {str(out)!r} ({err.strerror}: {err.filename2 or err.filename}): name another --out"
         ) from None
 
 

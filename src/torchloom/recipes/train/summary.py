@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from torchloom.files import write_whole
 from torchloom.report import Series, line_chart
 
 
@@ -75,7 +76,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], **facts: Any) -> Summary:
 
 def write_summary(path: Path, summary: Summary) -> None:
     """Write the figures as JSON."""
-    path.write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(asdict(summary), indent=2) + "\n")
 
 
 def print_summary(console: Console, summary: Summary, files: Mapping[str, Path]) -> None:
@@ -142,7 +143,7 @@ def write_charts(out: Path, rows: Sequence[Mapping[str, Any]], summary: Summary)
     )
     paths = [out / "loss.svg", out / "step_time.svg"]
     for path, svg in zip(paths, (loss, step_time), strict=True):
-        path.write_text(svg, encoding="utf-8")
+        write_whole(path, svg)
     return paths
 
 

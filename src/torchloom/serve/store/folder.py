@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.errors import ArtifactError
-from torchloom.files import make_own, read_own, why_not_own, why_replaceable, write_whole
+from torchloom.files import (
+    make_own,
+    open_plain,
+    read_own,
+    why_not_own,
+    why_replaceable,
+    write_whole,
+)
 from torchloom.serve.store.signing_key import SigningKey
 
 VERSION = 7
@@ -208,7 +215,7 @@ class Store:
         SigningKey(make=True)  # before minutes of work that could not be signed
         try:
             make_own(path.parent)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = open_plain(path, os.O_RDWR, 0o644)
         except OSError as error:
             raise ArtifactError(
                 f"the store {self.root} cannot be written: {error}; use another folder, or only load from it"
