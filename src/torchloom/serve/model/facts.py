@@ -20,7 +20,7 @@ from torchloom.serve.model.attribute_watch import NOTE
 from torchloom.serve.model.environment import setting_of, settings_like
 from torchloom.serve.model.operators import operator_words
 from torchloom.serve.model.shared_memory import shared_with
-from torchloom.serve.model.spelling import exact, type_words, words_for
+from torchloom.serve.model.spelling import exact, name_of, type_words, words_for
 
 _STEP = re.compile(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]")
 Facts = Mapping[str, Mapping[str, Any]]
@@ -73,10 +73,16 @@ def _contains(value: Any, key: Any) -> str:
     return f"with {key!r}" if key in value else f"without {key!r}"
 
 
+def _contains_class(value: Any, name: str) -> str:
+    is_there = any(isinstance(key, type) and name_of(key) == name for key in value)
+    return f"with {name}" if is_there else f"without {name}"
+
+
 _QUESTIONS_BY_NAME: Mapping[str, Callable[[Any, Any], str]] = {
     "has": _has,
     "has own": _has_own,
     "contains": _contains,
+    "contains class": _contains_class,
     "environ": setting_of,
     "environ like": settings_like,
 }

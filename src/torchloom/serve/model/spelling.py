@@ -135,8 +135,8 @@ def _spelled(value: Any, other: Callable[[Any], str], within: tuple[int, ...]) -
         return f"a reference to {inner(value())}"
     if callable(value) and hasattr(value, "__qualname__"):
         return f"function {name_of(value)}"
-    if _is_of_torch(kind) and callable(value):
-        return f"{name_of(kind)} {value}"  # operators
+    if _is_of_torch(kind) and callable(value) and " at 0x" not in (text := str(value)):
+        return f"{name_of(kind)} {text}"  # operators; an address is another one in each process
     return other(value)
 
 

@@ -18,7 +18,7 @@ from torchloom.envs import environment
 from torchloom.pieces.places import ENVIRON, NoPlaceError, Place, place_of, settled, value_at
 from torchloom.serve.model.environment import variable_of
 from torchloom.serve.model.facts import Asker, readable
-from torchloom.serve.model.spelling import NotExactError, exact
+from torchloom.serve.model.spelling import NotExactError, exact, name_of
 
 _OF_THE_CALL = frozenset(
     {"SHAPE_ENV", "GRAD_MODE", "DYNAMIC_INDICES", "DUAL_LEVEL", "FSDP_TRAINING_STATE"}
@@ -55,6 +55,13 @@ def _is_of_dynamo(place: Place) -> bool:
     """Return whether something is Dynamo's own, which the version of torch in the key fixes; loads do not import it."""
     kind, name, *_ = place[0]
     return kind == "module" and re.match(r"torch\._dynamo\b", str(name)) is not None
+
+
+def _is_of_torch(place: Place) -> bool:
+    """Return whether something is what a module of torch's holds, such as a registry."""
+    (kind, name, *_), *steps = place
+    is_named = all(step[0] in ("attribute", "submodule") for step in steps)
+    return kind == "module" and is_named and str(name).partition(".")[0] == "torch"
 
 
 def facts_of(
@@ -107,7 +114,9 @@ class _Finder:
         try:
             guard = self._of_environ(guard)
             place = self._place_of(guard.source)
-            if place is not None and not _is_of_dynamo(place):
+            if place is None or (guard.kind in _KEYS and _is_of_torch(place)):
+                return  # registries grow by imports; what a trace looked for in one has a guard of its own
+            if not _is_of_dynamo(place):
                 self._ask(guard, settled(place, self._scope))
         except Exception:  # noqa: BLE001 - no place, no spelling, and attributes may raise anything
             self._unwritten.append(readable(guard.source))
@@ -149,6 +158,8 @@ class _Finder:
                 self._others.append(source)
         elif kind in _CONTAINS and type(name) in _NAMES:
             self._put(f"{name!r} in {source}", place, ["contains", name])
+        elif kind in _CONTAINS and isinstance(name, type):  # of registries, which grow by imports
+            self._put(f"{name_of(name)} in {source}", place, ["contains class", name_of(name)])
         elif kind in _CONTAINS:
             exact(list(value_at(place, self._scope)))
             self._put(source, place, ["value"])

@@ -218,10 +218,16 @@ class _Sets:
                 return self._is_set(value)
         return False
 
+    def _is_told(self, node: ast.AST) -> bool:
+        """Return whether an expression is part of what an error says."""
+        while isinstance(node, (ast.expr, ast.keyword)):
+            node = self._above[node]
+        return isinstance(node, ast.Raise)
+
     def _is_asked(self, node: ast.expr) -> bool:  # noqa: PLR0911 - one for each form of use
         """Return whether what a set is used for does not show its order; what makes another set is judged there."""
         above = self._above.get(node)
-        if above is not None and self._is_set(above):
+        if above is not None and (self._is_set(above) or self._is_told(node)):
             return True
         match above:
             case ast.Compare() | ast.UnaryOp(ast.Not()):
