@@ -94,7 +94,21 @@ class _Answers:
             return _as_shards(found, first, facts)
 
 
-class Shard(_Answers, Tensor):
+class _ComparesAsBase(type(nn.Parameter)):
+    """Lets `type(param) in (Tensor, Parameter)` be true for a class of shards.
+
+    Dynamo (`infer_subclass_type`) would trace the subclass's `__torch_function__`, and tables of torch that are keyed by
+    types would not find it.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.__bases__[-1]
+
+    def __hash__(cls) -> int:
+        return hash(cls.__bases__[-1])
+
+
+class Shard(_Answers, Tensor, metaclass=_ComparesAsBase):
     """A rank's flat part of a weight, or of something that was computed of it element by element."""
 
     def __reduce_ex__(self, proto: Any) -> Any:
@@ -107,21 +121,7 @@ class Shard(_Answers, Tensor):
         return twin
 
 
-class _ComparesAsParameter(type(nn.Parameter)):
-    """Lets `type(param) in (Tensor, Parameter)` be true for parameters that hold a shard.
-
-    Dynamo (`infer_subclass_type`) would trace the subclass's `__torch_function__`, and type-keyed tables of torch would
-    not find it.
-    """
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is nn.Parameter
-
-    def __hash__(cls) -> int:
-        return hash(nn.Parameter)
-
-
-class ShardParameter(_Answers, nn.Parameter, metaclass=_ComparesAsParameter):
+class ShardParameter(_Answers, nn.Parameter, metaclass=_ComparesAsBase):
     """A parameter that holds this rank's flat shard, and answers as the whole weight."""
 
     def __reduce_ex__(self, proto: Any) -> Any:
