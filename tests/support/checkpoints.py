@@ -13,6 +13,7 @@ import torch
 from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom.errors import TorchloomError
+from torchloom.shard import local_shard
 
 
 def save_steps(root: Path, *steps: int, ranks: int = 2, stage: int = 3, **rest: Any) -> None:
@@ -104,5 +105,5 @@ def names_in(folder: Path) -> list[str]:
 
 
 def _hash(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = local_shard(tensor).contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:12]

@@ -53,9 +53,7 @@ _ON_BEHALF = frozenset(
 _MACHINERY = (
     "torchloom.",
     f"{torch.__name__}._",
-    "torch.amp.",
     "torch.distributed.checkpoint.",
-    "torch.nn.utils.clip_grad",
     "torch.optim.",
 )
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__

@@ -54,7 +54,7 @@ _SEES_A_PART = frozenset([
 ])
 """Functions whose result for a shard is none of the whole weight, by name without a trailing underscore, which writes."""
 _ALIKE = frozenset([
-    "device", "dtype", "layout", "requires_grad", "grad_fn", "is_leaf", "is_sparse", "is_meta", "is_cuda", "itemsize", "element_size",
+    "grad", "device", "dtype", "layout", "requires_grad", "grad_fn", "is_leaf", "is_sparse", "is_meta", "is_cuda", "itemsize", "element_size",
     "is_floating_point", "is_complex", "data_ptr", "untyped_storage", "_version",
 ])
 """What is read of a shard as of any tensor."""
