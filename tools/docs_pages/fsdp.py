@@ -88,7 +88,7 @@ FSDP1 = (
     Row("use_orig_params", "not needed", "`model.parameters()` gives the model's own parameters, which hold shards"),
     Row("device_mesh", "works", "`mesh=`", ("torchloom.shard_model:mesh",)),
     Row("no_sync", "not there", "each backward reduces, and gradients add up to the same"),
-    Row("clip_grad_norm_", "works", "`torch.nn.utils.clip_grad_norm_`, or `torchloom.clip_grad_norm_(model, max_norm)`", ("torchloom.clip_grad_norm_:max_norm",)),
+    Row("clip_grad_norm_", "works", "`torch.nn.utils.clip_grad_norm_`, or `torchloom.clip_grad_norm_(model, max_norm, norm_type)`", ("torchloom.clip_grad_norm_:norm_type",)),
     Row("summon_full_params", "works", "`with gathered(model):`; what rank 0 writes is kept with `modifier_rank=0`", (f"{_GATHERED}:modifier_rank",)),
     Row("state_dict_type", "works", '`with state_dict_mode("full")`, the default, or `"local"`', ("torchloom.shard.state_dict_mode",)),
     Row("set_state_dict_type", "differs", '`with state_dict_mode("local"):`', ("torchloom.shard.state_dict_mode",)),
