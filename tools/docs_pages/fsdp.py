@@ -34,7 +34,7 @@ FULLY_SHARD = (
     Row("shard_placement_fn", "not there", "each parameter is a flat shard of equal size, whatever its shape"),
     Row("mp_policy", "works", "`precision=`, see below", ("torchloom.shard_model:precision",)),
     Row("offload_policy", "differs", '`CPUOffloadPolicy` is `compile(model, config={"offload_parameters": True}, optimizer=optimizer)`: shards live on the host, the optimizer steps on the device', (_CONFIG, "config:compile.offload_parameters")),
-    Row("ignored_params", "not there", "all parameters of the model are sharded or averaged: keep others outside the model"),
+    Row("ignored_params", "works", "`ignored_params=`, any iterable", ("torchloom.shard_model:ignored_params",)),
     Row("dp_mesh_dims", "not there", "pass the axes to shard over as `mesh=`", ("torchloom.shard_model:mesh",)),
 )  # fmt: skip
 
@@ -80,8 +80,8 @@ FSDP1 = (
     Row("forward_prefetch", "not needed", "the pass `prefetch` moves gathers in the graph"),
     Row("limit_all_gathers", "not needed", '`compile(config={"memory_budget": ...})` bounds the memory of a step', (_CONFIG, "config:compile.memory_budget")),
     Row("mixed_precision", "differs", "`precision=`; buffers keep their type", ("torchloom.shard_model:precision",)),
-    Row("ignored_modules", "not there", "all parameters of the model are sharded or averaged: keep others outside the model"),
-    Row("ignored_states", "not there", "all parameters of the model are sharded or averaged: keep others outside the model"),
+    Row("ignored_modules", "differs", "`ignored_params=`, with the parameters of the modules", ("torchloom.shard_model:ignored_params",)),
+    Row("ignored_states", "works", "`ignored_params=`", ("torchloom.shard_model:ignored_params",)),
     Row("param_init_fn", "works", "`init=`, with a model made inside `with on_meta():`", ("torchloom.shard_model:init", "torchloom.shard.on_meta")),
     Row("device_id", "not needed", "call `torch.cuda.set_device`, or move the model before"),
     Row("sync_module_states", "not needed", "rank 0 always broadcasts its weights"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
     cast_inputs: bool = False,
     init: Callable[[nn.Module], object] | None = None,
     broadcast_buffers: bool | None = None,
+    ignored_params: Iterable[nn.Parameter] = (),
     config: ConfigSource | None = None,
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
@@ -68,6 +69,8 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         init: fills one module's own parameters, for models on meta.
         broadcast_buffers: give all ranks the persistent buffers of rank 0, such as running statistics, after each step;
             default: at stages 0 and 1, in place of DistributedDataParallel, which does so before the next forward.
+        ignored_params: parameters of the model that are left to the caller, as by FSDP2: they stay whole, of their dtype
+            and this rank's own values, and their gradients are not averaged. Files and norms hold those of rank 0.
         config: a configuration as for `torchloom.initialize`, of which the sections `zero_optimization`, `bf16`,
             `communication_data_type` and `timeouts` say what the arguments above would; in bf16 inputs are cast.
 
@@ -122,6 +125,7 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         handle=comm.handle,
         persistence_threshold=100_000 if persistence_threshold is None else persistence_threshold,
         precision=precision,
+        ignored=list(ignored_params),
     )
     agreement.check_facts("the model's parameters", facts_of(model, layout))
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
