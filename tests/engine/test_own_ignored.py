@@ -10,7 +10,7 @@ import torch
 import torchloom
 from support.models import Tricky, tokens, tricky
 from support.pool import run_ranks
-from torchloom.errors import ShardError
+from torchloom.errors import EngineError, ShardError
 from torchloom.shard import Precision, full_state_dict, gathered
 
 RUNS = [(0, None), (1, None), (2, None), (3, None), (1, "aot_eager"), (3, "aot_eager")]
@@ -75,4 +75,42 @@ def test_they_stay_this_ranks_own() -> None:
         for run, (got, whole) in zip(RUNS, found, strict=True):
             assert got == pytest.approx(norm, rel=1e-5), run
             for name, value in weights[rank].items():
+                assert torch.allclose(whole[name], value, atol=1e-6), (run, name)
+
+
+def test_a_sum_and_accumulation_inside_of_no_sync() -> None:
+    def fn(rank: int) -> Any:
+        found = []
+        for stage, backend in RUNS:
+            model = tricky()
+            torchloom.shard_model(
+                model, stage, persistence_threshold=20, gradient_divide_factor=0.5
+            )
+            if backend:
+                torchloom.compile(model, backend=backend, strict=True)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with torchloom.no_sync(model):
+                model(tokens(0, rank)).backward()
+                with pytest.raises(EngineError, match=r"inside of torchloom\.no_sync"):
+                    optimizer.step()
+            model(tokens(1, rank)).backward()
+            optimizer.step()
+            found.append({k: v.clone() for k, v in full_state_dict(model).items()})
+        twin = torchloom.shard_model(tricky(), 0)  # of another model's factor it sees nothing
+        twin(tokens(0, rank)).backward()
+        with pytest.raises(ShardError, match="gradient_divide_factor=0 divides no gradients"):
+            torchloom.shard_model(tricky(), gradient_divide_factor=0)
+        return found, twin.up.weight.grad.clone()
+
+    model = tricky()
+    for rank in range(2):
+        model(tokens(0, rank)).backward()
+    mean = model.up.weight.grad.clone() / 2
+    for rank in range(2):
+        model(tokens(1, rank)).backward()
+    torch.optim.SGD(model.parameters(), lr=0.2).step()
+    for found, of_twin in run_ranks(2, fn):
+        assert torch.allclose(of_twin, mean, atol=1e-6)
+        for run, whole in zip(RUNS, found, strict=True):
+            for name, value in model.state_dict().items():
                 assert torch.allclose(whole[name], value, atol=1e-6), (run, name)

@@ -87,7 +87,7 @@ FSDP1 = (
     Row("sync_module_states", "not needed", "rank 0 always broadcasts its weights"),
     Row("use_orig_params", "not needed", "`model.parameters()` gives the model's own parameters, which hold shards"),
     Row("device_mesh", "works", "`mesh=`", ("torchloom.shard_model:mesh",)),
-    Row("no_sync", "not there", "each backward reduces, and gradients add up to the same"),
+    Row("no_sync", "differs", "`with torchloom.no_sync(model):`; each backward reduces, and gradients add up to the same", ("torchloom.no_sync:model",)),
     Row("clip_grad_norm_", "works", "`torch.nn.utils.clip_grad_norm_`, or `torchloom.clip_grad_norm_(model, max_norm, norm_type)`", ("torchloom.clip_grad_norm_:norm_type",)),
     Row("summon_full_params", "works", "`with gathered(model):`; what rank 0 writes is kept with `modifier_rank=0`", (f"{_GATHERED}:modifier_rank",)),
     Row("state_dict_type", "works", '`with state_dict_mode("full")`, the default, or `"local"`', ("torchloom.shard.state_dict_mode",)),
@@ -100,7 +100,7 @@ FSDP1 = (
 
 OTHERS = (
     Row("DistributedDataParallel(model)", "works", "`shard_model(model, stage=0)`", ("torchloom.shard_model:stage",)),
-    Row("DistributedDataParallel.no_sync()", "not there", "each backward reduces, and gradients add up to the same"),
+    Row("DistributedDataParallel.no_sync()", "differs", "`with torchloom.no_sync(model):`; each backward reduces, and gradients add up to the same", ("torchloom.no_sync:model",)),
     Row("DistributedDataParallel(broadcast_buffers=True)", "differs", "`broadcast_buffers=` of `shard_model`, by default on at stages 0 and 1: persistent buffers are rank 0's after each step, not before each forward"),
     Row("register_fsdp_forward_method(model, name)", "not needed", "a weight is gathered wherever it is read"),
     Row("torch.compile(model), or of each block", "works", "`torchloom.compile(model)`: one graph for the model", ("torchloom.compile",)),
