@@ -45,6 +45,7 @@ def test_exports() -> None:
         "inspect",
         "jit",
         "just_in_time_compile",
+        "no_sync",
         "overhead",
         "pad_tensors",
         "propose_fake",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         all_reduce,
         clip_grad_norm_,
         initialize,
+        no_sync,
         save_model,
         shard_model,
     )
@@ -57,6 +58,7 @@ _EXPORTS = {
     "inspect": ("torchloom.inspect", None),
     "jit": ("torchloom.inspect", "jit"),
     "just_in_time_compile": ("torchloom.inspect", "jit"),
+    "no_sync": ("torchloom.engine", "no_sync"),
     "overhead": ("torchloom.inspect", "overhead"),
     "pad_tensors": ("torchloom.engine.padding", "pad_tensors"),
     "propose_fake": ("torchloom.custom_ops", "propose_fake"),
@@ -99,6 +101,7 @@ __all__ = [
     "inspect",
     "jit",
     "just_in_time_compile",
+    "no_sync",
     "overhead",
     "pad_tensors",
     "propose_fake",

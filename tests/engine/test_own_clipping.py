@@ -60,6 +60,52 @@ def test_norms_equal_those_of_one_process(stages) -> None:
         assert some == pytest.approx(rest, rel=1e-5)
 
 
+def test_norms_of_any_order_equal_those_of_one_process() -> None:
+    orders = (1, 3, 0.5, float("inf"))
+    bounds = (1.0, 1.0, 10.0, 1e-3)
+
+    models = pair(0)
+    backward(models, range(2))
+    params = [p for m in models for p in m.parameters() if p.numel()]  # torch has no inf of none
+    grads, sharded = (
+        [p.grad for m in some for p in m.parameters() if p.grad is not None and p.numel()]
+        for some in (models, models[:2])
+    )
+    expected = [get_total_norm(grads, kind).item() for kind in orders]
+    apart = [get_total_norm(sharded, kind).item() for kind in orders]
+    bounded = []
+    for kind, bound in zip(orders, bounds, strict=True):
+        torch_clip(params, bound, norm_type=kind)
+        bounded.append(get_total_norm(grads).item())
+
+    def fn(rank: int):
+        found = []
+        for stages in [(3, 2), (1, 0)]:
+            models = pair(0)
+            for model, stage in zip(models, stages, strict=False):
+                torchloom.shard_model(model, stage=stage, persistence_threshold=20)
+            backward(models, range(rank, rank + 1))
+            ours = [torchloom.clip_grad_norm_(models[:2], 1e9, kind).item() for kind in orders]
+            params = [p for m in models for p in m.parameters() if p.numel()]
+            grads = [p.grad for p in params if p.grad is not None]
+            theirs, after = [get_total_norm(grads, kind).item() for kind in orders], []
+            for kind, bound in zip(orders, bounds, strict=True):
+                torch_clip(params, bound, norm_type=kind)
+                after.append(get_total_norm(grads).item())
+            if rank == 1:  # a whole one that is NaN on this rank alone
+                models[1].norm.bias.grad.fill_(float("nan"))
+            nans = [torchloom.clip_grad_norm_(models[:2], 1e9, kind).item() for kind in orders]
+            found.append((ours, theirs, after, nans))
+        return found
+
+    for found in run_ranks(2, fn):
+        for ours, theirs, after, nans in found:
+            assert ours == pytest.approx(apart, rel=1e-5)
+            assert theirs == pytest.approx(expected, rel=1e-5)
+            assert after == pytest.approx(bounded, rel=1e-5)
+            assert nans == pytest.approx([float("nan")] * 4, nan_ok=True)
+
+
 def gradients_of(models) -> list[torch.Tensor]:
     """Return the gradients themselves."""
     return [p.grad for model in models for p in model.parameters() if p.grad is not None]
@@ -69,8 +115,11 @@ def test_what_cannot_be_right_is_refused_on_all_ranks() -> None:
     def fn(rank: int) -> None:
         model = torchloom.shard_model(tricky(), stage=3, persistence_threshold=20)
         model(tokens(0, rank)).backward()
-        with pytest.raises(ShardError, match="a norm of type inf over gradients of sharded"):
-            torch_clip(model.parameters(), 1.0, norm_type=float("inf"))
+        for kind in (0, -float("inf")):
+            with pytest.raises(
+                ShardError, match=f"a norm of type {kind} over gradients of sharded"
+            ):
+                torch_clip(model.parameters(), 1.0, norm_type=kind)
         with pytest.raises(ShardError, match="was given no model"):
             torchloom.clip_grad_norm_([], 1.0)
         with pytest.raises(ShardError, match="this Linear is not sharded"):
@@ -84,7 +133,9 @@ def test_a_norm_that_is_not_finite() -> None:
         model = torchloom.shard_model(tricky(), stage=3, persistence_threshold=20)
         model(tokens(0, rank)).backward()
         if rank == 1:
-            dict(model.named_parameters())["up.weight"].grad[0] = float("nan")
+            torchloom.shard.local_shard(dict(model.named_parameters())["up.weight"].grad)[0] = (
+                float("nan")
+            )
         before = gradients((model, model))
         with pytest.raises(NonFiniteError, match="the norm of the gradients over all ranks"):
             torch_clip(model.parameters(), 1.0, error_if_nonfinite=True)

@@ -9,6 +9,7 @@ from torchloom.engine.native import shard_model
 from torchloom.engine.over_ranks import all_reduce
 from torchloom.engine.own_clipping import clip_grad_norm_
 from torchloom.engine.own_compile import compile_model
+from torchloom.engine.own_loops import no_sync
 
 __all__ = [
     "Engine",
@@ -16,6 +17,7 @@ __all__ = [
     "clip_grad_norm_",
     "compile_model",
     "initialize",
+    "no_sync",
     "save_model",
     "shard_model",
 ]

@@ -25,16 +25,21 @@ def global_norm(
     whole: Sequence[Tensor],
     comm: Communicator,
     dtype: torch.dtype,
+    order: float = 2.0,
 ) -> Tensor:
-    """Return the L2 norm over all gradients, equal on every rank.
+    """Return the norm over all gradients, equal on every rank.
 
     Args:
         sharded: gradients of which each rank of the shard group holds a different shard.
         whole: gradients that are equal on all ranks; counted once.
         comm: the communicator of the gradients.
         dtype: of the norm; squares of finite gradients above 1e19 overflow float32.
+        order: positive; that of the norm, inf for the largest absolute value.
     """
-    return comm.sum_(_own_square(sharded, whole, comm, dtype), WHAT).sqrt()
+    if order == math.inf:
+        largest = _power([*sharded, *whole], comm, dtype, order)
+        return -comm.least(-largest.view(1), "largest gradient")[0]
+    return comm.sum_(_own_power(sharded, whole, comm, dtype, order), WHAT).pow(1 / order)
 
 
 def norm_and_sums(
@@ -58,7 +63,7 @@ def norm_and_sums(
     Returns:
         The norm; and the sum of all losses, the number of ranks that have any, and the sum of tokens.
     """
-    square = _own_square(sharded, whole, comm, dtype)
+    square = _own_power(sharded, whole, comm, dtype)
     found = [each.reshape(1).to(square) for each in losses]
     loss = [torch.stack(found).sum(0)] if len(found) > 1 else found
     known = math.nan if math.isnan(tokens) else tokens  # one object, for the cache's sake
@@ -74,14 +79,18 @@ def _numbers(values: tuple[float, ...], device: torch.device) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 
 
-def _own_square(
-    sharded: Sequence[Tensor], whole: Sequence[Tensor], comm: Communicator, dtype: torch.dtype
+def _own_power(
+    sharded: Sequence[Tensor],
+    whole: Sequence[Tensor],
+    comm: Communicator,
+    dtype: torch.dtype,
+    order: float = 2.0,
 ) -> Tensor:
-    """Return this rank's part of the square of the norm."""
-    square = _square([*sharded, *whole] if comm.rank == 0 else sharded, comm, dtype)
+    """Return this rank's part of the norm to the power of its order."""
+    own = _power([*sharded, *whole] if comm.rank == 0 else sharded, comm, dtype, order)
     if comm.rank != 0 and whole:
-        square = square + 0 * _square(whole, comm, dtype)  # counted by rank 0; NaN and Inf stay
-    return square if _is_first_copy(comm) else 0 * square
+        own = own + 0 * _power(whole, comm, dtype, order)  # counted by rank 0; NaN and Inf stay
+    return own if _is_first_copy(comm) else 0 * own
 
 
 def first_of_ranks(keys: Tensor, comm: Communicator) -> Tensor:
@@ -118,14 +127,14 @@ def scale_(grads: Iterable[Tensor], factor: Tensor | float) -> None:
         torch._foreach_mul_(present, factor)
 
 
-def _square(grads: Sequence[Tensor], comm: Communicator, dtype: torch.dtype) -> Tensor:
+def _power(grads: Sequence[Tensor], comm: Communicator, dtype: torch.dtype, order: float) -> Tensor:
     present = [grad for grad in grads if grad.numel()]
     if not present:
         return torch.zeros((), dtype=dtype, device=device_of(grads, comm))
     # A norm of 16-bit gradients is taken in 32 bits; float64 is never narrowed.
     wide = torch.float64 if any(g.dtype == torch.float64 for g in present) else dtype
-    norms = torch.stack(torch._foreach_norm(present, 2, wide))
-    return norms.to(dtype).square().sum()
+    norms = torch.stack(torch._foreach_norm(present, order, wide)).to(dtype)
+    return norms.amax() if order == math.inf else norms.pow(order).sum()
 
 
 def _is_first_copy(comm: Communicator) -> bool:

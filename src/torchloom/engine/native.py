@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
     cast_inputs: bool = False,
     init: Callable[[nn.Module], object] | None = None,
     broadcast_buffers: bool | None = None,
+    ignored_params: Iterable[nn.Parameter] = (),
+    gradient_divide_factor: float | None = None,
     config: ConfigSource | None = None,
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
@@ -68,6 +71,10 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         init: fills one module's own parameters, for models on meta.
         broadcast_buffers: give all ranks the persistent buffers of rank 0, such as running statistics, after each step;
             default: at stages 0 and 1, in place of DistributedDataParallel, which does so before the next forward.
+        ignored_params: parameters of the model that are left to the caller, as by FSDP2: they stay whole, of their dtype
+            and this rank's own values, and their gradients are not averaged. Files and norms hold those of rank 0.
+        gradient_divide_factor: gradients are the sum over ranks, divided by this; 1.0 gives the sum. Default: the number
+            of ranks, which gives the mean.
         config: a configuration as for `torchloom.initialize`, of which the sections `zero_optimization`, `bf16`,
             `communication_data_type` and `timeouts` say what the arguments above would; in bf16 inputs are cast.
 
@@ -75,8 +82,8 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         The same model.
 
     Raises:
-        ShardError: the stage has no meaning here, the model cannot be sharded, or inputs are to be cast
-            without a dtype to compute in.
+        ShardError: the stage has no meaning here, the model cannot be sharded, inputs are to be cast
+            without a dtype to compute in, or gradients are to be divided by no positive number.
         ConfigError: the config is wrong, contradicts an argument, or asks for fp16.
 
     Example:
@@ -103,6 +110,11 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
             "cast_inputs=True needs the dtype to cast to: pass "
             "precision=torchloom.shard.Precision(compute=torch.bfloat16) as well"
         )
+    factor = gradient_divide_factor
+    if factor is not None and not 0 < factor < math.inf:
+        raise ShardError(
+            f"gradient_divide_factor={factor} divides no gradients: pass a positive number"
+        )
     watch_steps()
     follow_torch_norms()
     look_at_backward()
@@ -112,7 +124,11 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
     world = make_world(mesh, None if settings is None else settings.zero.shard_size)
     check_devices(model, dist.get_backend())
     agreement = new_agreement(world.rank, world.world_size)
-    comm = communicator_of(world.comm, agreement)
+    comm = communicator_of(world.comm, agreement, factor)
+    if comm.world_size * comm.num_replicas == 1 and factor not in (None, 1.0):
+        raise ShardError(
+            f"gradient_divide_factor={factor} on one rank, where nothing is summed: divide the loss by it instead"
+        )
     layout = plan_layout(
         model,
         stage=stage,
@@ -122,8 +138,10 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         handle=comm.handle,
         persistence_threshold=100_000 if persistence_threshold is None else persistence_threshold,
         precision=precision,
+        ignored=list(ignored_params),
     )
-    agreement.check_facts("the model's parameters", facts_of(model, layout))
+    facts = {"gradient_divide_factor": factor, **facts_of(model, layout)}
+    agreement.check_facts("the model's parameters", facts)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
     if cast_inputs and compute is not None:
         keep_hook(model, cast_inputs_of(model, compute))

@@ -21,6 +21,7 @@ from torchloom.engine.nonfinite import find_non_finite
 from torchloom.errors import NonFiniteError, ShardError
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, layout_of, owners_of, sharded_models
+from torchloom.shard.parameter import is_shard
 from torchloom.shard.shards import clear_padding_
 
 _LAST_NORMS: dict[str, Tensor] = {}
@@ -42,7 +43,11 @@ class _Gradients:
 
 
 def clip_grad_norm_(
-    model: nn.Module | Iterable[nn.Module], max_norm: float, *, error_if_nonfinite: bool = False
+    model: nn.Module | Iterable[nn.Module],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    error_if_nonfinite: bool = False,
 ) -> Tensor:
     """Clip the gradients of sharded models by their global norm, with one collective.
 
@@ -50,6 +55,7 @@ def clip_grad_norm_(
         model: a sharded model after backward, or several whose gradients have one norm together; all
             ranks must call.
         max_norm: the largest norm.
+        norm_type: the order of the norm: any positive number, or inf for the largest absolute value.
         error_if_nonfinite: raise on all ranks, before any gradient changes, when one is NaN or Inf
             on any rank; reads the norm on the host. Otherwise clipping scales all gradients by such
             a norm, as torch's function of this name does: NaN makes them NaN, Inf makes finite ones 0.
@@ -58,7 +64,7 @@ def clip_grad_norm_(
         The norm before clipping, equal on every rank.
 
     Raises:
-        ShardError: a model is not sharded, or none was given.
+        ShardError: a model is not sharded, none was given, or the order is not positive.
         NonFiniteError: a gradient is not finite; names the rank and the first parameter.
 
     Example:
@@ -76,10 +82,10 @@ def clip_grad_norm_(
             if param.grad is not None:
                 _add(found, param.grad, layout, name)
                 grads.append(param.grad)
-    norm = _norm(by_handle)
+    norm = _norm(by_handle, norm_type)
     if error_if_nonfinite and not bool(torch.isfinite(norm)):
         _raise_first_non_finite(models)
-        norm = _norm(by_handle, torch.float64)
+        norm = _norm(by_handle, norm_type, torch.float64)
     clip_(grads, norm, max_norm)
     return norm
 
@@ -107,16 +113,10 @@ def _norm_over_ranks(original: TotalNorm) -> TotalNorm:
             if float(norm_type) == 2.0 and not others:
                 _LAST_NORMS.update(dict.fromkeys(by_handle, whole))
             return whole
-        if float(norm_type) != 2.0:
-            raise ShardError(
-                f"a norm of type {norm_type} over gradients of sharded parameters is not supported: "
-                "clip by norm_type=2.0, with torch.nn.utils.clip_grad_norm_ or "
-                "torchloom.clip_grad_norm_"
-            )
-        norm = _norm(by_handle)
+        norm = _norm(by_handle, norm_type)
         if others:
-            rest = original(others, 2.0, False, foreach).to(norm.device)
-            norm = (norm.square() + rest.square()).sqrt()
+            rest = original(others, norm_type, False, foreach).to(norm.device)
+            norm = torch.linalg.vector_norm(torch.stack([norm, rest]), norm_type)
         if error_if_nonfinite and not bool(torch.isfinite(norm)):
             raise NonFiniteError(
                 "the norm of the gradients over all ranks is not finite, so no gradient was changed: drop "
@@ -130,14 +130,21 @@ def _norm_over_ranks(original: TotalNorm) -> TotalNorm:
 
 def _sorted(given: Sequence[Tensor]) -> tuple[dict[str, _Gradients], list[Tensor]]:
     """Sort tensors by the communicator of the parameter whose gradient they are; return others beside."""
-    missing = {id(tensor): tensor for tensor in given}
+    # Each reading of `param.grad` outside of torch makes a new tensor of a shard's gradient.
+    missing = {("at", t.data_ptr()) if is_shard(t) else ("is", id(t)): t for t in given}
     by_handle: dict[str, _Gradients] = {}
     for model in sharded_models():
         layout, params = layout_of(model), dict(model.named_parameters())
         for spec in layout:
             param = params.get(spec.name)  # other models may have changed since
             grad = None if param is None else param.grad
-            if grad is not None and missing.pop(id(grad), None) is not None:
+            if grad is None:
+                continue
+            keys = [
+                ("is", id(grad)),
+                *([("at", grad.data_ptr())] if spec.mode == "sharded" else []),
+            ]
+            if any(missing.pop(key, None) is not None for key in keys):
                 _add(
                     by_handle.setdefault(layout.handle, _Gradients(layout.norm_dtype)),
                     grad,
@@ -156,13 +163,22 @@ def _add(found: _Gradients, grad: Tensor, layout: Layout, name: str) -> None:
         found.whole.append(grad)
 
 
-def _norm(by_handle: dict[str, _Gradients], dtype: torch.dtype | None = None) -> Tensor:
+def _norm(
+    by_handle: dict[str, _Gradients], norm_type: float, dtype: torch.dtype | None = None
+) -> Tensor:
+    order = float(norm_type)
+    if not order > 0:
+        raise ShardError(
+            f"a norm of type {norm_type} over gradients of sharded parameters is not supported: clip by a positive "
+            "one, such as norm_type=2.0 or float('inf')"
+        )
     norms = [
-        global_norm(found.sharded, found.whole, lookup(handle), dtype or found.norm_dtype)
+        global_norm(found.sharded, found.whole, lookup(handle), dtype or found.norm_dtype, order)
         for handle, found in by_handle.items()
     ]
-    norm = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
-    _LAST_NORMS.update(dict.fromkeys(by_handle, norm))
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), order)
+    if order == 2.0:
+        _LAST_NORMS.update(dict.fromkeys(by_handle, norm))
     return norm
 
 

@@ -8,7 +8,8 @@ without an engine this count is also the number of the run's step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,10 @@ from torchloom.engine.checkpoints.trained import buffers_of
 from torchloom.engine.local import check_steps_alone
 from torchloom.engine.own_slices import begin_step, end_step
 from torchloom.engine.rates import note_rates
+from torchloom.errors import EngineError
 from torchloom.position import POSITION
 from torchloom.runtime import Communicator, tell_step
-from torchloom.shard import is_sharded, share_buffers, whole_states
+from torchloom.shard import is_sharded, layout_of, share_buffers, whole_states
 
 _STEPPED: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 """Parameters that optimizers step: those of models that `shard_model` sharded, and of engines."""
@@ -94,6 +96,46 @@ def share_buffers_after_steps(model: nn.Module, comm: Communicator) -> None:
     after_steps_of(model, None, share, "buffers")
 
 
+_ACCUMULATING: list[nn.Module] = []
+"""Models inside of whose `no_sync` the process is."""
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Accumulate gradients in a loop written for DistributedDataParallel, with the same results.
+
+    It saves no communication: each backward reduces its gradients, inside of the block as well, since ranks keep
+    shards of them at stages 2 and 3. After the last backward, outside, gradients are what they would be with DDP.
+
+    Args:
+        model: sharded.
+
+    Raises:
+        ShardError: the model is not sharded.
+        EngineError: an optimizer steps the model's parameters inside of the block.
+
+    Example:
+        >>> with torchloom.no_sync(model):  # doctest: +SKIP
+        ...     model(first).backward()
+        >>> model(last).backward()  # doctest: +SKIP
+    """
+    layout_of(model)
+    _ACCUMULATING.append(model)
+    try:
+        yield
+    finally:
+        _ACCUMULATING.remove(model)
+
+
+def _check_synchronised(optimizer: Optimizer) -> None:
+    held = {id(param) for model in _ACCUMULATING for param in model.parameters()}
+    if held and not held.isdisjoint(map(id, _stepped_by(optimizer))):
+        raise EngineError(
+            f"{type(optimizer).__name__}.step was called inside of torchloom.no_sync(model), where gradients accumulate: "
+            "step after the block, behind a backward pass outside of it"
+        )
+
+
 def _stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
@@ -112,6 +154,7 @@ def _tell_listeners(optimizer: Optimizer) -> None:
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     check_steps_alone(_stepped_by(optimizer))
+    _check_synchronised(optimizer)
     first = _first_counted(optimizer)
     if first is not None and _OF_ENGINES.get(id(first)) is not first:
         whole_states(optimizer)

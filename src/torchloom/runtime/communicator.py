@@ -53,6 +53,8 @@ class Communicator:
     """Whether shared memory was asked for, where it can be had."""
     model: int = 0
     """Of the models that share these groups, which one this serves."""
+    divide_factor: float | None = None
+    """What sums of gradients over all ranks are divided by; None: by the number of ranks."""
     _num_collectives: int = field(default=0, init=False)
     _num_bytes: int = field(default=0, init=False)
     _in_flight: dict[int, Pending] = field(default_factory=dict, init=False)
@@ -80,7 +82,7 @@ class Communicator:
     @property
     def _mean(self) -> float:
         """What a sum over all ranks is multiplied by."""
-        return 1.0 / (self.world_size * self.num_replicas)
+        return 1.0 / (self.divide_factor or self.world_size * self.num_replicas)
 
     @property
     def overlaps_compute(self) -> bool:

@@ -249,6 +249,8 @@ class _Keeper:
 
     def whole(self, param: nn.Parameter, spec: ParamSpec) -> None:
         """Keep this rank's part of `param`, which holds the whole weight."""
+        if spec.is_ignored:
+            return
         data = param.detach()
         if self._broadcast is not None:
             data = data.contiguous()

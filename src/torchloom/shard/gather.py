@@ -89,10 +89,12 @@ _WHOLE: dict[int, int | None] = {}
 def _not_yet_whole(
     chosen: list[ParamSpec], modules: dict[str, nn.Module], modifier_rank: int | None
 ) -> list[ParamSpec]:
-    """Return those that no outer block has gathered; it keeps or drops their changes."""
+    """Return those to gather: not those that an outer block has, which keeps or drops their changes."""
     fresh = []
     for spec in chosen:
         param = _param(modules, spec)
+        if spec.is_ignored:
+            continue
         if id(param) not in _WHOLE:
             fresh.append(spec)
         elif modifier_rank not in (None, _WHOLE[id(param)]):

@@ -7,7 +7,7 @@ it can be printed, hashed and compared between ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, KeysView
+from collections.abc import Collection, Iterator, KeysView
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -66,6 +66,8 @@ class ParamSpec:
     owners: tuple[Owner, ...]
     is_sliced: bool = False
     """Whole, but each rank's optimizer steps only its own slice (stage 1)."""
+    is_ignored: bool = False
+    """Left to the caller: neither made equal on all ranks nor sharded, cast or averaged."""
 
     @property
     def numel(self) -> int:
@@ -155,6 +157,7 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
     persistence_threshold: int = 0,
     precision: Precision | None = None,
     sync_in_backward: bool = True,
+    ignored: Collection[nn.Parameter] = (),
 ) -> Layout:
     """Decide for each parameter of `model` how it is kept.
 
@@ -170,9 +173,11 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
         precision: dtypes to keep, compute and reduce in.
         sync_in_backward: average gradients of whole parameters inside the backward pass; otherwise
             they stay local until the accumulation boundary.
+        ignored: parameters that are left to the caller.
 
     Raises:
-        ShardError: the stage does not exist, or a parameter cannot be sharded; see `check_model`.
+        ShardError: the stage does not exist, a parameter cannot be sharded (see `check_model`), or one that is to be
+            ignored is not the model's.
     """
     if stage not in (0, 1, 2, 3):
         raise ShardError(f"ZeRO stage {stage!r} does not exist: use 0, 1, 2 or 3")
@@ -183,19 +188,36 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
     for path, module in modules.items():
         for attr, param in module.named_parameters(recurse=False, remove_duplicate=False):
             owners.setdefault(param, []).append(Owner(path, attr))
+    left = set(ignored)
+    for param in left - owners.keys():
+        raise ShardError(
+            f"ignored_params= holds a tensor of shape {tuple(param.shape)} that is no parameter of the model: pass "
+            "its parameters themselves, such as model.head.parameters()"
+        )
     specs: list[ParamSpec] = []
     for param, places in owners.items():
         name = ".".join(filter(None, places[0]))
-        is_divisible = world_size > 1 and not is_small(param, persistence_threshold, world_size)
+        is_ignored = param in left
+        is_divisible = (
+            world_size > 1
+            and not is_ignored
+            and not is_small(param, persistence_threshold, world_size)
+        )
         is_sharded = stage >= 2 and is_divisible
         shard_numel = shard_numel_of(param.numel(), world_size) if is_sharded else 0
         running = (_running_statistics(modules[place.module]) for place in places)
-        kept, compute, wire = _dtypes(param, precision, next(filter(None, running), None))
+        kept, compute, wire = (
+            (param.dtype,) * 3
+            if is_ignored
+            else _dtypes(param, precision, next(filter(None, running), None))
+        )
         specs.append(
             ParamSpec(
                 name=name,
                 shape=tuple(param.shape),
-                mode=_mode(is_sharded, world_size * num_replicas, stage, sync_in_backward),
+                mode="whole"
+                if is_ignored
+                else _mode(is_sharded, world_size * num_replicas, stage, sync_in_backward),
                 shard_numel=shard_numel,
                 dtype=kept,
                 compute_dtype=compute,
@@ -203,6 +225,7 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
                 requires_grad=param.requires_grad,
                 owners=tuple(places),
                 is_sliced=stage == 1 and is_divisible,
+                is_ignored=is_ignored,
             )
         )
     return Layout(stage, world_size, num_replicas, rank, handle, tuple(specs))
