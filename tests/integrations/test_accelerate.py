@@ -404,3 +404,31 @@ def test_running_statistics_are_those_of_ddp(stage) -> None:
         torch.testing.assert_close(found, mean)
         torch.testing.assert_close(found_out, out)
     assert torch.equal(results[0][1][0], results[1][1][0])
+
+
+def test_a_models_own_generate_gets_the_callers_arguments_alone() -> None:
+    def run(rank: int) -> Any:
+        class Writer(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = torch.nn.Linear(8, 8)
+
+            def forward(self, x: Any) -> Any:
+                return self.net(x)
+
+            def generate(self, x: Any, steps: int, **kwargs: Any) -> Any:
+                for _ in range(steps):
+                    x = self(x, **kwargs)
+                return x
+
+        with accelerate_alone():
+            accel = accelerator(LOOM)
+            decoder, model = tiny_llama(), Writer()  # of one seed on all ranks
+            x, tokens = torch.ones(1, 8), torch.ones(1, 3 + rank, dtype=torch.long)
+            expected = model.generate(x, 3).detach()
+            of_decoder = decoder.generate(tokens, max_length=8, do_sample=False)
+            model, decoder = accel.prepare(model, decoder)
+            assert torch.equal(model.generate(x, 3), expected)
+            return torch.equal(decoder.generate(tokens, max_length=8, do_sample=False), of_decoder)
+
+    assert run_ranks(2, run) == [True, True]

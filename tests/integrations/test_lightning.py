@@ -162,6 +162,93 @@ def test_a_run_equals_ddp_and_goes_on_from_its_file(tmp_path) -> None:
     module().load_state_dict(own["state_dict"])
 
 
+def walk(strategy: Any, folder: Path, name: str) -> Any:
+    """Enter a run in each way, one after the other; return what was measured and the weights in between."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    class Walked(pl.LightningModule):
+        def __init__(self, seed: int = 0) -> None:
+            super().__init__()
+            torch.manual_seed(seed)
+            self.net = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 16))
+
+        def _loss(self, batch: Any) -> Any:
+            return (self.net(batch) - batch).square().mean()
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self._loss(batch)
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("val", self._loss(batch), sync_dist=True)
+
+        def test_step(self, batch: Any, index: int) -> None:
+            self.log("test", self._loss(batch), sync_dist=True)
+
+        def predict_step(self, batch: Any, index: int) -> Any:
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.5)
+
+    def data() -> DataLoader:
+        return DataLoader(torch.randn(32, 16, generator=torch.Generator().manual_seed(1)), 4)
+
+    def trainer(strategy: Any, **changes: Any) -> Any:
+        best = ModelCheckpoint(folder / name, monitor="val", save_last=True)
+        return pl.Trainer(
+            strategy=strategy,
+            accelerator="cpu",
+            devices=2,
+            logger=False,
+            enable_progress_bar=False,
+            callbacks=[best, ModelSummary(max_depth=-1)],
+            plugins=[LightningEnvironment()],
+            **changes,
+        )
+
+    seen: list[Any] = []
+
+    def note(made: Any, *metrics: Any) -> None:
+        weights = made.lightning_module.state_dict()
+        seen.append((metrics, {key: value.clone() for key, value in weights.items()}))
+
+    with quiet():
+        made, first = Walked(), trainer(strategy(), max_epochs=2)
+        note(first, first.validate(made, data(), verbose=False))
+        first.fit(made, data(), data())
+        note(first, first.validate(made, data(), verbose=False))
+        note(first, first.test(made, data(), verbose=False, ckpt_path="best", weights_only=False))
+        note(first, first.predict(made, data()))
+        first.fit_loop.max_epochs = 3
+        first.fit(made, data(), data())
+        note(first, first.test(verbose=False, dataloaders=data()))
+        last = str(folder / name / "last.ckpt")
+        made, second = Walked(seed=7), trainer(strategy(), max_epochs=5)
+        second.fit(made, data(), data(), ckpt_path=last, weights_only=False)
+        note(second, second.predict(made, data(), ckpt_path=last, weights_only=False))
+        third = trainer(strategy(), max_epochs=1)
+        note(third, third.validate(made, data(), verbose=False))
+        third.fit(made, data(), data())
+        note(third, third.validate(made, data(), verbose=False))
+        third.save_checkpoint(folder / f"{name}.ckpt")
+    return seen, torch.load(folder / f"{name}.ckpt", weights_only=False)["state_dict"]
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_each_entry_after_each_other_equals_ddp(tmp_path, stage) -> None:
+    def run(rank: int) -> Any:
+        from torchloom.integrations.lightning import TorchloomStrategy
+
+        return walk(lambda: "ddp", tmp_path, "ddp"), walk(
+            lambda: TorchloomStrategy(loom(stage)), tmp_path, "loom"
+        )
+
+    for expected, found in run_ranks(2, run):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "accumulation": (LOOM, {"accumulate_grad_batches": 2}),
     "stage 2": (loom(2), {}),

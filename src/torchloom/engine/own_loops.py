@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 
 from torchloom.engine.checkpoints.trained import buffers_of
 from torchloom.engine.local import check_steps_alone
-from torchloom.engine.own_slices import begin_step, end_step
+from torchloom.engine.own_slices import begin_step, call_closure_first, end_step
 from torchloom.engine.rates import note_rates
 from torchloom.errors import EngineError
 from torchloom.position import POSITION
@@ -152,13 +152,15 @@ def _tell_listeners(optimizer: Optimizer) -> None:
             each.tell()
 
 
-def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     check_steps_alone(_stepped_by(optimizer))
     _check_synchronised(optimizer)
     first = _first_counted(optimizer)
     if first is not None and _OF_ENGINES.get(id(first)) is not first:
         whole_states(optimizer)
-    begin_step(optimizer, args, kwargs)
+    with_loss = call_closure_first(optimizer, args, kwargs)
+    begin_step(optimizer)
+    return with_loss
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from torchloom._torch.untraced import leave_alone
 from torchloom.engine.slices import Slices, slice_of
-from torchloom.errors import ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, is_sharded, keep_hook, owners_of
 from torchloom.shard.shards import shard_numel_of
@@ -87,24 +86,42 @@ def step_in_slices(model: nn.Module, layout: Layout, comm: Communicator) -> None
     keep_hook(model, model.register_state_dict_pre_hook(settle))
 
 
-def begin_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def begin_step(optimizer: Optimizer) -> None:
     """Let the parameters that an optimizer is about to step be slices.
+
+    Args:
+        optimizer: of a loop.
+    """
+    for sliced in _stepped_by(optimizer):
+        sliced.begin()
+
+
+def call_closure_first(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call the closure of a step while parameters are whole, as torch's optimizers do before they update.
+
+    Optimizers that need a closure, such as those that call it more than once, are refused before, by their trial step.
 
     Args:
         optimizer: of a loop.
         args: of its `step`, itself first.
         kwargs: likewise.
 
-    Raises:
-        ShardError: `step` was given a closure, which would see slices.
+    Returns:
+        The arguments with a closure that returns what the call did; None: nothing changes.
     """
-    for sliced in _stepped_by(optimizer):
-        if any(value is not None for value in (*args[1:], *kwargs.values())):
-            raise ShardError(
-                f"{type(optimizer).__name__}.step was given a closure, which would run forward on slices of the "
-                "parameters: at stage 1 call it without one, or shard the model at stage 2 or 3"
-            )
-        sliced.begin()
+    given = [each for each in (*args[1:], *kwargs.values()) if callable(each)]
+    if not given or not _stepped_by(optimizer):
+        return None
+    closure = given[0]
+    with torch.enable_grad():
+        loss = closure()
+
+    def replaced(each: Any) -> Any:
+        return (lambda: loss) if each is closure else each
+
+    return tuple(map(replaced, args)), {name: replaced(each) for name, each in kwargs.items()}
 
 
 def end_step(optimizer: Optimizer) -> None:

@@ -24,6 +24,7 @@ from torchloom.integrations.prepare import (
     Preparation,
     owner_of,
     run_eagerly,
+    takes_synced_gpus,
     world_size,
 )
 from torchloom.pipeline import CompileSession
@@ -183,7 +184,8 @@ class TorchloomAccelerator(Accelerator):
         """
         self._preparation.shard(model, init=init, device=device)
         # Ranks that generate until their own last token would make different numbers of forward passes.
-        run_eagerly(model, "generate", **({"synced_gpus": True} if world_size() > 1 else {}))
+        syncs = world_size() > 1 and takes_synced_gpus(model)
+        run_eagerly(model, "generate", **({"synced_gpus": True} if syncs else {}))
         _mark(model, True)
         return model
 

@@ -38,6 +38,9 @@ UNUSED: Mapping[str, str] = {
 }
 """Keys that these strategies do not read, and what counts instead."""
 
+NOT_BROADCAST = "_ddp_params_and_buffers_to_ignore"
+"""Names that `DDPStrategy.setup` leaves as they are on each rank before it validates, tests or predicts."""
+
 
 class TorchloomStrategy(DDPStrategy):
     """A Lightning strategy whose modules are sharded and compiled by torchloom.
@@ -105,6 +108,7 @@ class TorchloomStrategy(DDPStrategy):
         """Shard the modules, where the base class wraps them."""
         for root in roots_of(self._module):
             self._prepared.shard(root)
+        self._module.__dict__[NOT_BROADCAST] = [name for name, _ in self._module.named_parameters()]
 
     def setup_optimizers(self, trainer: LightningTrainer) -> None:
         """Create the optimizers over shards, then compile the modules that they step.

@@ -11,6 +11,7 @@ Frameworks call the model and the optimizer themselves, so this is the API for l
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -232,8 +233,24 @@ def initializer_of(model: nn.Module) -> Callable[[nn.Module], object] | None:
     Args:
         model: of transformers, or with adapters of PEFT around one.
     """
-    whole: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    return getattr(whole, "_init_weights", None)
+    return getattr(_without_adapters(model), "_init_weights", None)
+
+
+def takes_synced_gpus(model: nn.Module) -> bool:
+    """Say whether a model's `generate` is that of transformers, which counts forward passes on all ranks together.
+
+    Args:
+        model: of transformers, or with adapters of PEFT around one, or with a `generate` of its own.
+    """
+    generate = getattr(_without_adapters(model), "generate", None)
+    if generate is None:
+        return False
+    is_of_transformers = str(getattr(generate, "__module__", "")).startswith("transformers.")
+    return is_of_transformers or "synced_gpus" in inspect.signature(generate).parameters
+
+
+def _without_adapters(model: nn.Module) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def run_eagerly(model: nn.Module, method: str, **overrides: Any) -> None:
