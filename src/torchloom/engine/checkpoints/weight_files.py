@@ -82,10 +82,10 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
     Args:
         model: has the config as `model.config`.
     """
-    config = getattr(model, "config", None)
-    if not callable(getattr(config, "to_json_string", None)):
+    to_text = getattr(getattr(model, "config", None), "to_json_string", None)
+    if not callable(to_text):
         return None
-    return {"architectures": [type(model).__name__], **json.loads(config.to_json_string())}
+    return {"architectures": [type(model).__name__], **json.loads(str(to_text()))}
 
 
 def write_folder(
