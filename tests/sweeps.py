@@ -337,7 +337,7 @@ ELSEWHERE: dict[str, str] = {
         "cli/test_train_report.py::test_entries_have_passes_guards_graphs_and_hits",
     "serve/model/test_set_order.py::test_a_process_that_hashes_otherwise_takes_programs_that_do_not_rely_on_it":
         "serve/model/test_set_order.py::test_code_that_goes_through_a_set_depends_on_its_order",
-    "runtime/test_last_words.py::test_a_collective_of_the_program_that_loses_its_peer_is_explained":
+    "test_last_words.py::test_a_collective_of_the_program_that_loses_its_peer_is_explained":
         "faults/test_ranks_that_fail.py::test_the_launcher_exits_non_zero",
     "cli/test_calibrate.py::test_ranks_write_one_table":
         "cli/test_calibrate.py::test_collectives_are_timed_on_all_ranks",

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from torchloom.errors import AgreementError, PeerLostError, TorchloomError
+
 
 class SyncPoint(Protocol):
     """A point that other ranks have to reach as well, such as a collective."""
@@ -50,6 +52,10 @@ class Verdict(NamedTuple):
     """"differ": ranks run different programs; "lost": a rank has ended or cannot be reached;
     "late": a rank did not reach the point within its time limit."""
     text: str
+
+    def error(self) -> TorchloomError:
+        """Return the error to raise."""
+        return (AgreementError if self.kind == "differ" else PeerLostError)(self.text)
 
 
 class Rates(NamedTuple):

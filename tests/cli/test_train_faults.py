@@ -84,6 +84,19 @@ def test_saves_on_the_way(tmp_path) -> None:
     assert steps == [5, 10, 12]
 
 
+def test_without_steps_one_checkpoint_is_saved_anew_by_the_clock(tmp_path) -> None:
+    loop, engine = make_loop(tmp_path, steps=3, save_after_s=1e-9)
+    tags = []
+    save, engine.save_checkpoint = engine.save_checkpoint, lambda folder, tag, **kwargs: (
+        tags.append(tag) or save(folder, tag, **kwargs)
+    )  # fmt: skip
+    loop.run()
+    assert tags == ["on_the_way", "on_the_way", None]
+    loop, engine = make_loop(tmp_path, steps=3, save_after_s=3600)
+    loop.run()
+    assert len(engine.saved) == 1
+
+
 def test_the_last_step_is_saved_once(tmp_path) -> None:
     loop, engine = make_loop(tmp_path, steps=10, save_every=5)
     loop.run()

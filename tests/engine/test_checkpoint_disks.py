@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from support.checkpoints import leftovers, names_in, outcome, save_steps, state_
 from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom.engine.checkpoints import folder
+from torchloom.engine.checkpoints.digests import SummedFile
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -43,6 +46,53 @@ def test_a_full_disk(who, limit, tmp_path) -> None:
             assert "File too large" in text
         assert loaded == "done"
         assert again == "done"
+    assert leftovers(tmp_path) == []
+
+
+OWN_FILES = ("__{}_0.distcp", "rng_rank{}.pt", "rank_{}.json")
+FILES = [name.format(rank) for rank in (0, 1) for name in OWN_FILES]
+FILES += ["index.json", "engine.json", ".metadata", "manifest.json"]
+
+
+class Full:
+    """A file of which one step fails."""
+
+    def __init__(self, file: Any, step: str) -> None:
+        self._file, self._step = file, step
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fail if name == self._step else getattr(self._file, name)
+
+    def _fail(self, *_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_under_each_file_is_told_on_both_ranks(tmp_path, monkeypatch) -> None:
+    begin = SummedFile.__init__
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        found = []
+        for name, step in product(FILES, ("write", "flush", "close")):
+
+            def opened(file, path, name=name, step=step):
+                begin(file, path)
+                if path.name == name:
+                    file._file = Full(file._file, step)
+
+            monkeypatch.setattr(SummedFile, "__init__", opened)
+            found.append(outcome(lambda: engine.save_checkpoint(tmp_path)))
+        monkeypatch.undo()
+        return found, outcome(lambda: engine.save_checkpoint(tmp_path))
+
+    (first, again), other = run_ranks(2, fn)
+    assert (first, again) == other
+    assert again == "done"
+    for (name, step), text in zip(product(FILES, ("write", "flush", "close")), first, strict=True):
+        assert text.startswith("CheckpointError"), (name, step, text)
+        assert f"rank {int('1' in name)}: " in text, (name, step, text)
+        assert text.endswith(f"/{name}: No space left on device"), (name, step, text)
     assert leftovers(tmp_path) == []
 
 
@@ -80,8 +130,7 @@ def test_any_failure_of_the_system(kind, who, tmp_path) -> None:
         )
 
     for text, loaded, again in run_ranks(2, fn):
-        if (kind, who) != ("save", 0):  # generators are saved by torch.save as well
-            assert f"rank {who}" in text
+        assert f"rank {who}" in text
         assert "Input/output error" in text
         assert (loaded, again) == ("done", "done")
     assert leftovers(tmp_path) == []

@@ -64,9 +64,9 @@ class FakeEngine:
     def was_step_applied(self):
         return True
 
-    def save_checkpoint(self, save_dir, *, client_state, keep_last=None):
+    def save_checkpoint(self, save_dir, tag=None, /, *, client_state, keep_last=None):
         self.saved.append((save_dir, json.loads(json.dumps(client_state))))
-        return f"{save_dir}/global_step{self.global_steps}"
+        return f"{save_dir}/{tag or f'global_step{self.global_steps}'}"
 
 
 class Bigram(torch.nn.Module):

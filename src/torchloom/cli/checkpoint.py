@@ -5,11 +5,12 @@ These commands need no process group and no GPU, and execute nothing from a chec
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -94,8 +95,13 @@ def export(
     shard_gb: Annotated[
         float, typer.Option(help="Size in GB after which a new file begins.")
     ] = 5.0,
+    hf_config: Annotated[
+        Path | None,
+        typer.Option(help="File to copy as config.json.", show_default="the saved model's, if any"),
+    ] = None,
 ) -> None:
     """Verify a checkpoint and write its weights as safetensors, with an index for several files."""
+    config = None if hf_config is None else _config(hf_config)
     if dtype != "keep" and dtype not in _DTYPES:
         raise ConfigError(f"--dtype {dtype}: use bf16, fp16, fp32 or keep")
     if not 0 < shard_gb * _GB < math.inf:
@@ -106,11 +112,21 @@ def export(
         raise CheckpointError(f"checkpoint {chosen.tag!r} is damaged: {'; '.join(wrong[:3])}")
     contents = read_contents(chosen.path)
     with writing(to):
-        for path in export_weights(contents, to, _DTYPES.get(dtype), int(shard_gb * _GB)):
+        for path in export_weights(contents, to, _DTYPES.get(dtype), int(shard_gb * _GB), config):
             print(f"{path}  {_size(path.stat().st_size)}")
     left_out = [name for name in contents.params if f"model/{name}" not in contents.payload]
     if left_out:
         print(f"left out, as when it was saved: {', '.join(left_out)}")
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--hf-config {str(path)!r} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"--hf-config {str(path)!r} holds no JSON object: name a config.json")
+    return config
 
 
 def _all(folder: Path) -> list[Candidate]:

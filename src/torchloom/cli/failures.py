@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,6 @@ from torchloom.errors import RecordError
 
 _MAX_FRAMES = 6
 _MAX_LINES = 12
-_NOT_THE_USERS = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    str(Path(__file__).resolve().parents[1]),  # torchloom itself
-    "<frozen",
-)
 
 
 def told(
@@ -63,10 +57,12 @@ def writing(path: Path) -> Iterator[None]:
 
 def _places(error: BaseException) -> list[str]:
     """Return `file:line in function: code` of the user's frames, innermost last."""
+    from torchloom.last_words import is_users  # imports torch
+
     found = [
         f"at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_NOT_THE_USERS)
+        if is_users(frame.filename)
     ]
     if isinstance(error, SyntaxError) and error.filename:
         found.append(f"at {error.filename}:{error.lineno}: {(error.text or '').strip()}")

@@ -65,6 +65,13 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         int | None,
         typer.Option(min=1, help="Steps between checkpoints.", show_default="at the end"),
     ] = None,
+    save_minutes: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Minutes until the checkpoint on the way is saved anew, without --save-every.",
+        ),
+    ] = _DEFAULT.save_minutes,
     keep_last: Annotated[
         int | None,
         typer.Option(min=1, help="Number of newest checkpoints to keep.", show_default="all"),
@@ -101,6 +108,7 @@ def train(  # noqa: PLR0913 - one parameter per option of the command
         micro_batch=micro_batch,
         eval_every=eval_every,
         save_every=save_every,
+        save_minutes=save_minutes,
         keep_last=keep_last,
         log_every=log_every,
         report=report,

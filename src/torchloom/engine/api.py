@@ -29,9 +29,10 @@ from torchloom.engine.precision import shard_precision
 from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.exchange import Agreement
+from torchloom.last_words import show_last_words
 from torchloom.log import get_logger
 from torchloom.runtime.exchanges import new_agreement
-from torchloom.runtime.lines import Limits, set_limits, show_last_words
+from torchloom.runtime.lines import Limits, set_limits
 from torchloom.shard import facts_of, is_sharded, look_at_backward, plan_layout, shard_module
 from torchloom.step.casts import cast_params
 

@@ -21,6 +21,7 @@ from torchloom.engine.checkpoints.weight_files import (
     Parts,
     Weight,
     check_dtype,
+    config_of,
     write_file,
     write_folder,
 )
@@ -49,8 +50,8 @@ def save_model(
     """Write the weights of a sharded model as safetensors; all ranks must call.
 
     The folder gets `model.safetensors`, or several files and `model.safetensors.index.json`, which transformers'
-    `from_pretrained` and other readers take. An export that is there is replaced when the new one is complete;
-    other files, such as config.json, stay. Tied weights are written once, under their first name.
+    `from_pretrained` and other readers take, and `config.json` where `model.config` is one of transformers. An
+    export that is there is replaced when the new one is complete; other files stay. Tied weights are written once, under their first name.
 
     Args:
         model: a sharded model.
@@ -60,7 +61,7 @@ def save_model(
             its own.
 
     Returns:
-        The paths of the files, the index last; on every rank.
+        The paths of the files of weights, the index last; on every rank.
 
     Raises:
         ShardError: the model is not sharded.
@@ -77,7 +78,8 @@ def save_model(
     folder = Path(folder)
 
     def write(weights: list[Weight], parts: Parts) -> list[str]:
-        return [str(path) for path in write_folder(weights, parts, folder, shard_bytes)]
+        written = write_folder(weights, parts, folder, shard_bytes, config_of(model))
+        return [str(path) for path in written]
 
     return _save(model, folder, dtype, checkpoints, write)
 

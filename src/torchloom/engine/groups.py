@@ -15,6 +15,7 @@ from torchloom import envs
 from torchloom.engine.loopback import is_loopback, serve_store, stay_local
 from torchloom.engine.rendezvous import RENDEZVOUS_S, meet
 from torchloom.errors import ConfigError, PeerLostError
+from torchloom.last_words import show_last_words
 from torchloom.runtime import Communicator, get_communicator
 
 
@@ -82,6 +83,7 @@ def ensure_process_group(
             f"{backend} ({first}): check that the hosts reach each other, and the network "
             f"interface that {'NCCL' if backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME names"
         ) from None
+    show_last_words()  # around torch's own hook
     _destroy_at_exit(backend)
     return True
 

@@ -23,8 +23,9 @@ from torchloom.engine.own_slices import step_in_slices
 from torchloom.engine.precision import cast_inputs_of, shard_precision
 from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
+from torchloom.last_words import show_last_words
 from torchloom.runtime.exchanges import new_agreement
-from torchloom.runtime.lines import Limits, set_limits, show_last_words
+from torchloom.runtime.lines import Limits, set_limits
 from torchloom.shard import (
     Precision,
     facts_of,

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torchloom.errors import AgreementError, PeerLostError, TorchloomError
-from torchloom.position import POSITION, Verdict
+from torchloom.position import POSITION
 
 _REMEMBERED = 4096
 """Entries of a group that are known to have begun: more than any rank can be ahead of another."""
@@ -136,7 +135,7 @@ class Channel:
             PeerLostError: one of the ranks is known to have ended.
         """
         if POSITION.verdict is not None:
-            raise error_of(POSITION.verdict)
+            raise POSITION.verdict.error()
         number = self._numbers.get(what, 0)
         self._numbers[what] = number + 1
         step = POSITION.step
@@ -157,9 +156,3 @@ class Channel:
 
 CHANNELS: dict[str, Channel] = {}
 """The channels of this process, by name."""
-
-
-def error_of(verdict: Verdict) -> TorchloomError:
-    """Return the error that a verdict is."""
-    kind = AgreementError if verdict.kind == "differ" else PeerLostError
-    return kind(verdict.text)

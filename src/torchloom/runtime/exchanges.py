@@ -16,7 +16,7 @@ from torchloom.errors import PeerLostError
 from torchloom.exchange import Agreement, Alone, Exchange, StoreExchange
 from torchloom.position import POSITION, Verdict, Wait
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import Channel, error_of, label
+from torchloom.runtime.channel import Channel, label
 from torchloom.runtime.lines import explained, longest_s, open_lines
 
 _SERIALS = itertools.count()
@@ -89,7 +89,7 @@ class _OverLines:
     def look(self) -> None:
         """Raise the verdict on the run, if there is one."""
         if POSITION.verdict is not None:
-            raise error_of(POSITION.verdict)
+            raise POSITION.verdict.error()
 
 
 def _store_lost(what: str, error: Exception) -> Verdict:

@@ -149,7 +149,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._subclasses.fake_tensor.log",
-        where="torchloom.runtime.lines.last_words.show_last_words",
+        where="torchloom.last_words.show_last_words",
         because="it logs the stack of an error that is then raised; a filter takes the stack off",
         reproduction="torch.compile a product of tensors whose sizes do not fit: the stack is printed"
         " twice",

@@ -78,9 +78,9 @@ class SummedFile:
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
+            self._file.close()
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
-        self._file.close()
         last = [self._crc] if self._in_block else []
         return Sums(self.size, [*self._blocks, *last])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +15,20 @@ from torchloom.errors import CheckpointError
 
 
 def export(
-    contents: Contents, folder: Path, dtype: torch.dtype | None, shard_bytes: int
+    contents: Contents,
+    folder: Path,
+    dtype: torch.dtype | None,
+    shard_bytes: int,
+    config: dict[str, Any] | None = None,
 ) -> list[Path]:
-    """Write all weights and buffers; return the files, the index last.
+    """Write all weights and buffers, and config.json where there is one; return the files, the index last.
 
     Args:
         contents: a checkpoint that has been verified.
         folder: target; an export that is there is replaced when the new one is complete.
         dtype: of floating-point weights; None keeps theirs.
         shard_bytes: size at which a new file begins; a larger tensor has a file of its own.
+        config: what config.json is to hold; None: what the model had when the checkpoint was saved.
 
     Raises:
         CheckpointError: a weight cannot be read, or written as safetensors; or the target lies in a
@@ -42,8 +48,14 @@ def export(
         keys[name] = key
     if not weights:
         raise CheckpointError(f"{contents.path} holds no weights")
+    if config is None and isinstance(contents.facts.get("model_config"), dict):
+        config = contents.facts["model_config"]
     return write_folder(
-        sorted(weights), lambda weight: _parts(contents, keys[weight.name]), folder, shard_bytes
+        sorted(weights),
+        lambda weight: _parts(contents, keys[weight.name]),
+        folder,
+        shard_bytes,
+        config,
     )
 
 

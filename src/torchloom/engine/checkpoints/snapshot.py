@@ -27,6 +27,7 @@ from torchloom.engine.checkpoints.parts import Writers, gradients_of, states_of,
 from torchloom.engine.checkpoints.payload import PayloadPart
 from torchloom.engine.checkpoints.trained import Counters, Trained
 from torchloom.engine.checkpoints.values import Value, values_of
+from torchloom.engine.checkpoints.weight_files import config_of
 from torchloom.shard import layout_of
 
 
@@ -92,6 +93,7 @@ def take(
         "optimizer": kind_of(engine.optimizer),
         "scheduler": kind_of(engine.lr_scheduler),
         "frozen_left_out": exclude_frozen,
+        "model_config": config_of(engine.module),
     }
     # Each rank's list of divided states, without their values: a rank that lacks one would leave a
     # hole in the stored tensor.

@@ -3,6 +3,7 @@
     model.safetensors                               up to the size of a shard, or
     model-00001-of-00003.safetensors ...            shards, and
     model.safetensors.index.json                    which weight is in which
+    config.json                                     of a model of transformers, for `from_pretrained`
 
 The format is 8 bytes of length, a JSON header, and the tensors' bytes one after the other
 (https://huggingface.co/docs/safetensors, "Format").
@@ -23,13 +24,14 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchloom.engine.checkpoints.folder import check_outside
 from torchloom.errors import CheckpointError
 from torchloom.files import open_partial, replacing, write_whole
 
 _SINGLE = "model.safetensors"
+_CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
 _WRITTEN = re.compile(
     r"(model|model-\d{5,}-of-\d{5,}(\.[0-9a-f]{8})?)\.safetensors"
@@ -74,16 +76,33 @@ Parts = Callable[[Weight], Iterable[Tensor]]
 """Returns a weight's elements in order, in one tensor or several, of any floating-point dtype where its own is one."""
 
 
+def config_of(model: nn.Module) -> dict[str, Any] | None:
+    """Return the config of a model of transformers, or of one alike, as its config.json has it; None of others.
+
+    Args:
+        model: has the config as `model.config`.
+    """
+    to_text = getattr(getattr(model, "config", None), "to_json_string", None)
+    if not callable(to_text):
+        return None
+    return {"architectures": [type(model).__name__], **json.loads(str(to_text()))}
+
+
 def write_folder(
-    weights: Sequence[Weight], parts: Parts, folder: Path, shard_bytes: int
+    weights: Sequence[Weight],
+    parts: Parts,
+    folder: Path,
+    shard_bytes: int,
+    config: dict[str, Any] | None = None,
 ) -> list[Path]:
-    """Write weights into a folder; return the files, the index last.
+    """Write weights into a folder; return their files, the index last.
 
     Args:
         weights: what to write, in this order.
         parts: called for each weight once, in order.
         folder: target; an export that is there is replaced when the new one is complete.
         shard_bytes: size at which a new file begins; a larger tensor has a file of its own.
+        config: what config.json is to hold, with the dtype of the files; None leaves the one that is there.
 
     Raises:
         CheckpointError: a part has another size than its weight; or the target lies in a checkpoint.
@@ -107,6 +126,12 @@ def write_folder(
         for partial in partials:
             partial.unlink(missing_ok=True)
     _remove_others(folder, {path.name for path in written})
+    if config is not None:
+        dtypes = {str(each.dtype)[6:] for each in weights if each.dtype.is_floating_point}
+        if len(dtypes) == 1:
+            key = "torch_dtype" if "torch_dtype" in config else "dtype"
+            config = {**config, key: dtypes.pop()}
+        write_whole(folder / _CONFIG, json.dumps(config, indent=2) + "\n")
     return written
 
 

@@ -2,7 +2,8 @@
 
     evaluate
     until the last step:  micro-steps -> optimizer step -> all-reduce of loss, stop, save -> record
-                          every `eval_every` steps: evaluate;  every `save_every` steps: save
+                          every `eval_every` steps: evaluate;  every `save_every` steps: save, or
+                          after `save_after_s` on rank 0: save in place of the last one on the way
     evaluate and save at the end; after a stop signal only save
 
 The engine is an argument, so tests run the loop with a small substitute. One small all-reduce per
@@ -32,6 +33,8 @@ from torchloom.recipes.train.stream import SampleStream
 from torchloom.recipes.train.task import Task
 
 _LOGGER = logging.getLogger(__name__)
+_ON_THE_WAY = "on_the_way"
+"""The tag of the one checkpoint that is saved by the clock."""
 
 
 class TrainingEngine(Protocol):
@@ -53,11 +56,14 @@ class TrainingEngine(Protocol):
     def get_global_grad_norm(self) -> float | None: ...
     def comm_stats(self) -> Any: ...
     def was_step_applied(self) -> bool: ...
-    def save_checkpoint(self, save_dir: Any, /, *, client_state: Any, keep_last: int | None) -> Any:
+    def save_checkpoint(
+        self, save_dir: Any, tag: Any, /, *, client_state: Any, keep_last: int | None
+    ) -> Any:
         """Save; see `torchloom.Engine.save_checkpoint`.
 
         Args:
             save_dir: the folder of checkpoints.
+            tag: the name of this one; None names it by the step.
             client_state: plain values to restore later.
             keep_last: number of newest checkpoints to keep; None keeps all.
         """
@@ -76,7 +82,9 @@ class LoopPlan:
     """Micro-steps per optimizer step."""
     checkpoint_dir: Path
     save_every: int | None = None
-    """Steps between two checkpoints; None saves at the end only."""
+    """Steps between two checkpoints; None saves none by steps."""
+    save_after_s: float = 0.0
+    """Seconds after a save at which the checkpoint on the way is replaced; 0 saves none by the clock."""
     keep_last: int | None = None
     """Number of newest checkpoints to keep; None keeps all."""
     seed: int = 0
@@ -95,10 +103,12 @@ class Outcome:
 
 
 class _Asked(NamedTuple):
-    """What signals requested, on any rank."""
+    """What signals requested on any rank, or rank 0's clock."""
 
     stop: bool
     save: bool
+    is_late: bool = False
+    """The last save was `save_after_s` ago."""
 
 
 class _Work(NamedTuple):
@@ -139,6 +149,7 @@ class Loop:
         self._plan = plan
         self._sinks = sinks
         self._tokens = 0
+        self._saved_at = time.monotonic()
 
     def run(self) -> Outcome:
         """Train until the last step or until a signal requests a stop; save in both cases.
@@ -159,8 +170,9 @@ class Loop:
                 if not asked.stop and (is_last or step % plan.eval_every == 0):
                     self._evaluate()
                 is_due = plan.save_every is not None and step % plan.save_every == 0
-                if (is_due or asked.save) and not is_last and not asked.stop:
-                    _LOGGER.info("saved %s", self.save())
+                if (is_due or any(asked)) and not is_last and not asked.stop:
+                    tag = None if is_due or asked.save else _ON_THE_WAY
+                    _LOGGER.info("saved %s", self.save(tag))
             checkpoint = self.save()
         return Outcome(
             step=engine.global_steps,
@@ -168,15 +180,20 @@ class Loop:
             stopped_by=self._why_stopped(request) if asked.stop else None,
         )
 
-    def save(self) -> str:
-        """Write a checkpoint from which `--resume` continues with the same samples and losses."""
+    def save(self, tag: str | None = None) -> str:
+        """Write a checkpoint from which `--resume` continues with the same samples and losses.
+
+        Args:
+            tag: its name; None names it by the step.
+        """
         state = {"stream": self._stream.state_dict(), "tokens": self._tokens}
         folder = self._plan.checkpoint_dir
         engine = self._engine
         with failing_in(f"while saving after step {engine.global_steps}", rank=engine.rank):
             path = engine.save_checkpoint(
-                str(folder), client_state=state, keep_last=self._plan.keep_last
+                str(folder), tag, client_state=state, keep_last=self._plan.keep_last
             )
+        self._saved_at = time.monotonic()
         return str(path)
 
     def _why_stopped(self, request: StopRequest) -> str:
@@ -195,7 +212,8 @@ class Loop:
         lr, comm_before = engine.get_lr()[0], engine.comm_stats()
         started = time.perf_counter()
         work = self._micro_steps()
-        own = _Asked(stop=request.is_set, save=request.take_save())
+        is_late = 0 < plan.save_after_s <= time.monotonic() - self._saved_at
+        own = _Asked(request.is_set, request.take_save(), engine.rank == 0 and is_late)
         loss, asked = self._agree(work.loss, own)
         step_time_s = time.perf_counter() - started
         comm = engine.comm_stats()
@@ -239,9 +257,9 @@ class Loop:
 
     def _agree(self, loss: Tensor, own: _Asked) -> tuple[float, _Asked]:
         """Return the mean loss over ranks, and what signals requested on any of them."""
-        mine = torch.tensor([float(own.stop), float(own.save)], device=loss.device)
+        mine = torch.tensor([float(each) for each in own], device=loss.device)
         both = torch.cat((loss.float().reshape(1), mine))
-        mean_loss, stops, saves = torchloom.all_reduce(
+        mean_loss, stops, saves, lates = torchloom.all_reduce(
             both, name="loss, and who was asked to stop or save"
         ).tolist()
         # The engine's policy (`non_finite`) handles steps that it skipped for this reason.
@@ -251,7 +269,7 @@ class Loop:
                 "on; lower the learning rate, or resume from an earlier checkpoint"
             )
         stops_itself = self._engine.should_stop  # equal on all ranks
-        return mean_loss, _Asked(stop=stops > 0 or stops_itself, save=saves > 0)
+        return mean_loss, _Asked(stops > 0 or stops_itself, saves > 0, lates > 0)
 
     def _evaluate(self) -> None:
         """Record the mean loss over the held-out batches of all ranks."""

@@ -37,7 +37,9 @@ class TrainOptions:
     eval_every: int = 20
     """Steps between two evaluations of the held-out text."""
     save_every: int | None = None
-    """Steps between two checkpoints; by default only the end is saved."""
+    """Steps between two checkpoints; by default the end is saved, and one on the way by the clock."""
+    save_minutes: float = 10.0
+    """Minutes after which the one checkpoint on the way is replaced, without `save_every`; 0 saves none."""
     keep_last: int | None = None
     """How many checkpoints stay; all by default."""
     log_every: int = 10

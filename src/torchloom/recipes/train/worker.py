@@ -88,6 +88,7 @@ def _prepare(
             steps=options.steps,
             eval_every=options.eval_every,
             save_every=options.save_every,
+            save_after_s=0.0 if options.save_every else 60 * options.save_minutes,
             keep_last=options.keep_last,
             accumulation_steps=engine.config.batch.accumulation_steps,
             checkpoint_dir=checkpoint_dir(out),

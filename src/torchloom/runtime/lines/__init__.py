@@ -6,7 +6,6 @@ the same sentence. A connection also shows at once that a process or a host is g
 
     open_lines    once per process group, by whoever first communicates
     wait_for      waits for messages, and turns what breaks them into that sentence
-    show_last_words  an error that nobody catches is a sentence
     explained     the error to raise where something between ranks has failed
 
 Source of the idea that a run's end must name ranks and tensors: the flight recorder of NCCL, which
@@ -27,13 +26,13 @@ import torch.distributed as dist
 from torchloom import envs
 from torchloom._torch.distributed import own_store
 from torchloom.errors import TorchloomError
+from torchloom.last_words import tell_at_the_end
 from torchloom.log import get_logger
 from torchloom.position import POSITION, SyncPoint, Verdict, Wait
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import NamedCollective, error_of, label
+from torchloom.runtime.channel import NamedCollective, label
 from torchloom.runtime.lines.breaking import end_waits_with_verdict, let_compilations_be_interrupted
 from torchloom.runtime.lines.hub import Hub
-from torchloom.runtime.lines.last_words import show_last_words, tell_at_the_end
 from torchloom.runtime.lines.line import Line
 from torchloom.runtime.lines.report import Limits
 
@@ -47,7 +46,6 @@ __all__ = [
     "open_lines",
     "patience_s",
     "set_limits",
-    "show_last_words",
     "tell_digests",
     "tell_graph",
     "wait_for",
@@ -159,7 +157,7 @@ def wait_for(event: SyncPoint, works: list[dist.Work], *, on_stream: bool = Fals
     try:
         # One that came since the messages began found nobody waiting, and ended no wait.
         if POSITION.verdict is not None:
-            raise error_of(POSITION.verdict)
+            raise POSITION.verdict.error()
         for work in works:
             work.wait() if on_stream else work.wait(limit)
     except RuntimeError as error:
@@ -185,7 +183,7 @@ def explained(event: SyncPoint, seen: Verdict) -> TorchloomError:
             verdict = line.verdict_within(_VERDICT_S)
     finally:
         POSITION.waiting = before
-    return error_of(verdict or seen)
+    return (verdict or seen).error()
 
 
 def how_gone(rank: int) -> str:

@@ -16,7 +16,7 @@ import torch
 from torchloom.errors import ShardError
 from torchloom.position import POSITION
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import CHANNELS, error_of
+from torchloom.runtime.channel import CHANNELS
 from torchloom.runtime.lines.report import blocked_in
 
 _NEVER_SENT = (1 << 29) + 7
@@ -67,4 +67,4 @@ def interrupt_compilation() -> None:
 
 def _raise_verdict(number: int, frame: object) -> None:
     if POSITION.verdict is not None and is_compiling():
-        raise error_of(POSITION.verdict)
+        raise POSITION.verdict.error()

@@ -15,7 +15,7 @@ import torch
 
 from torchloom.errors import ShardError, TorchloomError
 from torchloom.position import POSITION, Verdict, Wait
-from torchloom.runtime.channel import Channel, Label, NamedCollective, error_of
+from torchloom.runtime.channel import Channel, Label, NamedCollective
 from torchloom.runtime.lines import explained
 from torchloom.runtime.transports.shm.arena import ALIGNMENT, Arena
 from torchloom.runtime.transports.shm.peers import Peer
@@ -190,7 +190,7 @@ class Link:
         try:
             while not semaphores.take_within(index, _SLICE_S):
                 if POSITION.verdict is not None:
-                    raise error_of(POSITION.verdict)
+                    raise POSITION.verdict.error()
                 is_alive = self.peers[source].is_alive()
                 if semaphores.take(index):  # its last word, before it ended
                     return

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 import torchloom
 from support.ranks import run_ranks
 from torchloom import envs
+from torchloom import last_words as words
 from torchloom.errors import AgreementError
-from torchloom.runtime.lines import last_words as words
 
 LIBRARY = f"{torchloom.__path__[0]}/"
 
@@ -54,6 +54,52 @@ def test_lines_that_are_no_frames_stay() -> None:
     assert words._without_libraries(text) == "a\n    indented\nb\n"
 
 
+DOORS = """
+import sys, torch, torchloom
+from torchloom.integrations.accelerate import TorchloomAccelerator
+model = torch.nn.Linear(2, 2)
+for door in (
+    lambda: torchloom.initialize(model=model, config={"optimiser": {}}),
+    lambda: torchloom.shard_model(model, stage=7),
+    lambda: torchloom.compile(model),
+    lambda: torchloom.serve.build(model, torchloom.serve.Contract({}), level=9),
+    lambda: torchloom.jit(1),
+    lambda: TorchloomAccelerator(torchloom={"optimiser": {}}),
+):
+    try:
+        door()
+    except torchloom.TorchloomError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+model(torch.ones(3))
+"""
+
+
+def test_without_a_launcher_errors_of_ours_alone_are_one_sentence_with_the_users_line(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(DOORS)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True, text=True, timeout=120, check=False,
+        env=envs.child_environment({"OMP_NUM_THREADS": "1"}),
+    )  # fmt: skip
+    assert done.returncode == 1
+    told, _, foreign = done.stderr.partition("Traceback (most recent call last)")
+    lines = told.splitlines()
+    places = [line for line in lines if line.startswith("  at ")]
+    assert [line.split()[1] for line in places] == [f"{script}:{n}" for n in range(6, 12)], told
+    assert [line.split(":")[0] for line in lines if "Error: " in line] == (
+        ["ConfigError", "ShardError", "ShardError", "ServeError", "InspectError", "ConfigError"]
+    ), told
+    assert "/torch/" in foreign
+
+
+def test_files_that_a_compiler_wrote_are_not_the_users(tmp_path, monkeypatch) -> None:
+    assert not words.is_users("/tmp/torchinductor_me/ab/cab.py")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert not words.is_users(f"{tmp_path}/ab/cab.py")
+    assert words.is_users(__file__)
+
+
 SCRIPT = """
 import sys, time, torch, torch.distributed as dist, torchloom
 engine, *_ = torchloom.initialize(model=torch.nn.Linear(8, 8), config={
@@ -77,6 +123,8 @@ def test_a_collective_of_the_program_that_loses_its_peer_is_explained(tmp_path, 
     other = 1 - int(who)
     assert f"[rank {who}] PeerLostError: rank {other} has ended its program" in done.stderr
     assert f"torch.distributed.barrier ({script}:6)" in done.stderr
+    _, _, summary = done.stderr.partition("Root Cause")
+    assert f"PeerLostError: rank {other} has ended its program" in summary
 
 
 def test_an_error_of_another_kind_in_a_collective_stays_as_it_is() -> None:

@@ -1,16 +1,20 @@
 """How a rank ends: told to the others, and to the user in one sentence where torchloom raised it.
 
-An error of torchloom's says all that there is to say, so its traceback is left out; of other errors the
-frames of torch and torchloom are. `TORCHLOOM_TRACEBACK=1` shows everything.
+An error of torchloom's says all that there is to say, so its traceback is left out, in every process; of other
+errors the frames of libraries are, in a process that a launcher started, and torchrun's summary says it as well.
+`TORCHLOOM_TRACEBACK=1` shows everything.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import json
 import logging
 import re
 import sys
 import sysconfig
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,15 +25,17 @@ import torch.distributed as dist
 
 from torchloom import envs
 from torchloom.errors import TorchloomError
+from torchloom.files import write_whole
 from torchloom.position import POSITION
-from torchloom.runtime.channel import error_of
 
 _LIBRARIES = (
+    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")),
     f"{Path(torch.__file__).parent}/",
-    f"{Path(__file__).parents[2]}/",
+    f"{Path(__file__).parent}/",
     "<",  # generated code and frozen modules
 )
-_STANDARD = f"{sysconfig.get_path('stdlib')}/"
+_COMPILED = "/torchinductor_"
+"""In the path of each file of Inductor's cache, unless TORCHINDUCTOR_CACHE_DIR names the folder."""
 _DISTRIBUTED = f"{Path(dist.__file__).parent}/"
 _CONNECTION = "gloo/transport"
 """In the message of each error of gloo's that is about a connection: the file that raised it."""
@@ -50,14 +56,16 @@ _BEFORE: list[Hook] = []
 
 
 def show_last_words() -> None:
-    """Let an error that nobody catches be told in words, in a process that a launcher started."""
-    if envs.is_launched():
+    """Let an error of torchloom's that nobody catches be told in words; every one where a launcher is."""
+    is_around = sys.excepthook.__module__.startswith(dist.__name__)  # prefixes lines with the rank
+    if not _BEFORE or envs.is_launched() or is_around:
         _install()
 
 
 def _install() -> None:
     if not _BEFORE:
         _BEFORE.append(sys.excepthook)
+    if envs.is_launched():
         logging.getLogger(_TELLS_TWICE).addFilter(_without_stack)
     sys.excepthook = _show  # again after a process group was made, whose own hook is around it then
 
@@ -75,10 +83,25 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     first = _first(_cause(error))
     said = _first_line(first)
     _HOW[0] = f"has failed with {type(first).__name__}" + (f": {said}" if said else "")
-    if isinstance(error, KeyboardInterrupt) or envs.is_on("TORCHLOOM_TRACEBACK"):
+    is_told = isinstance(first, TorchloomError) or envs.is_launched() or bool(_EXPLAIN)
+    if isinstance(error, KeyboardInterrupt) or not is_told:
+        _BEFORE[0](kind, error, trace)
+        return
+    words = last_words(error, trace)
+    _tell_torchrun(words)
+    if envs.is_on("TORCHLOOM_TRACEBACK"):
         _BEFORE[0](kind, error, trace)
     else:
-        print(last_words(error, trace), file=sys.stderr, flush=True)  # noqa: T201
+        print(words, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _tell_torchrun(words: str) -> None:
+    """Write what torchrun's summary shows of this rank, unless torch's `record` has."""
+    file = envs.get_str("TORCHELASTIC_ERROR_FILE", "")
+    if file and not Path(file).exists():
+        facts = {"message": words, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with contextlib.suppress(OSError):
+            write_whole(file, json.dumps({"message": facts}))
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -131,18 +154,19 @@ def last_words(error: BaseException, trace: TracebackType | None) -> str:
         error: what nobody caught.
         trace: where it came through.
     """
-    rank = f"[rank {dist.get_rank()}] " if dist.is_initialized() else ""
+    has_rank = dist.is_initialized() and (envs.is_launched() or dist.get_world_size() > 1)
+    rank = f"[rank {dist.get_rank()}] " if has_rank else ""
     if POSITION.verdict is not None and not isinstance(error, TorchloomError):
-        error = error_of(POSITION.verdict)  # what ended a wait in torch's own collectives
+        error = POSITION.verdict.error()  # what ended a wait in torch's own collectives
     error = _cause(error)
-    frames = [frame for frame in traceback.extract_tb(trace) if not _is_library(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(trace) if is_users(frame.filename)]
     if isinstance(error, TorchloomError):
         where = "".join(f"\n  at {f.filename}:{f.lineno} in {f.name}" for f in frames[-1:])
         return f"{rank}{type(error).__name__}: {error}{where}"
     said = _without_libraries("".join(traceback.format_exception_only(error)))
     told = "".join(traceback.format_list(frames)) + said
     return (
-        f"{rank}Traceback (most recent call last; frames of torch and torchloom are left out, "
+        f"{rank}Traceback (most recent call last; frames of libraries are left out, "
         f"TORCHLOOM_TRACEBACK=1 shows them):\n{told.rstrip()}"
     )
 
@@ -161,7 +185,7 @@ def _without_libraries(text: str) -> str:
     for line in text.splitlines(keepends=True):
         frame = _FRAME.match(line)
         if frame is not None:
-            is_shown = not _is_library(frame[1])
+            is_shown = is_users(frame[1])
         elif not line.startswith("    "):  # neither a frame nor the code of one
             is_shown = True
         if is_shown:
@@ -169,7 +193,12 @@ def _without_libraries(text: str) -> str:
     return "".join(kept)
 
 
-def _is_library(filename: str) -> bool:
-    """Whether a frame is of torch, torchloom or Python itself."""
-    is_standard = filename.startswith(_STANDARD) and "/site-packages/" not in filename
-    return is_standard or filename.startswith(_LIBRARIES)
+def is_users(filename: str) -> bool:
+    """Return whether a file of a traceback is the user's: no library's, and none that a compiler wrote.
+
+    Args:
+        filename: as the traceback has it.
+    """
+    cache = envs.get_str("TORCHINDUCTOR_CACHE_DIR", "")
+    is_compiled = _COMPILED in filename or bool(cache and filename.startswith(f"{cache}/"))
+    return not (is_compiled or filename.startswith(_LIBRARIES))
