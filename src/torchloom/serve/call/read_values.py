@@ -23,12 +23,11 @@ from torchloom.pieces.places import Place
 from torchloom.serve.call.entry_names import put
 from torchloom.serve.model.facts import Facts
 from torchloom.serve.model.holders import ABSENT
-from torchloom.serve.model.hooks import HOOKS
+from torchloom.serve.model.hooks import HOOKS, OF_MODULES
 from torchloom.serve.model.target import Target
 
 _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 """What places lead into and `model.code` compares when a program is loaded."""
-_OF_MODULES = ("_parameters", "_buffers", "_modules")
 _SIZED = (dict, list, set)
 
 
@@ -146,7 +145,7 @@ class _Values:
         own = getattr(value, "__dict__", None)
         if name == "__dict__":
             return own
-        if name in _OF_MODULES and isinstance(value, nn.Module):
+        if name in OF_MODULES and isinstance(value, nn.Module):
             return own[name]
         if not isinstance(getattr(type(value), name, None), property) and isinstance(own, dict):
             found = self._entry(own, name)
@@ -185,7 +184,7 @@ class _Values:
         if isinstance(value, _CODE) or not isinstance(own, dict):
             return
         self._entry(own, name)
-        for kind in _OF_MODULES if isinstance(value, nn.Module) and not is_own else ():
+        for kind in OF_MODULES if isinstance(value, nn.Module) and not is_own else ():
             self._entry(own[kind], name)
 
     def _contents(self, value: Any, *, is_all: bool) -> None:

@@ -17,6 +17,8 @@ HOOKS = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
 )
+OF_MODULES = ("_parameters", "_buffers", "_modules")
+"""Attributes of each module that hold its tensors and parts."""
 _GLOBAL_HOOKS = tuple(
     f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward")
 )
