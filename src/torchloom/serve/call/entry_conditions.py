@@ -214,3 +214,4 @@ class Conditions:
         self._conditions.append("default_dtype() is DTYPE")
         self._conditions.append("HANDLE.next_id == STATE.next_hook")
         self._conditions.append("not STATE.is_stale")
+        self._conditions.append("STATE.holds()")

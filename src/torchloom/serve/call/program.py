@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torchloom.events import ProgramReady, emit
 from torchloom.pieces.places import value_at
 from torchloom.serve.call.bypass import bypassed
 from torchloom.serve.call.entry import Otherwise, Run, make_entry
+from torchloom.serve.call.read_values import ReadValues, holds, writes_state
 from torchloom.serve.call.refusals import refuse, refuse_modes
 from torchloom.serve.call.tied_names import ties_among
 from torchloom.serve.call.variant import Variant, shown_variant
@@ -46,6 +48,8 @@ class State:
     """The number of the next hook in this process when the model's hooks were last looked at."""
     ties: tuple[str, ...] = ()
     """That names stand for one object, as conditions in Python."""
+    holds: Callable[[], bool] = bool
+    """Says whether what the traces read of the model is what it was when its facts were last checked."""
     num_modes: int = 0
     """Of torch's function modes: default devices, which change nothing as long as the device is the same."""
 
@@ -99,6 +103,9 @@ class Program:
         self.state = State(next_hook=next_hook(), num_modes=num_function_modes())
         self._ties = ties_among((each.facts for each in self.variants), target)
         self.state.ties = tuple(self._ties)
+        self._own_writes: set[str] = set()
+        """Facts that runs of the program itself make another thing."""
+        self._compare_anew()
         self._default_dtype = torch.get_default_dtype()
         self._default_device = torch.get_default_device()
         self._looks = ModelLooks(target.module, target.structure())
@@ -233,6 +240,27 @@ class Program:
             )
         )
 
+    def _compare_anew(self) -> None:
+        """Let calls compare what the traces read with what it is now."""
+        self._values = ReadValues((each.facts for each in self.variants), self.target)
+        self.state.holds = self._values.hold
+
+    def _settling(self, run: Run) -> Run:
+        """Return a program that takes what it writes for no change of the model."""
+        if not writes_state(run):
+            return run
+
+        @functools.wraps(run)
+        def settling(*args: Any, **kwargs: Any) -> Any:
+            found = run(*args, **kwargs)
+            if not holds(self.state.holds):
+                self._own_writes |= set(map(_subject, self.changed()))
+                self._values.drop_changed()
+                self.state.holds = self._values.hold
+            return found
+
+        return settling
+
     def _note(self) -> None:
         self.state.is_stale = True
 
@@ -242,7 +270,7 @@ class Program:
         patterns = sorted({variant.without for variant in self.variants}, key=sorted, reverse=True)
         for without in patterns:
             rows = [
-                (each.box, each.run, each.checks)
+                (each.box, self._settling(each.run), each.checks)
                 for each in self.variants
                 if each.without == without
             ]
@@ -297,9 +325,11 @@ class Program:
         if number != self.state.next_hook:
             self.state.next_hook = number  # somebody else's hooks
             return
-        if self.state.is_stale:
-            _refuse(self.changed())
+        if self.state.is_stale or not holds(self.state.holds):
+            changed = [line for line in self.changed() if _subject(line) not in self._own_writes]
+            _refuse(changed)
             self.state.is_stale = False
+            self._compare_anew()
             return
         refuse_modes()
         if num_function_modes() != self.state.num_modes:
@@ -317,6 +347,10 @@ class Program:
                 f"{self._default_dtype}: build it again, or set it back"
             )
         refuse(self.target, self.contract, self.variants, args)
+
+
+def _subject(line: str) -> str:
+    return line.partition(" was ")[0]
 
 
 def _refuse(changed: Sequence[str]) -> None:

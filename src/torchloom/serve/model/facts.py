@@ -100,8 +100,15 @@ def _which_of(value: Any, others: Sequence[Any]) -> str:
     return f"{type_words(type(value))}, number {which}"
 
 
+def _one_object(_: Any, others: Sequence[Any]) -> str:
+    first: dict[int, int] = {}
+    same = [(n, first.setdefault(id(each), n)) for n, each in enumerate(others)]
+    return ", ".join(f"number {n} as number {m}" for n, m in same if n != m) or "none of them"
+
+
 _QUESTIONS_OF_MANY: Mapping[str, Callable[[Any, Sequence[Any]], str]] = {
     "which of": _which_of,
+    "one object": _one_object,
     "memory": shared_with,
 }
 

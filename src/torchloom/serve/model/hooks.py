@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-_HOOKS = (
+HOOKS = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
 )
+OF_MODULES = ("_parameters", "_buffers", "_modules")
+"""Attributes of each module that hold its tensors and parts."""
 _GLOBAL_HOOKS = tuple(
     f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward")
 )
@@ -70,6 +72,6 @@ def _hooks_of(module: nn.Module | None) -> dict[str, tuple[int, ...]]:
     found = {name: tuple(getattr(shared, name)) for name in _GLOBAL_HOOKS}
     if module is not None:
         for path, each in module.named_modules():
-            for name in _HOOKS:
+            for name in HOOKS:
                 found[f"{path}.{name}".lstrip(".")] = tuple(getattr(each, name, ()))
     return {place: keys for place, keys in found.items() if keys}

@@ -6,7 +6,9 @@ Dynamo's guards compare live objects. A fact asks the same question in words tha
 
 from __future__ import annotations
 
+import enum
 import re
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +20,7 @@ from torchloom.envs import environment
 from torchloom.pieces.places import ENVIRON, NoPlaceError, Place, place_of, settled, value_at
 from torchloom.serve.model.environment import variable_of
 from torchloom.serve.model.facts import Asker, readable
+from torchloom.serve.model.hooks import HOOKS, OF_MODULES
 from torchloom.serve.model.spelling import NotExactError, exact, name_of
 
 _OF_THE_CALL = frozenset(
@@ -64,6 +67,18 @@ def _is_of_torch(place: Place) -> bool:
     return kind == "module" and is_named and str(name).partition(".")[0] == "torch"
 
 
+def _may_be_compared(place: Place, value: Any) -> bool:
+    """Return whether something is an object or container of the model's: other values are one by chance."""
+    (kind, *_), *steps = place
+    if kind not in ("argument", "global") or not steps or steps[-1][-1] in (*HOOKS, *OF_MODULES):
+        return False
+    if isinstance(value, (nn.Module, list, dict, set)):
+        return True
+    return hasattr(value, "__dict__") and not isinstance(
+        value, (Tensor, type, enum.Enum, types.ModuleType, types.FunctionType, types.MethodType)
+    )
+
+
 def facts_of(
     guards: Iterable[GuardOn],
     scope: Mapping[str, Any],
@@ -103,6 +118,8 @@ class _Finder:
         """Places of objects without a spelling that were compared by identity."""
         self._tensors: dict[str, Any] = {}
         """Places of tensors that may share memory."""
+        self._mutable: dict[str, Any] = {}
+        """Places of the model's objects and containers, of which code may ask whether they are one."""
         self._others: list[str] = []
         """Of these, the ones that are no weights, whose memory is no part of the key."""
 
@@ -117,7 +134,10 @@ class _Finder:
             if place is None or (guard.kind in _KEYS and _is_of_torch(place)):
                 return  # registries grow by imports; what a trace looked for in one has a guard of its own
             if not _is_of_dynamo(place):
-                self._ask(guard, settled(place, self._scope))
+                place = settled(place, self._scope)
+                if _may_be_compared(place, value_at(place, self._scope)):
+                    self._mutable[guard.source] = place
+                self._ask(guard, place)
         except Exception:  # noqa: BLE001 - no place, no spelling, and attributes may raise anything
             self._unwritten.append(readable(guard.source))
 
@@ -134,6 +154,9 @@ class _Finder:
         places = list(self._objects.values())
         for source, place in self._objects.items():
             self._put(source, place, ["which of", places])
+        if len(self._mutable) > 1:
+            places = list(self._mutable.values())
+            self._put("what is one object", places[0], ["one object", places])
         for source in self._others if len(self._tensors) > 1 else ():
             ask = ["memory", list(self._tensors.values())]
             self._put(f"memory of {source}", self._tensors[source], ask)

@@ -1,0 +1,188 @@
+"""What traces read of a model is compared by each call: a model that was changed while it lives is noticed, unfrozen."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import torchloom
+from serve.models import BATCH, rows
+from torchloom.errors import ContractError
+from torchloom.serve import Contract, build, load
+
+X = torch.randn(3, 16)
+SETTINGS = {"shift": 1.0}
+
+
+@dataclasses.dataclass
+class Config:
+    scale: float = 2.0
+    names: list[str] = dataclasses.field(default_factory=lambda: ["a", "b"])
+
+
+class Adapted(nn.Module):
+    """Picks one of several layers by name, as libraries of adapters do."""
+
+    limit = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"one": nn.Linear(16, 16), "other": nn.Linear(16, 16)})
+        self.head = nn.Linear(16, 16)
+        self.drop = nn.Dropout(0.5)
+        self.active = "one"
+        self.scaling = {"one": 0.5, "other": 2.0}
+        self.order = [1, 2]
+        self.config = Config()
+        self.space = types.SimpleNamespace(deep=Config())
+        self.extra: nn.Module | None = None
+        self.register_buffer("shift", None)
+
+    def forward(self, x):
+        x = self.layers[self.active](x) * self.scaling[self.active] + SETTINGS["shift"]
+        x = self.drop(self.head(x)) * self.config.scale + self.space.deep.scale
+        x = x + sum(self.order) + len(self.config.names) + self.limit + self.bonus()
+        if self.extra is not None:
+            x = self.extra(x)
+        if hasattr(self, "debug"):
+            x = x * 2
+        return x if self.shift is None else x + self.shift
+
+    def bonus(self):
+        return 1
+
+
+def model():
+    torch.manual_seed(0)
+    return Adapted().eval()
+
+
+EDITS = {
+    "a text": lambda m: setattr(m, "active", "other"),
+    "an entry of a dict": lambda m: m.scaling.update(one=0.25),
+    "another dict": lambda m: setattr(m, "scaling", {"one": 0.75}),
+    "an item of a list": lambda m: m.order.__setitem__(0, 5),
+    "a longer list": lambda m: m.order.append(3),
+    "a shorter list": lambda m: m.order.pop(),
+    "an attribute of a config": lambda m: setattr(m.config, "scale", 3.0),
+    "a list of a config": lambda m: m.config.names.append("c"),
+    "another config": lambda m: setattr(m, "config", Config(4.0)),
+    "a deep attribute": lambda m: setattr(m.space.deep, "scale", 3.0),
+    "an integer for a float": lambda m: setattr(m.config, "scale", 2),
+    "a part where none was": lambda m: setattr(m, "extra", nn.ReLU().eval()),
+    "a buffer where none was": lambda m: setattr(m, "shift", torch.ones(16)),
+    "a part of another class": lambda m: setattr(m, "head", nn.Identity().eval()),
+    "an attribute that was not there": lambda m: setattr(m, "debug", True),
+    "a constant of the class, overridden": lambda m: setattr(m, "limit", 4),
+    "a method, overridden": lambda m: setattr(m, "bonus", lambda: 2),
+    "the mode of a part": lambda m: m.drop.train(),
+    "forward of a part": lambda m: setattr(m.head, "forward", lambda x: x),
+    "a hook of a part": lambda m: m.head.register_forward_hook(lambda *_: _[-1] * 2),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_a_call_after_a_change_is_refused(edit, tmp_path_factory):
+    store = tmp_path_factory.getbasetemp() / "read-values"  # one program for all edits
+    first, second = model(), model()
+    with torch.no_grad():
+        built = build(first, rows(), backend="eager", store=store)
+        for program, its in ((built, first), (load(store, second, rows()), second)):
+            torch.testing.assert_close(program(X), its(X))
+            edit(its)
+            for _ in range(2):
+                with pytest.raises(ContractError, match="the model has changed since") as error:
+                    program(X)
+            assert "\n" not in str(error.value)
+
+
+def test_a_global_that_was_read_is_noticed(monkeypatch):
+    with torch.no_grad():
+        program = build(model(), rows(), backend="eager")
+        monkeypatch.setitem(SETTINGS, "shift", 2.0)
+        with pytest.raises(ContractError, match="SETTINGS"):
+            program(X)
+
+
+def test_what_the_trace_did_not_read_or_what_reads_the_same_does_no_harm():
+    its = model()
+    with torch.no_grad():
+        program = build(its, rows(), backend="eager")
+        its.note, its.scaling["third"], its.config.comment = "x", 1.0, "y"
+        its.head = nn.Linear(16, 16).eval()
+        its.config, its.scaling, its.order = Config(), dict(its.scaling), list(its.order)
+        torch.testing.assert_close(program(X), its(X))
+        its.scaling["one"] = 0.125  # of the new dict
+        with pytest.raises(ContractError, match="scaling"):
+            program(X)
+        its.scaling["one"] = 0.5
+        torch.testing.assert_close(program(X), its(X))
+        assert program.state.holds()  # so the short way is taken again
+
+
+def test_out_of_range_eager_answers_with_the_model_as_it_is():
+    its = model()
+    with torch.no_grad():
+        program = build(its, rows(), backend="eager", out_of_range="eager")
+        its.active = "other"
+        torch.testing.assert_close(program(X), its(X))
+
+
+def test_a_decorated_model_is_noticed():
+    @torchloom.support_torch_compile(contract=Contract({"x": (BATCH, 16)}), backend="eager")
+    class Served(Adapted):
+        def forward(self, x):
+            return super().forward(x)
+
+    its = Served().eval()
+    with torch.no_grad():
+        its(X)
+        its.active = "other"
+        with pytest.raises(ContractError, match="active was 'one', is 'other'"):
+            its(X)
+
+
+def test_gradients_follow_weights_that_are_frozen_or_not():
+    its = nn.Linear(16, 4).eval()
+    program = build(its, Contract({"input": (BATCH, 16)}, grad="grad"), backend="eager")
+    for is_wanted in (False, True):
+        its.weight.requires_grad_(is_wanted)
+        its.weight.grad = None
+        try:
+            program(X).sum().backward()
+        except ContractError:
+            continue
+        assert (its.weight.grad is not None) is is_wanted
+
+
+class Lazy(nn.Module):
+    """Puts constants in attributes and containers at its first call, and reads another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cos, self.table, self.scale = None, {}, 2.0
+
+    def forward(self, x):
+        if self.cos is None:
+            self.cos = torch.arange(16.0).cos()
+        if 16 not in self.table:
+            self.table[16] = torch.arange(16.0).sin()
+        return x * self.cos * self.scale + self.table[16]
+
+
+def test_what_a_program_writes_itself_is_no_change():
+    its, twin = Lazy().eval(), Lazy().eval()
+    with torch.no_grad():
+        program = build(its, rows(), backend="eager")
+        for _ in range(3):
+            torch.testing.assert_close(program(X), twin(X))
+        its.scale = 3.0
+        with pytest.raises(ContractError, match=r"scale was 2\.0, is 3\.0") as error:
+            program(X)
+        assert "cos" not in str(error.value)
+        its.scale = float("2")
+        torch.testing.assert_close(program(X), twin(X))
