@@ -175,7 +175,7 @@ def damage(path: Path, what: str) -> None:
         ("no latest", "no checkpoint of DeepSpeed's in"),
         ("tensor parallel", "is of tensor, pipeline or expert parallelism"),
         ("hostile", "holds .*system, which is not read because it could run code"),
-        ("short", "more than its parameters|not all there"),
+        ("short", "more than its parameters|are missing"),
         ("foreign", "is no checkpoint of DeepSpeed's ZeRO"),
     ],
 )

@@ -66,11 +66,9 @@ def trained_params(files: DeepSpeedFiles) -> dict[str, ImportedParam]:
             _universal(files, index, shapes) if files.is_universal else _flat(files, index, shapes)
         )
         for name, weight, states in read:
-            step = groups[group_of[index]].get("step")
-            if step is not None and states:
-                states.setdefault("step", step)
-            if "step" in states:  # torch's optimizers count in a tensor
-                states["step"] = torch.tensor(float(states["step"]))
+            step = states.get("step", groups[group_of[index]].get("step"))
+            if states and step is not None:  # torch's optimizers count in a tensor
+                states["step"] = torch.tensor(float(step))
             found[name] = ImportedParam(shapes[name], weight, group_of[index], states)
     return found
 
@@ -131,8 +129,8 @@ def _flat(files: DeepSpeedFiles, index: int, shapes: Mapping[str, tuple[int, ...
     left = sum(flat.numel() for flat in flats) - at * (ranks if in_shards else 1)
     if left >= (1 if in_shards else 2 * ranks):  # groups of older versions end with padding
         raise CheckpointError(
-            f"{files.path}: group {index} holds {left} elements more than its parameters have: import "
-            "a checkpoint whose ranks all share one ZeRO group"
+            f"group {index} holds {left} elements more than its parameters have: import a checkpoint "
+            "whose ranks all share one ZeRO group"
         )
 
 
@@ -172,8 +170,10 @@ def _cut_each(flats: Pieces, at: int, shape: Sequence[int]) -> Pieces:
 def _checked(pieces: Pieces, shape: Sequence[int]) -> Pieces:
     if sum(piece.numel() for piece in pieces) != math.prod(shape):
         raise CheckpointError(
-            f"the elements of a parameter of shape {list(shape)} are not all there"
+            f"elements of a parameter of shape {list(shape)} are missing: import another checkpoint"
         )
     if len({piece.dtype for piece in pieces}) > 1:
-        raise CheckpointError(f"ranks hold a parameter of shape {list(shape)} in different dtypes")
+        raise CheckpointError(
+            f"ranks hold a parameter of shape {list(shape)} in different dtypes: import another one"
+        )
     return pieces or [torch.empty(tuple(shape))]
