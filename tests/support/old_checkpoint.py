@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from torchloom.engine.checkpoints.trained import buffers_of
-from torchloom.shard import layout_of, owners_of
+from torchloom.shard import layout_of, local_shard, owners_of
 from torchloom.shard.shards import valid_numel
 
 
@@ -45,7 +45,7 @@ def _tensors(engine):
 
     found = {}
     for spec in layout:
-        local = params[spec.name].detach()
+        local = local_shard(params[spec.name])
         is_piece = spec.mode == "sharded"
         flat = piece(local, spec.numel, spec.shard_numel) if is_piece else local.reshape(-1)
         found[f"model/{spec.name}"] = flat

@@ -1,4 +1,4 @@
-"""`torchloom checkpoint`: verify, list, show and export checkpoints of `engine.save_checkpoint`.
+"""`torchloom checkpoint`: verify, list, show, export and import checkpoints.
 
 These commands need no process group and no GPU, and execute nothing from a checkpoint.
 """
@@ -19,13 +19,16 @@ from rich.table import Table
 
 from torchloom.cli.failures import writing
 from torchloom.engine.checkpoints.contents import Contents, read_contents
+from torchloom.engine.checkpoints.deepspeed import import_deepspeed
 from torchloom.engine.checkpoints.export import export as export_weights
 from torchloom.engine.checkpoints.folder import check_tag, closed, find, is_checkpoint
 from torchloom.engine.checkpoints.manifest import check_files, check_names, check_sizes
 from torchloom.engine.checkpoints.retention import Candidate, candidate, candidates
 from torchloom.errors import CheckpointError, ConfigError
 
-checkpoint = typer.Typer(no_args_is_help=True, help="Verify, list, show and export checkpoints.")
+checkpoint = typer.Typer(
+    no_args_is_help=True, help="Verify, list, show, export and import checkpoints."
+)
 
 Folder = Annotated[Path, typer.Argument(help="A folder of checkpoints, or one checkpoint.")]
 Tag = Annotated[str | None, typer.Option(help="Name of a checkpoint in the folder.")]
@@ -127,6 +130,23 @@ def _config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"--hf-config {str(path)!r} holds no JSON object: name a config.json")
     return config
+
+
+@checkpoint.command("import")
+def import_(
+    source: Annotated[
+        Path, typer.Argument(help="A folder of DeepSpeed's checkpoints, or one checkpoint.")
+    ],
+    to: Annotated[Path, typer.Argument(help="Folder of checkpoints to write into.")],
+    tag: Tag = None,
+) -> None:
+    """Write a checkpoint of DeepSpeed's (ZeRO 1 to 3, or universal) as one of torchloom's."""
+    with writing(to):
+        found = import_deepspeed(source, to, tag)
+    facts = found.facts
+    print(f"{found.path}  {len(facts['params'])} parameters, step {facts['global_steps']}")
+    for note in found.notes:
+        print(f"left out: {note}")
 
 
 def _all(folder: Path) -> list[Candidate]:

@@ -15,6 +15,7 @@ from torchloom.shard import (
     gather,
     memo,
     optimizer_states,
+    parameter,
     regather,
     roots,
     state,
@@ -76,5 +77,15 @@ __all__ = [
 
 # They are entered in the midst of a user's code, behind graph breaks too.
 leave_frames_alone(
-    apply, beside, classes, gather, memo, optimizer_states, regather, roots, state, writes
+    apply,
+    beside,
+    classes,
+    gather,
+    memo,
+    optimizer_states,
+    parameter,
+    regather,
+    roots,
+    state,
+    writes,
 )

@@ -47,15 +47,16 @@ class PayloadPart:
 
 
 def write_parts(file: SummedFile, parts: Iterable[PayloadPart]) -> dict[str, StoredTensor]:
-    """Append parts to a file; return where each is.
+    """Append parts to a file, of one tensor as many as there are; return where each is.
 
     Raises:
         OSError: the file cannot be written, e.g. because the disk is full.
     """
     found: dict[str, StoredTensor] = {}
     for part in parts:
+        before = found[part.key].chunks if part.key in found else ()
         chunks = tuple(_write_box(file, offsets, box) for offsets, box in part.boxes())
-        found[part.key] = StoredTensor(part.tensor.dtype, part.shape, chunks)
+        found[part.key] = StoredTensor(part.tensor.dtype, part.shape, before + chunks)
     return found
 
 

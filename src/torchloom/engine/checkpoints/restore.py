@@ -123,10 +123,9 @@ def _prepare_run(
         ready.foreign.append(_there_and_back(scheduler.load_state_dict, state, before))
     _prepare_loader(engine, contents, ready)
     if contents.world_size != engine.world.world_size:
-        ready.notes.append(
-            f"the checkpoint was written by {contents.world_size} ranks, {engine.world.world_size} "
-            "load it: random number generators start anew"
-        )
+        ranks = f"written by {contents.world_size} ranks, {engine.world.world_size} load it"
+        origin = ranks if contents.world_size else "imported"
+        ready.notes.append(f"the checkpoint was {origin}: random number generators start anew")
     else:
         ready.writes.append(rng.read(contents.path / rng.file_name(engine.world.rank)))
 

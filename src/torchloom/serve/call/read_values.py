@@ -146,7 +146,7 @@ class _Values:
         if name == "__dict__":
             return own
         if name in OF_MODULES and isinstance(value, nn.Module):
-            return own[name]
+            return vars(value)[name]
         if not isinstance(getattr(type(value), name, None), property) and isinstance(own, dict):
             found = self._entry(own, name)
             if found is not ABSENT:
