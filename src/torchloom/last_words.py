@@ -17,26 +17,27 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-
-import torch
-import torch.distributed as dist
+from typing import Any
 
 from torchloom import envs
 from torchloom.errors import TorchloomError
 from torchloom.files import write_whole
 from torchloom.position import POSITION
 
+_TORCH = Path(getattr(find_spec("torch"), "origin", None) or "torch").parent
+"""Its folder: torch itself is not loaded for this."""
 _LIBRARIES = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")),
-    f"{Path(torch.__file__).parent}/",
+    f"{_TORCH}/",
     f"{Path(__file__).parent}/",
     "<",  # generated code and frozen modules
 )
 _COMPILED = "/torchinductor_"
 """In the path of each file of Inductor's cache, unless TORCHINDUCTOR_CACHE_DIR names the folder."""
-_DISTRIBUTED = f"{Path(dist.__file__).parent}/"
+_DISTRIBUTED = f"{_TORCH}/distributed/"
 _CONNECTION = "gloo/transport"
 """In the message of each error of gloo's that is about a connection: the file that raised it."""
 _DYNAMO = "torch._dynamo.exc"
@@ -57,7 +58,9 @@ _BEFORE: list[Hook] = []
 
 def show_last_words() -> None:
     """Let an error of torchloom's that nobody catches be told in words; every one where a launcher is."""
-    is_around = sys.excepthook.__module__.startswith(dist.__name__)  # prefixes lines with the rank
+    is_around = sys.excepthook.__module__.startswith(
+        "torch.distributed"
+    )  # prefixes lines with the rank
     if not _BEFORE or envs.is_launched() or is_around:
         _install()
 
@@ -154,7 +157,12 @@ def last_words(error: BaseException, trace: TracebackType | None) -> str:
         error: what nobody caught.
         trace: where it came through.
     """
-    has_rank = dist.is_initialized() and (envs.is_launched() or dist.get_world_size() > 1)
+    dist: Any = sys.modules.get("torch.distributed")
+    has_rank = (
+        dist is not None
+        and dist.is_initialized()
+        and (envs.is_launched() or dist.get_world_size() > 1)
+    )
     rank = f"[rank {dist.get_rank()}] " if has_rank else ""
     if POSITION.verdict is not None and not isinstance(error, TorchloomError):
         error = POSITION.verdict.error()  # what ended a wait in torch's own collectives

@@ -142,6 +142,8 @@ class _Values:
         raise ValueError(kind)
 
     def _attribute(self, value: Any, name: str) -> Any:
+        if not name.isidentifier():  # it becomes a part of code
+            raise ValueError(name)
         own = getattr(value, "__dict__", None)
         if name == "__dict__":
             return own
