@@ -265,3 +265,22 @@ def test_state_dicts_are_saved_and_copied_as_plain_tensors() -> None:
         assert type(model[0].weight) is nn.Parameter
 
     run_ranks(2, fn)
+
+
+def test_a_refused_step_leaves_the_answers() -> None:
+    class Signed(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data.sub_(p.grad / p.grad.norm())
+
+    def fn(rank: int) -> None:
+        model = sharded(3)
+        model(torch.ones(2, 3)).sum().backward()
+        with pytest.raises(torchloom.errors.EngineError):
+            Signed(model.parameters(), lr=0.1).step()
+        assert model._modules["0"]._parameters["weight"].shape == (7, 3)
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        assert model._modules["0"]._parameters["weight"].shape == (7, 3)
+
+    run_ranks(2, fn)

@@ -28,6 +28,7 @@ from torchloom.errors import EngineError
 from torchloom.position import POSITION
 from torchloom.runtime import Communicator, tell_step
 from torchloom.shard import is_sharded, layout_of, share_buffers, whole_states
+from torchloom.shard.parameter import be_plain_in_steps
 
 _STEPPED: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 """Parameters that optimizers step: those of models that `shard_model` sharded, and of engines."""
@@ -41,6 +42,7 @@ def count_steps_of(params: Iterable[nn.Parameter], *, has_engine: bool = False) 
         _IS_HOOKED.append(True)
         register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
+        be_plain_in_steps()
     found = {id(param): param for param in params}
     _STEPPED.update(found)
     if has_engine:

@@ -143,7 +143,6 @@ def hold_part(param: nn.Parameter, spec: ParamSpec) -> None:
         spec: how it is kept.
     """
     if spec.mode == "sharded":
-        _watch_steps()
         _answer_for(param, _Facts(spec.name, torch.Size(spec.shape)))
 
 
@@ -161,8 +160,11 @@ def hold_whole(param: nn.Parameter) -> None:
 
 
 @functools.cache
-def _watch_steps() -> None:
-    """Let parameters be plain while an optimizer steps them: each question to a shard takes microseconds."""
+def be_plain_in_steps() -> None:
+    """Let parameters be plain while an optimizer steps them: each question to a shard takes microseconds.
+
+    Call it behind all hooks that may refuse a step, as those after a step do not run then.
+    """
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
 
