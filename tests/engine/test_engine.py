@@ -46,7 +46,8 @@ def test_no_sync_adds_up_locally() -> None:
         engine, _model = make_engine(0)
         with engine.no_sync():
             engine.backward(engine(tokens(0, rank)))
-            engine.step()
+            with pytest.raises(EngineError, match=r"inside no_sync\(\): leave the block"):
+                engine.step()
         before = engine.comm_stats().num_collectives
         engine.backward(engine(tokens(1, rank)))
         engine.step()

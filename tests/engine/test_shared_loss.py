@@ -74,7 +74,9 @@ def test_what_was_scaled_otherwise_is_refused_and_no_backward_is_still_an_error(
         third = started(2, 1)
         with pytest.raises(EngineError, match="without backward"):
             third.step()
-        third(x).square().mean().backward()  # not by an engine: nothing says how it was scaled
+        third.module(
+            x
+        ).square().mean().backward()  # not by an engine: nothing says how it was scaled
         with pytest.raises(EngineError, match="without backward"):
             third.step()
         return True

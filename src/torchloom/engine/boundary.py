@@ -26,19 +26,17 @@ class Boundary:
     forced: bool | None = None
     """What the caller said of the next micro-step."""
     is_held_off: bool = False
-    """Inside `no_sync` no micro-step is a boundary, even a forced one. Checkpoints do not keep this."""
+    """Whether a `no_sync` block is open. Checkpoints do not keep this."""
 
     def is_next(self, micro_steps: int) -> bool:
         """Say whether the micro-step after `micro_steps` others updates the weights."""
-        if self.is_held_off:
-            return False
         if self.forced is not None:
             return self.forced
         return (micro_steps + 1) % self.accumulation_steps == 0
 
     @contextlib.contextmanager
     def held_off(self, layout: Layout) -> Iterator[None]:
-        """Make no micro-step inside a `with` block a boundary; see `Engine.no_sync`.
+        """Let no step end inside a `with` block; see `Engine.no_sync`.
 
         Raises:
             EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.
@@ -61,16 +59,22 @@ def reduces_at_boundary(layout: Layout) -> bool:
     return layout.stage < 2 and all(spec.mode != "synced" for spec in layout)
 
 
-def check_step(num_backwards: int, optimizer: Optimizer | None) -> Optimizer:
+def check_step(boundary: Boundary, num_backwards: int, optimizer: Optimizer | None) -> Optimizer:
     """Return the optimizer if `Engine.step` may run now.
 
     Raises:
-        EngineError: no backward pass since the last step, or there is no optimizer.
+        EngineError: a `no_sync` block is open, there was no backward pass since the last step, or there is
+            no optimizer.
     """
+    if boundary.is_held_off:
+        raise EngineError(
+            "step() was called inside no_sync(): leave the block first, run its last backward() outside, "
+            "then call step()"
+        )
     if num_backwards == 0:
         raise EngineError(
-            "step() was called without backward(): call engine.backward(loss) first, then "
-            "engine.step(), once per micro-batch"
+            "step() was called without backward(): call engine.backward(loss), or backward() of a loss "
+            "made of the engine's outputs, then engine.step(), once per micro-batch"
         )
     if optimizer is None:
         raise EngineError(

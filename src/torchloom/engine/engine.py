@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from torchloom.engine.step_log import StepLog
 from torchloom.engine.timers import Timers
 from torchloom.engine.trackers import LogMetrics, tracker_of
 from torchloom.engine.update import Update
+from torchloom.engine.user_backward import follow_user_backward, mark
 from torchloom.engine.work import Work, work_of
 from torchloom.errors import unwrapped
 from torchloom.exchange import Agreement
@@ -112,6 +113,7 @@ class Engine:
         self._boundary = Boundary(config.batch.accumulation_steps)
         self._num_backwards = 0
         self._share = _SHARED_LOSS.join(local)
+        follow_user_backward(_SHARED_LOSS)
         self._step_applied = False
         check = PlanCheck(world.device, config.batch.accumulation_steps)
         self.timers = Timers(config.wall_clock_breakdown, world.device, check)
@@ -139,6 +141,8 @@ class Engine:
         autocast = autocasting(self.config.precision, self.device)
         with self.timers.measure("forward"), unwrapped(), autocast, self._account.charged():
             results = self.module(*args, **kwargs)
+        if torch.is_grad_enabled():
+            mark(results, self)
         self._step_log.forward(args, kwargs)
         return results
 
@@ -162,20 +166,53 @@ class Engine:
             EngineError: the loss is not a scalar, or does not depend on the model's parameters.
         """
         check_loss(loss)
-        self._take_place()
         num_micro_steps = self.gradient_accumulation_steps()
         if scale_wrt_gas and num_micro_steps > 1:
             loss = loss / num_micro_steps
         scaled = loss * self.scaler.scale if self.scaler.scale != 1.0 else loss
+        with self.in_backward(loss.detach()):
+            scaled.backward(retain_graph=retain_graph)
+        return loss
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return a loss multiplied by the loss scale of fp16, for a `backward()` of the caller's.
+
+        In other precisions it returns the loss itself, and `loss.backward()` needs no such call.
+
+        Args:
+            loss: a tensor with one element, made of this engine's outputs.
+
+        Raises:
+            EngineError: the loss is not a scalar, is scaled already, or does not depend on the model's
+                parameters.
+
+        Example:
+            >>> engine.scale(engine(batch)).backward()  # doctest: +SKIP
+        """
+        check_loss(loss)
+        if self.scaler.scale == 1.0:
+            return loss
+        loss = loss * self.scaler.scale
+        mark(loss, self, self.scaler.scale)
+        return loss
+
+    @contextmanager
+    def in_backward(self, loss: Tensor | None) -> Iterator[None]:
+        """Run a backward pass in a `with` block and count it; the engine enters it for each of its losses.
+
+        Args:
+            loss: its value, for logs; None if it is not one number.
+        """
+        self._take_place()
         shared = _SHARED_LOSS.backward(self._share, self._scaling)
         with self.timers.measure("backward"), unwrapped(), shared, self._account.charged():
-            scaled.backward(retain_graph=retain_graph)
+            yield
         self._num_backwards += 1
         POSITION.backwards += 1
-        self._update.losses.append(loss.detach())
-        self._step_log.backward()
-        self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
-        return loss
+        if loss is not None:
+            self._update.losses.append(loss)
+        if self._step_log.backward():  # a second part of the same batch adds none
+            self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
 
     def step(self) -> None:
         """Finish a micro-step; at the accumulation boundary, update the weights.
@@ -189,13 +226,13 @@ class Engine:
             stop     as skip, and `should_stop` is true from then on
 
         Raises:
-            EngineError: no backward pass since the last step, or there is no optimizer.
+            EngineError: no backward pass since the last step, inside `no_sync()`, or there is no optimizer.
             NonFiniteError: by `raise`; more than `max_consecutive_skips` steps in a row were skipped;
                 or the loop went on although `should_stop` was true.
         """
         if self._share.check(self._scaling) and not self._num_backwards:
             self._num_backwards = 1
-        optimizer = check_step(self._num_backwards, self.optimizer)
+        optimizer = check_step(self._boundary, self._num_backwards, self.optimizer)
         self._take_place()
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:  # before anything counts: the caller may mend it and call again
@@ -276,7 +313,9 @@ class Engine:
         POSITION.actor, POSITION.step = self._serial, self.global_steps
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a `with` block whose micro-steps add up gradients locally, without averaging over ranks.
+        """Return a `with` block whose backward passes add up gradients locally, without averaging over ranks.
+
+        Leave it before the last `backward` of a step: `step` inside of it raises EngineError.
 
         Raises:
             EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchloom.engine.user_backward import is_scaled
 from torchloom.errors import EngineError
 
 
@@ -13,7 +14,7 @@ def check_loss(loss: Any) -> None:
     """Refuse what backward could not start from, in words that say what to do.
 
     Raises:
-        EngineError: not a tensor, not one number, or without a gradient.
+        EngineError: not a tensor, not one number, scaled already, or without a gradient.
     """
     if not isinstance(loss, Tensor):
         raise EngineError(
@@ -28,4 +29,9 @@ def check_loss(loss: Any) -> None:
         raise EngineError(
             "the loss does not depend on any trainable parameter: it was computed under no_grad, "
             "detached, or every parameter is frozen"
+        )
+    if is_scaled(loss):
+        raise EngineError(
+            "the loss is multiplied by the loss scale already: call engine.scale(loss).backward(), or "
+            "engine.backward(loss), which scales it by itself"
         )

@@ -73,6 +73,8 @@ class SharedLoss:
     """Knows all engines of this process."""
 
     def __init__(self) -> None:
+        self.is_running = False
+        """Whether a backward pass of an engine runs; checkpoints run others inside of it."""
         self._shares: weakref.WeakSet[Share] = weakref.WeakSet()
 
     def join(self, local: LocalParams) -> Share:
@@ -85,7 +87,11 @@ class SharedLoss:
     def backward(self, own: Share, scaling: Scaling) -> Iterator[None]:
         """Let the other engines know whether the backward pass inside has given them gradients."""
         others = [(each, each.local.versions()) for each in self._shares if each is not own]
-        yield
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = False
         for each, before in others:
             changed = each.local.changed_gradients(before)
             if changed:

@@ -96,10 +96,11 @@ class StepLog:
             found = self.work.tokens_of(*args, **kwargs)
             self._pending += math.nan if found is None else found
 
-    def backward(self) -> None:
-        """Note that the forward passes before belong to the step."""
-        self.tokens += self._pending
-        self._pending = 0.0
+    def backward(self) -> bool:
+        """Note that the forward passes before belong to the step; say whether there were any."""
+        pending, self._pending = self._pending, 0.0
+        self.tokens += pending
+        return pending != 0.0
 
     def updating(self, optimizer: Optimizer, scale: float | None, step: int) -> None:
         """Note what the optimizer is about to step with; a schedule moves on before the step has ended.

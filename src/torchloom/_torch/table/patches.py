@@ -35,10 +35,12 @@ PATCHES = (
         name="torch.autograd._engine_run_backward",
         where="torchloom._torch.autograd.replace_backward",
         because="a parameter that a loss uses beside its module gets this rank's gradient alone, and no hook on the"
-        " parameter can tell that from the rest; the graph can, before it runs",
+        " parameter can tell that from the rest; the graph can, before it runs; and `loss.backward()` is to scale and"
+        " count a loss as `engine.backward(loss)` does",
         reproduction="at stage 1, add (x @ dict(model.named_parameters())['weight']).sum() to the loss: ranks' weights"
         " drift apart",
-        without="such weights drift apart, and norms of shards in a loss train to other weights",
+        without="such weights drift apart, norms of shards in a loss train to other weights, and step() refuses the"
+        " gradients of loss.backward()",
     ),
     Patch(
         name="torch._dynamo.eval_frame.cached_backends",

@@ -1,0 +1,153 @@
+"""`loss.backward()` in the place of `engine.backward(loss)`: torch's backward is scaled and counted as the engine's.
+
+forward            marks the autograd nodes of an engine's outputs
+engine.scale       marks the node of a loss that it has scaled
+loss.backward()    goes from the loss to the nearest marks; these name the engine and the loss scale
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from torchloom._torch.autograd import RunBackward, replace_backward
+from torchloom._torch.modes import is_traced
+from torchloom._torch.untraced import leave_alone
+from torchloom.engine.shared_loss import SharedLoss
+from torchloom.errors import EngineError
+
+_KEY = "torchloom_engine"
+"""Of a mark among the metadata of an autograd node."""
+
+
+class Driven(Protocol):
+    """An engine, as its users' backward passes need it."""
+
+    @property
+    def loss_scale(self) -> float:
+        """By what losses are multiplied."""
+        ...
+
+    def gradient_accumulation_steps(self) -> int:
+        """Return by what losses are divided."""
+        ...
+
+    def in_backward(self, loss: Tensor | None) -> AbstractContextManager[None]:
+        """Return the block in which a backward pass of this engine runs."""
+        ...
+
+
+class _Mark(NamedTuple):
+    engine: weakref.ref[Driven]
+    loss_scale: float
+    """By what the value is multiplied."""
+
+
+def mark(values: Any, engine: Driven, loss_scale: float = 1.0) -> None:
+    """Mark the tensors in some values as outputs of an engine, or as a loss that it has scaled."""
+    for each in _tensors_in(values):
+        if each.grad_fn is not None:
+            _metadata_of(each.grad_fn)[_KEY] = _Mark(weakref.ref(engine), loss_scale)
+
+
+leave_alone(mark, "it marks nodes of autograd's graph")
+
+
+def is_scaled(loss: Tensor) -> bool:
+    """Say whether a tensor is what `Engine.scale` has returned."""
+    found = None if loss.grad_fn is None else _metadata_of(loss.grad_fn).get(_KEY)
+    return found is not None and found.loss_scale != 1.0
+
+
+@functools.cache
+def follow_user_backward(shared: SharedLoss) -> None:
+    """Let torch's `backward` scale and count a loss of an engine's outputs as that engine does."""
+    replace_backward(functools.partial(_following, shared))
+
+
+def _following(shared: SharedLoss, run_backward: RunBackward) -> RunBackward:
+    def run(outputs: Sequence[Any], grads: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        accumulates = kwargs.get("accumulate_grad", False) and not shared.is_running
+        engine = None if not accumulates or is_traced(outputs) else _engine_of(outputs)
+        if engine is None:
+            return run_backward(outputs, grads, *args, **kwargs)
+        num_micro_steps = engine.gradient_accumulation_steps()
+        if num_micro_steps > 1:
+            grads = tuple(None if each is None else each / num_micro_steps for each in grads)
+        with engine.in_backward(_loss_of(outputs, grads, engine.loss_scale)):
+            return run_backward(outputs, grads, *args, **kwargs)
+
+    leave_alone(run, "it looks at autograd's graph")
+    return run
+
+
+def _engine_of(outputs: Sequence[Any]) -> Driven | None:
+    """Return the engine whose outputs a loss is made of; of several engines the one nearest to the loss.
+
+    Raises:
+        EngineError: the loss lacks that engine's loss scale.
+    """
+    found = None
+    for each in _marks(outputs):
+        engine = each.engine()
+        if engine is None:
+            continue
+        if each.loss_scale != engine.loss_scale:
+            raise EngineError(
+                f"loss.backward() was called on a loss scaled by {each.loss_scale:g}, and the loss scale "
+                f"of fp16 is {engine.loss_scale:g}: call engine.scale(loss).backward() or "
+                "engine.backward(loss)"
+            )
+        found = found or engine
+    return found
+
+
+def _marks(outputs: Sequence[Any]) -> Iterator[_Mark]:
+    """Go through an autograd graph; yield the first mark on each way down."""
+    roots = [each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs]
+    seen: set[Node] = set()
+    for node in roots:  # which grow
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found = _metadata_of(node).get(_KEY)
+        if found is None:
+            roots += [each for each, _ in node.next_functions]
+        else:
+            yield found
+
+
+def _metadata_of(node: Any) -> dict[str, Any]:
+    return node.metadata  # a property, whatever torch's own annotation says
+
+
+def _loss_of(outputs: Sequence[Any], grads: Sequence[Any], loss_scale: float) -> Tensor | None:
+    """Return the value that a backward pass begins at, as `Engine.backward` notes it; None for several."""
+    loss = outputs[0]
+    if len(outputs) > 1 or not isinstance(loss, Tensor) or loss.numel() != 1 or grads[0] is None:
+        return None
+    value = loss.detach() * grads[0].detach()
+    return value if loss_scale == 1.0 else value / loss_scale
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, (list, tuple)):
+        items = value
+    elif dataclasses.is_dataclass(value):
+        items = vars(value).values()
+    for each in items:
+        yield from _tensors_in(each)
