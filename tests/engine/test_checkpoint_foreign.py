@@ -51,6 +51,8 @@ class OtherClass(torch.Tensor):
 class Boxed(torch.optim.SGD):
     """Keeps a state in a class of tensors of its own, as quantized optimizers do."""
 
+    elementwise = True
+
     def step(self, closure=None):
         super().step()
         for param in self.param_groups[0]["params"]:

@@ -55,6 +55,7 @@ _MACHINERY = (
     f"{torch.__name__}._",
     "torch.distributed.checkpoint.",
     "torch.optim.",
+    "torch.testing.",
 )
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
 """Code of the function that torch puts around each optimizer's `step`."""
