@@ -72,7 +72,7 @@ def _check_shape(name: str, tensor: Tensor) -> None:
 def _check_kind(name: str, tensor: Tensor) -> None:
     is_param = isinstance(tensor, nn.Parameter)
     what = "parameter" if is_param else "buffer"
-    is_plain = type(tensor) is Tensor or (
+    is_plain = type(tensor) in (Tensor, nn.Parameter) or (
         is_param and type(tensor).__torch_function__ is nn.Parameter.__torch_function__
     )
     if type(tensor.data) is not Tensor or not is_plain:
