@@ -23,6 +23,7 @@
         - ProofError         a model does not hold for all sizes of its contract
         - ArtifactError      what was stored cannot be used: it says why
       + EngineError          the engine was called in an order that has no meaning
+        - EngineAttributeError  neither the engine nor its model has an attribute
         - NonFiniteError     gradients are not finite, and the run is to end by this
       + AgreementError       the ranks are about to run different programs
       + NoMemoryError        memory ran out, on the host or on a device
@@ -138,6 +139,10 @@ class ArtifactError(ServeError):
 
 class EngineError(TorchloomError, RuntimeError):
     """An engine method was called at a point of the step where it has no meaning."""
+
+
+class EngineAttributeError(EngineError, AttributeError):
+    """Neither the engine nor its model has an attribute, or it is one of DeepSpeed's that is refused."""
 
 
 class NonFiniteError(EngineError):

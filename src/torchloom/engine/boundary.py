@@ -26,7 +26,7 @@ class Boundary:
     forced: bool | None = None
     """What the caller said of the next micro-step."""
     is_held_off: bool = False
-    """Whether a `no_sync` block is open. Checkpoints do not keep this."""
+    """Whether a block of `no_sync` or `coalesce_grad_reduction` is open. Checkpoints do not keep this."""
 
     def is_next(self, micro_steps: int) -> bool:
         """Say whether the micro-step after `micro_steps` others updates the weights."""
@@ -35,23 +35,27 @@ class Boundary:
         return (micro_steps + 1) % self.accumulation_steps == 0
 
     @contextlib.contextmanager
-    def held_off(self, layout: Layout) -> Iterator[None]:
-        """Let no step end inside a `with` block; see `Engine.no_sync`.
-
-        Raises:
-            EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.
-        """
-        if not reduces_at_boundary(layout):
-            raise EngineError(
-                "no_sync() needs whole local gradients: stages 2 and 3 shard them, and a compiled "
-                "stage 0 or 1 without accumulation averages them in its graph. Set "
-                "gradient_accumulation_steps in the config instead"
-            )
+    def held_off(self) -> Iterator[None]:
+        """Let no step end inside a `with` block; see `Engine.no_sync`."""
         before, self.is_held_off = self.is_held_off, True
         try:
             yield
         finally:
             self.is_held_off = before
+
+
+def check_holds_off(layout: Layout) -> None:
+    """Raise unless gradients stay local until a step.
+
+    Raises:
+        EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.
+    """
+    if not reduces_at_boundary(layout):
+        raise EngineError(
+            "no_sync() needs whole local gradients: stages 2 and 3 shard them, and a compiled "
+            "stage 0 or 1 without accumulation averages them in its graph. Set "
+            "gradient_accumulation_steps in the config instead"
+        )
 
 
 def reduces_at_boundary(layout: Layout) -> bool:
@@ -63,13 +67,13 @@ def check_step(boundary: Boundary, num_backwards: int, optimizer: Optimizer | No
     """Return the optimizer if `Engine.step` may run now.
 
     Raises:
-        EngineError: a `no_sync` block is open, there was no backward pass since the last step, or there is
+        EngineError: a block of `no_sync` is open, there was no backward pass since the last step, or there is
             no optimizer.
     """
     if boundary.is_held_off:
         raise EngineError(
-            "step() was called inside no_sync(): leave the block first, run its last backward() outside, "
-            "then call step()"
+            "step() was called inside no_sync() or coalesce_grad_reduction(): leave the block first, then call "
+            "step()"
         )
     if num_backwards == 0:
         raise EngineError(

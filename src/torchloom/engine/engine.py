@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from torchloom._torch.module_calls import forget_compiled_call
 from torchloom.compiler.support import check_supported
 from torchloom.config import Config
 from torchloom.engine import compiling, export
+from torchloom.engine.batches import Batches
 from torchloom.engine.boundary import (
     Boundary,
+    check_holds_off,
     check_step,
     print_progress,
     reduces_at_boundary,
@@ -36,10 +38,12 @@ from torchloom.engine.checkpoints.write import Request
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
+from torchloom.engine.module_access import ModuleAccess
 from torchloom.engine.monitors import trackers_of
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.plan_check import PlanCheck, standing_bytes
 from torchloom.engine.precision import autocasting, cast_inputs, dtype_of
+from torchloom.engine.queries import Queries
 from torchloom.engine.rates import note_rates
 from torchloom.engine.scaling import LossScaler
 from torchloom.engine.shared_loss import Scaling, SharedLoss
@@ -72,7 +76,7 @@ _SERIALS = itertools.count(1)
 _SHARED_LOSS = SharedLoss()
 
 
-class Engine:
+class Engine(Batches, Queries, ModuleAccess):
     """Drives forward, backward and step of one sharded model; made by `torchloom.initialize`."""
 
     def __init__(
@@ -214,7 +218,7 @@ class Engine:
         if self._step_log.backward():  # a second part of the same batch adds none
             self.global_samples += self.config.batch.micro_batch_size * self.world.world_size
 
-    def step(self) -> None:
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Finish a micro-step; at the accumulation boundary, update the weights.
 
         At the boundary the engine clips gradients to `gradient_clipping`, steps the optimizer and the
@@ -224,6 +228,9 @@ class Engine:
             skip     the engine counts the step (`skipped_steps`), logs rank and parameter, and goes on
             raise    the engine raises NonFiniteError at once
             stop     as skip, and `should_stop` is true from then on
+
+        Args:
+            lr_kwargs: arguments of the schedule's step, such as `{"metrics": loss}`.
 
         Raises:
             EngineError: no backward pass since the last step, inside `no_sync()`, or there is no optimizer.
@@ -241,10 +248,10 @@ class Engine:
         self._step_applied = False
         self._num_backwards = 0
         if is_boundary:
-            self._finish_step(optimizer)
+            self._finish_step(optimizer, lr_kwargs or {})
         self._share.forget()
 
-    def _finish_step(self, optimizer: Optimizer) -> None:
+    def _finish_step(self, optimizer: Optimizer, lr_kwargs: Mapping[str, Any]) -> None:
         """Update the weights, count the step, and tell it to all that follow steps."""
         note_rates(optimizer)
         scale = self.scaler.scale if self.config.precision.scales_loss else None
@@ -253,6 +260,7 @@ class Engine:
             self._step_applied = self._update.apply(
                 optimizer,
                 self.lr_scheduler,
+                lr_kwargs,
                 reduce=reduces_at_boundary(layout_of(self.module)),
                 step=self.global_steps,
                 tokens=self._step_log.tokens,
@@ -320,7 +328,15 @@ class Engine:
         Raises:
             EngineError: gradients are sharded (stages 2, 3) or averaged inside compiled graphs.
         """
-        return self._boundary.held_off(layout_of(self.module))
+        check_holds_off(layout_of(self.module))
+        return self._boundary.held_off()
+
+    def coalesce_grad_reduction(self) -> AbstractContextManager[None]:
+        """Return a `with` block for several backward passes of one step; `step` inside of it raises EngineError.
+
+        Stages 0 and 1 communicate once for all of them, in `step`; stages 2 and 3 shard the gradients of each.
+        """
+        return self._boundary.held_off()
 
     def zero_grad(self) -> None:
         """Drop all accumulated gradients."""
@@ -419,21 +435,6 @@ class Engine:
         return self.compile_report().compile_time
 
     @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        return self.world.device
-
-    @property
-    def rank(self) -> int:
-        """This process's global rank."""
-        return self.world.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of data-parallel ranks."""
-        return self.world.world_size
-
-    @property
     def skipped_steps(self) -> int:
         """Number of optimizer steps skipped because a gradient was not finite."""
         return self.scaler.num_skipped
@@ -447,24 +448,6 @@ class Engine:
     def stop_reason(self) -> str | None:
         """The skipped step and the gradient that was not finite, as text; None unless `should_stop`."""
         return self._update.stop_reason
-
-    @property
-    def loss_scale(self) -> float:
-        """The factor that multiplies the loss before backward (1.0 unless fp16)."""
-        return self.scaler.scale
-
-    def train(self, mode: bool = True) -> Engine:
-        """Put the model into training mode, or with `mode=False` into evaluation mode; return the engine."""
-        self.module.train(mode)
-        return self
-
-    def eval(self) -> Engine:
-        """Put the model into evaluation mode; return the engine."""
-        return self.train(False)
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Iterate over the model's parameters; sharded ones hold this rank's shard."""
-        return self.module.parameters()
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step()` updates the weights."""
@@ -483,37 +466,9 @@ class Engine:
         norm = self._update.norm
         return None if norm is None else float(norm)
 
-    def get_lr(self) -> list[float]:
-        """Return the learning rate of each parameter group."""
-        return [] if self.optimizer is None else [g["lr"] for g in self.optimizer.param_groups]
-
     def was_step_applied(self) -> bool:
         """Whether the last `step()` changed the weights."""
         return self._step_applied
-
-    def train_batch_size(self) -> int:
-        """Samples per optimizer step over all ranks."""
-        return self.config.batch.train_batch_size
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        """Samples per forward pass of one rank."""
-        return self.config.batch.micro_batch_size
-
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-steps per optimizer step."""
-        return self.config.batch.accumulation_steps
-
-    def zero_optimization_stage(self) -> int:
-        """The ZeRO stage."""
-        return self.config.zero.stage
-
-    def fp16_enabled(self) -> bool:
-        """Whether the model computes in fp16."""
-        return self.config.precision.dtype == "fp16"
-
-    def bfloat16_enabled(self) -> bool:
-        """Whether the model computes in bf16."""
-        return self.config.precision.dtype == "bf16"
 
     def comm_stats(self) -> CommStats:
         """Return how many collectives this rank has started, and the bytes of their full tensors."""
@@ -647,6 +602,47 @@ class Engine:
         self._num_backwards = counters.num_backwards
         self._boundary.forced = counters.forced_boundary
 
+    def offload_states(
+        self,
+        include: Collection[Any] | None = None,
+        device: Any = "cpu",
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
+        """Move optimizer states and shards to host memory, to make room, e.g. for generation.
+
+        Training may go on: steps fetch what they need. `reload_states` moves all back.
+
+        Args:
+            include: DeepSpeed's names of states; "optim_states" are the optimizer's, all others shards of
+                weights. Default: both.
+            device: "cpu".
+            pin_memory: accepted for DeepSpeed compatibility; memory is pinned where there is a GPU.
+            non_blocking: accepted for DeepSpeed compatibility; no effect.
+
+        Raises:
+            ConfigError: another device, or shards that cannot leave memory that ranks share.
+            EngineError: the optimizer does more than step each parameter on its own.
+
+        Example:
+            >>> engine.offload_states()  # doctest: +SKIP
+        """
+        with self._account.charged():
+            self.offloads.away(include, device)
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """Move back to the device what `offload_states` has moved to the host.
+
+        Args:
+            non_blocking: accepted for DeepSpeed compatibility; no effect.
+        """
+        with self._account.charged():
+            self.offloads.back()
+
+    def empty_partition_cache(self) -> None:
+        """Release weights that were kept gathered from one forward pass to the next."""
+        self.world.comm.residents.clear()
+
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "model.safetensors"
     ) -> str:
@@ -665,6 +661,8 @@ class Engine:
         dtype = torch.float16 if self.fp16_enabled() else torch.bfloat16
         path = Path(save_dir) / save_filename
         return export.save_file(self.module, path, dtype, self._checkpoints)
+
+    save_fp16_model = save_16bit_model
 
     def destroy(self) -> None:
         """Release compiled code and gradients. The model stays sharded and usable.

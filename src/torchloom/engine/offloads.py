@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection
 from dataclasses import InitVar, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,8 @@ class Offloads:
     device: torch.device
     names: frozenset[str] = field(default=frozenset(), init=False)
     """What lives on the host now, by the names of passes."""
+    _before_away: frozenset[str] | None = field(default=None, init=False)
+    """What lived on the host before `away`; None where all is back."""
     _stream: StateStream | None = field(default=None, init=False)
 
     def __post_init__(self, model: nn.Module) -> None:
@@ -109,6 +112,31 @@ class Offloads:
         arena.host_alias(host).copy_(value)
         return host
 
+    def away(self, include: Collection[Any] | None, device: Any) -> None:
+        """Move states, shards or both to the host until `back`; see `Engine.offload_states`.
+
+        Raises:
+            ConfigError: another device, or shards that cannot leave memory that ranks share.
+            EngineError: the optimizer does more than step each parameter on its own.
+        """
+        if _value(device) != "cpu":
+            raise ConfigError(
+                f'offload_states(device={_value(device)!r}): states move to "cpu" only'
+            )
+        kinds = None if include is None else {_value(each) == "optim_states" for each in include}
+        moved = (
+            {STATES, SHARDS} if kinds is None else {STATES if each else SHARDS for each in kinds}
+        )
+        self._before_away = self.names if self._before_away is None else self._before_away
+        self.follow(self.names | moved)
+        self.make_room()
+
+    def back(self) -> None:
+        """Undo `away`."""
+        if self._before_away is not None:
+            self.follow(self._before_away)
+            self._before_away = None
+
     def make_room(self) -> None:
         """Move all states and shards that may wait to the host, until the next `fit` and `keep_shards`."""
         if SHARDS in self.names:
@@ -125,3 +153,8 @@ class Offloads:
         """
         if self._stream is not None and STATES in self.names:
             self._stream.fit(free_bytes, step_bytes)
+
+
+def _value(choice: Any) -> Any:
+    """Return the value of a choice, which may be a member of one of DeepSpeed's enums."""
+    return getattr(choice, "value", choice)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,13 +62,21 @@ class Update:
     """Why the run should end, once `non_finite: stop` has skipped a step."""
 
     def apply(
-        self, optimizer: Optimizer, lr_scheduler: Any, *, reduce: bool, step: int, tokens: float
+        self,
+        optimizer: Optimizer,
+        lr_scheduler: Any,
+        lr_kwargs: Mapping[str, Any],
+        *,
+        reduce: bool,
+        step: int,
+        tokens: float,
     ) -> bool:
         """Step the weights once and drop the gradients.
 
         Args:
             optimizer: steps this rank's leaves.
             lr_scheduler: stepped after the optimizer, or None.
+            lr_kwargs: arguments of its step.
             reduce: gradients have accumulated locally and are averaged here.
             step: number of the optimizer step, for messages.
             tokens: of this rank's batches; NaN if not known.
@@ -97,7 +106,7 @@ class Update:
         if found is None:
             self.settle()
             if lr_scheduler is not None:
-                lr_scheduler.step()
+                lr_scheduler.step(**lr_kwargs)
         self.stepped_losses = tuple(self.losses)
         self.losses.clear()
         if found is not None:
