@@ -195,7 +195,7 @@ def test_checkpoint_of_another_model(tmp_path) -> None:
 def test_no_sync_where_gradients_are_sharded() -> None:
     def fn(rank):
         engine, _ = make_engine()
-        return error_of(engine.no_sync().__enter__)
+        return error_of(lambda: engine.no_sync().__enter__())
 
     expect(both(fn), EngineError, "no_sync()", "gradient_accumulation_steps")
 
