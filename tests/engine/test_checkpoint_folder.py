@@ -407,3 +407,16 @@ def test_nothing_piles_up(tmp_path) -> None:
         assert max(fds for fds, _ in late) <= max(fds for fds, _ in early) + 2
         assert max(threads for _, threads in late) <= max(threads for _, threads in early)
     assert len(names_in(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("folder", ["", None])
+def test_no_folder_is_an_error_in_one_sentence(folder) -> None:
+    def fn(rank):
+        engine, _ = make_engine()
+        for call in (engine.save_checkpoint, engine.load_checkpoint, engine.save_16bit_model):
+            with pytest.raises(
+                CheckpointError, match=f"need a folder, got {folder!r}: pass its path"
+            ):
+                call(folder)
+
+    run_ranks(1, fn)

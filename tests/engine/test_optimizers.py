@@ -456,3 +456,51 @@ def test_large_parameters_and_the_warning_of_what_is_not_known() -> None:
             **dict.fromkeys(("Lion", "OwnStep", "OddStep"), int(rank == 0)),
         }
         assert rank or "Lion steps shards of parameters at ZeRO stage 3" in warned["Lion"][0]
+
+
+class EarlyStates(torch.optim.Adagrad):
+    """Makes states when it is made, and is no class of torch's."""
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_function_is_given_a_list_of_parameters_that_it_may_group(stage: int) -> None:
+    """As DeepSpeed's: by default all trainable parameters, else what model_parameters= holds."""
+
+    def by_dim(kind):
+        def make(params):
+            assert all(isinstance(each, nn.Parameter) for each in params)
+            large = [each for each in params if each.dim() >= 2]
+            few = [each for each in params if each.dim() < 2]
+            groups = [{"params": large, "weight_decay": 0.1}, {"params": few, "weight_decay": 0.0}]
+            return kind(groups, lr=1e-2)
+
+        return make
+
+    def fn(rank):
+        for kind in (torch.optim.AdamW, torch.optim.Adagrad, EarlyStates):
+            model = tricky()
+            config = settings(stage)
+            del config["optimizer"]
+
+            def run(kind=kind, model=model, config=config):
+                engine = torchloom.initialize(model=model, optimizer=by_dim(kind), config=config)[0]
+                assert len(engine.optimizer.param_groups[0]["params"]) > 1
+                train(engine, rank, 1)
+
+            told = outcome(run)
+            if stage == 0 or kind is torch.optim.AdamW:
+                assert told == "none", told
+            else:
+                assert "groups parameters by their shape" in told
+        model, seen = tricky(), []
+
+        def make(given):
+            seen.extend(given)
+            return torch.optim.AdamW(given)
+
+        group = {"params": list(model.parameters())[:2], "lr": 0.5}
+        config = {**settings(stage), "optimizer": {"type": "SGD", "params": {"lr": 1}}}
+        torchloom.initialize(model=model, optimizer=make, model_parameters=[group], config=config)
+        assert {each["lr"] for each in seen} == {0.5}
+
+    run_ranks(2, fn)

@@ -280,6 +280,33 @@ def test_a_copy_that_one_rank_keeps_may_load(stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
+def test_one_rank_loads_weights_whose_changes_all_ranks_keep(stage) -> None:
+    """As under DeepSpeed's GatheredParameters; what the block does not give to all ranks is refused."""
+
+    def fn(rank):
+        model = net()
+        engine = torchloom.initialize(model=model, config=settings(stage))[0]
+        wanted = net(seed=5).state_dict()
+        with gathered(engine.parameters(), modifier_rank=0):
+            if rank == 0:
+                engine.load_state_dict(wanted)
+        assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+        engine.backward(engine(batch(rank, 0)))
+        engine.step()
+        model.register_buffer("steps", torch.zeros(1))
+
+        def alone():
+            with gathered(engine.parameters(), modifier_rank=0):
+                if rank == 0:
+                    model.load_state_dict({**wanted, "steps": torch.ones(1)})
+
+        return told(alone)
+
+    for text in run_ranks(2, fn):
+        assert "Rank 0 has loaded weights that rank 1 has not" in text
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize("alone", [False, True])
 def test_weights_that_one_rank_alone_loads(stage, alone) -> None:
     def fn(rank):

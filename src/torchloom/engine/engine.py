@@ -34,6 +34,7 @@ from torchloom.engine.boundary import (
     reduces_at_boundary,
 )
 from torchloom.engine.checkpoints import Checkpoints, Counters, LoadOptions
+from torchloom.engine.checkpoints.folder import root_of
 from torchloom.engine.checkpoints.write import Request
 from torchloom.engine.groups import World
 from torchloom.engine.local import LocalParams
@@ -520,7 +521,7 @@ class Engine(Batches, Queries, ModuleAccess):
         name = f"global_step{self.global_steps}" if tag is None else tag
         return self._checkpoints.save(
             self,
-            Request(Path(save_dir), name, save_latest, keep),
+            Request(root_of(save_dir), name, save_latest, keep),
             self._counters(),
             client_state or {},
             exclude_frozen=exclude_frozen_parameters,
@@ -575,7 +576,7 @@ class Engine(Batches, Queries, ModuleAccess):
             custom_load_fn,
         )
         with self._account.charged():
-            loaded = self._checkpoints.load(self, Path(load_dir), tag, options)
+            loaded = self._checkpoints.load(self, root_of(load_dir), tag, options)
         if loaded.counters is not None:
             self._take_counters(loaded.counters)
             self._update.go_on()
@@ -659,7 +660,7 @@ class Engine(Batches, Queries, ModuleAccess):
             CheckpointError: the file cannot be written; every rank raises.
         """
         dtype = torch.float16 if self.fp16_enabled() else torch.bfloat16
-        path = Path(save_dir) / save_filename
+        path = root_of(save_dir) / save_filename
         return export.save_file(self.module, path, dtype, self._checkpoints)
 
     save_fp16_model = save_16bit_model

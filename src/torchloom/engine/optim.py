@@ -43,16 +43,16 @@ def make_optimizer(
             depends on more than the element that it steps while it holds shards.
         ConfigError: the optimizer does not take the configured arguments.
     """
-    with local.as_shards():  # some optimizers make states, or look at shapes, when they are made
-        if isinstance(optimizer, Optimizer):
-            made: Optimizer | None = _over_leaves(optimizer, local)
+    if isinstance(optimizer, Optimizer):
+        made: Optimizer | None = _over_leaves(optimizer, local)
+    else:
+        params = _params(model_parameters, local)
+        if optimizer is not None:
+            made = _from_factory(optimizer, params, local, stage)
         else:
-            groups = _groups(model_parameters, local)
-            if optimizer is not None:
-                made = _from_factory(optimizer, groups, local, stage)
-            else:
-                made = None if config is None else _configured(config, groups)
-        if made is not None:
+            made = None if config is None else _configured(config, params)
+    if made is not None:
+        with local.as_shards():
             _check_without_closure(made)
             check_elementwise(made, local.divided(), stage)
     return made
@@ -107,15 +107,23 @@ def complete_momentum(optimizer: Optimizer) -> None:
 
 
 def _from_factory(
-    factory: OptimizerFactory, groups: Groups, local: LocalParams, stage: int
+    factory: OptimizerFactory, params: Groups, local: LocalParams, stage: int
 ) -> Optimizer:
+    """Call a function on whole parameters, where it can group them by shape; at stage 1 again on slices.
+
+    Some optimizers make states when they are made, which have to be of what they step.
+    """
     if not callable(factory):
         raise ConfigError(
             f"optimizer= is a {type(factory).__name__}: pass a torch optimizer over the model's "
             "parameters, or a function from parameters to one"
         )
     try:
-        return factory(groups)
+        made = factory(params)
+        if not any(each.spec.is_sliced for each in local) or _is_bare(made):
+            return made
+        with local.as_shards():
+            again = factory(params)
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
         shards = local.divided()
         if not shards:
@@ -126,6 +134,22 @@ def _from_factory(
             "of whole parameters, such as Muon, works at stage 0; others, such as AdamW, step "
             "shards"
         ) from error
+    if _grouped(made) != _grouped(again):
+        raise EngineError(
+            f"the function optimizer= groups parameters by their shape, and {type(made).__name__} keeps more of "
+            "them than torch's optimizers do when it is made: pass groups as model_parameters= of "
+            "torchloom.initialize, and a function that takes them"
+        )
+    return again
+
+
+def _is_bare(optimizer: Optimizer) -> bool:
+    """Say whether an optimizer has kept nothing of its parameters yet but the groups."""
+    return type(optimizer).__module__.startswith("torch.optim") and not optimizer.state
+
+
+def _grouped(optimizer: Optimizer) -> list[list[int]]:
+    return [[id(param) for param in group["params"]] for group in optimizer.param_groups]
 
 
 def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | None) -> Any:
@@ -159,16 +183,14 @@ def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | Non
     return scheduler
 
 
-def _groups(model_parameters: Iterable[Any] | None, local: LocalParams) -> list[dict[str, Any]]:
+def _params(model_parameters: Iterable[Any] | None, local: LocalParams) -> Groups:
+    """Return the parameters, or the groups, to optimize: those that the caller names, or all."""
     if model_parameters is None:
-        return [{"params": [each.param for each in local]}]
+        return [each.param for each in local]
     entries = list(model_parameters)
-    groups = (
-        [dict(group) for group in entries]
-        if entries and isinstance(entries[0], dict)
-        else [{"params": entries}]
-    )
+    has_groups = bool(entries) and isinstance(entries[0], dict)
+    groups = [{**each} for each in entries] if has_groups else [{"params": entries}]
     for group in groups:
         group["params"] = list(group["params"])
     local.keep_known(groups)
-    return groups
+    return groups if has_groups else groups[0]["params"]

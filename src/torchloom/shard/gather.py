@@ -16,6 +16,7 @@ from torchloom.shard.parameter import hold_part, hold_whole
 from torchloom.shard.roots import layout_of, root_of
 from torchloom.shard.shards import cut
 from torchloom.shard.state import ORIGINAL, gather_whole
+from torchloom.shard.state import WHOLE as _WHOLE
 
 
 @contextmanager
@@ -34,7 +35,8 @@ def gathered(
         target: the sharded root module, one of its parameters, or several.
         params: with a root module, the parameters or full names to gather; None means all.
         modifier_rank: on exit, keep what this rank made of the weights, on every rank; None
-            throws changes away.
+            throws changes away. `load_state_dict` may then run on that rank alone, if the model has no
+            buffers in its state dict; otherwise call it on all ranks.
 
     Raises:
         ShardError: the model is not sharded, or a parameter is not one of its own.
@@ -80,10 +82,6 @@ def gathered(
                 _check_shape(whole, spec)
             for spec, whole in zip(chosen, wholes, strict=True):
                 _write_back(_param(modules, spec), whole, spec, layout, modifier_rank)
-
-
-_WHOLE: dict[int, int | None] = {}
-"""Parameters that a block has made whole, by their id, and whose changes it keeps."""
 
 
 def _not_yet_whole(

@@ -148,8 +148,19 @@ COUNTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 def count_load(module: nn.Module, *_: object) -> None:
     """Let ranks compare that weights were loaded: on one rank alone they would no longer be equal."""
-    if module in COUNTED:
+    if module in COUNTED and not _is_taken_from_one_rank(module):
         POSITION.loads += 1
+
+
+WHOLE: dict[int, int | None] = {}
+"""Parameters that a `gathered` block has made whole, by their id, and the rank whose changes it keeps."""
+
+
+def _is_taken_from_one_rank(module: nn.Module) -> bool:
+    """Say whether all that a load writes into a module is of one rank once a `gathered` block ends."""
+    if not all(WHOLE.get(id(each)) is not None for each in module.parameters()):
+        return False  # a state dict would gather
+    return all(id(each) in WHOLE for each in module.state_dict(keep_vars=True).values())
 
 
 def load_from_state_dict(

@@ -39,6 +39,19 @@ _MARKS = ("engine.json", "manifest.json", ".metadata")
 """Files of which other folders may have one, but hardly two."""
 
 
+def root_of(given: str | Path | None) -> Path:
+    """Return the path of the folder of a run's checkpoints.
+
+    Raises:
+        CheckpointError: none is given; the current folder would be taken for "".
+    """
+    if given is None or str(given) == "":
+        raise CheckpointError(
+            f"checkpoints need a folder, got {given!r}: pass its path, equal on all ranks"
+        )
+    return Path(given)
+
+
 def check_tag(tag: object) -> str:
     """Return a tag as text.
 
