@@ -21,7 +21,6 @@ from torchloom.engine.nonfinite import find_non_finite
 from torchloom.errors import NonFiniteError, ShardError
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, layout_of, owners_of, sharded_models
-from torchloom.shard.parameter import is_shard
 from torchloom.shard.shards import clear_padding_
 
 _LAST_NORMS: dict[str, Tensor] = {}
@@ -130,27 +129,16 @@ def _norm_over_ranks(original: TotalNorm) -> TotalNorm:
 
 def _sorted(given: Sequence[Tensor]) -> tuple[dict[str, _Gradients], list[Tensor]]:
     """Sort tensors by the communicator of the parameter whose gradient they are; return others beside."""
-    # Each reading of `param.grad` outside of torch makes a new tensor of a shard's gradient.
-    missing = {("at", t.data_ptr()) if is_shard(t) else ("is", id(t)): t for t in given}
+    missing = {id(tensor): tensor for tensor in given}
     by_handle: dict[str, _Gradients] = {}
     for model in sharded_models():
         layout, params = layout_of(model), dict(model.named_parameters())
         for spec in layout:
             param = params.get(spec.name)  # other models may have changed since
             grad = None if param is None else param.grad
-            if grad is None:
-                continue
-            keys = [
-                ("is", id(grad)),
-                *([("at", grad.data_ptr())] if spec.mode == "sharded" else []),
-            ]
-            if any(missing.pop(key, None) is not None for key in keys):
-                _add(
-                    by_handle.setdefault(layout.handle, _Gradients(layout.norm_dtype)),
-                    grad,
-                    layout,
-                    spec.name,
-                )
+            if grad is not None and missing.pop(id(grad), None) is not None:
+                gradients = by_handle.setdefault(layout.handle, _Gradients(layout.norm_dtype))
+                _add(gradients, grad, layout, spec.name)
     return by_handle, list(missing.values())
 
 
