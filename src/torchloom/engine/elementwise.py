@@ -16,7 +16,6 @@ A trial refutes and proves nothing, so what passes it is named in a warning.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import math
 import types
@@ -28,7 +27,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError
@@ -144,20 +142,16 @@ def _is_known(optimizer: Any) -> bool:
     )
 
 
-@functools.cache
-def watch_steps() -> None:
-    """Check every optimizer that steps shards in a loop of the user's own, at its first step.
-
-    `shard_model` sees no optimizer; torch calls the hook at each step of each one.
-    """
-    register_optimizer_step_pre_hook(_check_once)
-
-
 _CHECKED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Optimizers that may step what they hold: how many parameters that was."""
 
 
-def _check_once(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+def check_once(optimizer: optim.Optimizer) -> None:
+    """Check an optimizer that is about to step shards in a loop of the user's own: `shard_model` sees none.
+
+    Raises:
+        EngineError: as `check_elementwise`.
+    """
     num_params = sum(len(group["params"]) for group in optimizer.param_groups)
     if _is_known(optimizer) or _CHECKED.get(optimizer) == num_params:
         return

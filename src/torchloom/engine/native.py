@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchloom import envs
 from torchloom.config import Config, load_config
-from torchloom.engine.elementwise import watch_steps
 from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.engine.notices import warn_of_monitors
 from torchloom.engine.own_clipping import follow_torch_norms
@@ -116,7 +115,6 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         raise ShardError(
             f"gradient_divide_factor={factor} divides no gradients: pass a positive number"
         )
-    watch_steps()
     follow_torch_norms()
     look_at_backward()
     _meet(settings)

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from torchloom.engine.checkpoints.trained import buffers_of
+from torchloom.engine.elementwise import check_once
 from torchloom.engine.local import check_steps_alone
 from torchloom.engine.own_slices import begin_step, call_closure_first, end_step
 from torchloom.engine.rates import note_rates
@@ -159,6 +160,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     _check_synchronised(optimizer)
     first = _first_counted(optimizer)
     if first is not None and _OF_ENGINES.get(id(first)) is not first:
+        check_once(optimizer)
         whole_states(optimizer)
     with_loss = call_closure_first(optimizer, args, kwargs)
     begin_step(optimizer)
