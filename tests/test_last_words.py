@@ -141,7 +141,7 @@ def test_an_error_of_another_kind_in_a_collective_stays_as_it_is() -> None:
 def test_an_error_while_dynamo_traces_is_told_as_the_programs_own() -> None:
     linear = torch.nn.Linear(16, 16)
     try:
-        torch.compile(linear, backend="eager")(torch.randn(2, 5))
+        torch.compile(linear, backend="eager", dynamic=False)(torch.randn(2, 5))
     except RuntimeError as error:
         assert type(error).__module__ == words._DYNAMO
         assert "[2, 5] X [16, 16]" in str(words._first(error))

@@ -21,7 +21,7 @@ from support.shm import mapped_bytes, proportional_bytes
 from torchloom.errors import ShardError
 from torchloom.memory import measure_peak
 from torchloom.runtime.transports.shm import arena
-from torchloom.shard import gathered, layout_of
+from torchloom.shard import gathered, layout_of, local_shard
 
 SHARED = {"symmetric_memory": True, "strict": True}
 PLAIN = {"strict": True}
@@ -249,9 +249,9 @@ def test_copies_and_files_hold_a_piece_not_the_arena() -> None:
     def fn(rank):
         engine, model = compiled(SHARED)
         train(engine, rank, 1)
-        piece = model._modules["up"]._parameters["weight"]
+        piece = local_shard(model._modules["up"]._parameters["weight"])
         buffer = io.BytesIO()
-        torch.save(piece.data, buffer)
+        torch.save(piece, buffer)
         twin = copy.deepcopy(piece)
         with torch.no_grad():
             twin.zero_()

@@ -388,7 +388,7 @@ def test_a_file_of_autos_is_filled_in_from_the_arguments(tmp_path) -> None:
             return curve(trainer, "learning_rate"), trainer.accelerator.preparation.config
 
     rates, settings = run_ranks(2, run)[0]
-    assert rates == pytest.approx([0.0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
+    assert rates == pytest.approx([0.0, 0.0, 0.005, 0.01, 0.0075, 0.005])
     assert settings.zero.param_persistence_threshold == 320
     assert settings.batch.train_batch_size == 4
     assert settings.gradient_clipping == 0.5
