@@ -12,8 +12,10 @@ from torch import fx
 from support.models import tokens, tricky
 from support.pool import run_ranks
 from support.runs import make_engine, train
+from torchloom._torch.inductor import empty_files_removed
 from torchloom.capture.aot import run_boxed
 from torchloom.capture.hooks import GraphHook, kind_of
+from torchloom.errors import CompileError
 
 
 def graph_with_inputs(*names: str) -> fx.GraphModule:
@@ -58,6 +60,21 @@ def test_boxed_runs_free_inputs_after_their_last_use() -> None:
     assert args == []
     assert alive == [True]
     assert torch.equal(result, torch.full((3,), 2.0))
+
+
+def test_an_empty_file_of_a_killed_compile_is_removed_and_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    lock = tmp_path / "locks" / "cabc.lock"
+    empty, whole = tmp_path / "ab" / "cabc.main.so", tmp_path / "ab" / "cabc.py"
+    for path, text in ((lock, ""), (empty, ""), (whole, "def call(args): ...")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    with pytest.raises(CompileError, match="was empty") as error, empty_files_removed():
+        raise ImportError(f"{empty}: file too short")
+    assert str(empty) in str(error.value)
+    assert (lock.exists(), empty.exists(), whole.exists()) == (True, False, True)
+    with pytest.raises(ImportError, match="too short"), empty_files_removed():
+        raise ImportError(f"{whole}: file too short")
 
 
 def test_a_callable_backend_gets_woven_graphs() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import fx
+
+from torchloom.errors import CompileError
 
 
 def inductor_compile(
@@ -38,7 +40,7 @@ def inductor_compile(
     @functools.wraps(compile_fx_inner)
     def inner(*args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
-        with around():
+        with around(), empty_files_removed():
             compiled = compile_fx_inner(*args, **kwargs)
         kind = "inference" if kwargs.get("is_inference") else "forward"
         kind = "backward" if kwargs.get("is_backward") else kind
@@ -47,11 +49,39 @@ def inductor_compile(
         return compiled
 
     eager = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
-    with functorch_config.patch(eager), around():
+    with functorch_config.patch(eager), around(), empty_files_removed():
         compiled: Any = compile_fx(
             gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches)
         )
     return compiled
+
+
+@contextmanager
+def empty_files_removed() -> Iterator[None]:
+    """Remove, and name, an empty file of Inductor's cache that an error of the block comes from.
+
+    A linker that is killed leaves one behind, and Inductor takes each file that exists for a whole one.
+
+    Raises:
+        CompileError: in place of such an error; the next run compiles the file again.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = str(error)
+        empty = [
+            path
+            for path in Path(inductor_cache_dir()).glob("??/*")  # locks, which are empty, lie elsewhere
+            if path.name.partition(".")[0] in said and path.is_file() and not path.stat().st_size
+        ]
+        if not empty:
+            raise
+        for path in empty:
+            path.unlink(missing_ok=True)
+        raise CompileError(
+            f"{empty[0]} in the compiler's cache was empty, as a compile that was killed leaves it: it is removed "
+            "now, run the program again"
+        ) from error
 
 
 def load_inductor() -> None:

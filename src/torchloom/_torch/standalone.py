@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom._torch.inductor import empty_files_removed
 from torchloom._torch.shapes import forget_constant_floats, no_special_sizes, range_text
 
 Call = Callable[..., Any]
@@ -44,7 +45,7 @@ def compile_alone(
     compiler_config: Any = torch.compiler.config  # its patch() is made at run time
     tag = f"{compiler_config.cache_key_tag} sizes {ranges}"
     try:
-        with compiler_config.patch(cache_key_tag=tag):
+        with compiler_config.patch(cache_key_tag=tag), empty_files_removed():
             artifact: Any = standalone_compile(
                 graph_module,
                 list(inputs),
