@@ -69,7 +69,8 @@ def test_it_answers_for_its_model() -> None:
         assert engine.eval() is engine
         assert engine.training is False
         assert engine.train().training is True
-        for name in ("mpu", "aio_config", "set_train_batch_size"):
+        assert engine.mpu == "the model's"
+        for name in ("moe_layers", "aio_config", "set_train_batch_size"):
             assert not hasattr(engine, name)
             with pytest.raises(
                 EngineAttributeError, match=f"'{name}' of DeepSpeed's engine is not here: "

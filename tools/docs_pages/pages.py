@@ -8,6 +8,7 @@ from pathlib import Path
 import torchloom
 from docs_pages import (
     commands,
+    deepspeed_engine,
     deepspeed_keys,
     fsdp,
     glossary,
@@ -39,7 +40,10 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     },
     "cli.md": {"the commands": commands.commands},
     "planning.md": {"docstrings": glossary.render_glossary},
-    "migrating/deepspeed.md": {"the keys of DeepSpeed": deepspeed_keys.render_keys},
+    "migrating/deepspeed.md": {
+        "the keys of DeepSpeed": deepspeed_keys.render_keys,
+        "the names of DeepSpeedEngine": deepspeed_engine.render_engine,
+    },
     "migrating/fsdp2.md": {"the calls of FSDP": fsdp.render_calls},
     "versions.md": {"torchloom._torch.table": private_names.render},
 }

@@ -68,10 +68,10 @@ def empty_files_removed() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = str(error)
+        said = str(error)  # locks, which are empty, lie in a folder with a longer name
         empty = [
             path
-            for path in Path(inductor_cache_dir()).glob("??/*")  # locks, which are empty, lie elsewhere
+            for path in Path(inductor_cache_dir()).glob("??/*")
             if path.name.partition(".")[0] in said and path.is_file() and not path.stat().st_size
         ]
         if not empty:

@@ -24,19 +24,19 @@ class ModuleAccess:
         """Return the model's attribute, e.g. `named_parameters`, `state_dict` or `generate`.
 
         Raises:
-            EngineAttributeError: the model has none of that name, or the name is one of DeepSpeed's that
-                torchloom refuses.
+            EngineAttributeError: the model has none of that name; names of DeepSpeed's engine that torchloom
+                refuses say why.
         """
         module = self.__dict__.get("module")
         if module is None or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if name in REFUSED:
-            raise EngineAttributeError(
-                f"{name!r} of DeepSpeed's engine is not here: {REFUSED[name]}"
-            )
         try:
             return getattr(module, name)
         except AttributeError as error:
+            if name in REFUSED:
+                raise EngineAttributeError(
+                    f"{name!r} of DeepSpeed's engine is not here: {REFUSED[name]}"
+                ) from None
             raise EngineAttributeError(
                 f"neither the engine nor its model {type(module).__name__} has an attribute {name!r}: set it "
                 "on the model, or see the table of the engine's names in docs/migrating/deepspeed.md"
