@@ -10,7 +10,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 import torchloom
 from support.pool import run_ranks
 from torchloom.errors import ShardError
-from torchloom.shard import Precision, unshard
+from torchloom.shard import Precision, layout_of, plan_layout, unshard
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -73,6 +73,73 @@ def test_a_dtype_to_cast_to_is_needed() -> None:
     for precision in (None, Precision(master=torch.bfloat16)):
         with pytest.raises(ShardError, match="cast_inputs=True needs the dtype"):
             torchloom.shard_model(nn.Linear(3, 3), precision=precision, cast_inputs=True)
+
+
+class Routed(nn.Module):
+    """Experts in bf16 that are mixed by a router in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = nn.Sequential(nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.experts = nn.ModuleList(nn.Linear(9, 5, dtype=torch.bfloat16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.router(x)
+        mixed = (
+            torch.stack([expert(x) for expert in self.experts], -1) @ weights.softmax(-1)[..., None]
+        )
+        self.seen = (weights.dtype, mixed.dtype)
+        return mixed.float().square().mean()
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_module_has_a_precision_of_its_own(is_compiled) -> None:
+    def fn(rank: int):
+        model = Routed()
+        precision = {
+            model: Precision(compute=torch.bfloat16),
+            model.router: Precision(compute=torch.float32, output=torch.bfloat16),
+        }
+        torchloom.shard_model(
+            model, persistence_threshold=20, precision=precision, cast_inputs=True
+        )
+        if is_compiled:
+            torchloom.compile(model, backend="aot_eager")
+        loss = model(batch(0)[0]["x"])
+        loss.backward()
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+        weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+        dtypes = {spec.compute_dtype for spec in layout_of(model).params if "router" in spec.name}
+        return loss.item(), weights, dtypes, None if is_compiled else model.seen
+
+    reference = Routed()
+    router = reference.router.forward
+    reference.router.forward = lambda x: router(x.float()).bfloat16()
+    expected = reference(batch(0)[0]["x"].bfloat16())
+    expected.backward()
+    for loss, weights, dtypes, seen in run_ranks(2, fn):
+        assert loss == expected.item()
+        assert dtypes == {torch.float32}
+        assert seen in (None, (torch.bfloat16, torch.bfloat16))
+        for name, param in reference.named_parameters():
+            stepped = param.detach().float() - param.grad.float()
+            torch.testing.assert_close(weights[name], stepped, rtol=1e-2, atol=1e-3)
+
+
+def test_precisions_of_modules_are_of_the_model_and_of_one_mind() -> None:
+    model = nn.ModuleDict({"one": nn.Linear(4, 4), "two": nn.Linear(4, 4)})
+    model["two"].weight = model["one"].weight
+    low = Precision(compute=torch.bfloat16)
+    for asked, words in (
+        ({nn.Linear(4, 4): low}, "a Linear that is no module of the model"),
+        (
+            {model["one"]: low},
+            "one.weight and two.weight are one tied parameter with two precisions",
+        ),
+    ):
+        with pytest.raises(ShardError, match=words):
+            plan_layout(model, stage=3, world_size=2, rank=0, handle="x", precision=asked)
 
 
 def test_ranks_skip_together_with_a_sharded_scaler() -> None:

@@ -32,7 +32,7 @@ FULLY_SHARD = (
     Row("mesh", "works", "`mesh=`: one dim, or two for hybrid sharding", ("torchloom.shard_model:mesh",)),
     Row("reshard_after_forward", "differs", "for the whole model: `stage=3` is True, `stage=2` is False; an int is not there", ("torchloom.shard_model:stage",)),
     Row("shard_placement_fn", "not there", "each parameter is a flat shard of equal size, whatever its shape"),
-    Row("mp_policy", "works", "`precision=`, see below", ("torchloom.shard_model:precision",)),
+    Row("mp_policy", "works", "`precision=`, of the model or by module, see below", ("torchloom.shard_model:precision",)),
     Row("offload_policy", "differs", '`CPUOffloadPolicy` is `compile(model, config={"offload_parameters": True}, optimizer=optimizer)`: shards live on the host, the optimizer steps on the device', (_CONFIG, "config:compile.offload_parameters")),
     Row("ignored_params", "works", "`ignored_params=`, any iterable", ("torchloom.shard_model:ignored_params",)),
     Row("dp_mesh_dims", "not there", "pass the axes to shard over as `mesh=`", ("torchloom.shard_model:mesh",)),
@@ -41,8 +41,8 @@ FULLY_SHARD = (
 POLICY = (
     Row("param_dtype", "works", "`Precision(compute=...)`", ("torchloom.shard.Precision:compute",)),
     Row("reduce_dtype", "differs", "`Precision(reduce=...)`; the default is fp32, FSDP2's is `param_dtype`", ("torchloom.shard.Precision:reduce",)),
-    Row("output_dtype", "not there", "cast what the model returns"),
-    Row("cast_forward_inputs", "differs", "`cast_inputs=`, for the inputs of the whole model; off unless given", ("torchloom.shard_model:cast_inputs",)),
+    Row("output_dtype", "works", "`Precision(output=...)`, where `cast_inputs=True`", ("torchloom.shard.Precision:output",)),
+    Row("cast_forward_inputs", "differs", "`cast_inputs=`, for the model or the modules that `precision` names; off unless given", ("torchloom.shard_model:cast_inputs",)),
 )  # fmt: skip
 
 METHODS = (

@@ -19,13 +19,14 @@ from torchloom.engine.notices import warn_of_monitors
 from torchloom.engine.own_clipping import follow_torch_norms
 from torchloom.engine.own_loops import count_steps_of, share_buffers_after_steps
 from torchloom.engine.own_slices import step_in_slices
-from torchloom.engine.precision import cast_inputs_of, shard_precision
+from torchloom.engine.precision import cast_around, shard_precision
 from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.last_words import show_last_words
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.runtime.lines import Limits, set_limits
 from torchloom.shard import (
+    ByModule,
     Precision,
     facts_of,
     keep_hook,
@@ -43,7 +44,7 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
     mesh: DeviceMesh | None = None,
     *,
     persistence_threshold: int | None = None,
-    precision: Precision | None = None,
+    precision: Precision | ByModule | None = None,
     cast_inputs: bool = False,
     init: Callable[[nn.Module], object] | None = None,
     broadcast_buffers: bool | None = None,
@@ -65,9 +66,11 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         mesh: the axis to shard over, or (replicate, shard); default: all ranks.
         persistence_threshold: parameters with fewer elements stay whole; default: 100 000.
         precision: dtypes of stored parameters, of compute and of reductions; default: trained
-            parameters in fp32 (float64 stays float64), frozen ones as they are.
-        cast_inputs: cast floating-point inputs of the model to `precision.compute`, also those in lists, tuples,
-            mappings and dataclasses, as FSDP2's `cast_forward_inputs` does.
+            parameters in fp32 (float64 stays float64), frozen ones as they are. By module: `{model: one, model.head:
+            other}`, each for the modules below it too, as FSDP2's `mp_policy`.
+        cast_inputs: cast floating-point inputs of the model to `precision.compute` and results to `precision.output`,
+            also those in lists, tuples, mappings and dataclasses, as FSDP2's `cast_forward_inputs` does; of each module
+            that `precision` names.
         init: fills one module's own parameters, for models on meta.
         broadcast_buffers: give all ranks the persistent buffers of rank 0, such as running statistics, after each step;
             default: at stages 0 and 1, in place of DistributedDataParallel, which does so before the next forward.
@@ -104,8 +107,8 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         precision = shard_precision(settings.precision)
         cast_inputs = cast_inputs or precision.compute is not None
     stage = 3 if stage is None else stage
-    compute = None if precision is None else precision.compute
-    if cast_inputs and compute is None:
+    by_module = precision if isinstance(precision, Mapping) else {model: precision or Precision()}
+    if cast_inputs and not any(each.compute for each in by_module.values()):
         raise ShardError(
             "cast_inputs=True needs the dtype to cast to: pass "
             "precision=torchloom.shard.Precision(compute=torch.bfloat16) as well"
@@ -142,8 +145,9 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
     facts = {"gradient_divide_factor": factor, **facts_of(model, layout)}
     agreement.check_facts("the model's parameters", facts)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
-    if cast_inputs and compute is not None:
-        keep_hook(model, cast_inputs_of(model, compute))
+    for module, each in by_module.items() if cast_inputs else ():
+        for hook in cast_around(module, each):
+            keep_hook(model, hook)
     count_steps_of(model.parameters())
     if layout.num_ranks > 1 and (stage < 2 if broadcast_buffers is None else broadcast_buffers):
         share_buffers_after_steps(model, comm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -69,13 +69,21 @@ def _cast(value: Any, dtype: torch.dtype) -> tuple[Any, bool]:
     return value, is_changed
 
 
-def cast_inputs_of(model: nn.Module, dtype: torch.dtype) -> RemovableHandle:
-    """Cast a model's inputs before each of its forward passes, until the hook is removed."""
+def cast_around(model: nn.Module, precision: Precision) -> Iterator[RemovableHandle]:
+    """Cast a module's inputs before each of its forward passes, and results behind it, until the hooks are removed."""
+    compute, output = precision.compute, precision.output
+    if compute is not None:
 
-    def cast(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
+        def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return cast_inputs(args, compute), cast_inputs(kwargs, compute)
 
-    return model.register_forward_pre_hook(cast, with_kwargs=True)
+        yield model.register_forward_pre_hook(before, with_kwargs=True)
+    if output is not None:
+
+        def behind(_module: nn.Module, _args: Any, result: Any) -> Any:
+            return cast_inputs(result, output)
+
+        yield model.register_forward_hook(behind)
 
 
 def _changed(items: Iterable[tuple[Any, Any]], dtype: torch.dtype) -> dict[Any, Any]:

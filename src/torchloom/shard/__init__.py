@@ -24,7 +24,7 @@ from torchloom.shard import (
 from torchloom.shard.apply import facts_of, shard_module, share_buffers, sync_in_backward, unshard
 from torchloom.shard.beside import look_at_backward
 from torchloom.shard.gather import gathered
-from torchloom.shard.layout import Layout, ParamSpec, Precision, plan_layout
+from torchloom.shard.layout import ByModule, Layout, ParamSpec, Precision, plan_layout
 from torchloom.shard.meta import on_meta
 from torchloom.shard.optimizer_states import full_optimizer_state_dict, whole_states
 from torchloom.shard.parameter import local_shard
@@ -44,6 +44,7 @@ from torchloom.shard.shard_tensor import ShardTensor
 from torchloom.shard.state import full_state_dict, sharded_state_dict, state_dict_mode
 
 __all__ = [
+    "ByModule",
     "Layout",
     "Owners",
     "ParamSpec",

@@ -7,7 +7,7 @@ it can be printed, hashed and compared between ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, KeysView
+from collections.abc import Collection, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -41,6 +41,12 @@ class Precision:
     norms with running statistics are not: they are read in the dtype of these."""
     reduce: torch.dtype | None = None
     """Gradients travel in this dtype; None means the dtype of the kept shard."""
+    output: torch.dtype | None = None
+    """Where inputs are cast, floating-point results of the module are cast to this dtype; None leaves them."""
+
+
+ByModule = Mapping[nn.Module, Precision]
+"""Precisions of a model's modules; each holds for those below it that have none of their own."""
 
 
 class Owner(NamedTuple):
@@ -155,7 +161,7 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
     handle: str,
     num_replicas: int = 1,
     persistence_threshold: int = 0,
-    precision: Precision | None = None,
+    precision: Precision | ByModule | None = None,
     sync_in_backward: bool = True,
     ignored: Collection[nn.Parameter] = (),
 ) -> Layout:
@@ -170,24 +176,24 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
         num_replicas: number of copies of the weights (hybrid sharding).
         persistence_threshold: parameters with fewer elements stay whole at every stage, as do those
             that would leave a rank with padding alone.
-        precision: dtypes to keep, compute and reduce in.
+        precision: dtypes to keep, compute and reduce in, of the model or by module.
         sync_in_backward: average gradients of whole parameters inside the backward pass; otherwise
             they stay local until the accumulation boundary.
         ignored: parameters that are left to the caller.
 
     Raises:
-        ShardError: the stage does not exist, a parameter cannot be sharded (see `check_model`), or one that is to be
-            ignored is not the model's.
+        ShardError: the stage does not exist, a parameter cannot be sharded (see `check_model`), one that is to be
+            ignored is not the model's, nor is a module with a precision, or a tied parameter has two precisions.
     """
     if stage not in (0, 1, 2, 3):
         raise ShardError(f"ZeRO stage {stage!r} does not exist: use 0, 1, 2 or 3")
     check_model(model)
-    precision = precision or Precision()
     owners: dict[nn.Parameter, list[Owner]] = {}
     modules = dict(model.named_modules())
     for path, module in modules.items():
         for attr, param in module.named_parameters(recurse=False, remove_duplicate=False):
             owners.setdefault(param, []).append(Owner(path, attr))
+    precisions = _precisions(modules, precision)
     left = set(ignored)
     for param in left - owners.keys():
         raise ShardError(
@@ -209,7 +215,9 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
         kept, compute, wire = (
             (param.dtype,) * 3
             if is_ignored
-            else _dtypes(param, precision, next(filter(None, running), None))
+            else _dtypes(
+                param, _one_precision(places, precisions), next(filter(None, running), None)
+            )
         )
         specs.append(
             ParamSpec(
@@ -229,6 +237,34 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
             )
         )
     return Layout(stage, world_size, num_replicas, rank, handle, tuple(specs))
+
+
+def _precisions(
+    modules: Mapping[str, nn.Module], asked: Precision | ByModule | None
+) -> dict[str, Precision]:
+    """Return the precision of each module by its path."""
+    if not isinstance(asked, Mapping):
+        return dict.fromkeys(modules, asked or Precision())
+    for module in asked.keys() - set(modules.values()):
+        raise ShardError(
+            f"precision= names a {type(module).__name__} that is no module of the model: pass its modules "
+            "themselves, such as {model: ..., model.head: ...}"
+        )
+    found: dict[str, Precision] = {}
+    for path, module in modules.items():  # parents first
+        above = found.get(path.rpartition(".")[0], Precision()) if path else Precision()
+        found[path] = asked.get(module, above)
+    return found
+
+
+def _one_precision(places: Collection[Owner], precisions: Mapping[str, Precision]) -> Precision:
+    first, *others = dict.fromkeys(precisions[place.module] for place in places)
+    if others:
+        names = " and ".join(".".join(filter(None, place)) for place in places)
+        raise ShardError(
+            f"{names} are one tied parameter with two precisions: give their modules the same one"
+        )
+    return first
 
 
 def is_small(param: nn.Parameter, persistence_threshold: int, world_size: int) -> bool:
