@@ -19,6 +19,7 @@ from torchloom.engine import Engine
 from torchloom.errors import ConfigError, EngineError, NonFiniteError
 from torchloom.events import Recorder, StepSkipped
 from torchloom.runtime.channel import CHANNELS
+from torchloom.shard import local_shard
 
 STAGES = (0, 1, 2, 3)
 DTYPES: dict[str, dict[str, Any]] = {
@@ -48,7 +49,7 @@ def spoiled_step(engine: Engine, rank: int, where: str, value: float) -> None:
         is_bad = rank == 1 and micro == num_micro - 1
         engine.backward(loss * (value if is_bad and where == "loss" else 1.0))
         if is_bad and where == "gradient":
-            grad = parameter(engine.module, "up.weight").grad
+            grad = local_shard(parameter(engine.module, "up.weight").grad)
             grad.view(-1)[-9 if engine.config.zero.stage == 1 else 0] = value
         engine.step()
 
@@ -117,7 +118,7 @@ def test_a_spoiled_copy_in_hybrid_sharding() -> None:
         for spoiler in range(4):
             engine.backward(engine(tokens(5, rank)))
             for name in ("up.weight", "up.bias") if rank == spoiler else ():
-                parameter(engine.module, name).grad[0] = float("nan")
+                local_shard(parameter(engine.module, name).grad)[0] = float("nan")
             with Recorder() as recorder:
                 engine.step()
             (event,) = [e for e in recorder.events if isinstance(e, StepSkipped)]
@@ -298,7 +299,7 @@ def test_own_loop(stage: int) -> None:
         norm = torchloom.clip_grad_norm_(model, 0.5, error_if_nonfinite=True)
         assert bool(norm.isfinite())
         if rank == 1:
-            parameter(model, "up.weight").grad.view(-1)[3] = float("inf")
+            local_shard(parameter(model, "up.weight").grad).view(-1)[3] = float("inf")
         before = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         with pytest.raises(NonFiniteError, match=r"'up.weight' \(inf, rank 1\)"):
             torchloom.clip_grad_norm_(model, 0.5, error_if_nonfinite=True)

@@ -10,7 +10,7 @@ import torchloom
 from support.pool import run_ranks
 from support.runs import settings
 from torchloom.errors import EngineError
-from torchloom.shard import layout_of
+from torchloom.shard import layout_of, local_shard
 
 WIDTH = 7
 
@@ -169,7 +169,7 @@ def test_what_is_written_into_the_padding_of_a_gradient_does_not_count() -> None
             engine.backward(engine(batch(rank, step)).square().mean())
             if noisy:
                 for each in engine.local:
-                    shard = each.param.grad.view(-1)
+                    shard = local_shard(each.param.grad).view(-1)
                     shard[max(0, each.spec.numel - rank * shard.numel()) :] = 100.0
             engine.step()
         return weights(engine), engine.get_global_grad_norm()
@@ -190,7 +190,8 @@ def test_padding_does_not_count_in_an_own_loop() -> None:
             net(batch(rank, 0)).square().mean().backward()
             for name, each in net.named_parameters():
                 numel = layout_of(net)[name].numel
-                tail = each.grad[max(0, numel - rank * each.grad.numel()) :]
+                grad = local_shard(each.grad)
+                tail = grad[max(0, numel - rank * grad.numel()) :]
                 if noisy and tail.numel():
                     tail.fill_(100.0)
                     written += tail.numel()

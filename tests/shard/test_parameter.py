@@ -129,6 +129,11 @@ REFUSED: dict[str, Callable[[nn.Parameter], object]] = {
     "coalesced": lambda p: dist._broadcast_coalesced(dist.group.WORLD, [p.detach()], 1 << 20, 0),
     "gather": lambda p: dist.all_gather([torch.zeros(3), torch.zeros(3)], p),
     "average of the gradient": lambda p: dist.all_reduce(p.grad),
+    "norm of the gradient": lambda p: p.grad.norm(),
+    "norms of gradients": lambda p: torch._foreach_norm([p.grad]),
+    "nan in the gradient": lambda p: torch.isnan(p.grad.data).any(),
+    "row of the gradient": lambda p: p.grad[0],
+    "whole beside the gradient": lambda p: p.grad.add_(torch.zeros(3, 2)),
     "send": lambda p: dist.send(p.detach(), 1 - dist.get_rank()),
     "broadcast of a state dict": lambda p: dist.broadcast(p.model[0].state_dict()["2.weight"], 0),
 }
@@ -156,6 +161,7 @@ def test_what_works_on_each_element_is_right_on_shards() -> None:
     def fn(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         model, whole = sharded(3), net()
         for each in (model, whole):
+            each(torch.ones(2, 3)).square().sum().backward()
             params = [*each.parameters()]
             copies = [p.detach().clone() for p in params]
             with torch.no_grad():
@@ -163,9 +169,16 @@ def test_what_works_on_each_element_is_right_on_shards() -> None:
                     p.mul_(0.5)
                     p += 0.25 * kept
                     kept.lerp_(p, 0.1)
+                    p.grad.clamp_(-0.1, 0.1)
+                    p -= 0.1 * p.grad
+                    p.grad = p.grad.clone().mul_(2)
+                    assert p.grad.shape == p.shape
                     p.data.clamp_(-0.3, 0.3)
                     p.copy_(torch.where(p > 0, p, kept))
                 torch._foreach_add_(params, copies, alpha=0.5)
+            torch.nn.utils.clip_grad_value_(params, 0.15)
+            torch.nn.utils.clip_grad_norm_(params, 0.1)
+            torch.optim.SGD(params, lr=0.1, momentum=0.9).step()
         return full_state_dict(model), dict(whole.state_dict())
 
     for found, expected in run_ranks(2, fn):

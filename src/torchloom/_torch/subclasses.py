@@ -54,6 +54,8 @@ _MACHINERY = (
     "torchloom.",
     f"{torch.__name__}._",
     "torch.distributed.checkpoint.",
+    "torch.distributed.fsdp.",  # ShardedGradScaler
+    "torch.amp.",
     "torch.optim.",
     "torch.testing.",
 )

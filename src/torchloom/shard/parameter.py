@@ -3,6 +3,7 @@
     p.shape, p.dim(), p.size(0), p.numel()          of the whole weight, as those of a DTensor
     ema.lerp_(p.detach(), 0.01), p.mul_(0.9)        the same for each element: right on each rank's part
     p.norm(), p[0], average.copy_(p)                see one rank's part, or a whole weight beside it: refused
+    p.grad                                          answers as its parameter does
 
 The parameter stays the same object; its class becomes `ShardParameter`. What elementwise operators make of it without
 autograd is a `Shard` of the same weight. Inside of an optimizer's step a shard is what the step updates, a flat tensor like
@@ -44,17 +45,18 @@ _SEES_A_PART = frozenset([
     "T", "mT", "H", "mH", "adjoint", "swapaxes", "movedim", "narrow", "select", "index_select", "index_fill", "index_copy",
     "index_add", "gather", "scatter", "scatter_add", "masked_select", "nonzero", "take", "split", "chunk", "tensor_split", "unbind",
     "diag", "tril", "triu", "roll", "flip", "repeat", "tile", "stack", "cat", "__getitem__", "__setitem__", "__iter__",
-    # products and functional collectives
+    # products
     "matmul", "__matmul__", "__rmatmul__", "mm", "mv", "bmm", "dot", "vdot", "inner", "outer", "addmm", "addmv", "einsum", "linear", "embedding",
-    "svd", "qr", "all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "inverse", "det", "cdist", "cosine_similarity", "mse_loss", "l1_loss",
+    "svd", "qr", "inverse", "det", "cdist", "cosine_similarity", "mse_loss", "l1_loss",
     # equal random numbers for unlike parts, on ranks with equal seeds
     "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "trunc_normal_",
     # values that leave torch
     "numpy", "__array__", "tolist", "item", "__reduce_ex__",
 ])
 """Functions whose result for a shard is none of the whole weight, by name without a trailing underscore, which writes."""
+_COLLECTIVES = frozenset(["all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"])
 _ALIKE = frozenset([
-    "grad", "device", "dtype", "layout", "requires_grad", "grad_fn", "is_leaf", "is_sparse", "is_meta", "is_cuda", "itemsize", "element_size",
+    "device", "dtype", "layout", "requires_grad", "grad_fn", "is_leaf", "is_sparse", "is_meta", "is_cuda", "itemsize", "element_size",
     "is_floating_point", "is_complex", "data_ptr", "untyped_storage", "_version",
 ])
 """What is read of a shard as of any tensor."""
@@ -64,10 +66,11 @@ _LEFT_TO_LOSSES = frozenset(["sum", "cat", "view", "reshape", "flatten"])
 
 
 class _Facts(NamedTuple):
-    """Of which weight a tensor holds a part."""
+    """Of which weight, or gradient of one, a tensor holds a part."""
 
     name: str
     shape: torch.Size
+    kind: str = "parameter"
 
 
 class _Answers:
@@ -82,6 +85,8 @@ class _Answers:
         if name in _ALIKE or is_for_machinery(func, sys._getframe(1)):
             with as_plain_tensors():
                 return func(*args, **named)
+        if name == "grad":
+            return _gradient(func, *args)
         answer = _WHOLE.get(name)
         if answer is not None:
             return answer(_facts_of(args[0]).shape, *args[1:], **named)
@@ -174,6 +179,7 @@ def _before_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
         for param in group["params"]:
             if type(param) is ShardParameter:
                 param.__class__ = nn.Parameter  # type: ignore[bad-argument-type]
+                _be_plain(param.grad)
 
 
 def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
@@ -181,6 +187,12 @@ def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
         for param in group["params"]:
             if type(param) is nn.Parameter and _FACTS in param.__dict__:
                 param.__class__ = ShardParameter
+
+
+def _be_plain(grad: Tensor | None) -> None:
+    if type(grad) is Shard:
+        del grad.__dict__[_FACTS]
+        grad.__class__ = Tensor  # type: ignore[bad-argument-type]
 
 
 def is_shard(value: object) -> bool:
@@ -202,9 +214,9 @@ def local_shard(param: Tensor) -> Tensor:
         return param.detach()
 
 
-def name_of(shard: Tensor) -> str:
-    """Return the name of the parameter that a tensor is a shard of, or was computed of."""
-    return _facts_of(shard).name
+def refused_collective(collective: str, shard: Tensor) -> ShardError:
+    """Return the error of a collective that is given a shard."""
+    return _no_collective(collective, _facts_of(shard))
 
 
 def _facts_of(tensor: Any) -> _Facts:
@@ -215,6 +227,16 @@ def _marked(tensor: Tensor, facts: _Facts) -> Shard:
     made = tensor.as_subclass(Shard)
     made.__dict__[_FACTS] = facts
     return made
+
+
+def _gradient(getter: Any, param: Any) -> Tensor | None:
+    """Return a parameter's gradient, itself, from now on a `Shard`."""
+    with as_plain_tensors():
+        grad = getter(param)
+    if type(grad) is Tensor:
+        grad.__dict__[_FACTS] = _facts_of(param)._replace(kind="gradient of")
+        grad.__class__ = Shard
+    return grad
 
 
 def _as_shards(found: Any, first: Tensor, facts: _Facts) -> Any:
@@ -253,7 +275,10 @@ def _check(
         ShardError: it would.
     """
     base = name if name in _SEES_A_PART or name.startswith("__") else name.rstrip("_")
+    base = base.removeprefix("_foreach_")
     is_left = is_recorded and base in _LEFT_TO_LOSSES and args[1:] in ((), (-1,), (0,))
+    if base in _COLLECTIVES:
+        raise _no_collective(name, facts)
     if base in _SEES_A_PART and not is_left:
         raise _refused(name, facts)
     if base == "cat":
@@ -281,17 +306,36 @@ def _check_beside(tensors: Sequence[Any], name: str) -> None:
     if others:
         other = "x".join(map(str, others[0].shape))
         raise ShardError(
-            f"{name} takes the parameter {_facts_of(first).name!r}, of which this rank holds one part, together with a tensor "
+            f"{name} takes the {_facts_of(first).kind} {_facts_of(first).name!r}, of which this rank holds one part, together with a tensor "
             f"of {other}: make copies and averages of weights after the model is sharded (copy.deepcopy(model), "
             "p.detach().clone()), or work on whole weights inside torchloom.shard.gathered(...)"
         )
 
 
 def _refused(name: str, facts: _Facts) -> ShardError:
+    if facts.kind == "parameter":
+        how = (
+            "use whole weights, on all ranks, inside torchloom.shard.gathered(...) or of full_state_dict(model), or this "
+            "rank's part, torchloom.shard.local_shard(p)"
+        )
+    else:
+        how = (
+            "take norms by torch.nn.utils.get_total_norm or clip_grad_norm_, which count all ranks, or this rank's part, "
+            "torchloom.shard.local_shard(p.grad), and bring the parts together by torchloom.all_reduce"
+        )
     return ShardError(
-        f"{name} is computed from the parameter {facts.name!r} itself, of which this rank holds one part: use whole weights, on "
-        "all ranks, inside torchloom.shard.gathered(...) or of full_state_dict(model), or this rank's part, "
-        "torchloom.shard.local_shard(p)"
+        f"{name} is computed from the {facts.kind} {facts.name!r} itself, of which this rank holds one part: {how}"
+    )
+
+
+def _no_collective(name: str, facts: _Facts) -> ShardError:
+    if facts.kind == "parameter":
+        why = "torchloom keeps weights equal on all ranks; for whole weights use torchloom.shard.full_state_dict(model)"
+    else:
+        why = "it is the mean over all ranks already"
+    return ShardError(
+        f"{name} was given this rank's shard of the {facts.kind} {facts.name!r}, and ranks hold unlike parts of it: "
+        f"leave it out, as {why}; torchloom.shard.local_shard(...) is this rank's part"
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -17,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchloom._torch.collectives import watch_collectives
 from torchloom.errors import ShardError
 from torchloom.shard.outside import OutsideWeight
-from torchloom.shard.parameter import is_shard, name_of
-from torchloom.shard.roots import layout_of, sharded_models
+from torchloom.shard.parameter import is_shard, refused_collective
 
 _WRITING = frozenset(["broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv"])
 
@@ -40,41 +38,10 @@ def _refuse(owner: nn.Module, name: str, submodule: nn.Module) -> None:
         )
 
 
-def _check_gradient(collective: str, tensor: Tensor) -> None:
-    name = _gradients().get(tensor.data_ptr())
-    if name is not None:
-        raise ShardError(
-            f"{collective} was given the gradient of this rank's shard of {name!r}, which is the mean over all ranks already, and "
-            "ranks hold unlike parts of it: leave it out"
-        )
-
-
-def _gradients() -> dict[int, str]:
-    """Return the names of parameters that hold a shard, by where their gradients lie in memory."""
-    found: dict[int, str] = {}
-    for model in sharded_models():
-        params = dict(model.named_parameters())
-        grads = (
-            (spec.name, params[spec.name].grad)
-            for spec in layout_of(model).sharded
-            if spec.name in params
-        )
-        found.update(
-            {grad.data_ptr(): name for name, grad in grads if grad is not None and grad.numel()}
-        )
-    return found
-
-
 def _check(collective: str, tensors: Iterable[Tensor]) -> None:
     for each in tensors:
         if is_shard(each):
-            raise ShardError(
-                f"{collective} was given this rank's shard of the parameter {name_of(each)!r}, and ranks hold unlike parts of it: "
-                "leave it out, as torchloom keeps weights equal on all ranks; for whole weights use "
-                "torchloom.shard.full_state_dict(model), for this rank's part torchloom.shard.local_shard(p)"
-            )
-        if collective in _WRITING and type(each) is Tensor and each.layout == torch.strided:
-            _check_gradient(collective, each)
+            raise refused_collective(collective, each)
         if isinstance(each, OutsideWeight) and each.param is None and collective in _WRITING:
             raise ShardError(
                 f"{collective} would write into a gathered copy of the parameter {each.param_name!r}, and the weight would stay "
