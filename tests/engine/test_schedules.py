@@ -150,3 +150,19 @@ def test_a_callable_gets_the_optimizer_and_an_object_must_be_of_it() -> None:
 
     for made, periods in run_ranks(2, fn):
         assert (made, periods) == ([("StepLR", True), ("Own", True)], 0)
+
+
+def test_a_cycle_tells_its_momentum() -> None:
+    """As DeepSpeed's, `get_mom` begins at the highest beta, which the first step does not take."""
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    params = {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_first_step_size": 2}
+    schedule = make_scheduler("OneCycle", params, optimizer)
+    told = []
+    for _ in range(4):
+        told.append(schedule.get_mom())
+        optimizer.step()
+        schedule.step()
+        assert schedule.get_mom() == [optimizer.param_groups[0]["betas"]]
+    assert told == [[(pytest.approx(beta), 0.99)] for beta in (0.9, 0.85, 0.8, 0.85)]
+    still = make_scheduler("OneCycle", {**params, "cycle_momentum": False}, optimizer)
+    assert still.get_mom() is None

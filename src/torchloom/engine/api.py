@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -38,7 +38,7 @@ from torchloom.step.casts import cast_params
 
 logger = get_logger(__name__)
 
-ConfigSource = Mapping[str, Any] | str | Path
+ConfigSource = Mapping[str, Any] | str | os.PathLike[str]
 
 
 def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument

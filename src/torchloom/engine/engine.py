@@ -115,12 +115,13 @@ class Engine(Batches, Queries, ModuleAccess):
         with self._account.charged():
             self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
         self._update = Update(config, local, world.comm, self.scaler, self.offloads)
-        self._boundary = Boundary(config.batch.accumulation_steps)
+        batch = config.batch
+        self._boundary = Boundary(batch.accumulation_steps, batch.is_managed)
         self._num_backwards = 0
         self._share = _SHARED_LOSS.join(local)
         follow_user_backward(_SHARED_LOSS)
         self._step_applied = False
-        check = PlanCheck(world.device, config.batch.accumulation_steps)
+        check = PlanCheck(world.device, batch.accumulation_steps)
         self.timers = Timers(config.wall_clock_breakdown, world.device, check)
         self.work: Work = work_of(model, layout_of(model), world.device)
         self._step_log = StepLog(
@@ -245,7 +246,7 @@ class Engine(Batches, Queries, ModuleAccess):
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:  # before anything counts: the caller may mend it and call again
             self.local.check(self._owners())
-        self.micro_steps += 1
+        self.micro_steps += 1 if self._boundary.is_managed else self._boundary.accumulation_steps
         self._step_applied = False
         self._num_backwards = 0
         if is_boundary:
@@ -455,8 +456,12 @@ class Engine(Batches, Queries, ModuleAccess):
         return self._boundary.is_next(self.micro_steps)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Set whether the next `step()` updates the weights, instead of counting micro-steps."""
-        self._boundary.forced = is_boundary
+        """Set whether the next `step()` updates the weights, instead of counting micro-steps.
+
+        Raises:
+            EngineError: `managed_gradient_accumulation` is false, so that each `step()` updates them.
+        """
+        self._boundary.force(is_boundary)
 
     def get_global_grad_norm(self) -> float | None:
         """Return the global gradient norm of the last step, before clipping; None if it was not computed.

@@ -243,11 +243,18 @@ class OneCycle(Schedule):
         if not self._moves_betas:
             return
         # DeepSpeed's first step takes the lowest beta, the others begin at the highest.
-        share = self._share() if self.last_epoch else 1.0
+        betas = self._betas_at(self._share() if self.last_epoch else 1.0)
+        for group, pair in zip(self.optimizer.param_groups, betas, strict=True):
+            group["betas"] = pair
+
+    def get_mom(self) -> list[tuple[float, float]] | None:
+        """Return the betas of each group at this position; None if they stay as they are."""
+        return self._betas_at(self._share()) if self._moves_betas else None
+
+    def _betas_at(self, share: float) -> list[tuple[float, float]]:
         growth = self._decayed(self._decay[2])
-        pairs = zip(self.optimizer.param_groups, *self._betas, strict=True)
-        for group, low, top in pairs:
-            group["betas"] = ((top - (top - low) * share) * growth, _SECOND_BETA)
+        pairs = zip(*self._betas, strict=True)
+        return [((top - (top - low) * share) * growth, _SECOND_BETA) for low, top in pairs]
 
     def _share(self) -> float:
         """Return how far the cycle is up: 0 at its ends and behind it, 1 at its top."""
