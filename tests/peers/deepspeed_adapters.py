@@ -28,6 +28,7 @@ TORCH_INFO = {"version": torch.__version__, "cuda_version": "12.0", "nccl_versio
 LOGGER = logging.getLogger("torchloom")
 ADAM_OPTIMIZER = "adam"
 VALID_LR_SCHEDULES = ["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"]
+UNIVERSAL_CHECKPOINT_INFO = "universal_checkpoint_info"
 MIN_SWAPPABLE_BYTES = 1024 * 1024
 COMPATIBLE_OPS = {"async_io": False, "cpu_adam": True, "fused_adam": True, "fused_lamb": False}
 
@@ -96,6 +97,10 @@ def initialize(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     engine = found[0]
     engine._get_optimizer_ckpt_name = not_needed
     engine.sparse_tensor_module_names = set()
+    if isinstance(found[1], torch.optim.Optimizer):
+        found[1].optimizer, found[1].loss_scaler = found[1], engine
+        found[1].dynamic_loss_scale = engine.dynamic_loss_scale()
+        found[1].needs_scaler = engine.fp16_enabled
     params = dict(engine.module.named_parameters())
     layout = layout_of(engine.module)
     for index, spec in enumerate(layout):
@@ -143,6 +148,10 @@ def GatheredParameters(
 def unwrap_model_for_generation(engine: Any) -> Iterator[nn.Module]:
     with torchloom.shard.gathered(engine.module):
         yield engine.module
+
+
+def groups_without_experts(groups: Any) -> list[Any]:
+    return [groups] if isinstance(groups, dict) else list(groups)
 
 
 def set_z3_leaf_modules(model: nn.Module, classes: Any) -> list[nn.Module]:

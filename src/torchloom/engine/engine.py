@@ -472,6 +472,26 @@ class Engine(Batches, Queries, ModuleAccess):
         norm = self._update.norm
         return None if norm is None else float(norm)
 
+    def full_gradient(self, param: nn.Parameter) -> Tensor | None:
+        """Return the gradient of a whole weight before a step, averaged over ranks; all ranks must call.
+
+        With fp16 it is multiplied by `loss_scale`. Gradients that backward passes made since the last step are in
+        it; without any it is zero.
+
+        Args:
+            param: one of `parameters()`.
+
+        Returns:
+            A copy; None for a parameter that is not trained.
+
+        Example:
+            >>> for name, param in engine.named_parameters():  # doctest: +SKIP
+            ...     print(name, engine.full_gradient(param).norm())
+        """
+        self._take_place()
+        is_averaged = not reduces_at_boundary(layout_of(self.module))
+        return self.local.whole_gradient(param, is_averaged=is_averaged)
+
     def was_step_applied(self) -> bool:
         """Whether the last `step()` changed the weights."""
         return self._step_applied
