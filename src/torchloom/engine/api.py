@@ -181,16 +181,22 @@ def _shard(
 def _one_source(
     args: Any, config: ConfigSource | None, config_params: ConfigSource | None
 ) -> ConfigSource | None:
-    """Return the config that was given, under whichever of its three names."""
+    """Return the config that was given, under whichever of its names."""
     given = {
         "config": config,
         "config_params": config_params,
         "args.deepspeed_config": getattr(args, "deepspeed_config", None),
+        "args.deepscale_config": getattr(args, "deepscale_config", None),
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     if len(chosen) > 1:
         raise ConfigError(
             f"the config was given {len(chosen)} times, as {' and '.join(chosen)}: give it once"
+        )
+    if args is not None and not chosen:
+        raise ConfigError(
+            f"args= ({type(args).__name__}) has no deepspeed_config, and config= is not given: pass the path or the "
+            "dict as config="
         )
     return next(iter(chosen.values()), None)
 
