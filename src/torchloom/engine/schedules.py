@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchloom.config.kinds import RefusedError
+from torchloom.config.scheduler import DEEPSPEED
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = get_logger(__name__)
 
@@ -45,7 +50,22 @@ def make_scheduler(name: str, params: Mapping[str, Any], optimizer: Optimizer) -
 
 
 class Schedule(LRScheduler):
-    """Sets rates by DeepSpeed's position, `last_epoch - 1`."""
+    """Sets rates by DeepSpeed's position, `last_epoch - 1`.
+
+    Raises:
+        ConfigError: a parameter has a value that a configuration could not have.
+    """
+
+    def __new__(cls, *args: Any, **params: Any) -> Self:
+        """Check parameters as the section `scheduler` checks them."""
+        own = next(each.__name__ for each in cls.__mro__ if each.__name__ in DEEPSPEED)
+        for name, kind in DEEPSPEED[own].table.items():
+            try:
+                if params.get(name) is not None:
+                    kind(params[name])
+            except RefusedError as refusal:
+                raise ConfigError(f"{cls.__name__}({name}=...): {refusal}") from None
+        return super().__new__(cls)
 
     def __init__(self, optimizer: Optimizer, last_batch_iteration: int = -1) -> None:
         kept = [
