@@ -59,12 +59,13 @@ class Schedule(LRScheduler):
     def __new__(cls, *args: Any, **params: Any) -> Self:
         """Check parameters as the section `scheduler` checks them."""
         own = next(each.__name__ for each in cls.__mro__ if each.__name__ in DEEPSPEED)
-        for name, kind in DEEPSPEED[own].table.items():
-            try:
+        name = ""
+        try:
+            for name, kind in DEEPSPEED[own].table.items():
                 if params.get(name) is not None:
                     kind(params[name])
-            except RefusedError as refusal:
-                raise ConfigError(f"{cls.__name__}({name}=...): {refusal}") from None
+        except RefusedError as refusal:
+            raise ConfigError(f"{cls.__name__}({name}=...): {refusal}") from None
         return super().__new__(cls)
 
     def __init__(self, optimizer: Optimizer, last_batch_iteration: int = -1) -> None:
