@@ -100,8 +100,6 @@ BAD = [
     ("sparse_gradients", True, None, "sparse=False"),
     ("gradient_allreduce_op", "sum", None, "multiply the loss by the number of ranks"),
     ("gradient_allreduce_op", "avg", None, '"mean" or "sum"'),
-    ("managed_gradient_accumulation", False, None, "gradient_accumulation_steps"),
-    ("managed_gradient_accumulation", 0, None, "gradient_accumulation_steps"),
     (f"{ZERO}.zenflow", {"topk_ratio": 0.05}, None, "ZenFlow"),
     (f"{ZERO}.load_from_fp32_weights", False, None, "fp32 master shards"),
     ("data_types", {"grad_accum_dtype": "bf16"}, "data_types.grad_accum_dtype", "fp32"),

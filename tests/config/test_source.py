@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 import math
+import os
 import sys
 from types import MappingProxyType
 
@@ -18,13 +19,24 @@ from torchloom.errors import ConfigError
 DOCUMENT = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}
 
 
+class Other(os.PathLike):
+    """A path of another library's, as pytest's `tmpdir` gives."""
+
+    def __init__(self, path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+
 def test_a_dict_a_file_and_base64_mean_the_same(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(DOCUMENT))
     encoded = base64.urlsafe_b64encode(json.dumps(DOCUMENT).encode()).decode()
 
     configs = [
-        load_config(source) for source in (DOCUMENT, path, str(path), encoded, encoded.rstrip("="))
+        load_config(source)
+        for source in (DOCUMENT, path, str(path), Other(path), encoded, encoded.rstrip("="))
     ]
 
     assert all(config == configs[0] for config in configs)

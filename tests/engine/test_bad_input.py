@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -56,6 +58,16 @@ def test_config_errors_come_before_any_process_group() -> None:
 def test_config_given_twice() -> None:
     with pytest.raises(ConfigError, match="config and config_params"):
         torchloom.initialize(model=tricky(), config={}, config_params={})
+
+
+def test_arguments_of_a_launcher_name_a_config() -> None:
+    """Under DeepSpeed's name or its older one; without either the run would have no settings."""
+    with pytest.raises(ConfigError, match="has no deepspeed_config, and config= is not given"):
+        torchloom.initialize(args=SimpleNamespace(local_rank=0), model=tricky())
+    for name in ("deepspeed_config", "deepscale_config"):
+        with pytest.raises(ConfigError, match="stage"):
+            document = {"zero_optimization": {"stage": 4}}
+            torchloom.initialize(args=SimpleNamespace(**{name: document}), model=tricky())
 
 
 def test_already_sharded() -> None:

@@ -182,3 +182,35 @@ def test_one_reduction_of_several_backward_passes(stage: int) -> None:
         assert same(whole(engine), whole(plain))
 
     run_ranks(2, fn)
+
+
+@pytest.mark.parametrize(
+    ("backend", "cases"),
+    [(None, [(0, 1), (1, 2), (2, 2), (3, 1)]), ("aot_eager", [(0, 1), (1, 1), (1, 2), (3, 1)])],
+)
+def test_whole_gradients_are_means_over_ranks(backend, cases) -> None:
+    def fn(rank):
+        alone = Regression()
+        for stage, steps in cases:
+            engine = engine_of(stage, gradient_accumulation_steps=steps)
+            alone.load_state_dict(engine.module.state_dict())
+            engine.module.second.bias.requires_grad_(False)
+            if backend is not None:
+                engine.compile(backend=backend)
+            alone.zero_grad()
+            for step in range(steps):
+                for each in range(2):
+                    (alone(*batch(10 * step + each)) / 2 / steps).backward()
+                if step:
+                    engine.step()
+                engine.backward(engine(*batch(10 * step + rank)))
+            before = [each.clone() for each in engine.local.present_gradients()]
+            wanted = [each.grad for each in alone.parameters()]
+            wanted[-1] = torch.zeros(WIDTH)  # frozen since
+            for param, mean in zip(engine.parameters(), wanted, strict=True):
+                torch.testing.assert_close(engine.full_gradient(param), mean)
+            assert same(before, engine.local.present_gradients())
+            assert engine.full_gradient(nn.Parameter(torch.ones(2))) is None
+            engine.step()
+
+    run_ranks(2, fn)

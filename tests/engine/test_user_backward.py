@@ -185,3 +185,38 @@ def test_two_engines_of_one_loss(stage: int) -> None:
             assert torch.equal(mine, theirs)
 
     run_ranks(2, fn)
+
+
+def test_without_managed_accumulation_each_step_updates(tmp_path) -> None:
+    """Some backward passes and one step are the managed micro-steps, also from `train_batch` and after a resume."""
+
+    def fn(rank):
+        def loss_of(engine, seed):
+            return engine(batch(2 * seed + rank))["out"].square().mean()
+
+        for stage in (0, 1, 3):
+            free = engine_of(
+                stage, gradient_accumulation_steps=3, managed_gradient_accumulation=False
+            )
+            counted = engine_of(stage, gradient_accumulation_steps=3)
+            for seed in range(6):
+                free.backward(loss_of(free, seed))
+                counted.backward(loss_of(counted, seed))
+                counted.step()
+                if seed % 3 == 2:
+                    assert free.is_gradient_accumulation_boundary()
+                    free.step()
+                    assert free.was_step_applied() and counts(free) == counts(counted)
+            assert not free.managed_gradient_accumulation()
+            for name, value in free.module.state_dict().items():
+                assert torch.equal(value, counted.module.state_dict()[name])
+            with pytest.raises(EngineError, match="each step"):
+                free.set_gradient_accumulation_boundary(True)
+        free.save_checkpoint(tmp_path)
+        counted.load_checkpoint(tmp_path)
+        for seed in range(3):
+            counted.backward(loss_of(counted, seed))
+            counted.step()
+        assert counted.was_step_applied()
+
+    run_ranks(2, fn)

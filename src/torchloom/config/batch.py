@@ -8,6 +8,7 @@ number of ranks; otherwise one rank is assumed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from torchloom.config.findings import Findings
@@ -53,7 +54,8 @@ def resolve_batch(
             f'write 1, or pass auto={{"{MICRO}": ...}} to load_config',
         )
         return BatchConfig()
-    return _solve(given, _ranks(given, world_size, findings), written, findings)
+    solved = _solve(given, _ranks(given, world_size, findings), written, findings)
+    return replace(solved, is_managed=schema.managed_gradient_accumulation)
 
 
 def _ranks(given: Triple, world_size: int | None, findings: Findings) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torchloom.config import source as reading
 from torchloom.config.batch import resolve_batch
@@ -53,7 +52,7 @@ class Checked:
 
 
 def load_config(
-    source: Mapping[str, object] | str | Path | None,
+    source: reading.Source,
     *,
     world_size: int | None = None,
     auto: Mapping[str, object] | None = None,
@@ -97,7 +96,7 @@ def load_config(
 
 
 def check_config(
-    source: Mapping[str, object] | str | Path | None,
+    source: reading.Source,
     *,
     world_size: int | None = None,
     auto: Mapping[str, object] | None = None,

@@ -32,6 +32,8 @@ class BatchConfig:
     """Samples per forward pass of one rank."""
     accumulation_steps: int = 1
     """Micro-steps per optimizer step."""
+    is_managed: bool = True
+    """Whether the engine counts micro-steps; otherwise each `step()` updates the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

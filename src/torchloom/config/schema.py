@@ -164,6 +164,9 @@ class ConfigSchema(OtherKeys):
     gradient_accumulation_steps: MaybeCount = used(
         None, "micro-steps per optimizer step", auto="derive"
     )
+    managed_gradient_accumulation: Flag = used(
+        True, "whether the engine counts micro-steps; `false`: each `step()` updates the weights"
+    )
     gradient_clipping: Clip = used(
         0.0,
         'largest global gradient norm; 0 turns clipping off (DeepSpeed: 1.0 since 2026-06); "auto" is 1.0',

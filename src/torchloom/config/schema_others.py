@@ -29,12 +29,6 @@ class OtherKeys(Section):
         "remove it; multiply the loss by the number of ranks: that is the same sum",
         idle=("mean",),
     )
-    managed_gradient_accumulation: MaybeFlag = refused(
-        "a `step()` that always updates the weights",
-        "remove it; set gradient_accumulation_steps, or call engine.set_gradient_accumulation_boundary "
-        "before each step()",
-        default=True,
-    )
     graph_harvesting: MaybeFlag = no_effect(
         False, "record CUDA graphs", 'set compile.kwargs to {"mode": "reduce-overhead"}'
     )

@@ -1,12 +1,13 @@
 """Read a configuration from any source into one plain dict, a copy.
 
-A source is a mapping, a path, URL-safe base64 of JSON text (as launchers pass it), or nothing.
+A source is a mapping, a path of any kind, URL-safe base64 of JSON text (as launchers pass it), or nothing.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -15,7 +16,7 @@ from torchloom.config.findings import Findings
 from torchloom.config.jsonc import JsonSyntaxError, join, parse
 from torchloom.errors import ConfigError
 
-Source: TypeAlias = "Mapping[str, object] | str | Path | None"
+Source: TypeAlias = "Mapping[str, object] | str | os.PathLike[str] | None"
 MAX_DEPTH = 32
 
 
@@ -36,7 +37,9 @@ def read(source: Source, findings: Findings) -> Document:
         return Document("the defaults", {})
     if isinstance(source, Mapping):
         return Document("the configuration", _copy_mapping(source, findings))
-    if not isinstance(source, str | Path):
+    if isinstance(source, os.PathLike):
+        source = Path(source)
+    elif not isinstance(source, str):
         raise ConfigError(
             f"a configuration is a dict, a path or a base64 string, not {type(source).__name__}: "
             "pass one of these"

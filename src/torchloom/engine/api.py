@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -38,7 +38,7 @@ from torchloom.step.casts import cast_params
 
 logger = get_logger(__name__)
 
-ConfigSource = Mapping[str, Any] | str | Path
+ConfigSource = Mapping[str, Any] | str | os.PathLike[str]
 
 
 def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
@@ -181,16 +181,22 @@ def _shard(
 def _one_source(
     args: Any, config: ConfigSource | None, config_params: ConfigSource | None
 ) -> ConfigSource | None:
-    """Return the config that was given, under whichever of its three names."""
+    """Return the config that was given, under whichever of its names."""
     given = {
         "config": config,
         "config_params": config_params,
         "args.deepspeed_config": getattr(args, "deepspeed_config", None),
+        "args.deepscale_config": getattr(args, "deepscale_config", None),
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     if len(chosen) > 1:
         raise ConfigError(
             f"the config was given {len(chosen)} times, as {' and '.join(chosen)}: give it once"
+        )
+    if args is not None and not chosen:
+        raise ConfigError(
+            f"args= ({type(args).__name__}) has no deepspeed_config, and config= is not given: pass the path or the "
+            "dict as config="
         )
     return next(iter(chosen.values()), None)
 

@@ -39,11 +39,13 @@ class Batches:
         """
         engine: Any = self
         batches, losses = self._batches(data_iter), []
-        for _ in range(engine.gradient_accumulation_steps()):
+        num = engine.gradient_accumulation_steps()
+        for index in range(num):
             loss = _loss_of(engine, next(batches))
             losses.append(loss.detach())
             engine.backward(loss)
-            engine.step()
+            if engine.managed_gradient_accumulation() or index == num - 1:
+                engine.step()
         return _mean(losses, "loss of train_batch")
 
     def eval_batch(

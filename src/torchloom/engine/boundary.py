@@ -23,6 +23,8 @@ class Boundary:
     """Counts micro-steps, unless the caller says where the boundary is."""
 
     accumulation_steps: int
+    is_managed: bool = True
+    """Whether micro-steps are counted; otherwise each step is a boundary."""
     forced: bool | None = None
     """What the caller said of the next micro-step."""
     is_held_off: bool = False
@@ -30,9 +32,20 @@ class Boundary:
 
     def is_next(self, micro_steps: int) -> bool:
         """Say whether the micro-step after `micro_steps` others updates the weights."""
+        if not self.is_managed:
+            return True
         if self.forced is not None:
             return self.forced
         return (micro_steps + 1) % self.accumulation_steps == 0
+
+    def force(self, is_boundary: bool) -> None:
+        """Set whether the next micro-step updates the weights; see `Engine.set_gradient_accumulation_boundary`."""
+        if not self.is_managed:
+            raise EngineError(
+                "set_gradient_accumulation_boundary() was called with managed_gradient_accumulation: false, by "
+                "which each step() updates the weights: call step() at the boundary alone, or remove that key"
+            )
+        self.forced = is_boundary
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[None]:

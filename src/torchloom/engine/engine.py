@@ -115,12 +115,13 @@ class Engine(Batches, Queries, ModuleAccess):
         with self._account.charged():
             self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
         self._update = Update(config, local, world.comm, self.scaler, self.offloads)
-        self._boundary = Boundary(config.batch.accumulation_steps)
+        batch = config.batch
+        self._boundary = Boundary(batch.accumulation_steps, batch.is_managed)
         self._num_backwards = 0
         self._share = _SHARED_LOSS.join(local)
         follow_user_backward(_SHARED_LOSS)
         self._step_applied = False
-        check = PlanCheck(world.device, config.batch.accumulation_steps)
+        check = PlanCheck(world.device, batch.accumulation_steps)
         self.timers = Timers(config.wall_clock_breakdown, world.device, check)
         self.work: Work = work_of(model, layout_of(model), world.device)
         self._step_log = StepLog(
@@ -245,7 +246,7 @@ class Engine(Batches, Queries, ModuleAccess):
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:  # before anything counts: the caller may mend it and call again
             self.local.check(self._owners())
-        self.micro_steps += 1
+        self.micro_steps += 1 if self._boundary.is_managed else self._boundary.accumulation_steps
         self._step_applied = False
         self._num_backwards = 0
         if is_boundary:
@@ -455,8 +456,12 @@ class Engine(Batches, Queries, ModuleAccess):
         return self._boundary.is_next(self.micro_steps)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Set whether the next `step()` updates the weights, instead of counting micro-steps."""
-        self._boundary.forced = is_boundary
+        """Set whether the next `step()` updates the weights, instead of counting micro-steps.
+
+        Raises:
+            EngineError: `managed_gradient_accumulation` is false, so that each `step()` updates them.
+        """
+        self._boundary.force(is_boundary)
 
     def get_global_grad_norm(self) -> float | None:
         """Return the global gradient norm of the last step, before clipping; None if it was not computed.
@@ -466,6 +471,26 @@ class Engine(Batches, Queries, ModuleAccess):
         """
         norm = self._update.norm
         return None if norm is None else float(norm)
+
+    def full_gradient(self, param: nn.Parameter) -> Tensor | None:
+        """Return the gradient of a whole weight before a step, averaged over ranks; all ranks must call.
+
+        With fp16 it is multiplied by `loss_scale`. Gradients that backward passes made since the last step are in
+        it; without any it is zero.
+
+        Args:
+            param: one of `parameters()`.
+
+        Returns:
+            A copy; None for a parameter that is not trained.
+
+        Example:
+            >>> for name, param in engine.named_parameters():  # doctest: +SKIP
+            ...     print(name, engine.full_gradient(param).norm())
+        """
+        self._take_place()
+        is_averaged = not reduces_at_boundary(layout_of(self.module))
+        return self.local.whole_gradient(param, is_averaged=is_averaged)
 
     def was_step_applied(self) -> bool:
         """Whether the last `step()` changed the weights."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom.engine.slices import Slices, slice_of
 from torchloom.errors import EngineError, ShardError
 from torchloom.runtime import Communicator
-from torchloom.shard import Layout, ParamSpec, owners_of, sync_in_backward
+from torchloom.shard import Layout, ParamSpec, local_shard, owners_of, sync_in_backward
 from torchloom.shard.classes import converted
 from torchloom.shard.shards import clear_padding_, shard_numel_of
+from torchloom.shard.state import gather_whole
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,31 @@ class LocalParams:
         found = [(e.is_divided, e.param.grad) for e in self._leaves if e.param.grad is not None]
         divided = [grad for is_divided, grad in found if is_divided]
         return divided, [grad for is_divided, grad in found if not is_divided]
+
+    def whole_gradient(self, param: Tensor, *, is_averaged: bool) -> Tensor | None:
+        """Return the whole gradient of a parameter, averaged over ranks; None if it is not trained.
+
+        All ranks must call. A rank without a gradient takes zeros.
+
+        Args:
+            param: one of the model's.
+            is_averaged: backward passes average gradients of whole parameters; otherwise `stepping` will.
+        """
+        each = next((leaf for leaf in self._leaves if leaf.param is param), None)
+        if each is None:
+            return None
+        spec = replace(each.spec, name=f"gradient of {each.spec.name}")
+        grad = torch.zeros_like(local_shard(param)) if param.grad is None else param.grad.detach()
+        is_slice = is_averaged and spec.is_sliced  # backward averages this rank's slice alone
+        if is_slice:
+            grad = slice_of(grad, each.shard_shape[0], self._layout.rank)
+        if is_slice or spec.mode == "sharded":
+            return gather_whole(grad, spec, self._layout.handle)
+        if is_averaged or self._layout.num_ranks == 1:
+            return grad.clone()
+        mean = self._comm.begin_sync([grad], spec.dtype, spec.wire_dtype, [spec.name])
+        self._comm.wait(mean)
+        return mean[0]
 
     def divided(self) -> dict[int, ParamSpec]:
         """Return the spec of each leaf that is stepped as a shard or a slice, by the parameter's id."""

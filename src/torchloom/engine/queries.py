@@ -152,8 +152,8 @@ class Queries:
         return batch.train_batch_size, batch.micro_batch_size, batch.accumulation_steps
 
     def managed_gradient_accumulation(self) -> bool:
-        """Return True: the engine counts micro-steps."""
-        return True
+        """Whether the engine counts micro-steps; otherwise each `step()` updates the weights."""
+        return self.config.batch.is_managed
 
     def gradient_clipping(self) -> float:
         """Return the greatest gradient norm; 0 does not clip."""

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchloom.config.kinds import RefusedError
+from torchloom.config.scheduler import DEEPSPEED
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = get_logger(__name__)
 
@@ -45,7 +50,23 @@ def make_scheduler(name: str, params: Mapping[str, Any], optimizer: Optimizer) -
 
 
 class Schedule(LRScheduler):
-    """Sets rates by DeepSpeed's position, `last_epoch - 1`."""
+    """Sets rates by DeepSpeed's position, `last_epoch - 1`.
+
+    Raises:
+        ConfigError: a parameter has a value that a configuration could not have.
+    """
+
+    def __new__(cls, *args: Any, **params: Any) -> Self:
+        """Check parameters as the section `scheduler` checks them."""
+        own = next(each.__name__ for each in cls.__mro__ if each.__name__ in DEEPSPEED)
+        name = ""
+        try:
+            for name, kind in DEEPSPEED[own].table.items():
+                if params.get(name) is not None:
+                    kind(params[name])
+        except RefusedError as refusal:
+            raise ConfigError(f"{cls.__name__}({name}=...): {refusal}") from None
+        return super().__new__(cls)
 
     def __init__(self, optimizer: Optimizer, last_batch_iteration: int = -1) -> None:
         kept = [
@@ -243,11 +264,18 @@ class OneCycle(Schedule):
         if not self._moves_betas:
             return
         # DeepSpeed's first step takes the lowest beta, the others begin at the highest.
-        share = self._share() if self.last_epoch else 1.0
+        betas = self._betas_at(self._share() if self.last_epoch else 1.0)
+        for group, pair in zip(self.optimizer.param_groups, betas, strict=True):
+            group["betas"] = pair
+
+    def get_mom(self) -> list[tuple[float, float]] | None:
+        """Return the betas of each group at this position; None if they stay as they are."""
+        return self._betas_at(self._share()) if self._moves_betas else None
+
+    def _betas_at(self, share: float) -> list[tuple[float, float]]:
         growth = self._decayed(self._decay[2])
-        pairs = zip(self.optimizer.param_groups, *self._betas, strict=True)
-        for group, low, top in pairs:
-            group["betas"] = ((top - (top - low) * share) * growth, _SECOND_BETA)
+        pairs = zip(*self._betas, strict=True)
+        return [((top - (top - low) * share) * growth, _SECOND_BETA) for low, top in pairs]
 
     def _share(self) -> float:
         """Return how far the cycle is up: 0 at its ends and behind it, 1 at its top."""
