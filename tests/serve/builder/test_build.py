@@ -278,6 +278,24 @@ def test_a_program_reads_as_its_sizes_pieces_and_place(tmp_path):
     assert "not stored" in repr(build(made(Plain), rows(), backend="eager"))
 
 
+class BranchingTwice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2 if x.shape[1] >= 4 else x
+        return x + 1 if x.shape[0] >= 3 else x
+
+
+def test_a_cut_is_told_with_what_it_was_made_for_and_the_first_to_everybody(caplog):
+    contract = Contract({"x": (Dim("a", 1, 8), Dim("b", 1, 9))})
+    with caplog.at_level("INFO", "torchloom"):
+        build(made(BranchingTwice), contract, backend="eager", check="off")
+    cuts = [each for each in caplog.records if "is cut at" in each.getMessage()]
+    causes = [("[3]", "a >= 3"), ("[4]", "b >= 4"), ("[4]", "b >= 4")]
+    for record, (at, cause) in zip(cuts, causes, strict=True):
+        text = record.getMessage()
+        assert f"is cut at {at}" in text and f"last cut by {cause}" in text, text
+    assert [each.levelname for each in cuts] == ["WARNING", "INFO", "INFO"]
+
+
 def test_cuts_are_bounded_and_told_early(monkeypatch, caplog):
     monkeypatch.setattr("torchloom.serve.builder.builder._MOST_SECONDS", 0)
     with (
