@@ -108,14 +108,20 @@ class Batch:
 def test_dims_are_inferred_from_dicts_dataclasses_and_text():
     @support_torch_compile(backend="eager")
     class Inferred(nn.Module):
-        def forward(self, batch: Batch, more: dict[str, Tensor], x: Tensor | None) -> Tensor:
-            return batch.ids * batch.weights + more["bias"] + x
+        def forward(
+            self,
+            batch: Batch,
+            more: dict[str, Tensor],
+            x: Tensor | None,
+            ids: torch.LongTensor | None = None,
+        ) -> Tensor:
+            return batch.ids * batch.weights + more["bias"] + x * ids
 
     model = Inferred().eval()
     with torch.no_grad():
         for n in (6, 2):
             like = torch.ones(n, 2)
-            found = model(Batch(like, like), {"bias": like}, like)
+            found = model(Batch(like, like), {"bias": like}, like, like.long())
             assert torch.equal(found, torch.full((n, 2), 3.0))
 
 

@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 
-from torchloom._torch.shapes import forget_constant_floats, no_special_sizes, symbol_ranges
+from torchloom._torch.shapes import (
+    forget_constant_floats,
+    no_special_sizes,
+    symbol_ranges,
+    unknown_values,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +99,7 @@ def capture_call(
         compiler_config.patch(dynamic_sources=",".join(f"{re.escape(source)}$" for source in ints)),
         no_special_sizes(enabled=not unbacked),
         symbol_ranges(ranges),
+        unknown_values(),
         dynamo_config.patch(
             automatic_dynamic_shapes=bool(floats),  # else what is known of floats is not looked at
             specialize_float=not floats,

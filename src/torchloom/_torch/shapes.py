@@ -53,6 +53,28 @@ def symbol_ranges(ranges: Mapping[int, tuple[int, int]]) -> Iterator[None]:
         ShapeEnv.create_symbol = create
 
 
+@contextmanager
+def unknown_values() -> Iterator[None]:
+    """Let `item()` of any tensor be a number of which nothing is known in a block; floats that are arguments excepted.
+
+    Dynamo makes a symbol of the number that a CPU tensor without dims holds during the trace, and guards what it asks.
+    """
+    from torch._dynamo.source import FloatTensorSource
+    from torch._subclasses.fake_tensor import FakeTensorConverter
+
+    convert: Any = FakeTensorConverter.from_real_tensor
+
+    def from_real_tensor(converter: Any, *args: Any, source: Any = None, **kwargs: Any) -> Any:
+        converter.export = not isinstance(source, FloatTensorSource)  # it makes no such symbols
+        return convert(converter, *args, source=source, **kwargs)
+
+    FakeTensorConverter.from_real_tensor = from_real_tensor
+    try:
+        yield
+    finally:
+        FakeTensorConverter.from_real_tensor = convert
+
+
 def range_text(value: Any) -> str:
     """Return the ranges of the symbols in a size, or in a tensor's: compilers rely on them without a guard."""
     if isinstance(value, torch.Tensor):

@@ -19,7 +19,7 @@ from serve.models import (
     made,
     rows,
 )
-from torchloom.errors import ContractError, ProofError
+from torchloom.errors import ContractError, ProofError, ServeError
 from torchloom.events import ProgramReady, Recorder
 from torchloom.serve import Contract, Dim, build, counter, tensor
 
@@ -276,6 +276,69 @@ def test_a_program_reads_as_its_sizes_pieces_and_place(tmp_path):
     assert "models.Branching, built in" in head and str(tmp_path) in head and program.key in head
     assert first.startswith("  batch 1 to 3: 1 piece") and second.startswith("  batch 4 to 64: ")
     assert "not stored" in repr(build(made(Plain), rows(), backend="eager"))
+
+
+class ByValue(torch.nn.Module):
+    """Reads a number from an argument, or from a buffer."""
+
+    def __init__(self, read) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.tensor(2))
+        self.read = read
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return self.read(x, at, self.step)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, at, step: x * 2 if at.item() > 3 else x,
+        lambda x, at, step: x * 2 if step.item() > 3 else x,
+        lambda x, at, step: x * 2 if at.double().item() > 0.5 else x,
+    ],
+)
+def test_a_branch_on_a_number_that_a_tensor_holds_is_refused(read):
+    contract = Contract({"x": (Dim("batch", 1, 4), 8), "at": tensor(dtype=torch.int64, below=8)})
+    with pytest.raises(
+        ServeError, match=r"decides by a number that a tensor holds at .*test_build.*torch.where"
+    ):
+        build(made(ByValue, read), contract, backend="eager")
+
+
+def test_a_number_that_a_tensor_holds_is_another_in_each_call():
+    def read(x, at, step):
+        number = at.item()
+        torch._check(number >= 0)
+        torch._check(number < 8)
+        return x[:, : number + 1].sum(1) * number + step.item()
+
+    contract = Contract({"x": (Dim("batch", 1, 4), 8), "at": tensor(dtype=torch.int64, below=8)})
+    model = made(ByValue, read)
+    program, x = build(model, contract, backend="eager"), torch.randn(3, 8)
+    with torch.no_grad():
+        for number in range(8):
+            model.step.fill_(number)
+            at = torch.tensor(number)
+            torch.testing.assert_close(program(x, at), model(x, at))
+
+
+class BranchingTwice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2 if x.shape[1] >= 4 else x
+        return x + 1 if x.shape[0] >= 3 else x
+
+
+def test_a_cut_is_told_with_what_it_was_made_for_and_the_first_to_everybody(caplog):
+    contract = Contract({"x": (Dim("a", 1, 8), Dim("b", 1, 9))})
+    with caplog.at_level("INFO", "torchloom"):
+        build(made(BranchingTwice), contract, backend="eager", check="off")
+    cuts = [each for each in caplog.records if "is cut at" in each.getMessage()]
+    causes = [("[3]", "a >= 3"), ("[4]", "b >= 4"), ("[4]", "b >= 4")]
+    for record, (at, cause) in zip(cuts, causes, strict=True):
+        text = record.getMessage()
+        assert f"is cut at {at}" in text and f"last cut by {cause}" in text, text
+    assert [each.levelname for each in cuts] == ["WARNING", "INFO", "INFO"]
 
 
 def test_cuts_are_bounded_and_told_early(monkeypatch, caplog):

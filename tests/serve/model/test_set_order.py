@@ -94,13 +94,78 @@ def has_numbers():
     return [number for number in {1, 2, 3}]  # noqa: C416
 
 
+def fills_and_lists(of):
+    filled = {}
+    for name in {*TABLE}:
+        filled[name] = of(name)
+    return list(filled)
+
+
+def fills_by_what_came_before(of):
+    filled, given = {}, iter(TABLE)
+    for name in {*TABLE}:
+        filled[name] = next(given)
+    return filled["a"]
+
+
+def fills_by_another_name(of):
+    filled = {"a": 1}
+    other = {}
+    for name in {*TABLE}:
+        filled[name] = of(name)
+        other[name] = filled["a"]
+    return other["b"]
+
+
+def fills_what_it_is_given(filled, of):
+    for name in {*TABLE}:
+        filled[name] = of(name)
+
+
+def keeps_the_last(of):
+    filled = {}
+    for name in {*TABLE}:
+        filled[name] = of(name)
+    return filled["a"], name
+
+
+def adds_up(of):
+    filled = {"sum": 0}
+    for name in {*TABLE}:
+        filled["sum"] += of(name)
+    return filled["sum"]
+
+
+def returns_a_comprehension(of):
+    return {name: of(name) for name in {*TABLE}}
+
+
 GO_THROUGH = [
     *(goes_through_a_constant, goes_through_a_set, lists_a_difference, takes_the_first),
     *(hands_it_on, sorts_by_a_key, puts_it_away, unpacks, picks_either, joins_views),
+    *(fills_and_lists, fills_by_what_came_before, fills_by_another_name, fills_what_it_is_given),
+    *(keeps_the_last, adds_up, returns_a_comprehension),
 ]
+
+
+def fills_and_looks_up(of):
+    filled = {}
+    scales = {}
+    for name in {*TABLE}:
+        if name == "a":
+            filled[name] = None
+        else:
+            filled[name] = of(TABLE, name)
+        scales[name] = 2 * filled[name] + 1
+    for name in {*TABLE}:
+        scales[name] = TABLE[name]
+    made = {name: of[name]() for name in {*TABLE}}
+    return made["a"], scales["a"], [filled[each] for each in ("a", "b")]
+
+
 ASK = [
     *(looks_in_a_constant, looks_in_a_comprehension, changes_and_compares, sorts, asks_all),
-    has_numbers,
+    *(has_numbers, fills_and_looks_up),
 ]
 
 
@@ -216,6 +281,19 @@ def test_a_process_that_hashes_otherwise_takes_programs_that_do_not_rely_on_it(t
         assert again[name][0] == "loaded", name
     for name in ANYBODYS:
         assert second[name] == again[name] == ["loaded", "", []], name
+
+
+class InOrder(nn.Module):
+    def forward(self, x):
+        for name in set(TABLE):
+            x = x * TABLE[name] + 1
+        return x
+
+
+def test_the_build_says_that_a_program_is_of_one_process(tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    build(InOrder().eval(), rows(), backend="eager", store=tmp_path, check="off")
+    assert "is stored for this process alone" in caplog.text
 
 
 class Addressed(nn.Module):

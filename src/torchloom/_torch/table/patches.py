@@ -125,6 +125,15 @@ PATCHES = (
         without="slices that always lie within a tensor are compiled as if they might not",
     ),
     Patch(
+        name="torch._subclasses.fake_tensor.FakeTensorConverter.from_real_tensor",
+        where="torchloom._torch.shapes.unknown_values",
+        because="Dynamo makes a symbol of the number that a CPU tensor without dims holds, and guards what a model"
+        " asks of it; no size of a contract is that number",
+        reproduction="mode = FakeTensorMode(shape_env=ShapeEnv());"
+        " mode.from_tensor(torch.tensor(3), source=ConstantSource('x')).item() is a symbol with the value 3",
+        without="a model that branches on `position.item()` goes the way of the trace in every call",
+    ),
+    Patch(
         name="torch._inductor.sizevars.SizeVarAllocator.evaluate_min",
         where="torchloom._torch.standalone.symbolic_minimum",
         because="with backed_size_oblivious it raises where no range tells which of two is less",

@@ -221,12 +221,16 @@ class Builder:
         for dim in traced.box.varying:
             starts = cuts(failed, dim)
             if starts:
-                at = f" at {failed[0].where}" if failed[0].where else ""
-                self._last_cut = f"; last cut by {failed[0].guard}{at}"
+                cause = next(each for each in failed if cuts([each], dim))
+                level = (
+                    logging.INFO if self._last_cut else logging.WARNING
+                )  # the first says what to expect
+                at = f" at {cause.where}" if cause.where else ""
+                self._last_cut = f"; last cut by {cause.guard}{at}"
                 self._why_cut = why_not_proven(self.target, traced.box, failed)
                 text = "%s: %s is cut at %s; each part is a program, of at most %d in %d s%s"
                 bounds = (_MOST_BOXES, _MOST_SECONDS, self._last_cut)
-                log.info(text, self.target.name, traced.box, starts, *bounds)
+                log.log(level, text, self.target.name, traced.box, starts, *bounds)
                 return traced.box.cut(dim.name, starts)
         raise ProofError(why_not_proven(self.target, traced.box, failed))
 

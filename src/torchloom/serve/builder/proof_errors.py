@@ -40,13 +40,8 @@ def why_not_compiled(target: Target, box: Box, shapes: str, error: BaseException
     text = str(error)
     reason = next((line.strip() for line in text.splitlines() if line.strip()), "")
     operator = re.search(r"^\s*target: (\S+)", text, re.MULTILINE)
-    places = [
-        f"{path}:{line} in {function}"
-        for path, line, function in re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
-        if not path.startswith(_TORCH)
-    ]
     at = f" of {operator[1]}" if operator else ""
-    at += f" at {places[-1]}" if places else ""
+    at += _last_place(text)
     others = {
         "split": "cuts ranges where sizes differ",
         "unbacked": "assumes nothing of sizes",
@@ -58,6 +53,29 @@ def why_not_compiled(target: Target, box: Box, shapes: str, error: BaseException
         f"{type(error).__name__}: {reason[:300]}; {ways} may work, as may the operator in one of your own "
         "(torchloom.custom_op)"
     )
+
+
+def decision_by_value(target: Target, error: BaseException) -> str:
+    """Say in one sentence that a model decides by a number that a tensor holds; nothing where an error is about more."""
+    text = str(error)
+    decision = re.search(r"Could not guard on data-dependent expression (.+?) \(unhinted", text)
+    if decision is None:
+        return ""
+    return (
+        f"{target.name} decides by a number that a tensor holds{_last_place(text)} ({decision[1]}), and one program cannot "
+        "go both ways: compute both and choose with torch.where, or give the number as an argument, which the contract "
+        "describes by a Dim or number(low, high)"
+    )
+
+
+def _last_place(text: str) -> str:
+    """Return the innermost line outside of torch that an error names."""
+    places = [
+        f"{path}:{line} in {function}"
+        for path, line, function in re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
+        if not path.startswith(_TORCH)
+    ]
+    return f" at {places[-1]}" if places else ""
 
 
 _TORCH = str(Path(torch.__file__).parent)

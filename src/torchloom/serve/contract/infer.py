@@ -20,7 +20,9 @@ from torchloom.serve.contract.specs import RecordSpec, TensorSpec
 Dims = dict[str, dict[int, Dim | Derived | str | None]]
 """For each argument, which of its sizes vary, and the dim or its name where given."""
 
-_TENSOR = re.compile(r"^(?:typing\.)?(?:Optional\[)?(?:torch\.)?Tensor\]?(?:\s*\|\s*None)?$")
+_TENSOR = re.compile(
+    r"^(?:typing\.)?(?:Optional\[)?(?:torch\.)?(?:[A-Z]\w*)?Tensor\]?(?:\s*\|\s*None)?$"
+)
 
 
 def named_dims(forward: Callable[..., Any], given: Mapping[str, Any] | None) -> Dims:
@@ -161,7 +163,8 @@ def _is_tensor(annotation: Any) -> bool:
     """Say whether an annotation is a tensor, an optional one, or a dict, list, tuple or dataclass of them."""
     if isinstance(annotation, str):
         return bool(_TENSOR.match(annotation.strip().strip("'\"")))
-    if isinstance(annotation, type) and issubclass(annotation, Tensor):
+    is_legacy = isinstance(annotation, type(torch.LongTensor))  # which is no subclass of Tensor
+    if is_legacy or (isinstance(annotation, type) and issubclass(annotation, Tensor)):
         return True
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is not None and type(None) in args:

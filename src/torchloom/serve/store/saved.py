@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchloom import envs
 from torchloom.errors import ArtifactError
+from torchloom.pieces.places import TEXT_HASHES
 from torchloom.serve.call.program import OutOfRange, Program
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.counter import counter
@@ -20,6 +22,8 @@ from torchloom.serve.store.folder import Store
 from torchloom.serve.store.misses import changes_since, key_differences, why_miss
 
 log = logging.getLogger(__name__)
+
+_HASH_SEED = "PYTHONHASHSEED"
 
 
 @dataclass
@@ -78,6 +82,17 @@ class Saved:
         )
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         self.store.save(f"{self.key}-{digest}", entry)
+        facts = [
+            (name, *fact.get("ask", ())) for v in program.variants for name, fact in v.facts.items()
+        ]
+        relies = any(TEXT_HASHES in each or "order" in each[1:] for each in facts)
+        if relies and not envs.get_str(_HASH_SEED, ""):
+            log.warning(
+                "%s is stored for this process alone: its code depends on the order of a set or on the hash of a text, "
+                "which differ between processes; sort the set, or set %s for all of them",
+                program.target.name,
+                _HASH_SEED,
+            )
         counter.num_saves += 1
         return ""
 

@@ -3,7 +3,8 @@
 Both differ between processes, as PYTHONHASHSEED does, and Dynamo puts no guard on either. Most sets are only asked
 whether something is in them, which depends on neither. So where bytecode shows that a set is made, the source of that
 code is parsed, if it is still the source of the very same code. Each set in it may be asked for members or its length,
-or be sorted; code that uses one in any other way counts as depending on its order.
+be sorted, or fill dicts that are only looked up by its items (`for kind in set(kinds): masks[kind] = mask_of(kind)`); code
+that uses one in any other way counts as depending on its order.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class _Sets:
             node = self._above[node]
         return isinstance(node, ast.Raise)
 
-    def _is_asked(self, node: ast.expr) -> bool:  # noqa: PLR0911 - one for each form of use
+    def _is_asked(self, node: ast.expr) -> bool:  # noqa: C901, PLR0911 - one for each form of use
         """Return whether what a set is used for does not show its order; what makes another set is judged there."""
         above = self._above.get(node)
         if above is not None and (self._is_set(above) or self._is_told(node)):
@@ -249,10 +250,14 @@ class _Sets:
             case ast.Attribute(_, name):
                 is_called = isinstance(self._above.get(above), ast.Call)
                 return is_called and name in (_ASK | _CHANGE)
-            case ast.comprehension():
+            case ast.For(ast.Name(item), body=body, orelse=[]):
+                return self._is_kept_to(item) and all(self._fills(each, item) for each in body)
+            case ast.comprehension(ast.Name(item)):
                 made = self._above[above]
                 if isinstance(made, ast.SetComp):
                     return True
+                if isinstance(made, ast.DictComp):
+                    return self._fills(self._above[made], item)
                 last = self._above.get(made)
                 return (
                     isinstance(made, (ast.GeneratorExp, ast.ListComp))
@@ -262,6 +267,60 @@ class _Sets:
                     and not last.keywords
                 )
         return False
+
+    def _fills(self, node: ast.AST, item: str) -> bool:
+        """Return whether a statement only puts what is made of an item in dicts, where it is looked up by that item."""
+        match node:
+            case ast.If(test, body, orelse):
+                return _is_made_of(test, item) and all(
+                    self._fills(each, item) for each in body + orelse
+                )
+            case ast.Assign([ast.Subscript(ast.Name(name), ast.Name(key))], value):
+                return key == item and _is_made_of(value, item) and self._is_looked_up(name)
+            case ast.Assign([ast.Name(name)], ast.DictComp(ast.Name(key), value, [_])):
+                return key == item and _is_made_of(value, item) and self._is_looked_up(name)
+        return False
+
+    def _is_looked_up(self, name: str) -> bool:
+        """Return whether a name stands for a dict that is made here, and nothing is used of it but entries."""
+        is_made = False
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Name) and node.id == name:
+                above = self._above[node]
+                value = getattr(above, "value", None)
+                is_made |= isinstance(value, (ast.Dict, ast.DictComp))
+                if isinstance(node.ctx, ast.Load) and not (
+                    isinstance(above, ast.Subscript) and value is node
+                ):
+                    return False
+        return is_made
+
+    def _is_kept_to(self, item: str) -> bool:
+        """Return whether an item is a name of items of loops alone: none is read after its loop."""
+        inside = {
+            id(node)
+            for each in ast.walk(self._tree)
+            for loop in getattr(each, "generators", [each])
+            if isinstance(loop, (ast.For, ast.comprehension)) and isinstance(loop.target, ast.Name)
+            if loop.target.id == item
+            for node in ast.walk(each)
+        }
+        return all(
+            id(node) in inside
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.Name) and node.id == item
+        )
+
+
+def _is_made_of(value: ast.expr, item: str) -> bool:
+    """Return whether an expression gives each call the item, and looks up nothing by another name of a dict."""
+    for node in ast.walk(value):
+        is_given = any(isinstance(each, ast.Name) and each.id == item for each in ast.walk(node))
+        is_call = isinstance(node, ast.Call)
+        is_entry = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
+        if isinstance(node, ast.NamedExpr) or ((is_call or is_entry) and not is_given):
+            return False
+    return True
 
 
 def _is_view(node: ast.AST) -> bool:

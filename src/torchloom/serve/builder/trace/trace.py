@@ -19,7 +19,7 @@ from torchloom.errors import ServeError, TorchloomError
 from torchloom.pieces.fullgraph import FullGraph, capture_full
 from torchloom.pieces.places import Place, place_of, settled, value_at
 from torchloom.pieces.symbols import SizeGuard
-from torchloom.serve.builder.proof_errors import multiples_to_promise
+from torchloom.serve.builder.proof_errors import decision_by_value, multiples_to_promise
 from torchloom.serve.builder.prove import ProofVerdict, prove
 from torchloom.serve.builder.trace.argument_guards import asked_of
 from torchloom.serve.builder.trace.guard_facts import facts_of
@@ -202,6 +202,8 @@ def _captured(
     except TorchloomError:
         raise
     except Exception as error:  # torch's own mistakes while it traces come in any kind
+        if not unbacked and (decision := decision_by_value(target, error)):
+            raise ServeError(decision) from error
         kind = "" if is_unsupported(error) else f"{type(error).__name__}: "
         raise ServeError(
             f"{target.name} cannot be compiled for {box}: {kind}{_first_lines(error)}"

@@ -1,0 +1,77 @@
+"""Stock models of transformers, with caches and masks, are loaded by a new process; edits of them are misses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("transformers")
+
+PROGRAM = """
+import sys
+import torch
+import transformers as hf
+from transformers.models.bert import modeling_bert
+from transformers.models.gemma3 import modeling_gemma3
+from torchloom.errors import ArtifactError
+from torchloom.serve import Contract, Dim, build, load, tensor
+
+SIZES = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+GEMMA = dict(num_key_value_heads=1, head_dim=8, sliding_window=4, layer_types=["sliding_attention", "full_attention"])
+KINDS = {
+    "gemma3": (hf.Gemma3TextConfig, hf.Gemma3ForCausalLM, GEMMA, {"rms_norm_eps": 0.1}),
+    "bert": (hf.BertConfig, hf.BertModel, dict(num_hidden_layers=1), {"hidden_act": "relu"}),
+}
+folder, asked = sys.argv[1:]
+batch, ids = Dim("batch", 1, 4), torch.arange(16).reshape(2, 8)
+spec = tensor(batch, 8, dtype=torch.int64, below=32)
+mask = (ids > 2).long()
+
+def made(kind, **edits):
+    config, model, more, _ = KINDS[kind]
+    torch.manual_seed(0)
+    return model(config(**SIZES | more | edits)).eval()
+
+def is_missed(kind, model):
+    try:
+        load(folder, model)
+    except ArtifactError as error:
+        return True
+    print("hit", kind)
+
+for kind, (*_, edits) in KINDS.items():
+    model = made(kind)
+    if asked == "build":
+        mask_spec = tensor(batch, 8, dtype=torch.int64, below=2)
+        contract = Contract({"input_ids": spec, "attention_mask": mask_spec})
+        program = build(model, contract, store=folder, backend="eager", check="off")
+    else:
+        program = load(folder, model)
+        is_missed(kind, made(kind, **edits))
+        is_missed(kind, made(kind).bfloat16())
+    with torch.no_grad():
+        torch.testing.assert_close(program(ids, mask)[0], model(ids, mask)[0])
+    print(kind, program.origin)
+if asked == "load":
+    modeling_gemma3.rotate_half = lambda x: x
+    modeling_bert.BertSelfOutput.forward = lambda self, x, y: y
+    [is_missed(kind, made(kind)) for kind in KINDS]
+"""
+
+
+def test_stock_models_are_loaded_by_a_new_process(tmp_path):
+    file = tmp_path / "stock.py"
+    file.write_text(PROGRAM)
+    for seed, asked, origin in (("1", "build", "built"), ("2", "load", "loaded")):
+        done = subprocess.run(
+            [sys.executable, str(file), str(tmp_path / "store"), asked],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout.split("\n")[:-1] == [f"{kind} {origin}" for kind in ("gemma3", "bert")]
