@@ -320,8 +320,8 @@ def _refused(name: str, facts: _Facts) -> ShardError:
         )
     else:
         how = (
-            "take norms by torch.nn.utils.get_total_norm or clip_grad_norm_, which count all ranks, or this rank's part, "
-            "torchloom.shard.local_shard(p.grad), and bring the parts together by torchloom.all_reduce"
+            "take norms by torch.nn.utils.get_total_norm or clip_grad_norm_, which count all ranks, the whole gradient by "
+            "engine.full_gradient(p), or this rank's part by torchloom.shard.local_shard(p.grad)"
         )
     return ShardError(
         f"{name} is computed from the {facts.kind} {facts.name!r} itself, of which this rank holds one part: {how}"
