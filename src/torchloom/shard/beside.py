@@ -31,7 +31,7 @@ from torchloom._torch.modes import is_traced
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import CompileError, ShardError
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.parameter import is_shard
+from torchloom.shard.parameter import is_shard, name_of
 from torchloom.shard.roots import divided_models, living_layouts
 
 # fmt: off
@@ -330,6 +330,24 @@ def _through(
         "self.linear.weight, which is whole there, or use stage 1. Sums of what is done to each element, such as "
         "p.square().sum(), may be added to the loss"
     )
+
+
+def shard_behind(tensor: Tensor) -> str | None:
+    """Return the name of the parameter of whose shard a tensor was made element by element, with gradients; or None.
+
+    Args:
+        tensor: of any kind, such as `param.clone()`.
+    """
+    stack = [tensor.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None:
+            continue
+        if node.name() == _LEAF and is_shard(node.variable):  # type: ignore[attr-defined]
+            return name_of(node.variable)  # type: ignore[attr-defined]
+        if _base_of(node.name()) in _ELEMENTWISE:
+            stack.extend(each for each, _ in node.next_functions)
+    return None
 
 
 def _sums_all(node: fx.Node) -> bool:

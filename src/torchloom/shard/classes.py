@@ -21,7 +21,7 @@ from torchloom._torch import modes
 from torchloom.errors import ShardError
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.memo import Memo
-from torchloom.shard.outside import in_module_call, outside
+from torchloom.shard.outside import OutsideWeight, in_module_call, outside
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
 from torchloom.shard.writes import WRITES
 
@@ -48,6 +48,7 @@ def sharded_class(
             body["_flat_weights"] = property(_rnn_weights, _ignore)
         body[ORIGINAL] = base
         body["register_parameter"] = _register_parameter
+        body["__delattr__"] = _delattr
         body["_apply"] = _apply
         body["_save_to_state_dict"] = save_to_state_dict
         body["_load_from_state_dict"] = load_from_state_dict
@@ -160,7 +161,22 @@ def _register_parameter(self: Any, name: str, param: nn.Parameter | None) -> Non
             "torchloom.shard.gathered(..., modifier_rank=0), or compute the weight in forward as a plain "
             "tensor"
         )
+    if isinstance(param, OutsideWeight):  # torch.nn.utils.prune registers what a module hands out
+        raise _reparametrized(param.param_name)
     getattr(type(self), ORIGINAL).register_parameter(self, name, param)
+
+
+def _delattr(self: Any, name: str) -> None:
+    if name in self._loom_names:  # as torch.nn.utils.parametrize does
+        raise _reparametrized(self._loom_names[name])
+    getattr(type(self), ORIGINAL).__delattr__(self, name)
+
+
+def _reparametrized(name: str) -> ShardError:
+    return ShardError(
+        f"parameter {name!r} would be replaced by one under another name after the model was sharded: apply pruning, "
+        "weight_norm and other parametrizations before the model is sharded"
+    )
 
 
 def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchloom._torch.collectives import watch_collectives
 from torchloom.errors import ShardError
+from torchloom.shard.beside import shard_behind
 from torchloom.shard.outside import OutsideWeight
 from torchloom.shard.parameter import is_shard, name_of
 from torchloom.shard.roots import layout_of, sharded_models
@@ -67,9 +68,10 @@ def _gradients() -> dict[int, str]:
 
 def _check(collective: str, tensors: Iterable[Tensor]) -> None:
     for each in tensors:
-        if is_shard(each):
+        name = name_of(each) if is_shard(each) else shard_behind(each)
+        if name is not None:
             raise ShardError(
-                f"{collective} was given this rank's shard of the parameter {name_of(each)!r}, and ranks hold unlike parts of it: "
+                f"{collective} was given this rank's shard of the parameter {name!r}, and ranks hold unlike parts of it: "
                 "leave it out, as torchloom keeps weights equal on all ranks; for whole weights use "
                 "torchloom.shard.full_state_dict(model), for this rank's part torchloom.shard.local_shard(p)"
             )
