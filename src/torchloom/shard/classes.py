@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torchloom import ops
 from torchloom._torch import modes
 from torchloom.errors import ShardError
+from torchloom.position import POSITION
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.memo import Memo
 from torchloom.shard.outside import OutsideWeight, in_module_call, outside
@@ -93,7 +94,7 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
         weight = self._parameters[attr]
         if is_given(weight):  # by torch.func.functional_call; its gradient is nobody else's
             return weight.to(dtype)
-        return _handed_out(make(self), self._loom_names[attr], weight if is_whole else None)
+        return _handed_out(make, self, self._loom_names[attr], weight if is_whole else None)
 
     if not spec.is_tied or spec.mode == "whole":
         return noted
@@ -108,13 +109,16 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
     return once_per_forward
 
 
-def _handed_out(made: Tensor, name: str, param: nn.Parameter | None) -> Tensor:
+def _handed_out(
+    make: Callable[[Any], Tensor], module: Any, name: str, param: nn.Parameter | None
+) -> Tensor:
     """Return a weight as its module gives it: to compiled code, inside of an eager forward, or outside of any."""
     if torch.compiler.is_compiling():
-        return made
+        return make(module)
     if WRITES.is_open or modes.transform_level() is not None or in_module_call():
-        return WRITES.note(made, name)
-    return outside(made, param, name)
+        return WRITES.note(make(module), name)
+    with POSITION.gathering("outside of a forward"):
+        return outside(make(module), param, name)
 
 
 def _rnn_weights(self: nn.RNNBase) -> list[Tensor]:

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.convert_parameters import parameters_to_vector
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.nn.utils.convert_parameters import parameters_to_vector
 
 from torchloom._torch.subclasses import as_plain_tensors, is_for_machinery
 from torchloom.errors import ShardError
