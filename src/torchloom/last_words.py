@@ -46,6 +46,8 @@ _TELLS_TWICE = "torch._subclasses.fake_tensor"
 _HANDED_ON = "Original Traceback"
 """In the message of an error that a data loader's process raised."""
 _FRAME = re.compile(r'\s*File "([^"]+)", line \d+')
+_SHOWN = 6
+"""Frames of the user's that an error of ours shows, the innermost first: it may be one of a model's forward."""
 _HOW = ["has ended its program"]
 
 
@@ -145,7 +147,8 @@ def _broken_call(error: BaseException, trace: TracebackType | None) -> str:
         return ""
     first = next(i for i, frame in enumerate(frames) if frame.filename.startswith(_DISTRIBUTED))
     name = next((f.name for f in frames[first:] if "wrapper" not in f.name), frames[-1].name)
-    caller = frames[first - 1] if first else None
+    users = [frame for frame in frames[:first] if is_users(frame.filename)]
+    caller = next(reversed(users or frames[:first]), None)
     where = "" if caller is None else f" ({caller.filename}:{caller.lineno})"
     return f"torch.distributed.{name}{where}"
 
@@ -169,7 +172,8 @@ def last_words(error: BaseException, trace: TracebackType | None) -> str:
     error = _cause(error)
     frames = [frame for frame in traceback.extract_tb(trace) if is_users(frame.filename)]
     if isinstance(error, TorchloomError):
-        where = "".join(f"\n  at {f.filename}:{f.lineno} in {f.name}" for f in frames[-1:])
+        places = [f"{f.filename}:{f.lineno} in {f.name}" for f in reversed(frames[-_SHOWN:])]
+        where = f"\n  at {', called at '.join(places)}" if places else ""
         return f"{rank}{type(error).__name__}: {error}{where}"
     said = _without_libraries("".join(traceback.format_exception_only(error)))
     told = "".join(traceback.format_list(frames)) + said

@@ -81,6 +81,8 @@ class Position:
     """Modules of sharded models that took weights from a state dict: part of what ranks compare."""
     actor: int = 0
     """The engine that acts, where a process has several: part of what ranks compare."""
+    purpose: str = ""
+    """What gathers outside of training are for, in words: part of what ranks compare. Empty in training."""
     rates: Rates = field(default_factory=Rates)
     """The rates of the optimizer: part of what ranks compare."""
     phase: str = ""
@@ -95,6 +97,19 @@ class Position:
     """Facts that explain why ranks may differ, e.g. a graph that runs eagerly."""
     on_verdict: list[Callable[[], None]] = field(default_factory=list)
     """Called to end waits that do not check the verdict themselves."""
+
+    @contextmanager
+    def gathering(self, purpose: str) -> Iterator[None]:
+        """Set what gathers are for in a `with` block, so that other ranks take none of them for one of training.
+
+        Args:
+            purpose: for example "for whole weights".
+        """
+        before, self.purpose = self.purpose, purpose
+        try:
+            yield
+        finally:
+            self.purpose = before
 
     @contextmanager
     def doing(self, phase: str) -> Iterator[None]:

@@ -33,6 +33,13 @@ def test_ranks_that_wait_for_each_other_differ() -> None:
     assert "rank 0 waits for gather of a; rank 1 waits for gather of b" in found.text
 
 
+def test_a_rank_that_gathers_outside_of_training_is_named() -> None:
+    alone = waits(1, B, "gather of a", purpose="without gradients")
+    found = judge(of(waits(0, A, "gather of a"), alone), {})
+    assert found is not None
+    assert "Rank 1 gathers without gradients, rank 0 does not. Look for a call" in found.text
+
+
 def test_ranks_that_wait_for_the_same_go_on() -> None:
     assert judge(of(waits(0, A, "gather of a"), waits(1, A, "gather of a")), {}) is None
 

@@ -25,7 +25,7 @@ _REMEMBERED = 4096
 """Entries of a group that are known to have begun: more than any rank can be ahead of another."""
 _COMPARED = 64
 """Entries of a group without tags that ranks compare one by one where the run stands still."""
-_NUMBERS = struct.Struct("<7Q")
+_NUMBERS = struct.Struct("<8Q")
 
 
 class Label(NamedTuple):
@@ -87,13 +87,17 @@ class NamedCollective(NamedTuple):
     channel: str
     ranks: tuple[int, ...]
     actor: int
+    purpose: str = ""
 
     def text(self) -> str:
         """Say in words what it is."""
         # All that the key is made of, or two ranks that differ would be told the same; how often and
         # with what optimizers stepped, which is in it too, is told where it differs (`lines.judge`).
         engine = f" of engine {self.actor}" if self.actor > 1 else ""
-        return f"{self.label.text()}, number {self.number + 1}, in step {self.step}{engine}"
+        purpose = f", {self.purpose}" if self.purpose else ""
+        return (
+            f"{self.label.text()}, number {self.number + 1}, in step {self.step}{engine}{purpose}"
+        )
 
     @property
     def tag(self) -> int:
@@ -141,12 +145,14 @@ class Channel:
         step = POSITION.step
         actor = POSITION.actor
         done = POSITION.updates, POSITION.backwards, POSITION.loads, POSITION.rates.key
-        key = zlib.crc32(_NUMBERS.pack(number, step, actor, *done), what.seed)
+        purpose = POSITION.purpose
+        numbers = _NUMBERS.pack(number, step, actor, zlib.crc32(purpose.encode()), *done)
+        key = zlib.crc32(numbers, what.seed)
         self.begun.append(key)
         self.num_begun += 1
         self.rolling = zlib.crc32(key.to_bytes(4, "little"), self.rolling)
         POSITION.last = entry = NamedCollective(
-            what, number, step, key, self.name, self.ranks, actor
+            what, number, step, key, self.name, self.ranks, actor, purpose
         )
         if not self.has_tags:
             self.recent.append(entry)

@@ -332,6 +332,24 @@ def _through(
     )
 
 
+def shard_behind(tensor: Tensor) -> Tensor | None:
+    """Return the shard of which a tensor was made element by element, with gradients; or None.
+
+    Args:
+        tensor: of any kind, such as `param.clone()`.
+    """
+    stack = [tensor.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None:
+            continue
+        if node.name() == _LEAF and is_shard(node.variable):  # type: ignore[attr-defined]
+            return node.variable  # type: ignore[attr-defined]
+        if _base_of(node.name()) in _ELEMENTWISE:
+            stack.extend(each for each, _ in node.next_functions)
+    return None
+
+
 def _sums_all(node: fx.Node) -> bool:
     options = {**node.kwargs, **dict(enumerate(node.args[1:]))}
     return all(isinstance(each, torch.dtype) for each in options.values() if each is not None)

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torchloom import ops
 from torchloom._torch import modes
 from torchloom.errors import ShardError
+from torchloom.position import POSITION
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.memo import Memo
-from torchloom.shard.outside import in_module_call, outside
+from torchloom.shard.outside import OutsideWeight, in_module_call, outside
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
 from torchloom.shard.writes import WRITES
 
@@ -48,6 +49,7 @@ def sharded_class(
             body["_flat_weights"] = property(_rnn_weights, _ignore)
         body[ORIGINAL] = base
         body["register_parameter"] = _register_parameter
+        body["__delattr__"] = _delattr
         body["_apply"] = _apply
         body["_save_to_state_dict"] = save_to_state_dict
         body["_load_from_state_dict"] = load_from_state_dict
@@ -92,7 +94,7 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
         weight = self._parameters[attr]
         if is_given(weight):  # by torch.func.functional_call; its gradient is nobody else's
             return weight.to(dtype)
-        return _handed_out(make(self), self._loom_names[attr], weight if is_whole else None)
+        return _handed_out(make, self, self._loom_names[attr], weight if is_whole else None)
 
     if not spec.is_tied or spec.mode == "whole":
         return noted
@@ -107,13 +109,16 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
     return once_per_forward
 
 
-def _handed_out(made: Tensor, name: str, param: nn.Parameter | None) -> Tensor:
+def _handed_out(
+    make: Callable[[Any], Tensor], module: Any, name: str, param: nn.Parameter | None
+) -> Tensor:
     """Return a weight as its module gives it: to compiled code, inside of an eager forward, or outside of any."""
     if torch.compiler.is_compiling():
-        return made
+        return make(module)
     if WRITES.is_open or modes.transform_level() is not None or in_module_call():
-        return WRITES.note(made, name)
-    return outside(made, param, name)
+        return WRITES.note(make(module), name)
+    with POSITION.gathering("outside of a forward"):
+        return outside(make(module), param, name)
 
 
 def _rnn_weights(self: nn.RNNBase) -> list[Tensor]:
@@ -160,7 +165,22 @@ def _register_parameter(self: Any, name: str, param: nn.Parameter | None) -> Non
             "torchloom.shard.gathered(..., modifier_rank=0), or compute the weight in forward as a plain "
             "tensor"
         )
+    if isinstance(param, OutsideWeight):  # torch.nn.utils.prune registers what a module hands out
+        raise _reparametrized(param.param_name)
     getattr(type(self), ORIGINAL).register_parameter(self, name, param)
+
+
+def _delattr(self: Any, name: str) -> None:
+    if name in self._loom_names:  # as torch.nn.utils.parametrize does
+        raise _reparametrized(self._loom_names[name])
+    getattr(type(self), ORIGINAL).__delattr__(self, name)
+
+
+def _reparametrized(name: str) -> ShardError:
+    return ShardError(
+        f"parameter {name!r} would be replaced by one under another name after the model was sharded: apply pruning, "
+        "weight_norm and other parametrizations before the model is sharded"
+    )
 
 
 def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.convert_parameters import parameters_to_vector
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -81,8 +82,8 @@ class _Answers:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        name = _name_of(func)
-        if name in _ALIKE or is_for_machinery(func, sys._getframe(1)):
+        name, caller = _name_of(func), sys._getframe(1)
+        if name in _ALIKE or is_for_machinery(func, caller):
             with as_plain_tensors():
                 return func(*args, **named)
         if name == "grad":
@@ -93,6 +94,7 @@ class _Answers:
         first = next(each for each in _tensors((*args, *named.values())) if is_shard(each))
         facts = _facts_of(first)
         is_recorded = torch.is_grad_enabled() and first.requires_grad
+        is_recorded &= caller.f_globals.get("__name__") != parameters_to_vector.__module__
         _check(name, facts, args, named, is_recorded=is_recorded)
         with as_plain_tensors():
             found = func(*args, **named)

@@ -33,6 +33,7 @@ from torchloom._torch.autograd import (
 )
 from torchloom._torch.compiling import DuringCompile
 from torchloom._torch.tensors import neg_view
+from torchloom.position import POSITION
 from torchloom.shard.memo import Memo
 from torchloom.shard.writes import WRITES
 
@@ -244,6 +245,12 @@ def _num_running(module: nn.Module) -> int:
     return number
 
 
+def _purpose(model: nn.Module) -> str:
+    if not torch.is_grad_enabled():
+        return "without gradients"
+    return "" if model.training else "in eval mode"
+
+
 def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandle, ...]:
     """Bracket the eager forward passes of `root`: tied weights once, saved weights as shards, no writes.
 
@@ -253,9 +260,9 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
     running: WeakIdKeyDictionary = WeakIdKeyDictionary()
     """What each module has open: a deep copy of `root` has these hooks, too, and may run inside of it."""
 
-    def close(opened: list[tuple[Any, int]]) -> None:
+    def close(opened: list[tuple[Any, int, str]]) -> None:
         Memo.of(handle).close()
-        hooks, start = opened.pop()
+        hooks, start, POSITION.purpose = opened.pop()
         if hooks is not None:
             LIVE.close(hooks)
         WRITES.close(start)
@@ -268,7 +275,8 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
             close(opened)  # torch runs no hook after a pass that e.g. KeyboardInterrupt has ended
         Memo.of(handle).open()
         hooks = LIVE.open() if regather and torch.is_grad_enabled() else None
-        opened.append((hooks, WRITES.open()))
+        opened.append((hooks, WRITES.open(), POSITION.purpose))
+        POSITION.purpose = _purpose(module)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -281,7 +289,11 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
 
 
 def around_compiled(
-    call: Callable[..., Any], *, regather: bool, before: Callable[[], None] | None = None
+    call: Callable[..., Any],
+    *,
+    model: nn.Module,
+    regather: bool,
+    before: Callable[[], None] | None = None,
 ) -> Callable[..., Any]:
     """Return what calls a compiled module with the brackets of `attach` for its parts that run in Python.
 
@@ -289,6 +301,7 @@ def around_compiled(
 
     Args:
         call: the compiled module.
+        model: which one it is.
         regather: whether eager parts save shards for backward, not gathered weights (stage 3).
         before: called before each forward pass that backward may follow.
     """
@@ -297,7 +310,7 @@ def around_compiled(
     def run(*args: Any, **kwargs: Any) -> Any:
         if before is not None and torch.is_grad_enabled():
             before()
-        start = WRITES.open()
+        start, purpose, POSITION.purpose = WRITES.open(), POSITION.purpose, _purpose(model)
         try:
             if not regather or not torch.is_grad_enabled():
                 return call(*args, **kwargs)
@@ -306,6 +319,7 @@ def around_compiled(
                 return call(*args, **kwargs)
         finally:
             WRITES.close(start)
+            POSITION.purpose = purpose
 
     run.__torchloom_compiled__ = call  # type: ignore[attr-defined]
     return run

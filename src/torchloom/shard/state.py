@@ -195,7 +195,7 @@ def gather_whole(shard: Tensor, spec: ParamSpec, handle: str) -> Tensor:
         spec: of the parameter.
         handle: of the communicator.
     """
-    with torch.no_grad():
+    with torch.no_grad(), POSITION.gathering("for whole weights"):
         return ops.gather(
             shard.detach(), list(spec.shape), spec.dtype, spec.wire_dtype, handle, spec.name
         )

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchloom._torch.collectives import watch_collectives
 from torchloom.errors import ShardError
+from torchloom.shard.beside import shard_behind
 from torchloom.shard.outside import OutsideWeight
 from torchloom.shard.parameter import is_shard, refused_collective
 
@@ -40,8 +41,9 @@ def _refuse(owner: nn.Module, name: str, submodule: nn.Module) -> None:
 
 def _check(collective: str, tensors: Iterable[Tensor]) -> None:
     for each in tensors:
-        if is_shard(each):
-            raise refused_collective(collective, each)
+        shard = each if is_shard(each) else shard_behind(each)
+        if shard is not None:
+            raise refused_collective(collective, shard)
         if isinstance(each, OutsideWeight) and each.param is None and collective in _WRITING:
             raise ShardError(
                 f"{collective} would write into a gathered copy of the parameter {each.param_name!r}, and the weight would stay "

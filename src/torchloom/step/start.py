@@ -37,6 +37,7 @@ def start_compiled(
         load_inductor()
         if (reason := why_cache_is_open()) and session.announce:
             logger.warning("%s", reason)
-    around = partial(around_compiled, regather=session.regather, before=session.before_forward)
+    before = session.before_forward
+    around = partial(around_compiled, model=model, regather=session.regather, before=before)
     compile_in_place(model, session.begin(passes), around=around, **kwargs)
     detach_hooks(model)  # last, so that a failure above leaves the model unchanged

@@ -22,6 +22,10 @@ _ADVICE = (
     "of them caught, or parameters that only some use (experts, conditional heads), which every rank must run in "
     "the same order, with 0 * output added to the loss where a rank does not need them"
 )
+_ALONE = (
+    "Look for a call that only some make (an evaluation, generate(), state_dict(), a save): ranks gather together, so let every "
+    "rank make it, and one rank alone print or write what it returns"
+)
 _UPDATES = (
     "Look for an optimizer.step() that only some ranks call, or that a scaler leaves out on some"
 )
@@ -156,6 +160,10 @@ def _advice(reports: Mapping[int, Report]) -> str:
             if each.loads != that.loads:
                 more, less = (first, other) if each.loads > that.loads else (other, first)
                 return f"Rank {more} has loaded weights that rank {less} has not. {_LOADS}"
+            if each.purpose != that.purpose:
+                alone, less = (first, other) if each.purpose else (other, first)
+                purpose = reports[alone].purpose
+                return f"Rank {alone} gathers {purpose}, rank {less} does not. {_ALONE}"
             if each.step == that.step and each.backwards != that.backwards:
                 return (
                     f"Their engines have run {each.backwards} backward passes on rank {first}, "

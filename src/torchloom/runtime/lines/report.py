@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torchloom.last_words import is_users
 from torchloom.position import POSITION
 from torchloom.runtime.channel import CHANNELS, Channel
 
@@ -63,6 +64,8 @@ class Report:
     """How many backward passes its engines have run."""
     loads: int = 0
     """How many modules took weights from a state dict."""
+    purpose: str = ""
+    """What it gathers for, outside of training."""
     rates: str = ""
     """What its optimizer steps with."""
     notes: list[str] = field(default_factory=list)
@@ -124,6 +127,7 @@ def report_of(rank: int, asked: Iterable[str], limits: Limits) -> Report:
         updates=POSITION.updates,
         backwards=POSITION.backwards,
         loads=POSITION.loads,
+        purpose=POSITION.purpose,
         rates=POSITION.rates.text(),
         notes=list(POSITION.notes.values()),
         limits=limits,
@@ -161,6 +165,10 @@ def blocked_in() -> str:
     while frame is not None and any(part in frame.f_code.co_filename for part in _INSIDE):
         name = frame.f_code.co_name if "wrapper" not in frame.f_code.co_name else name
         frame = frame.f_back
+    users = frame
+    while users is not None and not is_users(users.f_code.co_filename):
+        users = users.f_back
+    frame = users or frame
     where = "" if frame is None else f" ({frame.f_code.co_filename}:{frame.f_lineno})"
     return f"torch.distributed.{name}{where}"
 
