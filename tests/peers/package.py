@@ -28,7 +28,10 @@ class _Mapped(ModuleType):
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
         if full in NAMES:
-            found = look_up(NAMES[full])
+            try:
+                found = look_up(NAMES[full])
+            except (ImportError, AttributeError):  # an older torchloom
+                found = missing(full)
         elif self.__name__ in MODULES and hasattr(
             importlib.import_module(MODULES[self.__name__]), name
         ):
