@@ -175,6 +175,22 @@ AOT = (
         instead="torch.fx.experimental.symbolic_shapes:backed_var_to_val",
     ),
     *each(
+        "torch._subclasses.fake_tensor",
+        "FakeTensorConverter FakeTensorConverter.from_real_tensor",
+        "trace what tensors hold as unknown",
+        _NO_SERVING,
+    ),
+    PrivateName(
+        name="torch._subclasses.fake_tensor:export",
+        used_for="trace what tensors hold as unknown",
+        without=_NO_SERVING,
+    ),
+    PrivateName(
+        name="torch._dynamo.source.FloatTensorSource",
+        used_for="tell floats that are arguments from tensors",
+        without=_NO_SERVING,
+    ),
+    *each(
         "torch.fx.experimental.symbolic_shapes:",
         "shape_env var_to_range",
         "give symbols the ranges of a contract",
