@@ -1,7 +1,7 @@
 """Values that traces read of a living model: each call compares them, by identity, with what was there.
 
 Facts say where a trace looked (`model.facts`). What leads there is kept: attributes of modules, configs and classes, entries
-of dicts and lists, lengths. One generated condition asks for all of it, at about 15 ns each:
+of dicts and lists, lengths. One generated condition asks for all of it, at about 27 ns each:
 
     holder['eps'] is value and holder['layers'] is value2 and 'forward' not in holder2 and len(holder3) == 4
 
@@ -47,6 +47,8 @@ class ReadValues:
 
     def __init__(self, facts: Iterable[Facts], target: Target) -> None:
         found = _Values(target)
+        if isinstance(target.call, nn.Module):
+            found.add_forward(target.call)
         for each in facts:
             for fact in each.values():
                 found.add(fact["place"], fact.get("ask", ["value"]))
@@ -120,6 +122,11 @@ class _Values:
         except Exception:  # noqa: BLE001 - attributes may raise anything, and other steps are none of these
             return
         self._ask(value, *ask)
+
+    def add_forward(self, model: nn.Module) -> None:
+        """Keep what a call of the model itself runs."""
+        if self._entry(vars(model), "forward") is ABSENT:
+            self._keep(f"{self._name(type(model))}.forward", type(model).forward)
 
     def _name(self, value: Any) -> str:
         """Return what conditions call an object, which lives as long as they do."""
