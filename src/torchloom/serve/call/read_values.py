@@ -1,7 +1,7 @@
 """Values that traces read of a living model: each call compares them, by identity, with what was there.
 
 Facts say where a trace looked (`model.facts`). What leads there is kept: attributes of modules, configs and classes, entries
-of dicts and lists, lengths. One generated condition asks for all of it, at about 27 ns each:
+of dicts and lists, lengths. One generated condition asks for all of it, at about 30 ns each:
 
     holder['eps'] is value and holder['layers'] is value2 and 'forward' not in holder2 and len(holder3) == 4
 
@@ -177,11 +177,11 @@ class _Values:
         return found
 
     def _entry(self, holder: Mapping[Any, Any], key: Any) -> Any:
-        is_plain = isinstance(holder, types.MappingProxyType)
-        value = holder.get(key, ABSENT) if is_plain else dict.get(holder, key, ABSENT)
+        is_dict = isinstance(holder, dict)
+        value = dict.get(holder, key, ABSENT) if is_dict else holder.get(key, ABSENT)
         if value is ABSENT:
             self.conditions[f"{key!r} not in {self._name(holder)}"] = None
-        elif is_plain or type(holder).__getitem__ is dict.__getitem__:
+        elif not is_dict or type(holder).__getitem__ is dict.__getitem__:
             self._keep(f"{self._name(holder)}[{key!r}]", value)
         else:
             self._keep(f"get({self._name(holder)}, {key!r})", value)
