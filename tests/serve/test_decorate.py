@@ -14,7 +14,6 @@ from torchloom.serve import (
     Contract,
     Dim,
     counter,
-    freeze,
     ignore_torch_compile,
     served,
     support_torch_compile,
@@ -52,7 +51,6 @@ def test_a_copy_has_a_program_and_weights_of_its_own(tmp_path):
     model = Double().eval()
     with torch.no_grad():
         model(torch.ones(8, 4))
-        freeze(model)
         copied = copy.deepcopy(model)
         copied.inner.weight.zero_()
         with counter.expect(num_compiles=1):
@@ -235,18 +233,14 @@ def test_a_warm_up_compiles_before_the_first_call_and_measures():
         done = warm_up(model)
     assert done.num_programs == 1
     assert done.peak_bytes == 2 * 64 * 4 * 4
-    freeze(model)
     with counter.expect(num_compiles=0), torch.no_grad():
         model(torch.ones(64, 4))
 
 
-def test_nothing_compiles_after_freeze():
+def test_nothing_compiles_after_the_first_call():
     model = Double().eval()
-    with pytest.raises(ServeError, match="has not been compiled"):
-        freeze(model)
     with torch.no_grad():
         model(torch.ones(8, 4))
-        freeze(model)
         for call in (torch.ones(9, 4), torch.ones(8, 4, dtype=torch.float64), torch.ones(4, 8).t()):
             with counter.expect(num_compiles=0, num_refused_calls=1), pytest.raises(ContractError):
                 model(call)

@@ -246,21 +246,6 @@ def warm_up(model: nn.Module, **given: Any) -> WarmUp:
     return WarmUp(program, len(program.variants), seconds, peak_of(program))
 
 
-def freeze(model: nn.Module) -> None:
-    """Forbid a decorated model to compile from now on; attributes that are set are noticed.
-
-    Raises:
-        ServeError: it has not been compiled yet.
-    """
-    state = served(model)
-    if state.program is None and not state.why_eager:
-        raise ServeError(
-            f"{type(model).__qualname__} has not been compiled: call it, or warm_up(model), before freeze"
-        )
-    if state.program is not None:
-        state.program.freeze()
-
-
 def _dispatcher(owner: type[nn.Module], plan: _Plan) -> Callable[..., Any]:
     is_bypassed = IS_BYPASSED.get
 

@@ -222,20 +222,16 @@ def test_equal_values_of_fixed_arguments_and_defaults_are_the_same():
             other(X, names=fixed)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_copy_of_a_program_owns_its_weights(frozen):
+def test_a_copy_of_a_program_owns_its_weights():
     with torch.no_grad():
         model = layered()
         program, wanted = served(model), model(X)
-        if frozen:
-            program.freeze()
         twin = copy.deepcopy(program)
         model[0].weight.zero_()
         torch.testing.assert_close(twin(X), wanted)
         torch.testing.assert_close(program(X), model(X))
         twin.target.module[2].weight.zero_()
         assert not torch.equal(twin(X), program(X))
-        assert twin.is_frozen is frozen
 
 
 class Holds(nn.Module):
@@ -274,10 +270,10 @@ class Holds(nn.Module):
         lambda model: setattr(model, "forward", lambda x: x * 2),
     ],
 )
-def test_parts_that_are_put_in_a_frozen_model_are_noticed(edit):
+def test_parts_that_are_put_in_a_model_are_noticed(edit):
     model = Holds().eval()
     with torch.no_grad():
-        program = build(model, rows(), backend="eager").freeze()
+        program = build(model, rows(), backend="eager")
         torch.testing.assert_close(program(X), model(X))
         edit(model)
         with pytest.raises(ContractError, match="the model has changed since it was compiled"):

@@ -108,6 +108,14 @@ def test_a_global_that_was_read_is_noticed(monkeypatch):
             program(X)
 
 
+def test_a_constant_of_a_class_is_noticed(monkeypatch):
+    with torch.no_grad():
+        program = build(model(), rows(), backend="eager", check="off")
+        monkeypatch.setattr(Adapted, "limit", 4)
+        with pytest.raises(ContractError, match=r"limit.* was 3, is 4"):
+            program(X)
+
+
 def test_what_the_trace_did_not_read_or_what_reads_the_same_does_no_harm():
     its = model()
     with torch.no_grad():

@@ -7,7 +7,7 @@ It is generated from the contract. For `Contract({"x": (Dim("batch", 1, 64), 16)
             given_passes = (
                 type(x) in PLAIN and len(s_x := x.shape) == 2 and x.dtype is dtype1 and x.is_cpu
                 and 1 <= (n_batch := s_x[0]) <= 64 and s_x[1] == 16 and x.is_contiguous()
-                and not is_grad_enabled() and not STATE.is_stale
+                and not is_grad_enabled() and STATE.holds()
             )
         except (AttributeError, KeyError, IndexError, TypeError, RuntimeError):
             given_passes = False
@@ -79,8 +79,8 @@ def make_entry(
         variants: programs, the sizes that they are for, and what is asked of sizes at each call; the first
             that covers a call runs.
         without: paths of optional tensors that are None in these programs.
-        state: of the program. `ties` are conditions on names for one object. Calls go to `otherwise.slow` while
-            `is_stale` is set, where `next_hook` is not the number of the process's next hook, and where the number
+        state: of the program. `ties` are conditions on names for one object. Calls go to `otherwise.slow` where
+            `holds` says no, where `next_hook` is not the number of the process's next hook, and where the number
             of torch's function modes is not `num_modes`.
         otherwise: what calls go to that no program answers.
         writes: whether programs write to tensors: no argument may then be passed twice.

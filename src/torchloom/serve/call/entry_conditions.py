@@ -213,5 +213,4 @@ class Conditions:
         self._conditions.insert(0, "not is_jit_tracing()")  # comparisons of sizes are tensors then
         self._conditions.append("default_dtype() is DTYPE")
         self._conditions.append("HANDLE.next_id == STATE.next_hook")
-        self._conditions.append("not STATE.is_stale")
         self._conditions.append("STATE.holds()")

@@ -27,7 +27,6 @@ from torchloom.serve.call.warm_up import record_sizes
 from torchloom.serve.call.weight_checks import ChangedError, OtherTensorsError
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.counter import counter
-from torchloom.serve.model.attribute_watch import unwatch_attributes, watch_attributes
 from torchloom.serve.model.facts import changed_facts
 from torchloom.serve.model.hooks import ModelLooks, next_hook
 from torchloom.serve.model.target import Target
@@ -42,8 +41,6 @@ OutOfRange = Literal["raise", "eager"]
 class State:
     """What sends calls off the short way."""
 
-    is_stale: bool = False
-    """An attribute of the model was set since its facts were last checked."""
     next_hook: int = -1
     """The number of the next hook in this process when the model's hooks were last looked at."""
     ties: tuple[str, ...] = ()
@@ -109,7 +106,6 @@ class Program:
         self._default_dtype = torch.get_default_dtype()
         self._default_device = torch.get_default_device()
         self._looks = ModelLooks(target.module, target.structure())
-        self.is_frozen = False
         self._entry = self._make_entry()
         self._tell()
 
@@ -161,7 +157,7 @@ class Program:
         if owner is not None:
             own: Any = copy.deepcopy(owner, memo)
             call = own if call is owner else getattr(own, self.target.function.__name__)
-        made = Program(
+        return Program(
             Target(call),
             self.contract,
             self.variants,
@@ -170,7 +166,6 @@ class Program:
             origin=self.origin,
             seconds=self.seconds,
         )
-        return made.freeze() if self.is_frozen else made
 
     def warm_up(self, **given: Any) -> None:
         """Record the CUDA graphs of all exact sizes before the first call; nothing else is changed by it.
@@ -183,22 +178,6 @@ class Program:
             ContractError: one is in no contract.
         """
         record_sizes(self.target, self.contract, self.variants, given)
-
-    def freeze(self) -> Program:
-        """Notice from now on when an attribute of the model is set, and return the program.
-
-        Nothing is ever compiled by a call, frozen or not.
-        """
-        if self.target.module is not None and not self.is_frozen:
-            watch_attributes(self.target.module, self._note)
-        self.is_frozen = True
-        return self
-
-    def unfreeze(self) -> None:
-        """Undo `freeze`."""
-        if self.target.module is not None:
-            unwatch_attributes(self.target.module)
-        self.is_frozen = False
 
     def changed(self) -> list[str]:
         """Say what of the model is no longer what was compiled, one line each."""
@@ -261,9 +240,6 @@ class Program:
 
         return settling
 
-    def _note(self) -> None:
-        self.state.is_stale = True
-
     def _make_entry(self) -> Run:
         """Return the entries of all patterns of optional arguments, each passing on what it is not for."""
         entry: Run | None = None
@@ -325,10 +301,9 @@ class Program:
         if number != self.state.next_hook:
             self.state.next_hook = number  # somebody else's hooks
             return
-        if self.state.is_stale or not holds(self.state.holds):
+        if not holds(self.state.holds):
             changed = [line for line in self.changed() if _subject(line) not in self._own_writes]
             _refuse(changed)
-            self.state.is_stale = False
             self._compare_anew()
             return
         refuse_modes()

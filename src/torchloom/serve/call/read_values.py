@@ -1,7 +1,7 @@
 """Values that traces read of a living model: each call compares them, by identity, with what was there.
 
-Facts say where a trace looked (`model.facts`). What leads there is kept: attributes of modules and configs, entries of
-dicts and lists, lengths. One generated condition asks for all of it, at about 15 ns each:
+Facts say where a trace looked (`model.facts`). What leads there is kept: attributes of modules, configs and classes, entries
+of dicts and lists, lengths. One generated condition asks for all of it, at about 30 ns each:
 
     holder['eps'] is value and holder['layers'] is value2 and 'forward' not in holder2 and len(holder3) == 4
 
@@ -47,6 +47,8 @@ class ReadValues:
 
     def __init__(self, facts: Iterable[Facts], target: Target) -> None:
         found = _Values(target)
+        if isinstance(target.call, nn.Module):
+            found.add_forward(target.call)
         for each in facts:
             for fact in each.values():
                 found.add(fact["place"], fact.get("ask", ["value"]))
@@ -96,6 +98,8 @@ class _Values:
         """What conditions call objects."""
         self.conditions: dict[str, None] = {}
         self._seen: set[int] = set()
+        self._members: dict[type, Mapping[str, Any]] = {}
+        """What classes hold; each `__dict__` of a class is a new object."""
 
     def add(self, place: Place, ask: Sequence[Any]) -> None:
         """Keep what lies on the way to a place, and what is asked of it."""
@@ -110,12 +114,19 @@ class _Values:
             return
         try:
             for step in steps:
-                if isinstance(value, _CODE):
+                if isinstance(value, _CODE) and not (
+                    isinstance(value, type) and step[1] == "__dict__"
+                ):
                     return
                 value = self._step(value, *step)
         except Exception:  # noqa: BLE001 - attributes may raise anything, and other steps are none of these
             return
         self._ask(value, *ask)
+
+    def add_forward(self, model: nn.Module) -> None:
+        """Keep what a call of the model itself runs."""
+        if self._entry(vars(model), "forward") is ABSENT:
+            self._keep(f"{self._name(type(model))}.forward", type(model).forward)
 
     def _name(self, value: Any) -> str:
         """Return what conditions call an object, which lives as long as they do."""
@@ -133,7 +144,12 @@ class _Values:
     def _step(self, value: Any, kind: str, key: Any) -> Any:
         if kind == "attribute":
             return self._attribute(value, key)
-        if kind in ("item", "dict item") and isinstance(value, dict):
+        if kind == "applied" and key == "type":
+            self._keep(f"{self._name(value)}.__class__", type(value))
+            return type(value)
+        if kind == "applied" and key == "dict" and isinstance(value, types.MappingProxyType):
+            return value
+        if kind in ("item", "dict item") and isinstance(value, (dict, types.MappingProxyType)):
             return self._entry(value, key)
         if kind in ("item", "list item") and isinstance(value, list):
             return self._item(value, key)
@@ -144,6 +160,8 @@ class _Values:
     def _attribute(self, value: Any, name: str) -> Any:
         if not name.isidentifier():  # it becomes a part of code
             raise ValueError(name)
+        if name == "__dict__" and isinstance(value, type):
+            return self._members.setdefault(value, value.__dict__)
         own = getattr(value, "__dict__", None)
         if name == "__dict__":
             return own
@@ -158,11 +176,12 @@ class _Values:
             self._keep(f"{self._name(value)}.{name}", found)
         return found
 
-    def _entry(self, holder: dict[Any, Any], key: Any) -> Any:
-        value = dict.get(holder, key, ABSENT)
+    def _entry(self, holder: Mapping[Any, Any], key: Any) -> Any:
+        is_dict = isinstance(holder, dict)
+        value = dict.get(holder, key, ABSENT) if is_dict else holder.get(key, ABSENT)
         if value is ABSENT:
             self.conditions[f"{key!r} not in {self._name(holder)}"] = None
-        elif type(holder).__getitem__ is dict.__getitem__:
+        elif not is_dict or type(holder).__getitem__ is dict.__getitem__:
             self._keep(f"{self._name(holder)}[{key!r}]", value)
         else:
             self._keep(f"get({self._name(holder)}, {key!r})", value)

@@ -8,8 +8,8 @@
     code                 the code that was traced; `code_reader` digests it, by `functions` and `bytecode`
 
 What a call may change is put back while a program is built: `reachable` walks from the model to all that holds values
-(`holders`), `snapshot` keeps what is there and restores it. While the model lives, `attribute_watch` notices
-attributes that are set, and `hooks` what else changed.
+(`holders`), `snapshot` keeps what is there and restores it. While the model lives, `call.read_values` notices
+what was set, and `hooks` what else changed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from typing import Any
 from torch import nn
 
 from torchloom.bytecode import code_digest, nested
-from torchloom.serve.model.attribute_watch import own_class
 from torchloom.serve.model.functions import functions_in, has_version
 from torchloom.serve.model.spelling import NotExactError, exact, name_of, words_for
 
@@ -69,7 +68,6 @@ class Reader:
 
     def read_class(self, kind: type) -> dict[str, str]:
         """Return digests of the methods of a class that take part in calls, inherited ones included."""
-        kind = own_class(kind)
         if kind not in self._classes:
             self._classes[kind] = self._read_class(kind)
         return self._classes[kind]

@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 
 from torchloom.pieces.places import value_at
-from torchloom.serve.model.attribute_watch import NOTE
 from torchloom.serve.model.environment import setting_of, settings_like
 from torchloom.serve.model.operators import operator_words
 from torchloom.serve.model.shared_memory import shared_with
@@ -39,7 +38,7 @@ def _length_of(value: Any) -> str:
 
 
 def _keys_of(value: Any) -> str:
-    return f"with the keys {words_for([key for key in value if key != NOTE])}"
+    return f"with the keys {words_for(list(value))}"
 
 
 def _members_of(value: Any) -> str:
