@@ -269,6 +269,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         "gradient_accumulation_steps is 4, and gradient_accumulation_steps is 2",
     ),
     "bf16": ({**LOOM, "bf16": {"enabled": True}}, {}, "bf16.enabled is True"),
+    "FSDP": (LOOM, {"fsdp_plugin": object()}, "asks for FSDP and for torchloom"),
+    "DeepSpeed": (LOOM, {"deepspeed_plugin": object()}, "asks for DeepSpeed and for torchloom"),
     "a wrong value": (loom(5), {}, "zero_optimization.stage"),
 }
 

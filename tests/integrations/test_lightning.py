@@ -396,6 +396,8 @@ def test_options_of_the_wrapper_are_refused() -> None:
 
         with pytest.raises(ConfigError) as told:
             TorchloomStrategy(find_unused_parameters=True)
+        with pytest.raises(ConfigError, match=r"/nowhere.json: no such file"):
+            TorchloomStrategy("/nowhere.json")
         return str(told.value)
 
     assert "find_unused_parameters" in run_ranks(2, run)[0]

@@ -36,6 +36,14 @@ UNUSED: Mapping[str, str] = {
     "gradient_clipping": "call accelerator.clip_grad_norm_() in the loop",
 }
 """Keys that a loop of Accelerate does not read, and what it does instead."""
+PLUGINS: Mapping[str, str] = {
+    "deepspeed_plugin": "DeepSpeed",
+    "deepspeed_plugins": "DeepSpeed",
+    "fsdp_plugin": "FSDP",
+    "megatron_lm_plugin": "Megatron-LM",
+    "parallelism_config": "a parallelism_config",
+}
+"""Arguments of an Accelerator that ask for another system that places weights, and its name."""
 
 
 class TorchloomAccelerator(Accelerator):
@@ -66,6 +74,7 @@ class TorchloomAccelerator(Accelerator):
         auto: Mapping[str, object] | None = None,
         **kwargs: Any,
     ) -> None:
+        _refuse_plugins(kwargs)
         super().__init__(*args, **kwargs)
         self._take(torchloom, auto or {})
 
@@ -269,6 +278,20 @@ def inner(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
+def _refuse_plugins(given: Mapping[str, object]) -> None:
+    """Refuse arguments that ask for another system that places weights, before it is looked for.
+
+    Raises:
+        ConfigError: names it.
+    """
+    name = next((PLUGINS[key] for key, value in given.items() if key in PLUGINS and value), None)
+    if name is not None:
+        raise ConfigError(
+            f"the Accelerator asks for {name} and for torchloom, which both place the weights: drop one "
+            "of the two (`accelerate config` may have chosen it)"
+        )
+
+
 def _refuse_others(accelerator: Accelerator) -> None:
     """Refuse what would shard, cast or compile beside torchloom.
 
@@ -276,17 +299,8 @@ def _refuse_others(accelerator: Accelerator) -> None:
         ConfigError: a plugin of another system, or a precision that is not supported.
     """
     state = accelerator.state
-    plugins = {
-        "DeepSpeed": getattr(state, "deepspeed_plugin", None),
-        "FSDP": getattr(state, "fsdp_plugin", None),
-        "a parallelism_config": accelerator.parallelism_config,
-    }
-    name = next((name for name, plugin in plugins.items() if plugin is not None), None)
-    if name is not None:
-        raise ConfigError(
-            f"the Accelerator asks for {name} and for torchloom, which both place the weights: drop one "
-            "of the two (`accelerate config` may have chosen it)"
-        )
+    chosen = {name: getattr(state, name, None) for name in ("deepspeed_plugin", "fsdp_plugin")}
+    _refuse_plugins({**chosen, "parallelism_config": accelerator.parallelism_config})
     launched = world_size()
     if accelerator.num_processes != launched:
         raise ConfigError(

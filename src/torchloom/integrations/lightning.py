@@ -26,7 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.errors import ConfigError, ShardError
-from torchloom.integrations.given import ConfigSource, Given
+from torchloom.integrations.given import ConfigSource, Given, tree_of
 from torchloom.integrations.prepare import Preparation, owner_of
 from torchloom.pipeline import CompileSession
 from torchloom.shard import full_optimizer_state_dict, full_state_dict, is_sharded
@@ -72,7 +72,8 @@ class TorchloomStrategy(DDPStrategy):
     ) -> None:
         super().__init__(**kwargs)
         _refuse_options(self._ddp_kwargs, type(self).__name__)
-        self._source, self._auto = torchloom, auto or {}
+        self._source = None if torchloom is None else tree_of(torchloom)  # a file is read now
+        self._auto = auto or {}
         self._preparation: Preparation | None = None
 
     @property
@@ -183,7 +184,8 @@ class TorchloomFabricStrategy(FabricDDPStrategy):
     ) -> None:
         super().__init__(**kwargs)
         _refuse_options(self._ddp_kwargs, type(self).__name__)
-        self._source, self._auto = torchloom, auto or {}
+        self._source = None if torchloom is None else tree_of(torchloom)  # a file is read now
+        self._auto = auto or {}
         self._preparation: Preparation | None = None
         self._roots: list[nn.Module] = []
         self._backward_sync_control = _EachBackwardReduces()  # type: ignore[assignment]

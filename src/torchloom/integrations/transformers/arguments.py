@@ -32,6 +32,15 @@ class TorchloomOptions:
         },
     )
 
+    def __post_init__(self) -> None:
+        """Refuse `fsdp=` and `deepspeed=` before the class beside looks for them.
+
+        Raises:
+            ConfigError: names the argument.
+        """
+        refuse_systems(self)
+        getattr(super(), "__post_init__", lambda: None)()
+
 
 @dataclass
 class TorchloomArguments(TorchloomOptions, TrainingArguments):
@@ -98,12 +107,30 @@ def steps_of(args: TrainingArguments, num_training_steps: int) -> list[Given]:
     ]
 
 
+def refuse_systems(args: Any) -> None:
+    """Refuse arguments that ask for another system that places weights.
+
+    Args:
+        args: for a Trainer.
+
+    Raises:
+        ConfigError: names the argument.
+    """
+    name = next((name for name in ("fsdp", "deepspeed") if getattr(args, name, None)), None)
+    if name is not None:
+        given = "its configuration" if name == "deepspeed" else "a configuration"
+        raise ConfigError(
+            f"{name}={getattr(args, name)!r} and torchloom both place the weights: drop it, and give {given} as torchloom="
+        )
+
+
 def refuse_arguments(args: TrainingArguments) -> None:
     """Refuse arguments that mean nothing, or another thing, where weights are shards.
 
     Raises:
         ConfigError: names the argument.
     """
+    refuse_systems(args)
     if args.fp16 or args.fp16_full_eval:
         raise ConfigError(
             "fp16 with a Trainer is not supported, as its loss scaler looks at one rank's shards: pass "
