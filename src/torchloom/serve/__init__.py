@@ -26,6 +26,7 @@ from torchloom.serve.contract.specs import tensor as tensor
 from torchloom.serve.counter import counter as counter
 from torchloom.serve.decorate import Served as Served
 from torchloom.serve.decorate import WarmUp as WarmUp
+from torchloom.serve.decorate import freeze as freeze
 from torchloom.serve.decorate import ignore_torch_compile as ignore_torch_compile
 from torchloom.serve.decorate import served as served
 from torchloom.serve.decorate import support_torch_compile as support_torch_compile

@@ -246,6 +246,19 @@ def warm_up(model: nn.Module, **given: Any) -> WarmUp:
     return WarmUp(program, len(program.variants), seconds, peak_of(program))
 
 
+def freeze(model: nn.Module) -> None:
+    """Say that a decorated model must not compile from now on: it has been compiled for all sizes of its contract.
+
+    Raises:
+        ServeError: it has not been compiled yet.
+    """
+    state = served(model)
+    if state.program is None and not state.why_eager:
+        raise ServeError(
+            f"{type(model).__qualname__} has not been compiled: call it, or warm_up(model), before freeze"
+        )
+
+
 def _dispatcher(owner: type[nn.Module], plan: _Plan) -> Callable[..., Any]:
     is_bypassed = IS_BYPASSED.get
 
