@@ -14,6 +14,7 @@ from torchloom.serve import (
     Contract,
     Dim,
     counter,
+    freeze,
     ignore_torch_compile,
     served,
     support_torch_compile,
@@ -239,8 +240,11 @@ def test_a_warm_up_compiles_before_the_first_call_and_measures():
 
 def test_nothing_compiles_after_the_first_call():
     model = Double().eval()
+    with pytest.raises(ServeError, match="has not been compiled"):
+        freeze(model)
     with torch.no_grad():
         model(torch.ones(8, 4))
+        freeze(model)
         for call in (torch.ones(9, 4), torch.ones(8, 4, dtype=torch.float64), torch.ones(4, 8).t()):
             with counter.expect(num_compiles=0, num_refused_calls=1), pytest.raises(ContractError):
                 model(call)
