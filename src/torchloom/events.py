@@ -274,6 +274,8 @@ class StepEnded(Event):
     """Graphs captured during this step, although earlier steps had captured graphs."""
     predicted_peak_bytes: int | None = None
     """Peak of the device's memory by the plan; None without a plan."""
+    measured_peak_bytes: int | None = None
+    """What it is compared with: the most that was allocated in a warm step, standing memory included; None until that step."""
     predicted_seconds: float | None = None
     """Time of all forward and backward passes of a step by the plan; None without a plan, or with plans of
     which one step may not run all."""

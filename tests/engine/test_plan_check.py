@@ -83,6 +83,8 @@ def test_predicted_and_measured_are_compared_once(stage: int, accumulation: int)
         assert one.predicted_seconds == pytest.approx(seconds) and seconds > 0
         assert 0 < one.measured_seconds < min(each.seconds for each in steps[1:]) * 3
         assert {each.predicted_peak_bytes for each in steps} == {peak_bytes}
+        measured = [each.measured_peak_bytes for each in steps]
+        assert measured == [one.measured_peak_bytes if s.step >= one.step else None for s in steps]
         assert steps[0].metrics()["predicted_seconds"] == pytest.approx(seconds)
         (text,) = told
         assert f"predicted {peak_bytes / 2**20:.1f} MiB, measured" in text

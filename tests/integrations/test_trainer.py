@@ -94,7 +94,7 @@ def test_a_run_equals_ddp_and_goes_on_from_its_files(tmp_path) -> None:
     assert found["graphs"] == [None, None]  # training and evaluation
     assert len(found["heard"]) == 12  # trackers get them with each loss
     assert min(found["heard"]) > 0
-    assert "torchloom/peak_bytes" not in found["told"]  # on a CPU, that of the whole process
+    assert "torchloom/peak_bytes" not in found["told"]  # that of the whole process
     assert resumed["loss"][-6:] == found["loss"][-6:]  # exactly
     assert resumed["grad_norm"][-6:] == found["grad_norm"][-6:]
     assert_files_are_those_of_ddp(tmp_path)

@@ -128,6 +128,8 @@ class PlanCheck:
     """By the plan of the graphs captured so far."""
     meter: Meter | None = None
     """Of the step that runs, where it is measured."""
+    measured_peak_bytes: int | None = None
+    """Of the step that was compared with `foretold`."""
     peak_before_bytes: int = 0
     """The peak of all steps before the one for which statistics were reset."""
     _num_graphs: int = 0
@@ -174,6 +176,7 @@ class PlanCheck:
         if session is None or num_graphs != self._num_graphs:
             self._num_graphs, self._num_steps = num_graphs, 0
             self._seconds.clear()
+            self.measured_peak_bytes = None
             self.foretold = None if session is None else foretold(session, self.micro_steps)
             return None
         self._num_steps += 1
@@ -183,6 +186,7 @@ class PlanCheck:
             self._seconds.append(meter.seconds)
             return None
         self._compared.add(self.foretold.digest)
+        self.measured_peak_bytes = meter.peak_bytes
         return PlanCompared(
             step=step,
             predicted_peak_bytes=self.foretold.peak_bytes,

@@ -156,6 +156,7 @@ class StepLog:
                     graphs=num_graphs,
                     recompiles=num_graphs - self._num_graphs if self._num_graphs else 0,
                     predicted_peak_bytes=None if foretold is None else foretold.peak_bytes,
+                    measured_peak_bytes=self.check.measured_peak_bytes,
                     predicted_seconds=None if foretold is None else foretold.seconds,
                     **self._of_batch(sums, now_s),
                     **self._of_collectives(),

@@ -119,6 +119,8 @@ class TorchloomAccelerator(Accelerator):
             caller=caller or type(self).__name__,
             unused={} if caller else UNUSED,
         )
+        if getattr(self, "log_with", None):
+            self._preparation.hear()
         handler = getattr(self, "ddp_handler", None)
         self._preparation.broadcasts_buffers = getattr(handler, "broadcast_buffers", True)
         # The weights that forward sees are in bf16; autocast would be a second mechanism for the same.
@@ -209,6 +211,16 @@ class TorchloomAccelerator(Accelerator):
         if not self._preparing:
             self._compile_prepared()
         return prepared
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
+        """Give trackers values, and with them the memory, collectives and recompiles of the last step.
+
+        Args:
+            values: as for `Accelerator.log`.
+            step: as there.
+            log_kwargs: as there.
+        """
+        super().log({**values, **self._preparation.heard}, step, log_kwargs or {})
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole weights of a model, on the host of the main process; other ranks get an empty dict.

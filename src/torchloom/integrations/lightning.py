@@ -103,6 +103,8 @@ class TorchloomStrategy(DDPStrategy):
                 caller=type(self).__name__,
                 unused=UNUSED,
             )
+        if trainer.loggers:
+            self._preparation.hear()
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
@@ -119,6 +121,14 @@ class TorchloomStrategy(DDPStrategy):
         """
         super().setup_optimizers(trainer)
         _compile_all(self._prepared, list(roots_of(self._module)), self.optimizers)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Step, and give loggers the memory, collectives and recompiles of the step before; arguments as for `Strategy`."""
+        trainer, heard = self._module.trainer, self._prepared.heard
+        if heard and trainer.global_step % trainer.log_every_n_steps == 0:
+            for logger in trainer.loggers:
+                logger.log_metrics(dict(heard), step=trainer.global_step)
+        return super().optimizer_step(*args, **kwargs)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the whole weights, on the host of rank 0; other ranks get an empty dict. All ranks must call."""

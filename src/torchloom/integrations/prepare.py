@@ -47,7 +47,6 @@ from torchloom.shard import is_sharded, layout_of, whole_states
 logger = get_logger(__name__)
 
 HEARD = (
-    "peak_bytes",
     "collectives",
     "collective_bytes",
     "graphs",
@@ -100,7 +99,7 @@ class Preparation:
         self._sessions: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.broadcasts_buffers = True
         """Whether running statistics are those of rank 0 after each step, as DistributedDataParallel has them."""
-        self._hears = self._is_on_cuda = False
+        self._hears = False
         self.heard: Mapping[str, float] = {}
         """Numbers of the last step; see `hear`."""
 
@@ -169,7 +168,6 @@ class Preparation:
                 optimizer=optimizer,
                 log_to=self._hear if self._hears else None,
             )
-            self._is_on_cuda = next(model.parameters()).is_cuda
         return self._sessions.get(model)
 
     def hear(self) -> None:
@@ -177,9 +175,7 @@ class Preparation:
         self._hears = True
 
     def _hear(self, metrics: Mapping[str, float], step: int) -> None:
-        # On a CPU the peak is the resident memory of the process, which no prediction is about.
-        names = [name for name in HEARD if name != "peak_bytes" or self._is_on_cuda]
-        self.heard = {name: metrics[name] for name in names if name in metrics}
+        self.heard = {f"torchloom/{name}": metrics[name] for name in HEARD if name in metrics}
 
     def waits_for_optimizer(self) -> bool:
         """Say whether a model can only be compiled once its optimizer is known."""

@@ -120,12 +120,11 @@ class TorchloomMixin:
         """Log, and with the losses of steps the memory, collectives and recompiles of the last one.
 
         Args:
-            logs: as for `Trainer.log`; trackers get `torchloom/peak_bytes` and so on as well.
+            logs: as for `Trainer.log`; trackers get `torchloom/collectives` and so on as well.
             start_time: as for `Trainer.log`.
         """
         if "loss" in logs:
-            heard = self.accelerator.preparation.heard
-            logs.update({f"torchloom/{name}": value for name, value in heard.items()})
+            logs.update(self.accelerator.preparation.heard)
         super().log(logs, start_time)  # type: ignore[misc]
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
