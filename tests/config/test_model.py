@@ -98,7 +98,7 @@ def test_the_names_of_all_fields():
         "timeouts checkpoint monitors steps_per_print wall_clock_breakdown dataloader_drop_last seed notes "
         "hints source",
         "TimeoutsConfig": "step_s compile_s agree_s rendezvous_s process_group_s",
-        "BatchConfig": "train_batch_size micro_batch_size accumulation_steps",
+        "BatchConfig": "train_batch_size micro_batch_size accumulation_steps is_managed",
         "ZeroConfig": "stage param_persistence_threshold gather_bucket_bytes reduce_bucket_bytes "
         "prefetch_bytes shard_size gather_16bit_weights_on_model_save",
         "PrecisionConfig": "dtype reduce_dtype loss_scale autocast",
