@@ -91,10 +91,32 @@ class Dual(Slope):
 
 @pytest.mark.parametrize(
     ("stage", "kind"),
-    [*product([0, 1, 2], [Slope, Jacobian, Tangent]), (3, Tangent), (3, Dual)],
+    [*product([0, 1, 2, 3], [Slope, Jacobian, Tangent]), (3, Dual)],
 )
 def test_in_python(stage: int, kind: type[Slope]) -> None:
     assert run_ranks(2, agrees, kind, stage, False, timeout_s=60) == [True, True]
+
+
+def test_around_an_engine() -> None:
+    def fn(rank: int) -> None:
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, 1))
+        x = torch.randn(3, WIDTH)
+        for stage in (1, 3):
+            engine = sharded(copy.deepcopy(plain), stage=stage, optimizer=SGD)
+            for act in (torch.func.grad, torch.func.jacrev, torch.func.hessian):
+                expected = act(lambda x: plain(x).sum())(x)
+                found = act(lambda x: engine(x).sum())(x)  # noqa: B023
+                torch.testing.assert_close(found, expected)
+            with (
+                pytest.raises(RuntimeError, match="saved tensor hooks"),
+                torch.autograd.graph.save_on_cpu(),  # the program's own hooks
+            ):
+                torch.func.grad(lambda x: engine(x).sum())(x)  # noqa: B023
+            engine.backward(engine(x).square().mean())
+            engine.step()
+
+    run_ranks(2, fn)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

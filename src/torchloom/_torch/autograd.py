@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,6 +26,31 @@ def pop_saved_tensors_hooks() -> None:
 def push_saved_tensors_hooks(hooks: tuple[Any, Any]) -> None:
     """Let autograd ask these hooks first."""
     torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+def are_saved_tensors_hooks_off() -> bool:
+    """Say whether a transform of `torch.func` has switched the hooks of saved tensors off."""
+    return not torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+
+@functools.cache
+def let_transforms_begin(is_ours: Callable[[Any], bool]) -> None:
+    """Let `torch.func.grad`, `vjp`, `jacrev` and `hessian` begin inside of hooks of ours, which rest meanwhile.
+
+    torch refuses to begin them inside of any; `disable_saved_tensors_hooks`, which they enter, calls what is replaced.
+
+    Args:
+        is_ours: says whether hooks may rest.
+    """
+    state: Any = torch._C._autograd
+    disable = state._saved_tensors_hooks_disable
+
+    @functools.wraps(disable)
+    def rest(message: str, fail_if_non_empty: bool = True) -> None:
+        may_rest = are_saved_tensors_hooks_off() or is_ours(top_saved_tensors_hooks())
+        disable(message, fail_if_non_empty and not may_rest)
+
+    state._saved_tensors_hooks_disable = rest
 
 
 def keeps_graph() -> bool:

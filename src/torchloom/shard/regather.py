@@ -27,6 +27,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom import ops
 from torchloom._torch.autograd import (
+    are_saved_tensors_hooks_off,
+    let_transforms_begin,
     pop_saved_tensors_hooks,
     push_saved_tensors_hooks,
     top_saved_tensors_hooks,
@@ -129,9 +131,8 @@ class LiveGathers:
         """Enter a forward pass; returns what to hand to `close`."""
         self._enabled += 1
         outer = top_saved_tensors_hooks()
-        if _is_ours(
-            outer
-        ):  # inside of the pass of another model, such as a student's of its teacher
+        # Inside of the pass of another model, such as a student's of its teacher, or of a transform.
+        if _is_ours(outer) or are_saved_tensors_hooks_off():
             return contextlib.nullcontext()
         own = _Hooks(self, outer)
         hooks = torch.autograd.graph.saved_tensors_hooks(own.pack, own.unpack)
@@ -257,6 +258,7 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
     Returns:
         Handles of the two hooks, for removal.
     """
+    let_transforms_begin(_is_ours)
     running: WeakIdKeyDictionary = WeakIdKeyDictionary()
     """What each module has open: a deep copy of `root` has these hooks, too, and may run inside of it."""
 

@@ -16,6 +16,12 @@ CORE = (
         "put hooks of saved tensors under those of the program",
         _EAGER,
     ),
+    *each(
+        "torch._C._autograd",
+        "_saved_tensors_hooks_disable _saved_tensors_hooks_is_enabled",
+        "let transforms of torch.func begin inside of hooks of ours",
+        _EAGER,
+    ),
     PrivateName(
         name="torch._C._autograd._get_current_graph_task_keep_graph",
         used_for="know whether a backward pass may free what it read",

@@ -43,6 +43,14 @@ PATCHES = (
         " gradients of loss.backward()",
     ),
     Patch(
+        name="torch._C._autograd._saved_tensors_hooks_disable",
+        where="torchloom._torch.autograd.let_transforms_begin",
+        because="torch.func.grad refuses to begin inside of hooks of saved tensors, and uncompiled forward passes of stage 3"
+        " have such hooks, which may rest: gathered weights are saved whole meanwhile",
+        reproduction="with torch.autograd.graph.save_on_cpu(): torch.func.grad(torch.sum)(torch.ones(2))",
+        without="at stage 3 torch.func.grad, vjp, jacrev and hessian raise in a forward that is not compiled",
+    ),
+    Patch(
         name="torch._dynamo.eval_frame.cached_backends",
         where="torchloom._torch.module_calls.compiled_call",
         because="Dynamo keeps each backend for good; it is given a weak reference to ours",
