@@ -99,6 +99,7 @@ WRITTEN_FOR: dict[Any, tuple[str, dict[str, str]]] = {
         "accelerate",
         {
             "get_state_dict": "self, model, unwrap=True",
+            "log": "*args, **kwargs",  # as its decorator shows it
             "prepare": "self, *args, device_placement=None",
             "prepare_model": "self, model, device_placement=None, evaluation_mode=False",
             "prepare_optimizer": "self, optimizer, device_placement=None",
@@ -112,6 +113,7 @@ WRITTEN_FOR: dict[Any, tuple[str, dict[str, str]]] = {
             "configure_ddp": "self",
             "lightning_module_state_dict": "self",
             "optimizer_state": "self, optimizer",
+            "optimizer_step": "self, optimizer, closure, model=None, **kwargs",
             "register_strategies": "strategy_registry",
             "setup": "self, trainer",
             "setup_optimizers": "self, trainer",
@@ -147,4 +149,5 @@ def test_overridden_methods_are_those_that_were_written_for(classes) -> None:
     theirs, ours = run_ranks(1, run)[0]
     assert theirs == expected
     for name, params in expected.items():
-        assert ours[name].startswith(params), name  # ours may have more, at the end
+        is_hidden = params.startswith("*args")
+        assert is_hidden or ours[name].startswith(params), name  # ours may have more, at the end

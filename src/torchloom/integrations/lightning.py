@@ -11,7 +11,7 @@ does beside the model (logging, metrics) is in no graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -122,13 +122,22 @@ class TorchloomStrategy(DDPStrategy):
         super().setup_optimizers(trainer)
         _compile_all(self._prepared, list(roots_of(self._module)), self.optimizers)
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Step, and give loggers the memory, collectives and recompiles of the step before; arguments as for `Strategy`."""
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Step, and give loggers collectives, recompiles and so on of the step before.
+
+        Args:
+            optimizer: as for `Strategy.optimizer_step`.
+            closure: as there.
+            model: as there.
+            kwargs: as there.
+        """
         trainer, heard = self._module.trainer, self._prepared.heard
         if heard and trainer.global_step % trainer.log_every_n_steps == 0:
             for logger in trainer.loggers:
                 logger.log_metrics(dict(heard), step=trainer.global_step)
-        return super().optimizer_step(*args, **kwargs)
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the whole weights, on the host of rank 0; other ranks get an empty dict. All ranks must call."""
