@@ -30,7 +30,8 @@ def push_saved_tensors_hooks(hooks: tuple[Any, Any]) -> None:
 
 def are_saved_tensors_hooks_off() -> bool:
     """Say whether a transform of `torch.func` has switched the hooks of saved tensors off."""
-    return not torch._C._autograd._saved_tensors_hooks_is_enabled()
+    state: Any = torch._C._autograd
+    return not state._saved_tensors_hooks_is_enabled()
 
 
 @functools.cache

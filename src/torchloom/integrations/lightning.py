@@ -133,7 +133,8 @@ class TorchloomStrategy(DDPStrategy):
             model: as there.
             kwargs: as there.
         """
-        trainer, heard = self._module.trainer, self._prepared.heard
+        trainer: Any = self._module.trainer
+        heard = self._prepared.heard
         if heard and trainer.global_step % trainer.log_every_n_steps == 0:
             for logger in trainer.loggers:
                 logger.log_metrics(dict(heard), step=trainer.global_step)
