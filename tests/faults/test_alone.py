@@ -27,12 +27,6 @@ def evaluate(model: nn.Module) -> None:
         model(torch.ones(2, 8))
 
 
-def evaluate_with_gradients(model: nn.Module) -> None:
-    model.eval()
-    model(torch.ones(2, 8))
-    model.train()
-
-
 def weigh(model: nn.Module) -> None:
     model[0].weight.norm()  # type: ignore[index]
 
@@ -48,7 +42,7 @@ def gather(model: nn.Module) -> None:
 CASES = [
     (evaluate, 3, None, "without gradients"),
     (evaluate, 2, None, "without gradients"),
-    (evaluate_with_gradients, 3, "aot_eager", "in eval mode"),
+    (evaluate, 3, "aot_eager", "without gradients"),
     (weigh, 3, None, "outside of a forward"),
     (save, 2, None, "for whole weights"),
     (gather, 3, None, "for whole weights"),

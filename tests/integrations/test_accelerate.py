@@ -381,6 +381,7 @@ def test_a_model_of_transformers_on_meta_is_filled_as_transformers_does(tmp_path
         with accelerate_alone():
             accel = accelerator(LOOM)
             made = from_pretrained(AutoModelForCausalLM, str(tmp_path))
+            assert not made.training  # on each rank
             model = accel.prepare_model(made)
             optimizer = accel.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
             accel.backward(model(**{k: v[None] for k, v in rows()[rank].items()}).loss)

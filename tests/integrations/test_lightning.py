@@ -141,7 +141,7 @@ def test_a_run_equals_ddp_and_goes_on_from_its_file(tmp_path) -> None:
         whole, _ = fit(ours.TorchloomStrategy(LOOM), tmp_path, max_epochs=2, **own)
         return expected, found, resumed, whole, graphs(half)
 
-    expected, found, resumed, whole, graphs_of = run_ranks(2, run)[0]
+    expected, found, resumed, whole, graphs_of = run_ranks(2, run, timeout_s=500)[0]
     assert_same_run(found, expected)
     torch.testing.assert_close(found["eval"], expected["eval"], rtol=1e-5, atol=0)
     assert resumed["loss"] == whole["loss"][6:]  # exactly

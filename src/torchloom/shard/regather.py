@@ -246,10 +246,9 @@ def _num_running(module: nn.Module) -> int:
     return number
 
 
-def _purpose(model: nn.Module) -> str:
-    if not torch.is_grad_enabled():
-        return "without gradients"
-    return "" if model.training else "in eval mode"
+def _purpose() -> str:
+    # Not the mode: where rank 0 alone loads a model that others build, it alone may be in eval mode.
+    return "" if torch.is_grad_enabled() else "without gradients"
 
 
 def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandle, ...]:
@@ -278,7 +277,7 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
         Memo.of(handle).open()
         hooks = LIVE.open() if regather and torch.is_grad_enabled() else None
         opened.append((hooks, WRITES.open(), POSITION.purpose))
-        POSITION.purpose = _purpose(module)
+        POSITION.purpose = _purpose()
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -293,7 +292,6 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
 def around_compiled(
     call: Callable[..., Any],
     *,
-    model: nn.Module,
     regather: bool,
     before: Callable[[], None] | None = None,
 ) -> Callable[..., Any]:
@@ -303,7 +301,6 @@ def around_compiled(
 
     Args:
         call: the compiled module.
-        model: which one it is.
         regather: whether eager parts save shards for backward, not gathered weights (stage 3).
         before: called before each forward pass that backward may follow.
     """
@@ -312,7 +309,7 @@ def around_compiled(
     def run(*args: Any, **kwargs: Any) -> Any:
         if before is not None and torch.is_grad_enabled():
             before()
-        start, purpose, POSITION.purpose = WRITES.open(), POSITION.purpose, _purpose(model)
+        start, purpose, POSITION.purpose = WRITES.open(), POSITION.purpose, _purpose()
         try:
             if not regather or not torch.is_grad_enabled():
                 return call(*args, **kwargs)

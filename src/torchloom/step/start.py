@@ -37,7 +37,6 @@ def start_compiled(
         load_inductor()
         if (reason := why_cache_is_open()) and session.announce:
             logger.warning("%s", reason)
-    before = session.before_forward
-    around = partial(around_compiled, model=model, regather=session.regather, before=before)
+    around = partial(around_compiled, regather=session.regather, before=session.before_forward)
     compile_in_place(model, session.begin(passes), around=around, **kwargs)
     detach_hooks(model)  # last, so that a failure above leaves the model unchanged

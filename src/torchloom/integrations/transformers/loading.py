@@ -39,9 +39,10 @@ def from_pretrained(auto_class: Any, folder: str, **kwargs: Any) -> nn.Module:
     dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
     with on_meta():
         if hasattr(auto_class, "from_config"):
-            return auto_class.from_config(config, **({} if dtype is None else {"dtype": dtype}))
-        model = auto_class(config)
-    return model if dtype is None else model.to(dtype)
+            model = auto_class.from_config(config, **({} if dtype is None else {"dtype": dtype}))
+        else:
+            model = auto_class(config) if dtype is None else auto_class(config).to(dtype)
+    return model.eval()  # as rank 0's is, or dropout would differ between ranks
 
 
 def _config_of(auto_class: Any, folder: str, kwargs: dict[str, Any]) -> Any:
