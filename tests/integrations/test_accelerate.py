@@ -160,42 +160,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def test_trackers_get_the_numbers_of_the_last_step() -> None:
-    def run(rank: int) -> dict[str, float]:
-        from accelerate.tracking import GeneralTracker
-
-        logged: dict[str, float] = {}
-
-        class Tracker(GeneralTracker):
-            name, requires_logging_directory, tracker = "ours", False, None
-
-            def store_init_configuration(self, values):
-                pass
-
-            def log(self, values, step=None, **_):
-                logged.update(values)
-
-        with accelerate_alone():
-            accel = accelerator(loom(memory_budget="64MB"), log_with=Tracker())
-            accel.init_trackers("runs")
-            model = tiny_llama()
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-            loader = DataLoader(rows(), batch_size=2)
-            model, optimizer, loader = accel.prepare(model, optimizer, loader)
-            for step, batch in zip(range(3), loader, strict=False):
-                accel.backward(model(**batch).loss)
-                optimizer.step()
-                optimizer.zero_grad()
-                accel.log({"step": step}, step=step)
-        return logged
-
-    logged = run_ranks(2, run)[0]
-    assert logged["step"] == 2
-    assert 0 < logged["torchloom/predicted_peak_bytes"] <= 64 << 20
-    assert logged["torchloom/collectives"] > 0
-    assert "torchloom/peak_bytes" not in logged
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_other_loops_equal_ddp(case) -> None:
     config, changes = CASES[case]

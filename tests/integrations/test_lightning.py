@@ -277,28 +277,16 @@ def test_other_runs_equal_ddp(tmp_path, case) -> None:
 
 def test_a_budget_is_kept_and_planned(tmp_path) -> None:
     def run(rank: int) -> Any:
-        from lightning.pytorch.loggers import CSVLogger
-
         from torchloom.integrations.lightning import TorchloomStrategy
-
-        logged: dict[str, float] = {}
-
-        class Logger(CSVLogger):
-            def log_metrics(self, metrics, step=None):
-                logged.update(metrics)
 
         expected, _ = fit("ddp", tmp_path, max_steps=4)
         strategy = TorchloomStrategy(loom(memory_budget="64MB"))
-        changes = {"logger": Logger(str(tmp_path)), "log_every_n_steps": 1}
-        found, _ = fit(strategy, tmp_path, max_steps=4, **changes)
-        return found, expected, graphs(strategy), logged
+        found, _ = fit(strategy, tmp_path, max_steps=4)
+        return found, expected, graphs(strategy)
 
-    found, expected, graphs_of, logged = run_ranks(2, run)[0]
+    found, expected, graphs_of = run_ranks(2, run)[0]
     assert_same_run(found, expected)
     assert graphs_of["model"] == [None]
-    assert 0 < logged["torchloom/predicted_peak_bytes"] <= 64 << 20
-    assert logged["torchloom/collectives"] > 0
-    assert "torchloom/peak_bytes" not in logged
 
 
 def test_through_inductor(tmp_path) -> None:

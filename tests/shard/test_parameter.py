@@ -190,6 +190,39 @@ def test_what_works_on_each_element_is_right_on_shards() -> None:
         torch.testing.assert_close(found, expected)
 
 
+def test_gradients_are_shards_however_they_are_asked_for() -> None:
+    def fn(rank: int) -> None:
+        model = sharded(3)
+        params = dict(model.named_parameters())
+        kept = params["3.weight"]
+
+        def loss() -> Tensor:
+            return model(torch.ones(2, 3)).square().sum()
+
+        loss().backward(inputs=list(params.values()))
+        of_backward = {name: local_shard(param.grad) for name, param in params.items()}
+        grad, optimizer = kept.grad, torch.optim.SGD(params.values(), lr=0.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        out = model(torch.ones(2, 3))
+        torch.autograd.backward([out], [2 * out.detach()], inputs=[kept, params["0.weight"]])
+        for found in (
+            grad,  # kept over a step
+            kept.grad,
+            torch.autograd.grad(loss(), kept)[0],
+            torch.autograd.grad(loss(), list(params.values()))[list(params).index("3.weight")],
+            torch.autograd.grad(loss(), params)["3.weight"],
+        ):
+            assert found.shape == (3, 2)
+            torch.testing.assert_close(local_shard(found), of_backward["3.weight"])
+            with pytest.raises(
+                ShardError, match="norm is computed from the gradient of '3.weight'"
+            ):
+                found.norm()
+
+    run_ranks(2, fn)
+
+
 def averaged_model(model: nn.Module) -> tuple[Callable[[], None], Callable[[], nn.Module]]:
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     return lambda: ema.update_parameters(model), lambda: ema.module

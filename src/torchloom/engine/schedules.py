@@ -6,6 +6,7 @@ one. So a warmup takes its first rate twice, at positions -1 and 0.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,11 +60,12 @@ class Schedule(LRScheduler):
     def __new__(cls, *args: Any, **params: Any) -> Self:
         """Check parameters as the section `scheduler` checks them."""
         own = next(each.__name__ for each in cls.__mro__ if each.__name__ in DEEPSPEED)
+        given = inspect.signature(cls.__init__).bind_partial(None, *args).arguments | params
         name = ""
         try:
             for name, kind in DEEPSPEED[own].table.items():
-                if params.get(name) is not None:
-                    kind(params[name])
+                if given.get(name) is not None:
+                    kind(given[name])
         except RefusedError as refusal:
             raise ConfigError(f"{cls.__name__}({name}=...): {refusal}") from None
         return super().__new__(cls)

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -56,26 +54,6 @@ HEARD = (
     "predicted_peak_bytes",
 )
 """What `torchloom.events.StepEnded` tells of a step that a framework does not know."""
-
-
-def tell_long_compiles(session: CompileSession, every_s: float = 15.0) -> None:
-    """Log what a compile is busy with, as long as it lasts; frameworks show nothing before the first step.
-
-    Args:
-        session: it is not held.
-        every_s: seconds between two lines, and before the first.
-    """
-    alive, end = weakref.ref(session), threading.Event()
-    weakref.finalize(session, end.set)
-
-    def tell() -> None:
-        while not end.wait(every_s):
-            found = alive()
-            if found is not None and found.report.phase is not None:
-                logger.warning("compiling: %s", found.report.phase.text())
-            del found
-
-    threading.Thread(target=tell, daemon=True, name="torchloom-phases").start()
 
 
 class Preparation:
@@ -190,8 +168,8 @@ class Preparation:
                 optimizer=optimizer,
                 log_to=self._hear if self._hears else None,
             )
-            if dist.get_rank() == 0:
-                tell_long_compiles(self._sessions[model])
+            if dist.get_rank() == 0:  # frameworks show nothing before the first step
+                self._sessions[model].tell_phases_every_s = 15.0
         return self._sessions.get(model)
 
     def hear(self) -> None:

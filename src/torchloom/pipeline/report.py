@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,10 +12,13 @@ from torch import fx
 from torchloom import events
 from torchloom._torch import introspect
 from torchloom.graph import args_of
+from torchloom.log import get_logger
 from torchloom.memory import PeakContents, module_path
 from torchloom.ops.regions import body_of, half_of_node, is_call_of_body
 from torchloom.plan import GraphPlan
 from torchloom.regions import RegionCalls
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,23 @@ class CompilePhase(NamedTuple):
         words = {"trace": "tracing", "plan": "planning", "layer": "lowering a layer"}
         seconds = time.monotonic() - self.since_s
         return f"{words.get(self.name, 'lowering')} {self.graph} ({seconds:.0f} s)"
+
+
+def log_phase(phase: CompilePhase, every_s: float) -> threading.Event:
+    """Log what a compile is busy with, from now on, until the event that this returns is set.
+
+    Args:
+        phase: says it.
+        every_s: seconds between two lines, and before the first.
+    """
+    end = threading.Event()
+
+    def tell() -> None:
+        while not end.wait(every_s):
+            logger.warning("compiling: %s", phase.text())
+
+    threading.Thread(target=tell, daemon=True).start()
+    return end
 
 
 def tell_peak(report: GraphReport) -> None:

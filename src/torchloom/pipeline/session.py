@@ -7,6 +7,7 @@ eager sharded model.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +31,7 @@ from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes
 from torchloom.pipeline.alike import Alike, Texts, parameters_of
 from torchloom.pipeline.keys import common_key_of, facts_of
-from torchloom.pipeline.report import CompilePhase, CompileReport, GraphReport, tell_peak
+from torchloom.pipeline.report import CompilePhase, CompileReport, GraphReport, log_phase, tell_peak
 from torchloom.pipeline.rounds import compile_within_budget
 from torchloom.pipeline.second import SecondPlan
 from torchloom.pipeline.sizes import Sizes
@@ -68,6 +69,8 @@ class CompileSession:
     """Folder for the text of each graph before and after each pass; passes then always run."""
     announce: bool = True
     """Whether this rank says in the log that a graph fell back."""
+    tell_phases_every_s: float | None = None
+    """Seconds after which the log says what a compile is busy with, again and again; None: never."""
     debug_log: bool = False
     """Log each pass, not only when debugging."""
     tell: Callable[[str, str, str], None] | None = None
@@ -95,6 +98,8 @@ class CompileSession:
     """For each compiled graph: its parameters, and the resident ones when it was compiled."""
 
     _sizes: Sizes = field(default_factory=Sizes)
+    _phase_end: threading.Event = field(default_factory=threading.Event)
+    """Ends what the log says of the phase now."""
 
     def __call__(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
@@ -116,12 +121,15 @@ class CompileSession:
                 self.report.graphs.pop()  # Dynamo drops this capture and captures again
             raise
         finally:
-            self.report.phase = None
+            self.tell_phase("", name)
         return LIVE.apart(compiled) if self.regather else compiled
 
     def tell_phase(self, name: str, graph: str) -> None:
         """Note what a compile is busy with; see `CompileReport.phase`."""
+        self._phase_end.set()
         self.report.phase = CompilePhase(name, graph, time.monotonic()) if name else None
+        if self.report.phase is not None and self.tell_phases_every_s is not None:
+            self._phase_end = log_phase(self.report.phase, self.tell_phases_every_s)
 
     def _compile_graph(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport

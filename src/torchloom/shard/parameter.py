@@ -58,7 +58,7 @@ _SEES_A_PART = frozenset([
 _COLLECTIVES = frozenset(["all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"])
 _ALIKE = frozenset([
     "device", "dtype", "layout", "requires_grad", "grad_fn", "is_leaf", "is_sparse", "is_meta", "is_cuda", "itemsize", "element_size",
-    "is_floating_point", "is_complex", "data_ptr", "untyped_storage", "_version",
+    "is_floating_point", "is_complex", "data_ptr", "untyped_storage", "_version", "backward",
 ])
 """What is read of a shard as of any tensor."""
 _LEFT_TO_LOSSES = frozenset(["sum", "cat", "view", "reshape", "flatten"])
@@ -87,7 +87,8 @@ class _Answers:
             with as_plain_tensors():
                 return func(*args, **named)
         if name == "grad":
-            return _gradient(func, *args)
+            with as_plain_tensors():
+                return _gradients(func(*args, **named), *args[-1:])
         answer = _WHOLE.get(name)
         if answer is not None:
             return answer(_facts_of(args[0]).shape, *args[1:], **named)
@@ -181,20 +182,17 @@ def _before_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
         for param in group["params"]:
             if type(param) is ShardParameter:
                 param.__class__ = nn.Parameter  # type: ignore[bad-argument-type]
-                _be_plain(param.grad)
+                if type(param.grad) is Shard:
+                    param.grad.__class__ = Tensor  # type: ignore[bad-argument-type]
 
 
 def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     for group in optimizer.param_groups:
         for param in group["params"]:
             if type(param) is nn.Parameter and _FACTS in param.__dict__:
+                if param.grad is not None and _FACTS in param.grad.__dict__:
+                    param.grad.__class__ = Shard
                 param.__class__ = ShardParameter
-
-
-def _be_plain(grad: Tensor | None) -> None:
-    if type(grad) is Shard:
-        del grad.__dict__[_FACTS]
-        grad.__class__ = Tensor  # type: ignore[bad-argument-type]
 
 
 def is_shard(value: object) -> bool:
@@ -231,14 +229,15 @@ def _marked(tensor: Tensor, facts: _Facts) -> Shard:
     return made
 
 
-def _gradient(getter: Any, param: Any) -> Tensor | None:
-    """Return a parameter's gradient, itself, from now on a `Shard`."""
-    with as_plain_tensors():
-        grad = getter(param)
-    if type(grad) is Tensor:
-        grad.__dict__[_FACTS] = _facts_of(param)._replace(kind="gradient of")
-        grad.__class__ = Shard
-    return grad
+def _gradients(grads: Any, params: Any) -> Any:
+    """Return gradients, or the one of one parameter; those of parameters that hold a shard are `Shard`s from now on."""
+    if isinstance(grads, tuple):
+        params = params if isinstance(params, (list, tuple)) else [params]
+        return tuple(map(_gradients, grads, params))
+    if type(grads) is Tensor and is_shard(params):
+        grads.__dict__[_FACTS] = _facts_of(params)._replace(kind="gradient of")
+        grads.__class__ = Shard
+    return grads
 
 
 def _as_shards(found: Any, first: Tensor, facts: _Facts) -> Any:

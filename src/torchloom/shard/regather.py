@@ -290,10 +290,7 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
 
 
 def around_compiled(
-    call: Callable[..., Any],
-    *,
-    regather: bool,
-    before: Callable[[], None] | None = None,
+    call: Callable[..., Any], *, regather: bool, before: Callable[[], None] | None = None
 ) -> Callable[..., Any]:
     """Return what calls a compiled module with the brackets of `attach` for its parts that run in Python.
 

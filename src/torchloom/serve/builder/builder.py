@@ -222,9 +222,8 @@ class Builder:
             starts = cuts(failed, dim)
             if starts:
                 cause = next(each for each in failed if cuts([each], dim))
-                level = (
-                    logging.INFO if self._last_cut else logging.WARNING
-                )  # the first says what to expect
+                # The first says what to expect.
+                level = logging.INFO if self._last_cut else logging.WARNING
                 at = f" at {cause.where}" if cause.where else ""
                 self._last_cut = f"; last cut by {cause.guard}{at}"
                 self._why_cut = why_not_proven(self.target, traced.box, failed)
