@@ -73,6 +73,10 @@ def test_a_dtype_to_cast_to_is_needed() -> None:
     for precision in (None, Precision(master=torch.bfloat16)):
         with pytest.raises(ShardError, match="cast_inputs=True needs the dtype"):
             torchloom.shard_model(nn.Linear(3, 3), precision=precision, cast_inputs=True)
+    model, words = nn.Linear(3, 3), r"pass torchloom.shard.Precision\(compute=torch.bfloat16\)"
+    for precision in (torch.bfloat16, {model: torch.bfloat16}):
+        with pytest.raises(ShardError, match=words):
+            torchloom.shard_model(model, precision=precision, cast_inputs=True)
 
 
 class Routed(nn.Module):

@@ -108,6 +108,11 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         cast_inputs = cast_inputs or precision.compute is not None
     stage = 3 if stage is None else stage
     by_module = precision if isinstance(precision, Mapping) else {model: precision or Precision()}
+    for each in by_module.values():
+        if not isinstance(each, Precision):
+            raise ShardError(
+                f"precision= is given {each!r}: pass torchloom.shard.Precision(compute={each!r}), or such by module"
+            )
     if cast_inputs and not any(each.compute for each in by_module.values()):
         raise ShardError(
             "cast_inputs=True needs the dtype to cast to: pass "

@@ -243,8 +243,7 @@ def _precisions(
     modules: Mapping[str, nn.Module], asked: Precision | ByModule | None
 ) -> dict[str, Precision]:
     """Return the precision of each module by its path."""
-    if not isinstance(asked, Mapping):
-        return dict.fromkeys(modules, asked or Precision())
+    asked = asked if isinstance(asked, Mapping) else {modules[""]: asked or Precision()}
     for module in asked.keys() - set(modules.values()):
         raise ShardError(
             f"precision= names a {type(module).__name__} that is no module of the model: pass its modules "
