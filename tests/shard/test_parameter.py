@@ -216,7 +216,7 @@ def test_gradients_are_shards_however_they_are_asked_for() -> None:
             assert found.shape == (3, 2)
             torch.testing.assert_close(local_shard(found), of_backward["3.weight"])
             with pytest.raises(
-                ShardError, match="norm is computed from the gradient of '3.weight'"
+                ShardError, match=r"norm is computed from the gradient of '3.weight'"
             ):
                 found.norm()
 

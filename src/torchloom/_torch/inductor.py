@@ -49,7 +49,7 @@ def inductor_compile(
         return compiled
 
     eager = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
-    with functorch_config.patch(eager), around(), empty_files_removed():
+    with functorch_config.patch(eager), around():
         compiled: Any = compile_fx(
             gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches)
         )
