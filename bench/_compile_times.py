@@ -20,7 +20,7 @@ from typing import Literal
 from _environment import worker_environment
 from _group import ArmError, Group
 from _rounds import Say
-from peers import Arm
+from arms import Arm
 
 _TIMEOUT_S = 900.0
 _WARMUP = 3

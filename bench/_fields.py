@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from peers import Arm
+from arms import Arm
 
 OURS = "torchloom"
 BUDGETS = "torch memory budget"
@@ -96,7 +96,7 @@ def _torch_budgets(route: str) -> list[Arm]:
     return [
         Arm(
             name=f"torch-{route}-{budget:g}",
-            module="peers.activations",
+            module="arms.activations",
             family=BUDGETS,
             variant="compiled",
             setting=f"{budget:g}",
@@ -110,7 +110,7 @@ def _checkpoints(route: str) -> list[Arm]:
     return [
         Arm(
             name=f"checkpoint-{route}-{every}",
-            module="peers.activations",
+            module="arms.activations",
             family=CHECKPOINTS,
             variant="eager" if route == "eager" else "compiled",
             setting=_which(every),
@@ -124,7 +124,7 @@ def _fsdp2(compiled: str, every: int) -> Arm:
     name = f"fsdp2-{compiled}"
     return Arm(
         name=f"{name}-checkpoint-{every}" if every else name,
-        module="peers.fsdp2",
+        module="arms.fsdp2",
         family="FSDP2 + checkpoint" if every else "FSDP2",
         variant="compiled" if compiled == "whole" else "compiled per block",
         setting=_which(every) if every else "",
@@ -139,7 +139,7 @@ def _which(every: int) -> str:
 def _loom(name: str, stage: int, backend: str) -> Arm:
     return Arm(
         name=f"loom-{name}",
-        module="peers.loom",
+        module="arms.loom",
         family=OURS,
         variant="compiled",
         options={"stage": stage, "backend": backend},
@@ -148,7 +148,7 @@ def _loom(name: str, stage: int, backend: str) -> Arm:
 
 _EAGER = Arm(
     name="eager",
-    module="peers.activations",
+    module="arms.activations",
     family="no trade",
     variant="eager",
     options={"route": "eager"},

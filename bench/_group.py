@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from peers import Arm
+from arms import Arm
 
 _WORKER = Path(__file__).with_name("_worker.py")
 

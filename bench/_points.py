@@ -9,7 +9,7 @@ from typing import Any
 from _fields import OURS, Field
 from _rounds import PassResult
 from _stats import Quartiles, clean, paired_ratios, summarize
-from peers import Arm
+from arms import Arm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from _compile_times import FirstStep
 from _rounds import PassResult
 from _stats import Quartiles, are_clean, clean, fastest, paired_ratios, summarize
-from peers import ARMS
+from arms import ARMS
 
 _LIMITS = ("limit-eager", "limit-compiled")
 _VARIANTS = ("eager", "compiled", "compiled per block")

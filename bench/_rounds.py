@@ -19,7 +19,7 @@ from typing import Any
 from _clock import wait_until_quiet
 from _group import ArmError, Group
 from _stats import StepSample, clean, merge_ranks
-from peers import Arm
+from arms import Arm
 
 Say = Callable[[str], None]
 
@@ -58,7 +58,7 @@ class ArmFacts:
     shared_bytes: int
     anonymous_bytes: int
     said: Mapping[str, Any] = field(default_factory=dict)
-    """What its first rank says of itself; see `peers.base.Trainee.facts`."""
+    """What its first rank says of itself; see `arms.base.Trainee.facts`."""
 
 
 @dataclass(kw_only=True, slots=True)

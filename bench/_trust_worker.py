@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 import torchloom
 from _data import batches, read_corpus
 from _model import Decoder, Shape, build_model
-from peers.base import LEARNING_RATE, WEIGHT_DECAY, join_group, make_optimizer
+from arms.base import LEARNING_RATE, WEIGHT_DECAY, join_group, make_optimizer
 from torchloom.position import POSITION, Wait
 from torchloom.runtime.channel import CHANNELS, Channel, label
 

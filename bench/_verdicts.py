@@ -16,7 +16,7 @@ from _compile_times import FirstStep, compile_ratios
 from _report import common_step, limit_of, rows
 from _rounds import PassResult
 from _stats import fastest, paired_ratios, summarize
-from peers import ARMS
+from arms import ARMS
 
 OURS = "loom-3"
 SELECTIVE = "loom-3-selective"

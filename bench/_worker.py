@@ -29,7 +29,7 @@ from _data import batches, read_corpus
 from _memory import AllocationLog, StepMemory, read_rollup, trim_heap
 from _model import Shape, build_model
 from _probe import CoreProbe
-from peers.base import Job, Trainee, UnavailableError
+from arms.base import Job, Trainee, UnavailableError
 
 Answer = dict[str, Any]
 

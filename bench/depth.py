@@ -34,11 +34,11 @@ SHAPE = {"dim": 64, "num_heads": 4, "hidden_dim": 176, "vocab_size": 512, "seq_l
 STEP_SHAPE = {"dim": 256, "num_heads": 8, "hidden_dim": 704, "vocab_size": 2048, "seq_len": 128}
 _LOOM = {"stage": 3, "persistence_threshold": 0}
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "loom": ("peers.loom", _LOOM),
-    "loom-budget": ("peers.loom", _LOOM),
-    "loom-flat": ("peers.loom", {**_LOOM, "regions": False}),
-    "fsdp2-block": ("peers.fsdp2", {"compiled": "block"}),
-    "plain": ("peers.limit", {"compiled": True}),
+    "loom": ("arms.loom", _LOOM),
+    "loom-budget": ("arms.loom", _LOOM),
+    "loom-flat": ("arms.loom", {**_LOOM, "regions": False}),
+    "fsdp2-block": ("arms.fsdp2", {"compiled": "block"}),
+    "plain": ("arms.limit", {"compiled": True}),
 }
 LABELS = {
     "loom": "torchloom stage 3, equal layers compiled once",
@@ -142,7 +142,7 @@ def _trainee(arm: str, shape: Any, rank: int, **more: Any) -> Any:
     from importlib import import_module
 
     from _model import build_model
-    from peers.base import Job
+    from arms.base import Job
 
     module, options = ARMS[arm]
     job = Job(model=lambda: build_model(shape), rank=rank, world_size=RANKS, batch=2)

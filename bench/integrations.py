@@ -20,7 +20,7 @@ from _options import names, pace_of, recorded, timed_say
 from _report import Report, common_step, write_json
 from _rounds import PassResult, run_pass
 from _stats import clean, fastest, paired_ratios, summarize
-from peers import TRAINERS, pick_arms
+from arms import TRAINERS, pick_arms
 
 _HERE = Path(__file__).parent
 OURS = "trainer-loom"

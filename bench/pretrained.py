@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _write_model(folder: Path, layers: int) -> int:
     from _model import Shape
-    from peers.trainer import llama
+    from arms.trainer import llama
 
     model = llama(Shape(num_layers=layers))
     model.save_pretrained(folder, max_shard_size="50MB")
@@ -85,7 +85,7 @@ def _work(way: str, folder: Path) -> int:
     from transformers import AutoModelForCausalLM
 
     import torchloom
-    from peers.base import join_group
+    from arms.base import join_group
     from torchloom.integrations.prepare import initializer_of
     from torchloom.integrations.transformers import from_pretrained
 

@@ -23,7 +23,7 @@ from _options import names, pace_of, recorded, timed_say
 from _report import Report, table, write_chart, write_json
 from _rounds import run_pass
 from _verdicts import OURS, PLAIN, judge_compile, judge_pass
-from peers import ARMS, Arm, pick_arms
+from arms import ARMS, Arm, pick_arms
 
 _HERE = Path(__file__).parent
 _QUICK = ("limit-compiled", "fsdp2-whole", "loom-3", "loom-3-shared")

@@ -25,7 +25,7 @@ from _memory import compile_allocator
 from _options import timed_say
 from _rounds import Pace, run_pass
 from _stats import Quartiles, paired_ratios, summarize
-from peers import ARMS
+from arms import ARMS
 
 _HERE = Path(__file__).parent
 _PLAIN = ARMS["loom-3"]

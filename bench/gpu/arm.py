@@ -25,8 +25,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from _data import batches, read_corpus
 from _model import Shape, build_model
-from peers.activations import checkpoint_blocks
-from peers.base import LEARNING_RATE, WEIGHT_DECAY, Job, Step, make_optimizer, make_step
+from arms.activations import checkpoint_blocks
+from arms.base import LEARNING_RATE, WEIGHT_DECAY, Job, Step, make_optimizer, make_step
 
 LOOM: dict[str, dict[str, Any]] = {
     "loom": {},

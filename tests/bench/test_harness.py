@@ -22,8 +22,8 @@ from _report import Report, common_step, rows, table, write_chart, write_json
 from _rounds import ArmFacts, PassResult
 from _stats import StepSample, are_clean, clean, fastest, merge_ranks, paired_ratios, summarize
 from _verdicts import judge_compile, judge_pass
-from peers import ARMS, pick_arms
-from peers.base import Job, make_step
+from arms import ARMS, pick_arms
+from arms.base import Job, make_step
 
 sys.path.remove(str(BENCH))
 

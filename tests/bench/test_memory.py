@@ -23,7 +23,7 @@ from _model import Shape, build_model
 from _points import field_result, pareto
 from _rounds import ArmFacts, PassResult
 from _stats import StepSample, merge_ranks
-from peers.activations import checkpoint_blocks
+from arms.activations import checkpoint_blocks
 
 sys.path.remove(str(BENCH))
 

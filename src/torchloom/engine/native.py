@@ -66,8 +66,8 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         mesh: the axis to shard over, or (replicate, shard); default: all ranks.
         persistence_threshold: parameters with fewer elements stay whole; default: 100 000.
         precision: dtypes of stored parameters, of compute and of reductions; default: trained
-            parameters in fp32 (float64 stays float64), frozen ones as they are. By module: `{model: one, model.head:
-            other}`, each for the modules below it too, as FSDP2's `mp_policy`.
+            parameters in fp32 (float64 stays float64), frozen ones as they are. By module:
+            `{model: one, model.head: other}`, each for the modules below it too, as FSDP2's `mp_policy`.
         cast_inputs: cast floating-point inputs of the model to `precision.compute` and results to `precision.output`,
             also those in lists, tuples, mappings and dataclasses, as FSDP2's `cast_forward_inputs` does; of each module
             that `precision` names.

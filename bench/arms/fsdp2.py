@@ -8,8 +8,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from peers.activations import checkpoint_blocks
-from peers.base import Job, Trainee, join_group, make_optimizer, make_step
+from arms.activations import checkpoint_blocks
+from arms.base import Job, Trainee, join_group, make_optimizer, make_step
 
 
 def build(

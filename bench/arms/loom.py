@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from peers.base import LEARNING_RATE, WEIGHT_DECAY, Job, Trainee, UnavailableError, join_group
+from arms.base import LEARNING_RATE, WEIGHT_DECAY, Job, Trainee, UnavailableError, join_group
 
 if TYPE_CHECKING:
     from torchloom.engine import Engine

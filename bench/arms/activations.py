@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from peers.base import Job, Trainee, make_optimizer, make_step
+from arms.base import Job, Trainee, make_optimizer, make_step
 
 _BACKENDS = {"inductor": "inductor", "boxed": "aot_eager_decomp_partition"}
 

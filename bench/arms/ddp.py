@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from peers.base import Job, Trainee, join_group, make_optimizer, make_step
+from arms.base import Job, Trainee, join_group, make_optimizer, make_step
 
 
 def build(job: Job, *, compiled: bool) -> Trainee:

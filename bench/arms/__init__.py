@@ -33,7 +33,7 @@ class Arm:
     @property
     def communicates(self) -> bool:
         """False for the limit, whose replicas drift apart after their first step."""
-        return self.module != "peers.limit"
+        return self.module != "arms.limit"
 
 
 def _pair(family: str, module: str) -> tuple[Arm, Arm]:
@@ -58,34 +58,34 @@ def _pair(family: str, module: str) -> tuple[Arm, Arm]:
 
 
 _ALL = (
-    *_pair("limit", "peers.limit"),
-    *_pair("DDP", "peers.ddp"),
+    *_pair("limit", "arms.limit"),
+    *_pair("DDP", "arms.ddp"),
     Arm(
         name="fsdp2-eager",
-        module="peers.fsdp2",
+        module="arms.fsdp2",
         family="FSDP2",
         variant="eager",
         options={"compiled": "none"},
     ),
     Arm(
         name="fsdp2-block",
-        module="peers.fsdp2",
+        module="arms.fsdp2",
         family="FSDP2",
         variant="compiled per block",
         options={"compiled": "block"},
     ),
     Arm(
         name="fsdp2-whole",
-        module="peers.fsdp2",
+        module="arms.fsdp2",
         family="FSDP2",
         variant="compiled",
         options={"compiled": "whole"},
     ),
-    *_pair("DeepSpeed", "peers.zero3"),
+    *_pair("DeepSpeed", "arms.zero3"),
     *(
         Arm(
             name=f"loom-{stage}",
-            module="peers.loom",
+            module="arms.loom",
             family=f"torchloom {stage}",
             variant="compiled",
             options={"stage": stage},
@@ -94,14 +94,14 @@ _ALL = (
     ),
     Arm(
         name="loom-3-shared",
-        module="peers.loom",
+        module="arms.loom",
         family="torchloom 3, shared memory",
         variant="compiled",
         options={"stage": 3, "symmetric_memory": True},
     ),
     Arm(
         name="loom-3-selective",
-        module="peers.loom",
+        module="arms.loom",
         family="torchloom 3, weights that fit 1 GB stay",
         variant="compiled",
         options={"stage": 3, "memory_budget": 1_000_000_000},
@@ -114,7 +114,7 @@ ARMS: Mapping[str, Arm] = MappingProxyType({arm.name: arm for arm in _ALL})
 def _trainer(name: str, family: str, variant: Any, **options: Any) -> Arm:
     return Arm(
         name=f"trainer-{name}",
-        module="peers.trainer",
+        module="arms.trainer",
         family=f"Trainer, {family}",
         variant=variant,
         options=options,

@@ -7,7 +7,7 @@ import os
 import torch
 from torch import Tensor
 
-from peers.base import Job, Trainee, UnavailableError, make_optimizer
+from arms.base import Job, Trainee, UnavailableError, make_optimizer
 
 _BUCKET_NUMEL = 5_000_000  # holds the largest parameter; the default would reserve 2 GB
 

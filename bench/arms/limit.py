@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from peers.base import Job, Trainee, make_optimizer, make_step
+from arms.base import Job, Trainee, make_optimizer, make_step
 
 
 def build(job: Job, *, compiled: bool) -> Trainee:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from _model import Shape
-from peers.base import LEARNING_RATE, WEIGHT_DECAY, Job, Trainee, UnavailableError, join_group
+from arms.base import LEARNING_RATE, WEIGHT_DECAY, Job, Trainee, UnavailableError, join_group
 
 Kind = Literal["ddp", "fsdp2-eager", "fsdp2-block", "fsdp2-whole", "deepspeed", "loom"]
 _BUCKET_NUMEL = 5_000_000  # holds the largest parameter; the default would reserve 2 GB
