@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     plain, usual, _ = train(options)
-    for title, budget in (("ample", 1 << 30), ("scarce", 80_000), ("none", 1)):
+    for title, budget in (("ample", 1 << 30), ("scarce", 210_000), ("none", 1)):
         losses, fewer, held = train(options, budget)
         if dist.get_rank() == 0:
             text = f"collectives per step {usual} -> {fewer}, {held} bytes held"

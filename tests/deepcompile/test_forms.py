@@ -9,7 +9,7 @@ from torch import fx
 from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
 from torchloom import ops
 from torchloom.deepcompile.forms import CURRENT, DOCUMENTED, NAMES, adapt
-from torchloom.deepcompile.profile import memory_of
+from torchloom.deepcompile.profile import Account, memory_of
 from torchloom.deepcompile.site import Book, Spot
 from torchloom.errors import PassError
 from torchloom.graph import find
@@ -170,7 +170,7 @@ def test_a_deepcompile_pass_needs_a_session():
 
 
 def test_nz3_refuses_by_name():
-    handle = Book().handle()
+    handle = Book().handle(777.0)
     with pytest.raises(PassError, match=r"nz3\.enable_profiling.*profiling_results"):
         handle.enable_profiling(True)
     with pytest.raises(AttributeError, match="no method 'fly'"):
@@ -182,7 +182,7 @@ def test_nz3_refuses_by_name():
 def test_memory_and_times_of_a_graph_with_transfers():
     gm = captured(TwoLayers(), [torch.randn(4, 6)], ["zero3"])["forward"]
     apply(gm, ["place"])
-    memory = memory_of(gm.graph)
+    memory = memory_of(gm.graph, Account(), 0)
     alive = 0
     for _, after, delta, peak in memory:
         assert alive + delta == after

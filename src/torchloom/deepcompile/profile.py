@@ -1,6 +1,7 @@
 """Times, sizes and memory of a graph's nodes, under the names that DeepCompile's passes read.
 
-The cost table and a liveness analysis give all figures; the graph is never run for them.
+The cost table gives times, and the planner's account of memory gives bytes: operators run once, alone, for what they
+allocate besides their results; the graph is never run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,21 @@ from torch import fx
 
 from torchloom.costs import CostTable, node_us
 from torchloom.costs.timeline import transfer_us
-from torchloom.graph import live_bytes, nbytes, viewed
+from torchloom.graph import nbytes
+from torchloom.memory import Transit, WorkspaceTable, graph_memory_of, micro_step, storages_of
+
+
+@dataclass
+class Account:
+    """What is allocated beside the values of a graph."""
+
+    base_bytes: int = 0
+    """Parameters, gradients, optimizer states: what lives on from step to step, as the planner counts it."""
+    step_bytes: int = 0
+    """With what the optimizer's step allocates."""
+    workspaces: WorkspaceTable = field(default_factory=WorkspaceTable)
+    transit: Transit | None = None
+    """What collectives hold until they are waited for."""
 
 
 @dataclass(eq=False)
@@ -25,7 +40,9 @@ class ProfilingResult:
     num_fwd_outputs: int = 0
     """Results of the forward graph that the model returns; those after them are kept for backward."""
     fwd_mem: list[tuple[str, int, int, int]] = field(default_factory=list)
-    """Of each node: name, bytes alive after it, change that it made, most bytes alive during it."""
+    """Of each node: name, bytes allocated on the device after it, change that it made, most bytes during it.
+
+    All that a step allocates is in them, as in DeepSpeed's: weights, optimizer states, the batch, what forward kept."""
     bwd_mem: list[tuple[str, int, int, int]] = field(default_factory=list)
     fwd_mem_complete: bool = False
     bwd_mem_complete: bool = False
@@ -35,10 +52,29 @@ class ProfilingResult:
     fwd_tensor_sizes: list[tuple[str, int]] = field(default_factory=list)
     """Of each node: name, bytes of its value."""
     bwd_tensor_sizes: list[tuple[str, int]] = field(default_factory=list)
+    start_bytes: int = 0
+    """Bytes on the device when the forward graph begins."""
     param_indices: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """Of each parameter: its place among the graph's inputs, its id, the shape of the weight."""
 
-    def take(self, graph: fx.Graph, is_backward: bool, table: CostTable, world_size: int) -> None:
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes on the device in the graphs known so far."""
+        return max((most for *_, most in self.fwd_mem + self.bwd_mem), default=0)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Results and values for backward that the forward graph leaves."""
+        return self.fwd_mem[-1][1] - self.start_bytes if self.fwd_mem else 0
+
+    def take(
+        self,
+        graph: fx.Graph,
+        is_backward: bool,
+        table: CostTable,
+        world_size: int,
+        account: Account,
+    ) -> None:
         """Fill in the figures of the forward or of the backward graph as it is now.
 
         Args:
@@ -46,9 +82,12 @@ class ProfilingResult:
             is_backward: which of them.
             table: costs of operators and links of this machine.
             world_size: ranks that take part in a collective.
+            account: what is allocated beside the graph's values.
         """
         times = node_times(graph, table, world_size)
-        memory = memory_of(graph)
+        memory = memory_of(
+            graph, account, self.start_bytes, forward=self.fwd_graph if is_backward else None
+        )
         sizes = [(node.name, nbytes(node)) for node in graph.nodes]
         for node, (_, _, delta, peak), (_, size) in zip(graph.nodes, memory, sizes, strict=True):
             # The names under which DeepCompile's passes find them.
@@ -78,12 +117,35 @@ def node_times(graph: fx.Graph, table: CostTable, world_size: int) -> Mapping[fx
     }
 
 
-def memory_of(graph: fx.Graph) -> list[tuple[str, int, int, int]]:
-    """Return name, bytes alive after it, change and peak of each node."""
-    found = []
-    alive = 0
-    for node, after in zip(graph.nodes, live_bytes(graph), strict=True):
-        own = 0 if node.op == "output" or viewed(node) is not None else nbytes(node)
-        found.append((node.name, after, after - alive, max(alive + own, after)))
+def memory_of(
+    graph: fx.Graph, account: Account, start_bytes: int, forward: fx.Graph | None = None
+) -> list[tuple[str, int, int, int]]:
+    """Return name, bytes allocated after it, change and peak of each node.
+
+    Args:
+        graph: forward or backward, after the split.
+        account: what is allocated beside the graph's values.
+        start_bytes: what is allocated before forward.
+        forward: of which `graph` is the backward graph.
+    """
+    account.workspaces.probe(graph.nodes)
+    if forward is None:
+        program = graph_memory_of(
+            graph.nodes,
+            graph.output_node().all_input_nodes,
+            held={
+                each for node in graph.find_nodes(op="placeholder") for each in storages_of(node)
+            },
+            probe=account.workspaces,
+            transit=account.transit,
+        )
+    else:
+        step = micro_step(forward, graph, probe=account.workspaces, transit=account.transit)
+        program = step.backward
+        start_bytes += step.after_forward_bytes + step.seed_bytes
+    found, alive = [], start_bytes
+    for each, (after, most) in zip(program.steps, program.curve(), strict=True):
+        after, most = start_bytes + after, start_bytes + most
+        found.append((each.node.name, after, after - alive, most))
         alive = after
-    return found
+    return [*found, (graph.output_node().name, alive, 0, alive)]

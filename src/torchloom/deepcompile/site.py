@@ -8,6 +8,7 @@ Spot   one graph of the book at one moment: gives a pass its arguments
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +19,10 @@ from torchloom import ops
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.costs import CostTable
 from torchloom.deepcompile.handles import GraphParams, OwnedParam, Residency, RuntimeHandle
-from torchloom.deepcompile.profile import ProfilingResult
+from torchloom.deepcompile.profile import Account, ProfilingResult
+from torchloom.errors import PassError
 from torchloom.graph import PassContext, args_of, find
-from torchloom.shard import Layout
+from torchloom.shard import Layout, ParamSpec
 
 
 @dataclass(eq=False)
@@ -30,7 +32,8 @@ class Page:
     graph_id: int
     params: dict[str, str] = field(default_factory=dict)
     """Parameter by graph input."""
-    num_joint_inputs: int = 0
+    batch_bytes: int = 0
+    """Inputs that are neither parameters nor buffers."""
     profile: ProfilingResult = field(default_factory=ProfilingResult)
     manager: GraphParams | None = None
 
@@ -73,16 +76,31 @@ class Book:
     residency: Residency | None = None
     optimizer: Any = None
     table: CostTable = field(default_factory=CostTable)
+    account: Account = field(default_factory=Account)
     residents: set[str] = field(default_factory=set)
     """Parameters that passes keep gathered."""
     asked: set[str] = field(default_factory=set)
     """Parameters that passes of this compile have asked to keep; passes see only these as resident."""
+    is_repeated: bool = False
+    """Whether passes run again for what they asked: with other times than before they may rank weights otherwise, and the
+    first choice stands."""
+    allowed_bytes: float = math.inf
+    """The `mem_budget` of the pass that asked last."""
     registered: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _pages: dict[str, Page] = field(default_factory=dict)
 
     def page(self, digest: str) -> Page:
         """Return the page of a captured graph, a new one for a new graph."""
         return self._pages.setdefault(digest, Page(len(self._pages)))
+
+    def bytes_before(self, page: Page) -> int:
+        """Return what is allocated when the forward graph of a page begins: also what graphs before it have kept."""
+        kept = sum(
+            each.profile.kept_bytes
+            for each in self._pages.values()
+            if each.graph_id < page.graph_id
+        )
+        return self.account.base_bytes + page.batch_bytes + kept
 
     @property
     def graph_order(self) -> list[tuple[int, bool]]:
@@ -108,21 +126,51 @@ class Book:
             if spec.name in self.parameters
         }
 
-    def handle(self) -> RuntimeHandle:
-        """Return the runtime handle that passes receive as `nz3`."""
-        specs = dict(enumerate(self.layout or ()))
-        return RuntimeHandle(specs, self.keep, self.registered, self.residency)
+    def handle(self, budget_bytes: float) -> RuntimeHandle:
+        """Return the runtime handle that passes receive as `nz3`.
 
-    def keep(self, param: str) -> None:
-        """Keep a weight gathered from the next compile on."""
-        self.asked.add(param)
-        self.residents.add(param)
+        Args:
+            budget_bytes: what a step may allocate with the weights that passes keep.
+        """
+        specs = dict(enumerate(self.layout or ()))
+
+        def keep(param: str) -> None:
+            is_new = param not in self.residents
+            self.residents.add(param)
+            self.allowed_bytes = budget_bytes
+            try:
+                self.check_residents()
+            except PassError:
+                if not (is_new and self.is_repeated):
+                    raise
+                self.residents.remove(param)
+                return
+            self.asked.add(param)
+
+        return RuntimeHandle(specs, keep, self.registered, self.residency)
+
+    def check_residents(self) -> None:
+        """Refuse weights that passes keep gathered beside a step that then needs more than its budget.
+
+        Raises:
+            PassError: it does, by the graphs known so far.
+        """
+        if self.layout is None or not self.residents:
+            return
+        held = {name: _weight_bytes(self.layout[name]) for name in sorted(self.residents)}
+        peak = max([self.account.step_bytes, *(each.peak_bytes for each in self.profiles.values())])
+        if peak + sum(held.values()) > self.allowed_bytes:
+            raise PassError(
+                f"nz3.set_persistent keeps {sum(held.values()):,} bytes gathered ({', '.join(held)}), but a step "
+                f"allocates {peak:,} bytes beside them and mem_budget is {self.allowed_bytes:,.0f}: keep fewer, or raise it"
+            )
 
     def start_over(self, *, forget: bool) -> None:
         """Begin another compile; `forget` also drops the resident parameters of earlier ones."""
         self.asked.clear()
         if forget:
             self.residents.clear()
+        self.is_repeated = bool(self.residents)
         if self.residency is not None:
             self.residency.clear()  # the next plan may keep others
 
@@ -147,13 +195,14 @@ class Spot:
         """
         self._look(gm, ctx)
         budget = ctx.memory_budget_bytes
+        budget = float(self.default_budget_bytes if budget is None else budget)
         values: dict[str, Any] = {
             "gm": gm,
             "graph": gm.graph,
             "ctx": ctx,
             "graph_id": self.page.graph_id,
             "bwd": ctx.is_backward,
-            "mem_budget": float(self.default_budget_bytes if budget is None else budget),
+            "mem_budget": budget,
             "ds_optimizer": self.book.optimizer,
         }
         if name in values:
@@ -162,7 +211,7 @@ class Spot:
             "graph_order": lambda: self.book.graph_order,
             "profiling_results": lambda: self.book.profiles,
             "param_manager": lambda: self.book.managers,
-            "nz3": self.book.handle,
+            "nz3": lambda: self.book.handle(budget),
             "create_inputs_fn": lambda: lambda: _inputs_of(gm.graph),
         }[name]()
 
@@ -173,17 +222,29 @@ class Spot:
             return
         self._seen = seen
         page, layout = self.page, self.book.layout
-        page.profile.take(gm.graph, ctx.is_backward, self.book.table, self.world_size)
+        page.profile.start_bytes = self.book.bytes_before(page)
+        page.profile.take(
+            gm.graph, ctx.is_backward, self.book.table, self.world_size, self.book.account
+        )
         if layout is not None and not ctx.is_backward:
             page.manager = GraphParams(gm.graph, page.params, layout, self.book.owned())
             page.profile.param_indices = page.manager.indices
 
     def leave(self, gm: fx.GraphModule, ctx: PassContext) -> None:
-        """Keep the graph as the passes left it, in a copy that no compiler changes."""
+        """Keep the graph as the passes left it, in a copy that no compiler changes.
+
+        Raises:
+            PassError: what passes keep gathered does not fit beside it.
+        """
         if self._seen:
             kept = copy_graph_module(gm)
             self._seen = ""
             self._look(kept, ctx)
+            self.book.check_residents()
+
+
+def _weight_bytes(spec: ParamSpec) -> int:
+    return spec.numel * spec.compute_dtype.itemsize
 
 
 def _inputs_of(graph: fx.Graph) -> list[Any]:

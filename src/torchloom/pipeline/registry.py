@@ -113,7 +113,9 @@ def register_compile_pass(
         fn: a function of any of these arguments, by name: `gm` or `graph`, `ctx`, `graph_id`,
             `graph_order`, `profiling_results`, `create_inputs_fn`, `mem_budget`, `param_manager`,
             `bwd`, `ds_optimizer`, `nz3`. It returns the graph, the graph module, a number of edits,
-            or None for no change. A `GraphPass` is taken as well.
+            or None for no change. A `GraphPass` is taken as well. Memory in `profiling_results` is all that a step
+            has on the device, as planned, and `mem_budget` is what it may have: the one minus the other is what
+            `nz3.set_persistent` may keep. More is an error that names the weights.
         contract: what it needs and gives.
 
     Raises:

@@ -109,8 +109,9 @@ class CompileSession:
         report = GraphReport(
             name, len(gm.graph.nodes), name_of(self.backend), graph_digest(gm.graph)
         )
-        report.batch_bytes = _batch_bytes(example_inputs)
-        report.graph_id = self.book.page(report.digest).graph_id
+        page = self.book.page(report.digest)
+        report.graph_id, page.batch_bytes = page.graph_id, _batch_bytes(example_inputs)
+        report.batch_bytes = page.batch_bytes
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         try:

@@ -16,10 +16,12 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch import nn
 
+from torchloom.deepcompile.profile import Account
 from torchloom.deepcompile.site import Book
+from torchloom.memory import Transit, WorkspaceTable
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.alike import Alike
-from torchloom.runtime import Communicator
+from torchloom.runtime import Communicator, refresh_bytes, transit_bytes
 from torchloom.runtime.lines import tell_graph
 from torchloom.shard import owners_of
 from torchloom.step.compiled import CompiledStep
@@ -80,6 +82,12 @@ def build_step(
         is_estimate=description.backend == "inductor",
         micro_steps=description.micro_steps if driver.tells_updates else 1,
         prefetch_is_bound=description.prefetch_is_bound,
+    )
+    book.account = Account(
+        standing.base_bytes,
+        standing.base_bytes + standing.step_bytes,
+        WorkspaceTable() if planner is None else planner.workspaces,
+        Transit(transit_bytes, refresh_bytes),
     )
     comm.residents.bucket_bytes = description.resident_bucket_bytes
     session = CompileSession(
