@@ -106,6 +106,12 @@ def nine_unnamed(a, b, c, d, e, f, g, h, i, /):
     return sine_to_cosine(a)
 
 
+def other_names(gm, gid, order, profiles, inputs, budget, manager, backward, verbose=False):
+    assert (gid, order, budget, backward, verbose) == (0, [(0, False)], 777.0, False, False)
+    assert torch.equal(torch.fx.Interpreter(gm).run(*inputs())[0], torch.full((3,), 0.5).sin())
+    sine_to_cosine(gm.graph)
+
+
 def own(gm, ctx):
     sine_to_cosine(gm.graph)
     return 1
@@ -115,7 +121,7 @@ def own(gm, ctx):
     "fn",
     [
         *(documented, current, shuffled, in_another_graph, everything, by_position),
-        *(nine_unnamed, own, lambda bwd, graph: sine_to_cosine(graph)),
+        *(nine_unnamed, other_names, own, lambda bwd, graph: sine_to_cosine(graph)),
     ],
 )
 def test_each_form_gets_its_arguments_and_its_edits_stay(fn):

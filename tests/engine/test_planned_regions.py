@@ -146,22 +146,23 @@ SHARDED = {
     "half frozen": (half_frozen, [4, 5]),
     "constants": (of(Residual, 50, 16, what="constants"), [6]),
 }
+BINDS = ("half frozen",)
+"""Those that compute something again to keep the budget."""
 
 
-def test_any_layers_train_under_a_budget_as_without() -> None:
-    def run(rank: int) -> dict[str, tuple[Run, Run, int]]:
-        found = {}
-        for name, (make, _) in SHARDED.items():
-            flat = train(make, rank, budget=BOUNDLESS, regions=False)
-            budget = flat.whole_bytes - flat.plan.peak_bytes // 8
-            found[name] = flat, train(make, rank, budget=budget), budget
-        return found
+@pytest.mark.parametrize("name", SHARDED)
+def test_any_layers_train_under_a_budget_as_without(name: str) -> None:
+    make, calls = SHARDED[name]
 
-    for found in run_ranks(2, run, timeout_s=600):
-        for name, (flat, bound, budget) in found.items():
-            assert bound.calls == SHARDED[name][1], (name, bound.reasons)
-            within(flat, bound, budget)
-        assert sum(bound.plan.extra_us > 0 for _, bound, _ in found.values()) >= 3
+    def run(rank: int) -> tuple[Run, Run, int]:
+        flat = train(make, rank, budget=BOUNDLESS, regions=False)
+        budget = flat.whole_bytes - flat.plan.peak_bytes // 8
+        return flat, train(make, rank, budget=budget), budget
+
+    for flat, bound, budget in run_ranks(2, run, timeout_s=600):
+        assert bound.calls == calls, bound.reasons
+        within(flat, bound, budget)
+        assert bound.plan.extra_us > 0 or name not in BINDS
 
 
 def test_what_parts_of_values_hold_in_memory_counts() -> None:
@@ -235,7 +236,7 @@ def test_a_plan_of_bodies_is_followed_again(tmp_path: Path) -> None:
 
 def test_code_keeps_a_budget_in_two_rounds_at_most() -> None:
     def run(rank: int) -> tuple[Run, Run, int]:
-        flat = train(shallow, rank, budget=BOUNDLESS, regions=False, backend="inductor")
+        flat = train(shallow, rank, budget=BOUNDLESS, regions=False)
         budget = flat.whole_bytes - flat.plan.peak_bytes // 3
         return flat, train(shallow, rank, budget=budget, backend="inductor"), budget
 
@@ -243,13 +244,13 @@ def test_code_keeps_a_budget_in_two_rounds_at_most() -> None:
         assert found.calls == [4] and found.num_tries <= 2
         assert found.whole_bytes <= budget
         assert abs(found.measured_bytes - found.plan.peak_bytes) <= 64
-        assert found.losses == pytest.approx(flat.losses, rel=1e-6)
+        assert found.losses == pytest.approx(flat.losses, rel=1e-5)
 
 
 def test_what_no_choice_about_layers_keeps_is_refused_as_before() -> None:
     def run(rank: int) -> str:
         with pytest.raises(TorchloomError) as error:
-            train(llama, rank, budget=500_000)
+            train(shallow, rank, budget=300_000)
         return str(error.value)
 
     for text in run_ranks(2, run, timeout_s=300):

@@ -7,7 +7,8 @@
        mem_budget, param_manager, bwd) -> gm or None                           DeepCompile, today
 
 Arguments are passed by name, so a function may take any of them in any order. A function whose
-parameter names cannot be read is called by position, with one of these forms.
+parameter names cannot be read is called by position, with one of these forms; so is one that takes as many
+arguments as a form of DeepCompile's and has other names for some of them, as DeepSpeed calls it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import fx
 
+from torchloom._torch.modes import without_modes
 from torchloom.errors import PassError
 from torchloom.graph import GraphPass, PassContext, graph_text, record_values
 
@@ -105,7 +108,9 @@ class Adapted:
             positional = [site.argument(name, gm, ctx) for name in self.positional]
             named = {name: site.argument(name, gm, ctx) for name in self.named}
             shape, before = _shape_of(gm.graph), graph_text(gm.graph)
-            result = self.fn(*positional, **{**named, **options})
+            runs_it = "create_inputs_fn" in self.takes  # compilers call passes under fake tensors
+            with without_modes() if runs_it else nullcontext():
+                result = self.fn(*positional, **{**named, **options})
             num_edits = _take_over(gm, result)
             if _shape_of(gm.graph) != shape:
                 raise PassError(
@@ -152,6 +157,9 @@ def adapt(name: str, fn: Callable[..., Any]) -> Adapted:
         return Adapted(fn, CURRENT, ())
     if _tells_no_names(parameters):
         return _by_position(name, fn, parameters)
+    form = _form_of(parameters.values())
+    if form is not None:
+        return Adapted(fn, form, ())
     positional, named = [], []
     for param in parameters.values():
         if param.kind is inspect.Parameter.VAR_KEYWORD:
@@ -177,6 +185,18 @@ def _tells_no_names(parameters: Mapping[str, inspect.Parameter]) -> bool:
         return True
     only = kinds == {inspect.Parameter.POSITIONAL_ONLY}
     return only and not any(param in NAMES for param in parameters)
+
+
+def _form_of(parameters: Iterable[inspect.Parameter]) -> tuple[str, ...] | None:
+    """Return DeepCompile's form of a function that has other names for some of its arguments, in the form's order."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [each for each in parameters if each.default is inspect.Parameter.empty]
+    form = _BY_COUNT.get(len(needed), ())
+    if len(form) <= len(OWN) or any(each.kind not in kinds for each in needed):
+        return None
+    names = [each.name for each in needed]
+    fits = all(given == name or given not in NAMES for given, name in zip(names, form, strict=True))
+    return form if fits and not set(names) <= set(NAMES) else None
 
 
 def _by_position(

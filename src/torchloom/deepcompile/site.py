@@ -16,12 +16,14 @@ from typing import Any
 from torch import fx, nn
 
 from torchloom import ops
+from torchloom._torch.modes import without_modes
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.costs import CostTable
 from torchloom.deepcompile.handles import GraphParams, OwnedParam, Residency, RuntimeHandle
 from torchloom.deepcompile.profile import Account, ProfilingResult
 from torchloom.errors import PassError
-from torchloom.graph import PassContext, args_of, find
+from torchloom.graph import PassContext, args_of, find, value_of
+from torchloom.memory import real_like
 from torchloom.shard import Layout, ParamSpec
 
 
@@ -248,5 +250,6 @@ def _weight_bytes(spec: ParamSpec) -> int:
 
 
 def _inputs_of(graph: fx.Graph) -> list[Any]:
-    """Return a graph's inputs as fake tensors: shapes and dtypes, no data to compute with."""
-    return [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
+    """Return real tensors that a graph can be run with: shards, a batch, what forward keeps."""
+    with without_modes():  # compilers call passes under fake tensors
+        return [real_like(value_of(node)) for node in graph.find_nodes(op="placeholder")]

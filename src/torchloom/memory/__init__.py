@@ -11,7 +11,7 @@ from torchloom.memory.optimizer import optimizer_peak
 from torchloom.memory.replay import Interface, interface_of, replay_peak
 from torchloom.memory.storages import distinct_bytes, storages_of
 from torchloom.memory.transit import Transit
-from torchloom.memory.workspace import WorkspaceTable
+from torchloom.memory.workspace import WorkspaceTable, real_like
 
 __all__ = [
     "CalledPart",
@@ -34,6 +34,7 @@ __all__ = [
     "module_of",
     "module_path",
     "optimizer_peak",
+    "real_like",
     "replay_peak",
     "storages_of",
 ]

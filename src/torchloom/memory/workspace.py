@@ -126,8 +126,8 @@ def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
         memory_profile() as profile,
     ):
         for signature, call in waiting.items():
-            inputs = fx.node.map_aggregate(call.args, _materialise)
-            named = fx.node.map_aggregate(call.kwargs, _materialise)
+            inputs = fx.node.map_aggregate(call.args, real_like)
+            named = fx.node.map_aggregate(call.kwargs, real_like)
             with torch.profiler.record_function(f"{_MARK}{len(results)}"):
                 result = _try(call.target, inputs, named)
             results[signature] = tuple(t.untyped_storage().nbytes() for t in tensors_in(result))
@@ -174,8 +174,12 @@ def _call_of(node: fx.Node) -> Call:
     return Call(node.target, args, kwargs)
 
 
-def _materialise(value: Any) -> Any:
-    """Return a real tensor in place of a fake one: small numbers, and zeros where they may index."""
+def real_like(value: Any) -> Any:
+    """Return a real tensor in place of a fake one: small numbers, and zeros where they may index.
+
+    Args:
+        value: what a graph recorded of a node; what is no tensor and no symbol is returned.
+    """
     if isinstance(value, torch.SymInt):
         return size_hint(value)
     if not isinstance(value, Tensor):
