@@ -22,7 +22,7 @@ from support.pool import run_ranks
 from torchloom.graph import GraphPass, PassContext
 from torchloom.regions import body, halves
 
-LAYERS = 6
+LAYERS = 4
 LETTERS = {
     "gather_start": "G",
     "reduce_start": "R",
@@ -88,7 +88,7 @@ def test_a_body_is_traced_once_split_once_and_lowered_twice() -> None:
     def run(rank: int, folder: str) -> Any:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/{rank}"
         with counted() as counts:
-            engine, batch = engine_of("inductor", layers=5)
+            engine, batch = engine_of("inductor")
             session, phases = engine._compiled.session, []
             tell = session.tell_phase
 
@@ -103,8 +103,8 @@ def test_a_body_is_traced_once_split_once_and_lowered_twice() -> None:
         (graph,) = report.graphs
         (region,) = graph.regions
         assert report.fallbacks == []
-        assert region.layers == tuple(f"blocks.{n}" for n in range(5))
-        assert (graph.num_bodies, graph.num_calls) == (1, 5)
+        assert region.layers == tuple(f"blocks.{n}" for n in range(LAYERS))
+        assert (graph.num_bodies, graph.num_calls) == (1, LAYERS)
         assert report.phase is None
         return losses, counts, graph.from_cache, phases
 
@@ -131,9 +131,9 @@ def schedule(folder: str, kind: str) -> str:
 
 def test_gathers_run_ahead_of_layers_and_reductions_behind_them(golden: Any) -> None:
     def run(rank: int, folder: str) -> None:
-        engine, batch = engine_of(dump_graphs=folder)
+        engine, batch = engine_of(layers=6, dump_graphs=folder)
         step(engine, batch)
-        assert [len(each.layers) for each in engine.compile_report().graphs[0].regions] == [LAYERS]
+        assert [len(each.layers) for each in engine.compile_report().graphs[0].regions] == [6]
 
     with tempfile.TemporaryDirectory() as folder:
         run_ranks(2, run, folder)
@@ -201,7 +201,7 @@ def test_layers_whose_sizes_vary_are_one_body() -> None:
         found = []
         for regions in (False, True):
             torch._dynamo.reset()
-            engine, (ids,) = engine_of(regions=regions, layers=4)
+            engine, (ids,) = engine_of(regions=regions)
             found.append([step(engine, (ids[:, :n],)) for n in (33, 29, 33)])
         assert found[0] == found[1]
         graphs = engine.compile_report().graphs
