@@ -169,6 +169,14 @@ def test_a_wrong_result_is_refused():
         run(adds_an_input)
 
 
+def test_an_operator_of_deepspeed_is_named():
+    def counts_gathers(gm, bwd):
+        return sum(node.target is torch.ops.dc.allgather_param.default for node in gm.graph.nodes)
+
+    with pytest.raises(PassError, match=r"torch\.ops\.dc\.allgather_param .*torchloom\.ops\.match"):
+        run(counts_gathers)
+
+
 def test_a_deepcompile_pass_needs_a_session():
     with pytest.raises(PassError, match="compile session"):
         adapt("mine", documented)(small_graph(), CONTEXT)

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,7 +110,7 @@ class Adapted:
             named = {name: site.argument(name, gm, ctx) for name in self.named}
             shape, before = _shape_of(gm.graph), graph_text(gm.graph)
             runs_it = "create_inputs_fn" in self.takes  # compilers call passes under fake tensors
-            with without_modes() if runs_it else nullcontext():
+            with without_modes() if runs_it else nullcontext(), _named_operators():
                 result = self.fn(*positional, **{**named, **options})
             num_edits = _take_over(gm, result)
             if _shape_of(gm.graph) != shape:
@@ -121,6 +122,28 @@ class Adapted:
             return num_edits or _num_changes(before, graph_text(gm.graph))
 
         return run
+
+
+@contextmanager
+def _named_operators() -> Iterator[None]:
+    """Name an operator of DeepSpeed's native module that a pass looks for in our graphs.
+
+    Raises:
+        PassError: in place of torch's AttributeError.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        found = _OPERATOR.search(str(error))
+        if found is None:
+            raise
+        raise PassError(
+            f"torch.ops.dc.{found[1]} is an operator of DeepSpeed's, which torchloom's graphs do not have: find transfers "
+            "by torchloom.ops.match, or take torchloom's own pass by its name in the schedule"
+        ) from error
+
+
+_OPERATOR = re.compile(r"'_OpNamespace' 'dc' object has no attribute '(\w+)'")
 
 
 class _Nowhere:
