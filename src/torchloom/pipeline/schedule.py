@@ -279,7 +279,9 @@ def _lookup(name: str, known: Mapping[str, GraphPass], where: str = "") -> Graph
     if found is None:
         near = difflib.get_close_matches(name, [*known, *ALIASES], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise PassOrderError(f"{where}unknown pass {name!r}{hint or '.'} Known passes: {', '.join(known)}")
+        raise PassOrderError(
+            f"{where}unknown pass {name!r}{hint or '.'} Known passes: {', '.join(known)}"
+        )
     return found
 
 
