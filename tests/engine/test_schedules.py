@@ -173,6 +173,7 @@ def test_a_cycle_tells_its_momentum() -> None:
 @pytest.mark.parametrize(
     ("name", "params"),
     [
+        ("WarmupLR", {"warmup_num_steps": None}),
         ("WarmupLR", {"warmup_num_steps": -5}),
         ("WarmupCosineLR", {"total_num_steps": 9, "warmup_type": "cubic"}),
         ("LRRangeTest", {"lr_range_test_step_size": 0}),
@@ -186,3 +187,16 @@ def test_a_schedule_of_the_callers_checks_its_parameters(name, params) -> None:
         made(optimizer, **params)
     fine = {key: 3 for key in params if key != "warmup_type"}
     copy.deepcopy(made(optimizer, **fine, last_batch_iteration=-1))
+
+
+def test_schedules_tell_their_settings_by_deepspeeds_names() -> None:
+    optimizer = torch.optim.Adam([{"params": [torch.zeros(1)], "lr": rate} for rate in (0.1, 0.2)])
+    warmup = make_scheduler("WarmupLR", {"warmup_num_steps": 5}, optimizer)
+    assert (warmup.min_lrs, warmup.max_lrs) == ([0.0, 0.0], [0.1, 0.2])
+    assert (warmup.warmup_num_steps, warmup.warmup_type) == (5, "log")
+    optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
+    cosine = make_scheduler("WarmupCosineLR", {"total_num_steps": 9}, optimizer)
+    for _ in range(3):
+        assert cosine.get_lr_ratio() * 0.1 == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        cosine.step()

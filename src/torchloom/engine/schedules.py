@@ -61,10 +61,16 @@ class Schedule(LRScheduler):
         """Check parameters as the section `scheduler` checks them."""
         own = next(each.__name__ for each in cls.__mro__ if each.__name__ in DEEPSPEED)
         given = inspect.signature(cls.__init__).bind_partial(None, *args).arguments | params
+        inits = [
+            inspect.signature(each.__init__) for each in cls.__mro__ if issubclass(each, Schedule)
+        ]
+        optional = {
+            name for init in inits for name, each in init.parameters.items() if each.default is None
+        }
         name = ""
         try:
             for name, kind in DEEPSPEED[own].table.items():
-                if given.get(name) is not None:
+                if name in given and (given[name] is not None or name not in optional):
                     kind(given[name])
         except RefusedError as refusal:
             raise ConfigError(f"{cls.__name__}({name}=...): {refusal}") from None
@@ -117,20 +123,24 @@ class WarmupLR(Schedule):
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
     ) -> None:
-        self._low = _of_groups(optimizer, "warmup_min_lr", warmup_min_lr)
-        self._high = None
-        if warmup_max_lr is not None:
-            self._high = _of_groups(optimizer, "warmup_max_lr", warmup_max_lr)
-        self._num_steps, self._type = max(2, warmup_num_steps), warmup_type
+        rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+        self.min_lrs = _of_groups(optimizer, "warmup_min_lr", warmup_min_lr)
+        self.max_lrs = _of_groups(
+            optimizer, "warmup_max_lr", rates if warmup_max_lr is None else warmup_max_lr
+        )
+        self.warmup_num_steps, self.warmup_type = max(2, warmup_num_steps), warmup_type
         super().__init__(optimizer, last_batch_iteration)
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of each group."""
         done = max(0, self.last_epoch - 1)
-        rising = done < self._num_steps
-        share = _rise(done, self._num_steps, self._type) if rising else self._after(done)
-        high = self.base_lrs if self._high is None else self._high
-        return [low + (top - low) * share for low, top in zip(self._low, high, strict=True)]
+        rising = done < self.warmup_num_steps
+        share = (
+            _rise(done, self.warmup_num_steps, self.warmup_type) if rising else self._after(done)
+        )
+        return [
+            low + (top - low) * share for low, top in zip(self.min_lrs, self.max_lrs, strict=True)
+        ]
 
     def _after(self, done: int) -> float:
         return 1.0
@@ -140,11 +150,14 @@ class WarmupDecayLR(WarmupLR):
     """A warmup, then a linear fall to `warmup_min_lr`."""
 
     def __init__(self, optimizer: Optimizer, total_num_steps: int, **warmup: Any) -> None:
-        self._total = total_num_steps
+        self.total_num_steps = total_num_steps
         super().__init__(optimizer, **warmup)
 
     def _after(self, done: int) -> float:
-        return max(0.0, (self._total - done) / max(1, self._total - self._num_steps))
+        return max(
+            0.0,
+            (self.total_num_steps - done) / max(1, self.total_num_steps - self.warmup_num_steps),
+        )
 
 
 class WarmupCosineLR(Schedule):
@@ -163,22 +176,26 @@ class WarmupCosineLR(Schedule):
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
     ) -> None:
-        self._num_steps, self._type = max(2, warmup_num_steps), warmup_type
-        self._fall = max(1, total_num_steps - self._num_steps)
+        self.warmup_num_steps, self.warmup_type = max(2, warmup_num_steps), warmup_type
+        self.total_num_steps = total_num_steps
         self._first, self._last = warmup_min_ratio, cos_min_ratio
         super().__init__(optimizer, last_batch_iteration)
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of each group."""
-        ratio = self._ratio(self.last_epoch - 1)
+        ratio = self.get_lr_ratio()
         return [rate * ratio for rate in self.base_lrs]
 
-    def _ratio(self, done: int) -> float:
+    def get_lr_ratio(self) -> float:
+        """Return the part of the optimizer's rate at this position."""
+        done = self.last_epoch - 1
         if done < 0:
             return 0.0
-        if done < self._num_steps:
-            return self._first + (1 - self._first) * _rise(done, self._num_steps, self._type)
-        fallen = min(1.0, (done - self._num_steps + 1) / self._fall)
+        if done < self.warmup_num_steps:
+            share = _rise(done, self.warmup_num_steps, self.warmup_type)
+            return self._first + (1 - self._first) * share
+        fall = max(1, self.total_num_steps - self.warmup_num_steps)
+        fallen = min(1.0, (done - self.warmup_num_steps + 1) / fall)
         return self._last + (1 - self._last) * (1 + math.cos(math.pi * fallen)) / 2
 
 
@@ -233,10 +250,8 @@ class OneCycle(Schedule):
             stairs,
             stairs if cycle_second_stair_count is None else cycle_second_stair_count,
         )
-        self._rates = (
-            _of_groups(optimizer, "cycle_min_lr", cycle_min_lr),
-            _of_groups(optimizer, "cycle_max_lr", cycle_max_lr),
-        )
+        self.min_lrs = _of_groups(optimizer, "cycle_min_lr", cycle_min_lr)
+        self.max_lrs = _of_groups(optimizer, "cycle_max_lr", cycle_max_lr)
         self._betas = (
             _of_groups(optimizer, "cycle_min_mom", cycle_min_mom),
             _of_groups(optimizer, "cycle_max_mom", cycle_max_mom),
@@ -254,7 +269,8 @@ class OneCycle(Schedule):
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of each group."""
         share, decay = self._share(), self._decayed(self._decay[1])
-        return [(low + (top - low) * share) / decay for low, top in zip(*self._rates, strict=True)]
+        rates = zip(self.min_lrs, self.max_lrs, strict=True)
+        return [(low + (top - low) * share) / decay for low, top in rates]
 
     def step(self, epoch: int | None = None) -> None:
         """Set the rates and betas of the next step.
