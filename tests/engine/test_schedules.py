@@ -200,3 +200,12 @@ def test_schedules_tell_their_settings_by_deepspeeds_names() -> None:
         assert cosine.get_lr_ratio() * 0.1 == pytest.approx(optimizer.param_groups[0]["lr"])
         optimizer.step()
         cosine.step()
+
+
+def test_a_warmup_to_the_optimizers_own_rate_in_a_tensor_rises_to_it() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=torch.tensor(0.1))
+    warmup = make_scheduler("WarmupLR", {"warmup_num_steps": 2}, optimizer)
+    for _ in range(4):
+        optimizer.step()
+        warmup.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)

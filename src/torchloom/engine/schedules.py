@@ -6,6 +6,7 @@ one. So a warmup takes its first rate twice, at positions -1 and 0.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -123,11 +124,15 @@ class WarmupLR(Schedule):
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
     ) -> None:
-        rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
         self.min_lrs = _of_groups(optimizer, "warmup_min_lr", warmup_min_lr)
-        self.max_lrs = _of_groups(
-            optimizer, "warmup_max_lr", rates if warmup_max_lr is None else warmup_max_lr
-        )
+        self.max_lrs: list[Any]
+        if warmup_max_lr is None:  # rates in tensors are written in place
+            self.max_lrs = [
+                copy.deepcopy(group.get("initial_lr", group["lr"]))
+                for group in optimizer.param_groups
+            ]
+        else:
+            self.max_lrs = _of_groups(optimizer, "warmup_max_lr", warmup_max_lr)
         self.warmup_num_steps, self.warmup_type = max(2, warmup_num_steps), warmup_type
         super().__init__(optimizer, last_batch_iteration)
 
@@ -246,6 +251,7 @@ class OneCycle(Schedule):
         first, stairs = cycle_first_step_size, cycle_first_stair_count
         second = first if cycle_second_step_size is None else cycle_second_step_size
         self._sizes = (first, second)
+        self.step_ratio = first / (first + second)
         self._stairs = (
             stairs,
             stairs if cycle_second_stair_count is None else cycle_second_stair_count,
