@@ -195,7 +195,8 @@ class Spot:
             gm: the graph that the pass edits.
             ctx: what torchloom tells its own passes of it.
         """
-        self._look(gm, ctx)
+        if name in _FIGURES:
+            self._look(gm, ctx)
         budget = ctx.memory_budget_bytes
         budget = float(self.default_budget_bytes if budget is None else budget)
         values: dict[str, Any] = {
@@ -243,6 +244,10 @@ class Spot:
             self._seen = ""
             self._look(kept, ctx)
             self.book.check_residents()
+
+
+_FIGURES = ("profiling_results", "param_manager", "nz3")
+"""Arguments for which a graph is measured, and each node gets its times and bytes in its meta."""
 
 
 def _weight_bytes(spec: ParamSpec) -> int:
