@@ -146,8 +146,6 @@ SHARDED = {
     "half frozen": (half_frozen, [4, 5]),
     "constants": (of(Residual, 50, 16, what="constants"), [6]),
 }
-BINDS = ("half frozen",)
-"""Those that compute something again to keep the budget."""
 
 
 @pytest.mark.parametrize("name", SHARDED)
@@ -161,7 +159,7 @@ def test_any_layers_train_under_a_budget_as_without(name: str) -> None:
     for flat, bound, budget in run_ranks(2, run, timeout_s=600):
         assert bound.calls == SHARDED[name][1], bound.reasons
         within(flat, bound, budget)
-        assert bound.plan.extra_us > 0 or name not in BINDS
+        assert bound.plan.extra_us > 0 or name == "two kinds, then one"  # which buckets alone keep
 
 
 def test_what_parts_of_values_hold_in_memory_counts() -> None:
@@ -235,7 +233,7 @@ def test_a_plan_of_bodies_is_followed_again(tmp_path: Path) -> None:
 
 def test_code_keeps_a_budget_in_two_rounds_at_most() -> None:
     def run(rank: int) -> tuple[Run, Run, int]:
-        flat = train(shallow, rank, budget=BOUNDLESS, regions=False)
+        flat = train(shallow, rank, budget=BOUNDLESS, regions=False, backend="inductor")
         budget = flat.whole_bytes - flat.plan.peak_bytes // 3
         return flat, train(shallow, rank, budget=budget, backend="inductor"), budget
 
@@ -243,13 +241,13 @@ def test_code_keeps_a_budget_in_two_rounds_at_most() -> None:
         assert found.calls == [4] and found.num_tries <= 2
         assert found.whole_bytes <= budget
         assert abs(found.measured_bytes - found.plan.peak_bytes) <= 64
-        assert found.losses == pytest.approx(flat.losses, rel=1e-5)
+        assert found.losses == pytest.approx(flat.losses, rel=1e-6)
 
 
 def test_what_no_choice_about_layers_keeps_is_refused_as_before() -> None:
     def run(rank: int) -> str:
         with pytest.raises(TorchloomError) as error:
-            train(shallow, rank, budget=300_000)
+            train(llama, rank, budget=500_000)
         return str(error.value)
 
     for text in run_ranks(2, run, timeout_s=300):

@@ -9,7 +9,7 @@ Spot   one graph of the book at one moment: gives a pass its arguments
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from torchloom.deepcompile.profile import Account, ProfilingResult
 from torchloom.errors import PassError
 from torchloom.graph import PassContext, args_of, find, value_of
 from torchloom.memory import real_like
-from torchloom.shard import Layout, ParamSpec
+from torchloom.shard import Layout
 
 
 @dataclass(eq=False)
@@ -34,8 +34,6 @@ class Page:
     graph_id: int
     params: dict[str, str] = field(default_factory=dict)
     """Parameter by graph input."""
-    batch_bytes: int = 0
-    """Inputs that are neither parameters nor buffers."""
     profile: ProfilingResult = field(default_factory=ProfilingResult)
     manager: GraphParams | None = None
 
@@ -95,15 +93,6 @@ class Book:
         """Return the page of a captured graph, a new one for a new graph."""
         return self._pages.setdefault(digest, Page(len(self._pages)))
 
-    def bytes_before(self, page: Page) -> int:
-        """Return what is allocated when the forward graph of a page begins: also what graphs before it have kept."""
-        kept = sum(
-            each.profile.kept_bytes
-            for each in self._pages.values()
-            if each.graph_id < page.graph_id
-        )
-        return self.account.base_bytes + page.batch_bytes + kept
-
     @property
     def graph_order(self) -> list[tuple[int, bool]]:
         """Of each graph: its id and whether it has a backward, in the order of their capture."""
@@ -137,34 +126,37 @@ class Book:
         specs = dict(enumerate(self.layout or ()))
 
         def keep(param: str) -> None:
-            is_new = param not in self.residents
-            self.residents.add(param)
-            self.allowed_bytes = budget_bytes
             try:
-                self.check_residents()
+                self.check_residents(self.residents | {param}, budget_bytes)
             except PassError:
-                if not (is_new and self.is_repeated):
-                    raise
-                self.residents.remove(param)
-                return
+                if self.is_repeated and param not in self.residents:
+                    return
+                raise
+            self.allowed_bytes = budget_bytes
             self.asked.add(param)
+            self.residents.add(param)
 
         return RuntimeHandle(specs, keep, self.registered, self.residency)
 
-    def check_residents(self) -> None:
+    def check_residents(self, params: Collection[str], budget_bytes: float) -> None:
         """Refuse weights that passes keep gathered beside a step that then needs more than its budget.
+
+        Args:
+            params: names of the weights.
+            budget_bytes: what a step may allocate with them.
 
         Raises:
             PassError: it does, by the graphs known so far.
         """
-        if self.layout is None or not self.residents:
+        if self.layout is None or not params:
             return
-        held = {name: _weight_bytes(self.layout[name]) for name in sorted(self.residents)}
+        specs = [self.layout[name] for name in sorted(params)]
+        held_bytes = sum(spec.numel * spec.compute_dtype.itemsize for spec in specs)
         peak = max([self.account.step_bytes, *(each.peak_bytes for each in self.profiles.values())])
-        if peak + sum(held.values()) > self.allowed_bytes:
+        if peak + held_bytes > budget_bytes:
             raise PassError(
-                f"nz3.set_persistent keeps {sum(held.values()):,} bytes gathered ({', '.join(held)}), but a step "
-                f"allocates {peak:,} bytes beside them and mem_budget is {self.allowed_bytes:,.0f}: keep fewer, or raise it"
+                f"nz3.set_persistent keeps {held_bytes:,} bytes gathered ({', '.join(each.name for each in specs)}), but a "
+                f"step allocates {peak:,} bytes beside them and mem_budget is {budget_bytes:,.0f}: keep fewer, or raise it"
             )
 
     def start_over(self, *, forget: bool) -> None:
@@ -185,6 +177,8 @@ class Spot:
     page: Page
     world_size: int
     default_budget_bytes: int
+    batch_bytes: int = 0
+    """Inputs of the graph that are neither parameters nor buffers."""
     _seen: str = ""
 
     def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
@@ -225,7 +219,10 @@ class Spot:
             return
         self._seen = seen
         page, layout = self.page, self.book.layout
-        page.profile.start_bytes = self.book.bytes_before(page)
+        before = [
+            each.kept_bytes for number, each in self.book.profiles.items() if number < page.graph_id
+        ]
+        page.profile.start_bytes = self.book.account.base_bytes + self.batch_bytes + sum(before)
         page.profile.take(
             gm.graph, ctx.is_backward, self.book.table, self.world_size, self.book.account
         )
@@ -243,15 +240,11 @@ class Spot:
             kept = copy_graph_module(gm)
             self._seen = ""
             self._look(kept, ctx)
-            self.book.check_residents()
+            self.book.check_residents(self.book.residents, self.book.allowed_bytes)
 
 
 _FIGURES = ("profiling_results", "param_manager", "nz3")
 """Arguments for which a graph is measured, and each node gets its times and bytes in its meta."""
-
-
-def _weight_bytes(spec: ParamSpec) -> int:
-    return spec.numel * spec.compute_dtype.itemsize
 
 
 def _inputs_of(graph: fx.Graph) -> list[Any]:

@@ -6,7 +6,6 @@ one. So a warmup takes its first rate twice, at positions -1 and 0.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ logger = get_logger(__name__)
 PerGroup = float | Sequence[float]
 """One number, or one for each parameter group."""
 _SECOND_BETA = 0.99
+_MAY_BE_NONE = ("warmup_max_lr", "cycle_second_step_size", "cycle_second_stair_count")
 
 
 def make_scheduler(name: str, params: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
@@ -62,16 +62,10 @@ class Schedule(LRScheduler):
         """Check parameters as the section `scheduler` checks them."""
         own = next(each.__name__ for each in cls.__mro__ if each.__name__ in DEEPSPEED)
         given = inspect.signature(cls.__init__).bind_partial(None, *args).arguments | params
-        inits = [
-            inspect.signature(each.__init__) for each in cls.__mro__ if issubclass(each, Schedule)
-        ]
-        optional = {
-            name for init in inits for name, each in init.parameters.items() if each.default is None
-        }
         name = ""
         try:
             for name, kind in DEEPSPEED[own].table.items():
-                if name in given and (given[name] is not None or name not in optional):
+                if name in given and (given[name] is not None or name not in _MAY_BE_NONE):
                     kind(given[name])
         except RefusedError as refusal:
             raise ConfigError(f"{cls.__name__}({name}=...): {refusal}") from None
@@ -125,16 +119,16 @@ class WarmupLR(Schedule):
         last_batch_iteration: int = -1,
     ) -> None:
         self.min_lrs = _of_groups(optimizer, "warmup_min_lr", warmup_min_lr)
-        self.max_lrs: list[Any]
-        if warmup_max_lr is None:  # rates in tensors are written in place
-            self.max_lrs = [
-                copy.deepcopy(group.get("initial_lr", group["lr"]))
-                for group in optimizer.param_groups
-            ]
-        else:
-            self.max_lrs = _of_groups(optimizer, "warmup_max_lr", warmup_max_lr)
+        self._high = None
+        if warmup_max_lr is not None:
+            self._high = _of_groups(optimizer, "warmup_max_lr", warmup_max_lr)
         self.warmup_num_steps, self.warmup_type = max(2, warmup_num_steps), warmup_type
         super().__init__(optimizer, last_batch_iteration)
+
+    @property
+    def max_lrs(self) -> list[Any]:
+        """The rate of each group behind the warmup."""
+        return self.base_lrs if self._high is None else self._high
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of each group."""

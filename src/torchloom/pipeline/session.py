@@ -109,9 +109,8 @@ class CompileSession:
         report = GraphReport(
             name, len(gm.graph.nodes), name_of(self.backend), graph_digest(gm.graph)
         )
-        page = self.book.page(report.digest)
-        report.graph_id, page.batch_bytes = page.graph_id, _batch_bytes(example_inputs)
-        report.batch_bytes = page.batch_bytes
+        report.batch_bytes = _batch_bytes(example_inputs)
+        report.graph_id = self.book.page(report.digest).graph_id
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         try:

@@ -218,7 +218,8 @@ class Weaving:
         self.wants_another = planner.has_another(plan)
 
     def _compiled(self, kind: GraphKind, seconds: float, source: str | None) -> None:
-        self._tell_phase("")  # backward may be compiled long after the session handed its code over
+        if self._is_finished:  # backward is compiled long after the session handed its code over
+            self._tell_phase("")
         self.report.compile_s.append((kind, seconds))
         events.emit(
             events.LoweredCompiled(graph=self.report.name, lowered=kind, duration_s=seconds)
@@ -257,7 +258,9 @@ class Weaving:
         if stage == "joint":
             page.read_joint(gm, kind == "joint", self.context.handle or None)
         context = dataclasses.replace(self._context_of(kind), params=dict(page.params))
-        spot = Spot(setup.book, page, self.context.world_size, default_budget_bytes())
+        spot = Spot(
+            setup.book, page, self.context.world_size, default_budget_bytes(), report.batch_bytes
+        )
         passes = [_bound(each, spot) for each in self._passes_of(stage)]
         level = logging.INFO if setup.debug_log else logging.DEBUG
         manager = PassManager(passes, context, setup.dump_dir, level)

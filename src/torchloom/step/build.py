@@ -18,15 +18,15 @@ from torch import nn
 
 from torchloom.deepcompile.profile import Account
 from torchloom.deepcompile.site import Book
-from torchloom.memory import Transit, WorkspaceTable
+from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.alike import Alike
-from torchloom.runtime import Communicator, refresh_bytes, transit_bytes
+from torchloom.runtime import Communicator
 from torchloom.runtime.lines import tell_graph
 from torchloom.shard import owners_of
 from torchloom.step.compiled import CompiledStep
 from torchloom.step.description import StepDescription
-from torchloom.step.planner import costs_of, make_planner
+from torchloom.step.planner import TRANSIT, costs_of, make_planner
 from torchloom.step.ports import Driver
 from torchloom.step.shared_weights import share_weights
 from torchloom.step.standing import standing_of
@@ -87,7 +87,7 @@ def build_step(
         standing.base_bytes,
         standing.base_bytes + standing.step_bytes,
         WorkspaceTable() if planner is None else planner.workspaces,
-        Transit(transit_bytes, refresh_bytes),
+        TRANSIT,
     )
     comm.residents.bucket_bytes = description.resident_bucket_bytes
     session = CompileSession(

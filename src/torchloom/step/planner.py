@@ -21,6 +21,9 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
+TRANSIT = Transit(transit_bytes, refresh_bytes)
+"""What the transports of this process hold besides results."""
+
 
 def make_planner(
     standing: Standing,
@@ -63,7 +66,7 @@ def make_planner(
         pinned=pinned,
         is_estimate=is_estimate,
         micro_steps=micro_steps,
-        transit=Transit(transit_bytes, refresh_bytes),
+        transit=TRANSIT,
         states=standing.states,
         base_bytes=standing.base_bytes,
         prefetch_is_bound=prefetch_is_bound,
