@@ -159,7 +159,7 @@ def test_any_layers_train_under_a_budget_as_without(name: str) -> None:
     for flat, bound, budget in run_ranks(2, run, timeout_s=600):
         assert bound.calls == SHARDED[name][1], bound.reasons
         within(flat, bound, budget)
-        assert bound.plan.extra_us > 0 or name == "two kinds, then one"  # which buckets alone keep
+        assert bound.plan.extra_us > 0 or name == "two kinds, then one"
 
 
 def test_what_parts_of_values_hold_in_memory_counts() -> None:
