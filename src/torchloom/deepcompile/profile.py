@@ -22,7 +22,9 @@ class Account:
     """What is allocated beside the values of a graph."""
 
     base_bytes: int = 0
-    """Parameters, gradients, optimizer states: what lives on from step to step, as the planner counts it."""
+    """Parameters, optimizer states: what lives on from step to step, as the planner counts it."""
+    counts_gradients: bool = False
+    """Whether gradients are part of it, as they wait from one micro-step for the next."""
     step_bytes: int = 0
     """With what the optimizer's step allocates."""
     workspaces: WorkspaceTable = field(default_factory=WorkspaceTable)
@@ -52,8 +54,8 @@ class ProfilingResult:
     fwd_tensor_sizes: list[tuple[str, int]] = field(default_factory=list)
     """Of each node: name, bytes of its value."""
     bwd_tensor_sizes: list[tuple[str, int]] = field(default_factory=list)
-    start_bytes: int = 0
-    """Bytes on the device when the forward graph begins."""
+    kept_bytes: int = 0
+    """Results and values for backward that the forward graph leaves."""
     param_indices: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """Of each parameter: its place among the graph's inputs, its id, the shape of the weight."""
 
@@ -62,11 +64,6 @@ class ProfilingResult:
         """Most bytes on the device in the graphs known so far."""
         return max((most for *_, most in self.fwd_mem + self.bwd_mem), default=0)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Results and values for backward that the forward graph leaves."""
-        return self.fwd_mem[-1][1] - self.start_bytes if self.fwd_mem else 0
-
     def take(
         self,
         graph: fx.Graph,
@@ -74,6 +71,7 @@ class ProfilingResult:
         table: CostTable,
         world_size: int,
         account: Account,
+        start_bytes: int,
     ) -> None:
         """Fill in the figures of the forward or of the backward graph as it is now.
 
@@ -83,10 +81,11 @@ class ProfilingResult:
             table: costs of operators and links of this machine.
             world_size: ranks that take part in a collective.
             account: what is allocated beside the graph's values.
+            start_bytes: what is on the device before it, but for what its own forward kept.
         """
         times = node_times(graph, table, world_size)
         memory = memory_of(
-            graph, account, self.start_bytes, forward=self.fwd_graph if is_backward else None
+            graph, account, start_bytes, forward=self.fwd_graph if is_backward else None
         )
         sizes = [(node.name, nbytes(node)) for node in graph.nodes]
         for node, (_, _, delta, peak), (_, size) in zip(graph.nodes, memory, sizes, strict=True):
@@ -101,6 +100,7 @@ class ProfilingResult:
         else:
             self.fwd_graph, self.fwd_mem, self.fwd_time = graph, memory, clock
             self.fwd_tensor_sizes, self.fwd_mem_complete = sizes, True
+            self.kept_bytes = memory[-1][1] - start_bytes
 
 
 def node_times(graph: fx.Graph, table: CostTable, world_size: int) -> Mapping[fx.Node, float]:
@@ -125,7 +125,7 @@ def memory_of(
     Args:
         graph: forward or backward, after the split.
         account: what is allocated beside the graph's values.
-        start_bytes: what is allocated before forward.
+        start_bytes: what is allocated before it, but for what its own forward kept.
         forward: of which `graph` is the backward graph.
     """
     account.workspaces.probe(graph.nodes)

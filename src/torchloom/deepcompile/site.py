@@ -23,7 +23,7 @@ from torchloom.deepcompile.handles import GraphParams, OwnedParam, Residency, Ru
 from torchloom.deepcompile.profile import Account, ProfilingResult
 from torchloom.errors import PassError
 from torchloom.graph import PassContext, args_of, find, value_of
-from torchloom.memory import real_like
+from torchloom.memory import distinct_bytes, real_like
 from torchloom.shard import Layout
 
 
@@ -92,6 +92,17 @@ class Book:
     def page(self, digest: str) -> Page:
         """Return the page of a captured graph, a new one for a new graph."""
         return self._pages.setdefault(digest, Page(len(self._pages)))
+
+    def bytes_before(self, page: Page, is_backward: bool) -> int:
+        """Return what is on the device because of other graphs when one begins: backward graphs run from the last on."""
+        pages = self._pages.values()
+        total = self.account.base_bytes
+        total += sum(each.profile.kept_bytes for each in pages if each.graph_id < page.graph_id)
+        if is_backward and not self.account.counts_gradients:
+            later = [each for each in pages if each.graph_id > page.graph_id]
+            params = [self.parameters[name] for each in later for name in each.params.values()]
+            total += distinct_bytes(param for param in params if param.requires_grad)
+        return total
 
     @property
     def graph_order(self) -> list[tuple[int, bool]]:
@@ -219,12 +230,14 @@ class Spot:
             return
         self._seen = seen
         page, layout = self.page, self.book.layout
-        before = [
-            each.kept_bytes for number, each in self.book.profiles.items() if number < page.graph_id
-        ]
-        page.profile.start_bytes = self.book.account.base_bytes + self.batch_bytes + sum(before)
+        start_bytes = self.book.bytes_before(page, ctx.is_backward) + self.batch_bytes
         page.profile.take(
-            gm.graph, ctx.is_backward, self.book.table, self.world_size, self.book.account
+            gm.graph,
+            ctx.is_backward,
+            self.book.table,
+            self.world_size,
+            self.book.account,
+            start_bytes,
         )
         if layout is not None and not ctx.is_backward:
             page.manager = GraphParams(gm.graph, page.params, layout, self.book.owned())

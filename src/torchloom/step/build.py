@@ -85,6 +85,7 @@ def build_step(
     )
     book.account = Account(
         standing.base_bytes,
+        accumulates,
         standing.base_bytes + standing.step_bytes,
         WorkspaceTable() if planner is None else planner.workspaces,
         TRANSIT,
