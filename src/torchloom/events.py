@@ -311,8 +311,8 @@ class PlanCompared(Event):
     """Most that was allocated in one warm step, all that stays between steps included."""
     predicted_seconds: float | None
     """Time of all forward and backward passes of a step; None where one step may not run all graphs."""
-    measured_seconds: float
-    """The least of the warm steps that were measured."""
+    measured_seconds: float | None
+    """The least of the warm steps that were measured; None of loops without an engine."""
 
 
 # One list per process: autograd runs backward passes on threads of its own.

@@ -56,7 +56,8 @@ def test_a_loop_of_ones_own_tells_what_is_known(stage: int, clip) -> None:
         assert all(each.collectives > 0 and each.seconds > 0 for each in told)
         assert told[0].recompiles == told[1].recompiles == told[3].recompiles == 0
         assert told[2].recompiles == num_graphs - told[0].graphs > 0
-        assert told[0].loss is None and told[0].tokens is None and told[0].wait_seconds is None
+        assert told[0].loss is None and told[0].tokens is None
+        assert all(0 < each.wait_seconds < each.seconds for each in told)
     assert [each.collectives for each in first[0]] == [each.collectives for each in second[0]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -88,6 +89,70 @@ def test_predicted_and_measured_are_compared_once(stage: int, accumulation: int)
         assert steps[0].metrics()["predicted_seconds"] == pytest.approx(seconds)
         (text,) = told
         assert f"predicted {peak_bytes / 2**20:.1f} MiB, measured" in text
+
+
+def loop_of(stage: int, accumulation: int):
+    """Return a function that makes so many steps in a loop without an engine, and its session."""
+    torch.manual_seed(3)
+    model = torchloom.shard_model(Wide(), stage=stage, persistence_threshold=20)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    config = {
+        "gradient_accumulation_steps": accumulation,
+        "compile": {"memory_budget": "1GB", "replan_step": 0},
+    }
+    session = torchloom.compile(model, config=config, optimizer=optimizer, backend="aot_eager")
+
+    def train(rank: int, num_steps: int, between=lambda: None) -> None:
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(num_steps):
+            for micro_step in range(accumulation):
+                is_last = micro_step == accumulation - 1
+                with nullcontext() if is_last else torchloom.no_sync(model):
+                    model(torch.randn(512, 64, generator=generator)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            between()
+
+    return model, session, train
+
+
+@pytest.mark.parametrize(("stage", "accumulation"), [(0, 1), (2, 1), (3, 1), (3, 2)])
+def test_a_loop_without_an_engine_measures_its_peak(stage: int, accumulation: int) -> None:
+    def fn(rank):
+        _, session, train = loop_of(stage, accumulation)
+        with Recorder() as recorder:
+            train(rank, 6)
+        return heard(recorder, PlanCompared), heard(recorder, StepEnded), session.plan().peak_bytes
+
+    for (one,), steps, peak_bytes in run_ranks(2, fn):
+        assert one.predicted_peak_bytes == peak_bytes > 2 << 20
+        assert one.measured_peak_bytes == pytest.approx(peak_bytes, rel=0.02)
+        assert one.measured_seconds is None
+        measured = [each.measured_peak_bytes for each in steps]
+        assert measured == [one.measured_peak_bytes if s.step >= one.step else None for s in steps]
+
+
+def test_evaluations_and_profilers_of_a_loop_are_left_alone() -> None:
+    def fn(rank):
+        model, _, train = loop_of(3, 1)
+        batch = torch.randn(512, 64)
+
+        def evaluate(grad: bool) -> None:
+            with torch.set_grad_enabled(grad):
+                for _ in range(3):
+                    model(batch)
+            assert not torch.autograd._profiler_enabled()
+
+        with Recorder() as recorder:
+            train(rank, 1)
+            traced = measure_peak(lambda: train(rank, 6)).peak_bytes
+            during = len(heard(recorder, PlanCompared))
+            evaluate(True)  # nobody knows yet that no step follows
+            train(rank, 6, lambda: evaluate(False))
+        return during, len(heard(recorder, PlanCompared)), traced
+
+    ((during, after, peak),) = run_ranks(1, fn)
+    assert (during, after) == (0, 1) and peak > 1 << 20
 
 
 def test_without_a_plan_nothing_is_predicted() -> None:

@@ -174,6 +174,14 @@ def test_what_was_measured_stands_beside_what_was_predicted(show):
         "  the plan after step 7: peak 37.0 MiB (38.0 MiB predicted), forward and backward 500.0 ms "
         "(250.0 ms predicted)"
     ) in summary(session).splitlines()
+    untimed = {**compared, "predicted_seconds": 0.25, "measured_seconds": None}
+    session.events[-1] = EventRow(kind="PlanCompared", at_s=1e9 + 1, data=untimed)
+    (text,) = [text for text in show(session).texts(".reasons li") if "Measured" in text]
+    assert text.endswith("38.0 MiB was predicted for everything.")
+    assert (
+        "  the plan after step 7: peak 37.0 MiB (38.0 MiB predicted)"
+        in summary(session).splitlines()
+    )
 
 
 def test_phases_of_the_compile_are_told_apart(show):

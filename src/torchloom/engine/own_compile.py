@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from torchloom.engine.facts import config_facts
 from torchloom.engine.notices import log_notes, warn_of_monitors
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.own_loops import after_steps_of
-from torchloom.engine.own_steps import on_step
+from torchloom.engine.own_steps import OwnSteps
 from torchloom.engine.trackers import LogMetrics, tracker_of
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
@@ -122,28 +123,25 @@ def compile_model(
     _refuse_streaming(each.name for each in description.timetable.all_passes)
     # The loop's own optimizer steps shards wherever they are: nothing is streamed for it.
     host = Offloads(settings, model, layout, None, device)
+    steps = OwnSteps(
+        model,
+        optimizer,
+        comm,
+        device,
+        rank=dist.get_rank(),
+        micro_steps=settings.batch.accumulation_steps,
+        tracker=tracker if dist.get_rank() == 0 else None,
+    )
     driver = Driver(
         ranks=agreement,
         host=host,
         optimizer=optimizer,
-        tells_updates=False,
+        before_forward=steps.forward,
         may_keep=optimizer is not None,
         name="torchloom.compile",
     )
     compiled = build_step(description, model, comm, driver)
-    after_steps_of(
-        model,
-        optimizer,
-        on_step(
-            compiled,
-            optimizer,
-            comm,
-            rank=dist.get_rank(),
-            micro_steps=settings.batch.accumulation_steps,
-            tracker=tracker if dist.get_rank() == 0 else None,
-        ),
-        "step",
-    )
+    after_steps_of(model, optimizer, functools.partial(steps.ended, compiled), "step")
     if isinstance(optimizer, Optimizer):  # not a wrapper, whose own states are its own
         whole_states(optimizer)
     return compiled.session

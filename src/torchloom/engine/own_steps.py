@@ -1,21 +1,25 @@
 """Steps of loops without an engine, in numbers: what is known where an optimizer of torch's has stepped.
 
-The loss, tokens and the scale of the loss are the loop's own. The norm is known if the loop has clipped.
+The loss, tokens and the scale of the loss are the loop's own. The norm is known if the loop has clipped. The
+peak of memory is measured from a step's first forward on, until the optimizer has stepped.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from torchloom.engine.own_clipping import take_norm
-from torchloom.engine.plan_check import PlanCheck
+from torchloom.engine.plan_check import PlanCheck, standing_bytes
 from torchloom.engine.step_log import StepLog
 from torchloom.engine.trackers import Tracker
 from torchloom.engine.work import Work
@@ -32,53 +36,111 @@ class _Sums:
     stepped_losses: tuple[Tensor, ...] = ()
 
 
-def on_step(
-    compiled: CompiledStep,
-    optimizer: Optimizer | None,
-    comm: Communicator,
-    *,
-    rank: int,
-    micro_steps: int,
-    tracker: Tracker | None,
-) -> Callable[[], None]:
-    """Return a function to call after each optimizer step of a loop.
+class OwnSteps:
+    """The steps of one loop: told before each forward and after each step of the optimizer.
 
-    It advances the schedule of passes, and tells recorders and trackers of the step.
+    It advances the schedule of passes, and tells recorders and trackers of each step.
 
     Args:
-        compiled: the loop's model; it is not held otherwise.
-        optimizer: the loop's, whose learning rate is told; None: not known.
+        model: the loop's; it is not held.
+        optimizer: the loop's, whose learning rate is told; None: not known. It is not held.
         comm: counts collectives.
+        device: of the model.
         rank: the global one.
         micro_steps: forward and backward passes of an optimizer step.
         tracker: told of each step; None: recorders alone are.
     """
-    device = compiled.description.device
-    log = StepLog(
-        device,
-        rank,
-        comm.world_size * comm.num_replicas,
-        comm,
-        Work(flops_per_token=None, peak_tflops=None),
-        PlanCheck(device, micro_steps),
-        standing_bytes=int,  # nothing is measured: the loop's forward is not seen
-    )
-    if tracker is not None:
-        log.trackers.append(tracker)
-    log.restart(time.perf_counter())
-    # Parameters may lead to the model, which the function must not keep alive.
-    stepped = None if optimizer is None else weakref.ref(optimizer)
-    steps = itertools.count(1)
 
-    def ended() -> None:
-        step = next(steps)
-        known = None if stepped is None else stepped()
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        comm: Communicator,
+        device: torch.device,
+        *,
+        rank: int,
+        micro_steps: int,
+        tracker: Tracker | None,
+    ) -> None:
+        # Parameters may lead to the model, which this must not keep alive.
+        self._model = weakref.ref(model)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._comm = comm
+        self._log = StepLog(
+            device,
+            rank,
+            comm.world_size * comm.num_replicas,
+            comm,
+            Work(flops_per_token=None, peak_tflops=None),
+            PlanCheck(device, micro_steps, times=False),
+            standing_bytes=self._standing_bytes,
+        )
+        if tracker is not None:
+            self._log.trackers.append(tracker)
+        self._log.restart(time.perf_counter())
+        self._step = 0
+        self._num_forwards = self._num_forwards_before = 0
+        """Of this step so far, and of the step before."""
+        self._measured = contextlib.ExitStack()
+        """Open while a step is measured."""
+        self._batch: list[tuple[StorageWeakRef, int]] = []
+        """Memory of the step's first batch, with its bytes, where the step is measured."""
+
+    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Take in that a forward pass of the compiled model begins.
+
+        Args:
+            args: of the forward call.
+            kwargs: of the forward call.
+        """
+        if not torch.is_grad_enabled():
+            self._log.check.meter = None
+            self._measured.close()
+            return
+        self._comm.residents.invalidate()
+        self._num_forwards += 1
+        self._log.begin(args, kwargs)
+        self._measured.close()
+        meter = self._log.check.meter
+        if self._num_forwards == 1:
+            batch = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            self._batch = [] if meter is None else [_storage_of(each) for each in batch]
+        elif self._num_forwards > self._num_forwards_before:
+            self._log.check.meter = meter = None  # an evaluation, which no step may follow
+        if meter is not None:
+            # A profiler does not see that memory from before it is freed.
+            meter.live_bytes -= sum(size for ref, size in self._batch if ref.expired())
+            self._batch = [each for each in self._batch if not each[0].expired()]
+            self._measured.enter_context(meter.phase("step"))
+
+    def ended(self, compiled: CompiledStep) -> None:
+        """Take in that the optimizer has stepped.
+
+        Args:
+            compiled: the loop's model.
+        """
+        self._measured.close()
+        self._step += 1
+        self._num_forwards, self._num_forwards_before = 0, self._num_forwards
+        known = None if self._optimizer is None else self._optimizer()
         if known is not None:
-            log.updating(known, None, step)
-        compiled.advance(step)
-        norm = take_norm(comm.handle)
-        log.ended(
-            _Sums(norm), compiled.session, step=step, samples=None, skipped=False, num_skipped=None
+            self._log.updating(known, None, self._step)
+        compiled.advance(self._step)
+        self._log.ended(
+            _Sums(take_norm(self._comm.handle)),
+            compiled.session,
+            step=self._step,
+            samples=None,
+            skipped=False,
+            num_skipped=None,
         )
 
-    return ended
+    def _standing_bytes(self) -> int:
+        model = self._model()
+        optimizer = None if self._optimizer is None else self._optimizer()
+        return 0 if model is None else standing_bytes(model, optimizer, self._comm)
+
+
+def _storage_of(tensor: Tensor) -> tuple[StorageWeakRef, int]:
+    storage = tensor.untyped_storage()
+    return StorageWeakRef(storage), storage.nbytes()

@@ -74,7 +74,8 @@ class Meter:
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._profiles = counts_memory and not self._is_cuda
-        self._live_bytes = self.peak_bytes = live_bytes
+        self.live_bytes = self.peak_bytes = live_bytes
+        """What is allocated, by a CPU's profiles so far; and the most so far."""
         self.seconds = 0.0
         """Of forward and backward passes."""
         self.peak_before_bytes = 0
@@ -103,8 +104,8 @@ class Meter:
     def _add(self, profile: torch.profiler.profile) -> None:
         memory = [event for event in profiler_events(profile) if event.name() == "[memory]"]
         for event in sorted(memory, key=lambda event: event.start_ns()):
-            self._live_bytes += event.nbytes()
-            self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+            self.live_bytes += event.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
 def standing_bytes(model: nn.Module, optimizer: Optimizer | None, comm: Communicator) -> int:
@@ -124,6 +125,8 @@ class PlanCheck:
 
     device: torch.device
     micro_steps: int
+    times: bool = True
+    """Whether steps tell where their forward and backward passes begin and end, so that these can be timed."""
     foretold: Foretold | None = None
     """By the plan of the graphs captured so far."""
     meter: Meter | None = None
@@ -152,7 +155,7 @@ class PlanCheck:
         is_cpu = self.device.type != "cuda"
         if self._num_steps < WARM_STEPS or (is_cpu and (is_profiling() or not is_heard)):
             return
-        is_last = len(self._seconds) == TIMED_STEPS
+        is_last = self._are_timed()
         self.meter = Meter(
             self.device,
             counts_memory=is_last,
@@ -182,7 +185,7 @@ class PlanCheck:
         self._num_steps += 1
         if meter is None or self.foretold is None or skipped:
             return None
-        if len(self._seconds) < TIMED_STEPS:
+        if not self._are_timed():
             self._seconds.append(meter.seconds)
             return None
         self._compared.add(self.foretold.digest)
@@ -192,21 +195,25 @@ class PlanCheck:
             predicted_peak_bytes=self.foretold.peak_bytes,
             measured_peak_bytes=meter.peak_bytes,
             predicted_seconds=self.foretold.seconds,
-            measured_seconds=min(self._seconds),
+            measured_seconds=min(self._seconds, default=None),
         )
+
+    def _are_timed(self) -> bool:
+        return not self.times or len(self._seconds) == TIMED_STEPS
 
 
 def log_compared(compared: PlanCompared) -> None:
     """Tell a comparison in the log."""
-    predicted = "-"
-    if compared.predicted_seconds is not None:
-        predicted = f"{1e3 * compared.predicted_seconds:.1f} ms"
+    times = ""
+    if compared.measured_seconds is not None:
+        predicted_s = compared.predicted_seconds
+        predicted = "-" if predicted_s is None else f"{1e3 * predicted_s:.1f} ms"
+        measured = f"{1e3 * compared.measured_seconds:.1f} ms"
+        times = f"; forward and backward predicted {predicted}, measured {measured}"
     logger.info(
-        "step %d: peak memory predicted %.1f MiB, measured %.1f MiB; forward and backward predicted %s, "
-        "measured %.1f ms",
+        "step %d: peak memory predicted %.1f MiB, measured %.1f MiB%s",
         compared.step,
         compared.predicted_peak_bytes / 2**20,
         compared.measured_peak_bytes / 2**20,
-        predicted,
-        1e3 * compared.measured_seconds,
+        times,
     )

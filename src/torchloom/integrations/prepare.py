@@ -52,6 +52,7 @@ HEARD = (
     "graphs",
     "recompiles",
     "predicted_peak_bytes",
+    "measured_peak_bytes",
 )
 """What `torchloom.events.StepEnded` tells of a step that a framework does not know."""
 

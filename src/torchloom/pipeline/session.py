@@ -85,8 +85,8 @@ class CompileSession:
     """What custom passes are told of the model and of all graphs."""
     standing: events.StandingFound | None = None
     """Memory used outside the graphs; emitted with each compiled graph if a recorder listens."""
-    before_forward: Callable[[], None] | None = None
-    """Called before each forward pass of the module that backward may follow."""
+    before_forward: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
+    """Called with the arguments of each call of the module before it."""
     keeps: object = None
     """Objects that woven graphs need while they run; the session keeps them alive."""
     report: CompileReport = field(default_factory=CompileReport)

@@ -71,12 +71,13 @@ def _program(data: Mapping[str, Any]) -> str:
 
 
 def _compared(data: Mapping[str, Any]) -> str:
-    predicted_s = data["predicted_seconds"]
-    predicted = "" if predicted_s is None else f" ({1e3 * predicted_s:.1f} ms predicted)"
+    predicted_s, measured_s = data["predicted_seconds"], data["measured_seconds"]
+    times = "" if measured_s is None else f", forward and backward {1e3 * measured_s:.1f} ms"
+    if times and predicted_s is not None:
+        times += f" ({1e3 * predicted_s:.1f} ms predicted)"
     return (
         f"  the plan after step {data['step']}: peak {data['measured_peak_bytes'] / 2**20:.1f} MiB "
-        f"({data['predicted_peak_bytes'] / 2**20:.1f} MiB predicted), forward and backward "
-        f"{1e3 * data['measured_seconds']:.1f} ms{predicted}"
+        f"({data['predicted_peak_bytes'] / 2**20:.1f} MiB predicted){times}"
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -290,7 +290,10 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
 
 
 def around_compiled(
-    call: Callable[..., Any], *, regather: bool, before: Callable[[], None] | None = None
+    call: Callable[..., Any],
+    *,
+    regather: bool,
+    before: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None,
 ) -> Callable[..., Any]:
     """Return what calls a compiled module with the brackets of `attach` for its parts that run in Python.
 
@@ -299,13 +302,13 @@ def around_compiled(
     Args:
         call: the compiled module.
         regather: whether eager parts save shards for backward, not gathered weights (stage 3).
-        before: called before each forward pass that backward may follow.
+        before: called with the arguments of each call before it.
     """
 
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if before is not None and torch.is_grad_enabled():
-            before()
+        if before is not None:
+            before(args, kwargs)
         start, purpose, POSITION.purpose = WRITES.open(), POSITION.purpose, _purpose()
         try:
             if not regather or not torch.is_grad_enabled():

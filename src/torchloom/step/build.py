@@ -80,7 +80,7 @@ def build_step(
         book.table,
         description.pinned,
         is_estimate=description.backend == "inductor",
-        micro_steps=description.micro_steps if driver.tells_updates else 1,
+        micro_steps=description.micro_steps if driver.before_forward is None else 1,
         prefetch_is_bound=description.prefetch_is_bound,
     )
     book.account = Account(
@@ -108,7 +108,7 @@ def build_step(
         alike=Alike(ranks.rank, ranks.texts),
         book=book,
         standing=found,
-        before_forward=None if driver.tells_updates else comm.residents.invalidate,
+        before_forward=driver.before_forward,
         keeps=None if shared is None else shared.store,
         tell=tell_graph,
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 
@@ -53,9 +53,10 @@ class Driver:
     """Number of the next optimizer step."""
     as_shards: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     """A `with` block in which parameters hold what the optimizer steps."""
-    tells_updates: bool = True
-    """Whether it drops gathered weights after each update of the weights. A loop may update them in ways that
-    leave no trace (fused optimizers, `param.data`): there each forward pass gathers them again."""
+    before_forward: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
+    """Called with the arguments of each call of the model before it. None: an engine drops gathered weights after
+    each update of the weights. A loop may update them in ways that leave no trace (fused optimizers,
+    `param.data`): there this drops them before each forward pass, which gathers them again."""
     may_keep: bool = True
     """Whether custom passes may ask for weights that stay gathered."""
     name: str = "engine.compile()"

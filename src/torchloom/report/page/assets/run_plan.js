@@ -169,10 +169,13 @@ function comparedReason() {
   if (!compared) return null;
   const predicted =
     compared.predicted_seconds === null ? "no one time" : seconds(compared.predicted_seconds);
+  const times =
+    compared.measured_seconds === null
+      ? ""
+      : `; forward and backward took ${seconds(compared.measured_seconds)}, where ${predicted} was predicted`;
   return (
     `Measured after step ${compared.step}: a peak of ${bytes(compared.measured_peak_bytes)}, where ` +
-    `${bytes(compared.predicted_peak_bytes)} was predicted for everything; forward and backward took ` +
-    `${seconds(compared.measured_seconds)}, where ${predicted} was predicted.`
+    `${bytes(compared.predicted_peak_bytes)} was predicted for everything${times}.`
   );
 }
 
