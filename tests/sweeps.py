@@ -14,6 +14,9 @@ import pytest
 
 KEPT: dict[str, tuple[str, ...]] = {
     "engine/test_planned_regions.py::test_any_layers_train_under_a_budget_as_without": ("half frozen",),
+    "engine/test_plans_of_doors.py::test_what_a_plan_says_is_what_runs": (
+        "1-tied-1", "0.7-convolutions-2", "0.85-checkpointed-3",
+    ),
     "engine/test_own_steps.py::test_a_loop_of_ones_own_tells_what_is_known": ("by_torchloom-3", "by_torch-0", "None-3"),
     "memory/test_expand.py::test_peaks_of_bodies_are_measured_as_predicted": ("3",),
     "numerics/test_region_lengths.py::test_every_length_has_the_same_calls": ("0", "4"),

@@ -22,6 +22,7 @@ from torchloom.engine.facts import config_facts
 from torchloom.engine.notices import log_notes, warn_of_monitors
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.own_loops import after_steps_of
+from torchloom.engine.own_slices import as_slices
 from torchloom.engine.own_steps import OwnSteps
 from torchloom.engine.trackers import LogMetrics, tracker_of
 from torchloom.errors import ConfigError
@@ -136,6 +137,7 @@ def compile_model(
         ranks=agreement,
         host=host,
         optimizer=optimizer,
+        as_shards=functools.partial(as_slices, model),
         before_forward=steps.forward,
         may_keep=optimizer is not None,
         name="torchloom.compile",

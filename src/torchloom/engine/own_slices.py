@@ -10,7 +10,7 @@ equal on all ranks, and clipping them is plain torch.
 from __future__ import annotations
 
 import weakref
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +35,11 @@ class _Sliced:
         self._slices = Slices(params, layout)
         self._open = ExitStack()
         self._is_open = False
+
+    def taken(self) -> AbstractContextManager[None]:
+        """Return a `with` block in which parameters are this rank's slices, without gradients."""
+        self.settle()
+        return self._slices.taken()
 
     def begin(self) -> None:
         """Let parameters and gradients be this rank's slices."""
@@ -84,6 +89,16 @@ def step_in_slices(model: nn.Module, layout: Layout, comm: Communicator) -> None
     # After a step that raised on all ranks, such as one that was interrupted.
     keep_hook(model, model.register_forward_pre_hook(settle))
     keep_hook(model, model.register_state_dict_pre_hook(settle))
+
+
+def as_slices(model: nn.Module) -> AbstractContextManager[object]:
+    """Return a `with` block in which a model's parameters are what its optimizer steps.
+
+    Args:
+        model: sharded, at any stage.
+    """
+    sliced = _OF_MODELS.get(model)
+    return nullcontext() if sliced is None else sliced.taken()
 
 
 def begin_step(optimizer: Optimizer) -> None:
