@@ -14,7 +14,7 @@ import pytest
 
 KEPT: dict[str, tuple[str, ...]] = {
     "engine/test_planned_regions.py::test_any_layers_train_under_a_budget_as_without": ("half frozen",),
-    "engine/test_plans_of_doors.py::test_what_a_plan_says_is_what_runs": (
+    "step/test_what_plans_say.py::test_what_a_plan_says_is_what_runs": (
         "1-tied-1", "0.7-convolutions-2", "0.85-checkpointed-3",
     ),
     "engine/test_own_steps.py::test_a_loop_of_ones_own_tells_what_is_known": ("by_torchloom-3", "by_torch-0", "None-3"),
