@@ -149,7 +149,7 @@ class Program:
         Raises:
             ServeError: it is recorded as CUDA graphs, which read these weights wherever they are.
         """
-        if any(variant.is_recorded for variant in self.variants):
+        if any(variant.recorded for variant in self.variants):
             raise ServeError(
                 "a program with CUDA graphs cannot be copied: build one for the copied model"
             )

@@ -51,9 +51,11 @@ def bucket_programs(
         )
     (dim,) = whole.varying
     axes = _axes(target, contract, dim, without)
-    variants, low, known = [], dim.min, list[Traced]()
-    for box in boxes:
-        size = box.largest[dim.name]
+    ends = [box.largest[dim.name] for box in boxes]
+    lows = [dim.min, *(size + 1 for size in ends[:-1])]
+    variants, known = [], list[Traced]()
+    # Sizes are recorded as they are built: the largest first.
+    for box, size, low in reversed(list(zip(boxes, ends, lows, strict=True))):
         covered = whole.cut(dim.name, [low, size + 1])[1 if low > dim.min else 0]
         traced, tried = trace_for_all_sizes(target, contract, covered, without, known)
         variant = program_for(box)
@@ -64,8 +66,7 @@ def bucket_programs(
         variant.box, variant.run = covered, padded
         variant.stored["padded"] = {"dim": dim.name, "size": size, "axes": axes}
         variants.append(variant)
-        low = size + 1
-    return variants
+    return variants[::-1]
 
 
 def _axes(target: Target, contract: Contract, dim: Dim, without: frozenset[str]) -> Axes:
