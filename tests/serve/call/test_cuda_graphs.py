@@ -321,6 +321,18 @@ def test_programs_of_one_process_share_a_pool_take_turns_and_leave_results_alone
     assert Tape.replayed > 30
 
 
+def test_eager_calls_leave_recordings_alone():
+    counting, plain = made(Counting), made(Counting)
+    program = build(counting, rows(), sizes=[4], backend="eager", cuda_graphs="full")
+    x = torch.ones(4, 16)
+    with torch.no_grad():
+        program.warm_up()
+        Tape.made = Tape.replayed = 0
+        for call in (program.eager, program, program.eager, program):
+            assert torch.equal(call(x), plain(x))
+    assert (Tape.made, Tape.replayed) == (0, 2)
+
+
 def test_a_build_leaves_recordings_of_other_programs():
     caching = build(made(Caching), CACHE, sizes=[2], backend="eager", cuda_graphs="full")
     call = (torch.randn(2, 16), torch.tensor([0, 1]), torch.zeros(64, 16))
