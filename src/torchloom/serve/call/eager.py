@@ -1,7 +1,7 @@
 """The switch that makes programs and decorated models run the model as it is, at any time.
 
-Three hands turn it: `eager()` for calls of this thread or task, torch's stance `force_eager` for those of the process,
-and `TORCHLOOM_ENFORCE_EAGER=1` for what is built or loaded from then on.
+`eager()` sets it for calls of this thread or task, torch's stance `force_eager` for those of the process, and
+`TORCHLOOM_ENFORCE_EAGER=1` for what is built or loaded while it is set.
 """
 
 from __future__ import annotations
