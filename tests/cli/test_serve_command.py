@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
+from torchloom.cli.serve import build_command, check
+from torchloom.errors import ServeError
 from torchloom.records import load_record
 
 SOURCE = """
@@ -122,3 +125,13 @@ def test_cold_and_warm_starts_are_timed(run):
     assert cold.startswith("cold")
     assert "0 traces, 0 compiler calls" in warm
     assert "0 traces" not in cold
+
+
+def test_nothing_is_proven_or_stored_where_compiling_is_turned_off(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    monkeypatch.setenv("TORCHLOOM_ENFORCE_EAGER", "1")
+    for command in (partial(check), partial(build_command, store=tmp_path / "programs")):
+        with pytest.raises(
+            ServeError, match="nothing is compiled under TORCHLOOM_ENFORCE_EAGER=1: unset it"
+        ):
+            command(f"{tmp_path}/mine.py:split", shapes="")

@@ -14,6 +14,7 @@ from torchloom.serve import (
     Contract,
     Dim,
     counter,
+    eager,
     freeze,
     ignore_torch_compile,
     served,
@@ -360,3 +361,19 @@ def test_invariants_of_sizes_are_traced_before_the_forward():
         other(torch.ones(8, 4), torch.ones(8, 4))
     with pytest.raises(ServeError, match="other arguments than"):
         support_torch_compile(dynamic_arg_dims=dims, shape_invariants=lambda a: None)(Related)
+
+
+def test_an_argument_that_is_left_out_has_its_own_default_whatever_the_first_call_passed():
+    @support_torch_compile(backend="eager")
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, causal: bool = False) -> Tensor:
+            return x * 2 if causal else x * 3
+
+    model, x = Masked().eval(), torch.ones(4, 2)
+    with torch.no_grad():
+        assert torch.equal(model(x, causal=True), x * 2)
+        with pytest.raises(ContractError, match="'causal' is False, the contract fixes it to True"):
+            model(x)
+        with eager():
+            assert torch.equal(model(x), x * 3)
+        assert torch.equal(model(x, True), x * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -24,6 +25,12 @@ is_jit_tracing = _C._is_tracing  # type: ignore[attr-defined]
 """Returns whether `torch.jit.trace` records operators."""
 forward = forward_ad
 """`forward._current_level` is -1 where nothing is differentiated forwards."""
+
+
+def is_eager_forced() -> bool:
+    """Return whether `torch.compiler.set_stance("force_eager")` holds; Dynamo is not imported to know."""
+    found = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return found is not None and found.stance == "force_eager"
 
 
 def function_modes() -> list[str]:

@@ -55,7 +55,7 @@ def build_command(
     given = _given(model)
     options = _options(given, shapes)
     started = time.perf_counter()
-    program = build(given.model, given.contract, store=store, **options)
+    program = _built(given, store=store, **options)
     seconds = time.perf_counter() - started
     typer.echo(f"{program.origin} in {seconds:.1f} s as {program.key} in {store}")
     typer.echo(_shown(program))
@@ -74,7 +74,7 @@ def check(
     options = _options(given, shapes)
     options["backend"] = "eager"
     options.setdefault("shapes", "prove")
-    program = build(given.model, given.contract, **options)
+    program = _built(given, **options)
     typer.echo(_shown(program))
 
 
@@ -186,7 +186,7 @@ def start_once(model: str, store: str, began: float, imported: float) -> dict[st
 
     given = _given(model)
     made = time.perf_counter()
-    program = build(given.model, given.contract, store=store, **given.options)
+    program = _built(given, store=store, **given.options)
     ready = time.perf_counter()
     args = given.contract.example()
     with torch.inference_mode(given.contract.grad == "inference"), torch.no_grad():
@@ -247,6 +247,16 @@ def _given(model: str) -> Given:
     if unknown:
         raise ServeError(f"{model} returned the option {unknown[0]!r}, which `build` does not take")
     return given
+
+
+def _built(given: Given, **options: Any) -> Program:
+    """Build a program, and refuse where compiling is turned off: nothing would be proven or stored."""
+    program = build(given.model, given.contract, **options)
+    if program.why_eager:
+        raise ServeError(
+            f"nothing is compiled under {program.why_eager}: unset it for this command"
+        )
+    return program
 
 
 def _shown(program: Program) -> str:

@@ -14,6 +14,7 @@ Importing this imports no compiler: a process that finds its programs in a store
 from __future__ import annotations
 
 from torchloom.serve.builder.build import build as build
+from torchloom.serve.call.eager import eager as eager
 from torchloom.serve.call.program import Program as Program
 from torchloom.serve.call.variant import Variant as Variant
 from torchloom.serve.contract.box import Box as Box

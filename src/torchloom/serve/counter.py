@@ -32,7 +32,7 @@ class Counter:
     num_saves: int = 0
     """Programs saved to a store."""
     num_eager_calls: int = 0
-    """Calls outside of a contract that ran as they are."""
+    """Calls of programs that ran the model as it is: outside of a contract, or as `eager()` and the like ask."""
     num_refused_calls: int = 0
     """Calls outside of a contract that raised an error."""
     num_recorded: int = 0

@@ -21,10 +21,9 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
-from torchloom import envs
 from torchloom.errors import ServeError
 from torchloom.serve.builder.build import build
-from torchloom.serve.call.bypass import IS_BYPASSED
+from torchloom.serve.call.eager import is_eager, why_eager, why_enforced
 from torchloom.serve.call.program import Program
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.infer import Dims, contract_of_call, named_dims
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=type[nn.Module])
 _SLOT = "_torchloom_served"
-_SWITCH = "TORCHLOOM_ENFORCE_EAGER"
 
 
 @dataclass
@@ -41,10 +39,17 @@ class Served:
     """What became of a decorated model."""
 
     program: Program | None = None
-    """None before the first call, and where calls run as they are."""
-    why_eager: str = ""
-    """Why calls run as they are; empty if they do not."""
+    """None before the first call that is compiled, and where none is."""
+    why_never: str = ""
+    """Why it is never compiled; empty if it may be."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def why_eager(self) -> str:
+        """Why a call would run as it is now; empty if it would not."""
+        if self.program is not None:
+            return self.program.why_eager
+        return self.why_never or why_eager() or why_enforced()
 
 
 class _States(dict[type, Served]):
@@ -131,9 +136,10 @@ def support_torch_compile(
         mark_unbacked_dims: sizes of which nothing may be assumed, in the same form.
         enable_if: is asked with each instance; False leaves it as it is.
         shape_invariants: a function of the forward's arguments, by the same names, whose calls of `torch._check` tell
-            how sizes relate; it is traced before the forward, and eager calls leave it out.
+            how sizes relate; it is traced before the forward; calls of a model that is not compiled leave it out.
         contract: says all of this about sizes instead.
-        enforce_eager: leave all instances as they are, as TORCHLOOM_ENFORCE_EAGER=1 does.
+        enforce_eager: leave all instances as they are. So does TORCHLOOM_ENFORCE_EAGER=1, as long as it is set, those that
+            are not compiled yet; `torchloom.serve.eager()` and torch's stance `force_eager` do at any time.
         options: of `build`.
 
     Raises:
@@ -249,30 +255,33 @@ def warm_up(model: nn.Module, **given: Any) -> WarmUp:
 def freeze(model: nn.Module) -> None:
     """Say that a decorated model must not compile from now on: it has been compiled for all sizes of its contract.
 
+    One that runs as it is now, under `torchloom.serve.eager()` for one, stays so.
+
     Raises:
         ServeError: it has not been compiled yet.
     """
     state = served(model)
-    if state.program is None and not state.why_eager:
+    if state.program is not None:
+        return
+    state.why_never = state.why_eager
+    if not state.why_never:
         raise ServeError(
             f"{type(model).__qualname__} has not been compiled: call it, or warm_up(model), before freeze"
         )
 
 
 def _dispatcher(owner: type[nn.Module], plan: _Plan) -> Callable[..., Any]:
-    is_bypassed = IS_BYPASSED.get
-
     @functools.wraps(plan.original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # A part of what is compiled around it, or the model itself is wanted.
-        if torch.compiler.is_compiling() or is_bypassed():
+        if torch.compiler.is_compiling():  # a part of what is compiled around it
             return plan.original(self, *args, **kwargs)
         states = self.__dict__.get(_SLOT)
         state = states.get(owner) if states and states.of() is self else None
-        if state is None:
-            state = _state(self, owner)
-        program = state.program
+        program = None if state is None else state.program
         if program is None:
+            if is_eager():
+                return plan.original(self, *args, **kwargs)
+            state = state or _state(self, owner)
             if state.why_eager:
                 return plan.original(self, *args, **kwargs)
             program = _start(self, plan, state, args, kwargs)
@@ -306,16 +315,14 @@ def _state(model: nn.Module, owner: type[nn.Module]) -> Served:
     if states is None or states.of() is not model:
         states = model.__dict__[_SLOT] = _States(model)
     if owner not in states:
-        states[owner] = Served(why_eager=_why_eager(model, owner, _plan_of(owner)))
+        states[owner] = Served(why_never=_why_never(model, owner, _plan_of(owner)))
         if states[owner].why_eager:
             log.info("%s runs as it is: %s", type(model).__qualname__, states[owner].why_eager)
     return states[owner]
 
 
-def _why_eager(model: nn.Module, owner: type[nn.Module], plan: _Plan) -> str:
-    """Return the reason to leave a model as it is, or nothing."""
-    if envs.is_on(_SWITCH):
-        return f"{_SWITCH}=1"
+def _why_never(model: nn.Module, owner: type[nn.Module], plan: _Plan) -> str:
+    """Return the reason to leave a model as it is for good, or nothing."""
     if plan.enforce_eager:
         return "enforce_eager=True"
     if getattr(model, "_is_replica", False):

@@ -23,9 +23,15 @@ class Tape:
     made = 0
     replayed = 0
     pause_s = 0.0
+    scribbles = False
     forgets = False
     """Whether it keeps nothing but addresses, as a device does; it can then not be replayed."""
     pools: ClassVar[list[Pool]] = []
+    sizes: ClassVar[list[int]] = []
+    """The first size of each recording's output, in order."""
+    others: ClassVar[weakref.WeakSet[Tape]] = weakref.WeakSet()
+    """All that live: a replay may write to the results of each other one, which lie in the pool that they share."""
+    num_at_work = 0
 
     def __init__(self, pool: Pool) -> None:
         Tape.made += 1
@@ -33,22 +39,30 @@ class Tape:
 
     def record(self, call):
         self._outputs = call()
+        Tape.sizes.append(len(self._outputs[0]))
+        Tape.others.add(self)
         self._call = None if Tape.forgets else call
         return self._outputs
 
     def replay(self) -> None:
         Tape.replayed += 1
+        assert Tape.num_at_work == 0
+        Tape.num_at_work += 1
         time.sleep(Tape.pause_s)
-        if self._call is None:
-            return
-        for mine, new in zip(self._outputs, self._call(), strict=True):
-            mine.copy_(new)
+        for each in Tape.others if Tape.scribbles else ():
+            for output in each._outputs:
+                output.fill_(torch.nan)
+        if self._call is not None:
+            for mine, new in zip(self._outputs, self._call(), strict=True):
+                mine.copy_(new)
+        Tape.num_at_work -= 1
 
 
 @pytest.fixture(autouse=True)
 def tape(monkeypatch) -> None:
     monkeypatch.setattr("torchloom.serve.call.cuda_graphs.CudaRecording", Tape)
     Tape.made, Tape.replayed, Tape.pause_s, Tape.forgets, Tape.pools = 0, 0, 0.0, False, []
+    Tape.scribbles, Tape.sizes, Tape.others, Tape.num_at_work = False, [], weakref.WeakSet(), 0
 
 
 def test_a_recording_per_size_and_results_of_their_own():
@@ -259,6 +273,87 @@ def test_recordings_of_one_program_share_a_pool(tmp_path):
         program(torch.randn(2, 16)), program(torch.randn(4, 16))
     assert len(set(map(id, Tape.pools))) == 1
     assert len(Tape.pools) == 2
+
+
+@pytest.mark.parametrize("how", ["full", "pieces"])
+def test_the_largest_size_is_recorded_first(how, tmp_path):
+    """Smaller recordings find their memory in the pool then."""
+    model, sizes = made(Plain), [2, 64, 4]
+    build(model, rows(), sizes=sizes, backend="eager", cuda_graphs=how, store=tmp_path)
+    assert Tape.sizes == [64, 4, 2]
+    Tape.sizes = []
+    load(tmp_path, model, rows()).warm_up()
+    assert Tape.sizes == [64, 4, 2]
+    Tape.sizes = []
+    build(model, rows(), shapes="bucket", sizes=[8, 64], backend="eager", cuda_graphs=how)
+    assert Tape.sizes == [64, 8]
+
+
+def test_programs_of_one_process_share_a_pool_take_turns_and_leave_results_alone():
+    """Replays write anywhere in the pool: over the results of other programs, too."""
+    models = [made(Attending, 2), made(Attending, 1), made(Attending, 2)]
+    programs = [
+        build(
+            *(model, rows()),
+            sizes=[2, 4],
+            splitting_ops=["serve_tests::attend"],
+            backend="eager",
+            cuda_graphs=how,
+        )
+        for model, how in zip(models, ["full", "pieces", "full"], strict=True)
+    ]
+    assert len(set(map(id, Tape.pools))) == 1
+    Tape.scribbles, Tape.pause_s = True, 0.0005
+    wrong: list[str] = []
+
+    def serve(seed: int) -> None:
+        inputs = [torch.full((n, 16), float(seed + n)) for n in (4, 2, 4, 3)]
+        with torch.no_grad():
+            held = [(p(x), m(x)) for x in inputs for p, m in zip(programs, models, strict=True)]
+        wrong.extend("overwritten" for mine, its in held if not torch.allclose(mine, its))
+
+    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert Tape.replayed > 30
+
+
+def test_eager_calls_leave_recordings_alone():
+    counting, plain = made(Counting), made(Counting)
+    program = build(counting, rows(), sizes=[4], backend="eager", cuda_graphs="full")
+    x = torch.ones(4, 16)
+    with torch.no_grad():
+        program.warm_up()
+        Tape.made = Tape.replayed = 0
+        for call in (program.eager, program, program.eager, program):
+            assert torch.equal(call(x), plain(x))
+    assert (Tape.made, Tape.replayed) == (0, 2)
+
+
+def test_a_build_leaves_recordings_of_other_programs():
+    caching = build(made(Caching), CACHE, sizes=[2], backend="eager", cuda_graphs="full")
+    call = (torch.randn(2, 16), torch.tensor([0, 1]), torch.zeros(64, 16))
+    with torch.no_grad():
+        caching(*call)
+        build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
+        with counter.expect(num_recorded=0):
+            caching(*call)
+
+
+def test_a_pool_whose_recordings_are_gone_is_not_used_again(monkeypatch):
+    """torch frees a pool with its last graph, and fails an assertion where a graph is recorded into it later."""
+    numbers = iter(range(9))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(numbers), raising=False)
+    pool = Pool(torch.device("cuda:0"))
+    one, other = Tape(pool), Tape(pool)
+    assert [pool.handle_for(one), pool.handle_for(other)] == [0, 0]
+    del one
+    assert pool.handle_for(Tape(pool)) == 0
+    del other
+    assert pool.handle_for(Tape(pool)) == 1
 
 
 def test_a_warm_up_records_every_size_before_the_first_call():

@@ -161,11 +161,15 @@ INSPECTION = (
         "find what was given to torch.compile",
         _NO_ENTRIES,
     ),
-    *each(
-        "torch._dynamo.eval_frame",
-        "_stance get_compiler_fn",
-        "know what `torch.compiler.set_stance` asks for",
-        _NO_CALLS,
+    PrivateName(
+        name="torch._dynamo.eval_frame._stance",
+        used_for="know what `torch.compiler.set_stance` asks for",
+        without="`explain_call` fails, and served calls do not hear `force_eager`",
+    ),
+    PrivateName(
+        name="torch._dynamo.eval_frame.get_compiler_fn",
+        used_for="know what `torch.compiler.set_stance` asks for",
+        without=_NO_CALLS,
     ),
     PrivateName(
         name="torch._dynamo.eval_frame.get_example_inputs",

@@ -15,6 +15,7 @@ from torchloom.errors import ArtifactError, ContractError, ServeError
 from torchloom.serve.builder.options import BuildOptions, Ranges, Shapes, Sizes, check_options
 from torchloom.serve.builder.pieces.inductor_options import resolved
 from torchloom.serve.call.cuda_graphs import CudaGraphs
+from torchloom.serve.call.eager import why_eager, why_enforced
 from torchloom.serve.call.program import OutOfRange, Program
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import exact_boxes, first_boxes
@@ -58,6 +59,9 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
     name: str = "",
 ) -> Program:
     """Compile a model for every call that a contract allows; no call ever compiles again.
+
+    Where compiling is turned off now (`torchloom.serve.eager()`, torch's stance `force_eager`,
+    TORCHLOOM_ENFORCE_EAGER=1) nothing is traced or loaded, and the program is the model as it is: `why_eager` says so.
 
     Args:
         model: a module, a bound method or a function.
@@ -119,6 +123,8 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
     )
     target = Target(model)
     check_options(chosen, contract, target)
+    if enforced := why_eager() or why_enforced():
+        return Program(target, contract, [], out_of_range=out_of_range, enforced=enforced)
     store = _store(store)
     if store is None:
         return _built(target, contract, chosen, None, out_of_range, "")
@@ -217,12 +223,12 @@ def _variants(builder: Builder, contract: Contract, options: BuildOptions) -> li
             variants += builder.buckets(without)
             continue
         # Ranges are built first, because their traces serve exact sizes too, and come last: the first
-        # program that covers a call runs.
+        # program that covers a call runs. Sizes are recorded as they are built: the largest first.
         ranges = first_boxes(contract, options.ranges)
         ranged = [each for box in ranges for each in builder.variants(box, without)]
-        for box in exact_boxes(contract, options.sizes):
-            variants += builder.variants(box, without)
-        variants += ranged
+        boxes = exact_boxes(contract, options.sizes)
+        exact = [builder.variants(box, without) for box in reversed(boxes)]
+        variants += [*chain(*reversed(exact)), *ranged]
     return variants
 
 

@@ -25,7 +25,6 @@ from torchloom.serve.builder.pieces.lower import Lowerer
 from torchloom.serve.builder.proof_errors import multiples_to_promise, why_not_proven
 from torchloom.serve.builder.prove import ProofVerdict, cuts
 from torchloom.serve.builder.trace.trace import Traced, trace
-from torchloom.serve.call.cuda_graphs import Pool
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
@@ -64,8 +63,7 @@ class Builder:
         self, target: Target, contract: Contract, options: BuildOptions, lowerer: Lowerer
     ) -> None:
         self.target, self.contract, self.options = target, contract, options
-        self._pool = Pool()
-        self._compiler = TraceCompiler(target, contract, options, lowerer, self._pool)
+        self._compiler = TraceCompiler(target, contract, options, lowerer)
         self._last_cut = self._why_cut = ""
         """What the last cut was made for; the whole text."""
         self._traces: dict[frozenset[str], list[Traced]] = {}
@@ -117,7 +115,8 @@ class Builder:
         if self.options.check == "edges":
             with gradient_mode_of(self.contract):
                 check_state(self.target, self.contract, variants)
-            self._pool.forget()
+            for each in variants:
+                each.forget_recordings()
 
     def buckets(self, without: frozenset[str]) -> list[Variant]:
         """Return a program for each of the sizes that serves the sizes below it too.
@@ -168,7 +167,7 @@ class Builder:
                 check_order(self.target, self.contract, box.largest, without)
         if not is_checked or not may_share_tensors(self.target, self.contract, variant):
             variant.asked = [*variant.asked, ["apart"]]
-        self._pool.forget()
+        variant.forget_recordings()
         counter.num_compiles += 1
         return [], variant
 

@@ -15,7 +15,6 @@ from torchloom.serve.builder.pieces.split import divide
 from torchloom.serve.builder.proof_errors import why_not_compiled
 from torchloom.serve.builder.trace.trace import Traced
 from torchloom.serve.call.assemble import assembled
-from torchloom.serve.call.cuda_graphs import Pool
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.call.weight_checks import looks_of, with_weight_check
 from torchloom.serve.contract.contract import Contract
@@ -30,19 +29,13 @@ class TraceCompiler:
         contract: what arguments look like.
         options: how programs are built.
         lowerer: compiles pieces.
-        pool: what recordings of CUDA graphs share.
     """
 
     def __init__(
-        self,
-        target: Target,
-        contract: Contract,
-        options: BuildOptions,
-        lowerer: Lowerer,
-        pool: Pool,
+        self, target: Target, contract: Contract, options: BuildOptions, lowerer: Lowerer
     ) -> None:
         self._target, self._contract, self._options = target, contract, options
-        self._lowerer, self._pool = lowerer, pool
+        self._lowerer = lowerer
         self._divided: dict[int, tuple[FullGraph, Divided]] = {}
         """Each graph in pieces, by its identity."""
 
@@ -84,11 +77,11 @@ class TraceCompiler:
         except Exception as error:  # compilers raise anything
             shapes = self._options.shapes
             raise ServeError(why_not_compiled(self._target, traced.box, shapes, error)) from error
-        recorded = self._options.cuda_graphs if is_exact else "off"
+        how = self._options.cuda_graphs if is_exact else "off"
         fixed = [None if each.is_kept else sorted(each.fixed) for each in divided.pieces]
         written = [sorted(each.written) for each in divided.pieces]
         calls = [each.call for each in lowered]
-        compiled = assembled(divided.stitching, calls, recorded, fixed, written, self._pool)
+        compiled, recorded = assembled(divided.stitching, calls, how, fixed, written)
         verdicts = tuple(traced.verdicts(guard for each in lowered for guard in each.guards))
         variant = Variant(
             traced.box,
@@ -100,13 +93,13 @@ class TraceCompiler:
             tuple(piece.digest for piece in divided.pieces),
             divided.num_calls,
             divided.writes,
-            is_recorded=recorded != "off",
+            recorded=recorded,
             checks=tuple(each.code for each in verdicts if not each.is_exhaustive),
             asked=traced.asked,
             looks=looks,
         )
-        how = {"recorded": recorded, "fixed": fixed, "written": written}
-        _add_stored(variant, traced, divided, lowered, how)
+        stored = {"recorded": how, "fixed": fixed, "written": written}
+        _add_stored(variant, traced, divided, lowered, stored)
         return variant
 
     def _in_pieces(self, traced: Traced) -> Divided | None:

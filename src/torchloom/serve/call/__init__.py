@@ -8,8 +8,8 @@
                          around it `padded` for buckets
     refusals             why a call is outside of the contract
 
-Beside calls: `warm_up` records CUDA graphs before the first one, `peak_memory` measures the largest, `bypass` lets
-decorated models run as they are.
+Beside calls: `warm_up` records CUDA graphs before the first one, `peak_memory` measures the largest, `eager` lets
+models run as they are.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from torchloom.serve.call.cuda_graphs import Call, CudaGraphs, Pool, Recorded
+from torchloom.serve.call.cuda_graphs import Call, CudaGraphs, Recorded
 from torchloom.serve.call.stitching import Stitching
 
 
@@ -15,9 +15,8 @@ def assembled(
     how: CudaGraphs,
     fixed: Sequence[Collection[int] | None],
     written: Sequence[Collection[int]],
-    pool: Pool,
-) -> Call:
-    """Return the function of a graph in pieces, recorded as asked.
+) -> tuple[Call, list[Recorded]]:
+    """Return the function of a graph in pieces, recorded as asked, and what of it is recorded.
 
     Args:
         stitching: the order of calls.
@@ -26,25 +25,22 @@ def assembled(
         fixed: for each piece, places of inputs that are the model's own tensors; None for operators that
             stay as they are, which are not recorded by themselves.
         written: for each piece, places of inputs that it writes to.
-        pool: what recordings share.
     """
     if how == "pieces":
         passing = _passing(stitching)
         calls = [
-            call
-            if fixed[n] is None
-            else Recorded(call, fixed[n] or (), written[n], passing[n], pool)
+            call if fixed[n] is None else Recorded(call, fixed[n] or (), written[n], passing[n])
             for n, call in enumerate(calls)
         ]
     whole = stitching.function(calls)
     if how != "full":
-        return whole
-    return Recorded(
+        return whole, [each for each in calls if isinstance(each, Recorded)]
+    recorded = Recorded(
         whole,
         _of_the_whole(stitching, [places or () for places in fixed]),
         _of_the_whole(stitching, written),
-        pool=pool,
     )
+    return recorded, [recorded]
 
 
 def _passing(stitching: Stitching) -> dict[int, set[int]]:

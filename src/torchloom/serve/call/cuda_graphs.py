@@ -5,7 +5,10 @@ stays what it is when the next call runs. Parameters are read where they are: we
 are seen. So are arguments that the program writes to, such as caches of keys and values: nothing of them is
 copied, and each address has a recording of its own.
 
-Recordings of one program share memory for what they compute, and take turns: one thread runs one at a time.
+All recordings on a device share a pool of memory for what they compute, as those of vLLM do, and take turns:
+one runs at a time, whatever program, thread or stream it is of. torch allows any order of replays then, of other
+models too, as long as none reads what another one left in the pool; each turn ends with its results copied out. A
+recording uses again what earlier ones freed, so the largest size is recorded first (`warm_up`, `builder.build`).
 """
 
 from __future__ import annotations
@@ -46,45 +49,48 @@ class Recording(Protocol):
 
 
 class Pool:
-    """What the recordings of one program share: memory, and the turn to run."""
+    """What the recordings on one device share: memory, and the turn to run.
 
-    def __init__(self) -> None:
+    Args:
+        device: where they run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._lock = threading.RLock()
         self._handle: Any = None
-        self._members: weakref.WeakSet[Recorded] = weakref.WeakSet()
+        self._members: weakref.WeakSet[Recording] = weakref.WeakSet()
         self._done: Any = None
         """The end of the last turn on a device, for turns on other streams."""
 
-    def add(self, recorded: Recorded) -> None:
-        """Note who takes turns."""
-        self._members.add(recorded)
+    def handle_for(self, recording: Recording) -> Any:
+        """Return the pool of device memory for a CUDA graph: that of the graphs that live, or a new one.
 
-    def forget(self) -> None:
-        """Drop recordings for arguments at addresses: of a build's own examples, which are gone."""
-        for each in self._members:
-            each.forget()
-
-    def handle(self) -> Any:
-        """Return the pool of device memory for CUDA graphs."""
-        if self._handle is None:
+        torch frees a pool with its last graph, and fails (`use_count > 0`) where one is recorded into it later.
+        """
+        if not self._members:
             self._handle = torch.cuda.graph_pool_handle()
+        self._members.add(recording)
         return self._handle
 
     @contextmanager
-    def turn(self, device: torch.device | None) -> Iterator[None]:
-        """Run while no other recording of the program does, on any thread or stream.
-
-        Args:
-            device: where the recordings run; None where there is nothing to wait for.
-        """
-        is_cuda = device is not None and device.type == "cuda"
+    def turn(self) -> Iterator[None]:
+        """Run while no other recording on the device does, on any thread or stream."""
+        is_cuda = self._device.type == "cuda"
         with self._lock:
             if is_cuda and self._done is not None:
-                torch.cuda.current_stream(device).wait_event(self._done)
-            yield
-            if is_cuda:
-                self._done = torch.cuda.Event()
-                self._done.record(torch.cuda.current_stream(device))
+                torch.cuda.current_stream(self._device).wait_event(self._done)
+            try:
+                yield
+            finally:
+                if is_cuda:
+                    self._done = torch.cuda.Event()
+                    self._done.record(torch.cuda.current_stream(self._device))
+
+
+_CPU = torch.device("cpu")
+_POOLS: dict[torch.device, Pool] = {}
+"""One for each device, shared by all programs of this process."""
 
 
 class CudaRecording:
@@ -104,7 +110,7 @@ class CudaRecording:
         """Run a function under capture; other threads may use the device meanwhile."""
         torch.cuda.synchronize()
         with torch.cuda.graph(
-            self._graph, pool=self._pool.handle(), capture_error_mode="thread_local"
+            self._graph, pool=self._pool.handle_for(self), capture_error_mode="thread_local"
         ):
             return call()
 
@@ -121,7 +127,6 @@ class Recorded:
         fixed: places of inputs whose memory does not move, such as parameters.
         written: places of inputs that it writes to.
         passing: places of inputs that are made anew for each call, whose address says nothing.
-        pool: shared with the program's other recordings; one of its own if left out.
         make: makes recordings; CUDA graphs if left out.
     """
 
@@ -131,7 +136,6 @@ class Recorded:
         fixed: Collection[int],
         written: Collection[int] = (),
         passing: Collection[int] = (),
-        pool: Pool | None = None,
         make: Callable[[Pool], Recording] | None = None,
     ) -> None:
         self._call, self._make = call, make or CudaRecording
@@ -139,25 +143,25 @@ class Recorded:
         self._passing = frozenset(passing)
         self._in_place = frozenset(fixed) | self._written - self._passing
         """Places of inputs that are used where they are."""
-        self._pool = pool or Pool()
-        self._pool.add(self)
         self._recordings: dict[tuple[Any, ...], tuple[Recording, list[Any], Any]] = {}
         self._num_of: dict[tuple[Any, ...], int] = {}
         """How many recordings there are for one set of sizes."""
 
     def __call__(self, *inputs: Any) -> Any:
         """Copy the inputs in, launch, copy the outputs out."""
-        device = next((value.device for value in inputs if isinstance(value, Tensor)), None)
-        with self._pool.turn(device):
-            return self._run(inputs)
+        on = (value.device for value in inputs if isinstance(value, Tensor) and value.is_cuda)
+        device = next(on, _CPU)
+        pool = _POOLS.get(device) or _POOLS.setdefault(device, Pool(device))
+        with pool.turn():
+            return self._run(inputs, pool)
 
     def forget(self) -> None:
-        """Drop recordings for arguments at addresses."""
+        """Drop recordings for arguments at addresses: of a build's own examples, which are gone."""
         if self._written - self._passing:
             self._recordings.clear()
             self._num_of.clear()
 
-    def _run(self, inputs: tuple[Any, ...]) -> Any:
+    def _run(self, inputs: tuple[Any, ...], pool: Pool) -> Any:
         key = tuple(
             (value.data_ptr(), *value.shape, *value.stride())
             if place in self._in_place and isinstance(value, Tensor)
@@ -166,7 +170,7 @@ class Recorded:
             else value
             for place, value in enumerate(inputs)
         )
-        if key not in self._recordings and not self._record(key, inputs):
+        if key not in self._recordings and not self._record(key, inputs, pool):
             return self._call(*inputs)
         recording, held, outputs = self._recordings[key]
         for place, (mine, given) in enumerate(zip(held, inputs, strict=True)):
@@ -186,7 +190,7 @@ class Recorded:
             for out in outputs
         )
 
-    def _record(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> bool:
+    def _record(self, key: tuple[Any, ...], inputs: tuple[Any, ...], pool: Pool) -> bool:
         """Make the recording for some inputs; say whether there is room for it."""
         sizes = tuple(tuple(v.shape) if isinstance(v, Tensor) else v for v in inputs)
         number = self._num_of.get(sizes, 0)
@@ -200,11 +204,11 @@ class Recorded:
                 )
             return False
         self._num_of[sizes] = number + 1
-        self._recordings[key] = self._recorded(inputs)
+        self._recordings[key] = self._recorded(inputs, pool)
         counter.num_recorded += 1
         return True
 
-    def _recorded(self, inputs: tuple[Any, ...]) -> tuple[Recording, list[Any], Any]:
+    def _recorded(self, inputs: tuple[Any, ...], pool: Pool) -> tuple[Recording, list[Any], Any]:
         held = [
             value.clone() if isinstance(value, Tensor) and place not in self._in_place else value
             for place, value in enumerate(inputs)
@@ -217,7 +221,7 @@ class Recorded:
         ]
         for _ in range(_NUM_WARM):
             self._call(*held)
-        recording = self._make(self._pool)
+        recording = self._make(pool)
         outputs = recording.record(lambda: self._call(*held))
         with torch.no_grad():
             for value, was in before:

@@ -12,13 +12,15 @@ It is generated from the contract. For `Contract({"x": (Dim("batch", 1, 64), 16)
         except (AttributeError, KeyError, IndexError, TypeError, RuntimeError):
             given_passes = False
         if given_passes:
+            if is_eager():
+                return EAGER({'x': x})
             try:
                 return table2[n_batch - 1](MODEL, x)
             except FAILURES as _error:
                 return FAILED(_error, {'x': x})
         return SLOW({'x': x})
 
-Whatever does not pass goes to `SLOW`, which finds out why, in words. `FAILED` finds out whether a program failed as
+Whatever does not pass goes to `SLOW`, which finds out why, in words. `EAGER` runs the model as it is. `FAILED` finds out whether a program failed as
 the model is another one now.
 """
 
@@ -32,6 +34,7 @@ import torch
 
 from torchloom._torch.untraced import leave_alone
 from torchloom.serve.call.arguments import Asked
+from torchloom.serve.call.eager import is_eager
 from torchloom.serve.call.entry_conditions import Conditions
 from torchloom.serve.call.entry_names import put
 from torchloom.serve.call.entry_signature import EntrySignature
@@ -53,6 +56,9 @@ _MOST_TABLE = 1 << 16
 
 class Otherwise(NamedTuple):
     """What calls go to that no program answers."""
+
+    eager: Callable[[dict[str, Any]], Any]
+    """Takes the arguments by name, of a call that passes while the model is to run as it is."""
 
     slow: Callable[[dict[str, Any]], Any]
     """Takes the arguments by name, of a call that does not pass."""
@@ -77,7 +83,7 @@ def make_entry(
         target: what is served.
         contract: what calls have to look like.
         variants: programs, the sizes that they are for, and what is asked of sizes at each call; the first
-            that covers a call runs.
+            that covers a call runs. Without any, all calls go to `otherwise.slow`.
         without: paths of optional tensors that are None in these programs.
         state: of the program. `ties` are conditions on names for one object. Calls go to `otherwise.slow` where
             `holds` says no, where `next_hook` is not the number of the process's next hook, and where the number
@@ -88,10 +94,11 @@ def make_entry(
     """
     scope: dict[str, Any] = {"STATE": state}
     scope |= {"SLOW": otherwise.slow, "FAILED": otherwise.failed, "FAILURES": _FAILURES}
+    scope |= {"EAGER": otherwise.eager, "is_eager": is_eager}
     scope |= names_for(target)
     signature = EntrySignature(target, contract, scope)
     asking = Conditions(target, contract, signature, scope, without)
-    conditions = [*asking.write(writes, asked), *state.ties]
+    conditions = [*asking.write(writes, asked), *state.ties] if variants else ["False"]
     programs = _dispatch(contract, variants, signature.call(), asking.sizes, scope)
     text = _text(signature, conditions, programs)
     exec(compile(text, "<torchloom entry>", "exec"), scope)
@@ -121,8 +128,10 @@ def _text(signature: EntrySignature, conditions: Sequence[str], programs: Sequen
         f"    except ({', '.join(each.__name__ for each in _UNLIKE)}):",
         "        given_passes = False",
         "    if given_passes:",
+        "        if is_eager():",
+        f"            return EAGER({by_name})",
         "        try:",
-        *(f"            {line}" for line in programs),
+        *(f"            {line}" for line in programs or ["pass"]),
         "        except FAILURES as _error:",
         f"            return FAILED(_error, {by_name})",
         *(

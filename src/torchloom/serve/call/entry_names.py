@@ -12,7 +12,7 @@ _NAMES = frozenset(
         *("HANDLE", "FORWARD", "Tensor", "math", "torch", "inf", "nan"),
         *("apart", "same", "type_words", "is_plainly_laid", "is_inference", "is_grad_enabled"),
         *("is_autocast", "default_dtype", "function_modes", "dispatch_modes", "transform_level"),
-        *("is_jit_tracing", "_torchloom_entry", "MISSING"),
+        *("is_jit_tracing", "_torchloom_entry", "MISSING", "is_eager", "EAGER"),
     }
 )
 """What the text of an entry refers to."""

@@ -31,7 +31,7 @@ class EntrySignature:
         by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         has_default = False
         for each in self.parameters:
-            is_fixed = each.name in contract.fixed
+            is_fixed = each.name in contract.fixed and not contract.is_of_call
             if (
                 has_default
                 and not is_fixed
@@ -99,8 +99,8 @@ class EntrySignature:
         return f"{{{', '.join(parts)}}}"
 
     def _default(self, parameter: inspect.Parameter) -> str:
-        if parameter.name in self._contract.fixed and parameter.kind is not parameter.VAR_KEYWORD:
-            # What is fixed need not be passed.
+        is_fixed = parameter.name in self._contract.fixed and not self._contract.is_of_call
+        if is_fixed and parameter.kind is not parameter.VAR_KEYWORD:  # it need not be passed
             return f"={put(self._scope, 'fixed', self._contract.fixed[parameter.name])}"
         if parameter.name in self.missing:
             return "=MISSING"

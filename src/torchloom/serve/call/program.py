@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,7 +17,7 @@ from torchloom._torch.modes import num_function_modes
 from torchloom.errors import ContractError, ServeError
 from torchloom.events import ProgramReady, emit
 from torchloom.pieces.places import value_at
-from torchloom.serve.call.bypass import bypassed
+from torchloom.serve.call.eager import eager, is_eager, why_eager
 from torchloom.serve.call.entry import Otherwise, Run, make_entry
 from torchloom.serve.call.read_values import ReadValues, holds, writes_state
 from torchloom.serve.call.refusals import refuse, refuse_modes
@@ -31,8 +31,7 @@ from torchloom.serve.model.facts import changed_facts
 from torchloom.serve.model.hooks import ModelLooks, next_hook
 from torchloom.serve.model.target import Target
 
-if TYPE_CHECKING:
-    pass
+log = logging.getLogger(__name__)
 
 OutOfRange = Literal["raise", "eager"]
 
@@ -62,6 +61,8 @@ class Program:
         key: its name in a store.
         origin: "built" or "loaded".
         seconds: how long that took.
+        enforced: why it has no variants, and calls run the model as it is: compiling was turned off when it was built
+            or loaded.
 
     Example:
         >>> import torchloom
@@ -84,6 +85,7 @@ class Program:
         key: str = "",
         origin: str = "built",
         seconds: float = 0.0,
+        enforced: str = "",
     ) -> None:
         self.target = target
         self.contract = contract
@@ -95,6 +97,7 @@ class Program:
         """"built" or "loaded"."""
         self.seconds = seconds
         """How long that took."""
+        self._enforced = enforced
         self.folder: Path | None = None
         """The store that holds it."""
         self.state = State(next_hook=next_hook(), num_modes=num_function_modes())
@@ -108,6 +111,8 @@ class Program:
         self._looks = ModelLooks(target.module, target.structure())
         self._entry = self._make_entry()
         self._tell()
+        if enforced:
+            log.info("%s runs as it is: %s", target.name, enforced)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program for these arguments.
@@ -118,7 +123,22 @@ class Program:
         """
         return self._entry(*args, **kwargs)
 
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model as it is for these arguments, as a call within `torchloom.serve.eager()` does.
+
+        Contract and changes of the model are not looked at; arguments that the contract fixes need not be passed.
+        """
+        with eager():
+            return self._entry(*args, **kwargs)
+
+    @property
+    def why_eager(self) -> str:
+        """Why a call would run the model as it is; empty if it would not."""
+        return self._enforced or why_eager()
+
     def __repr__(self) -> str:
+        if self._enforced:
+            return f"Program of {self.target.name}, not compiled ({self._enforced}): calls run the model as it is"
         lines = [
             f"{shown_variant(v)}: {v.num_calls} pieces, {len(v.pieces)} different"
             for v in self.variants
@@ -149,7 +169,7 @@ class Program:
         Raises:
             ServeError: it is recorded as CUDA graphs, which read these weights wherever they are.
         """
-        if any(variant.is_recorded for variant in self.variants):
+        if any(variant.recorded for variant in self.variants):
             raise ServeError(
                 "a program with CUDA graphs cannot be copied: build one for the copied model"
             )
@@ -165,6 +185,7 @@ class Program:
             key=self.key,
             origin=self.origin,
             seconds=self.seconds,
+            enforced=self._enforced,
         )
 
     def warm_up(self, **given: Any) -> None:
@@ -228,9 +249,9 @@ class Program:
         self._values = ReadValues((each.facts for each in self.variants), self.target)
         self.state.holds = self._values.hold
 
-    def _settling(self, run: Run) -> Run:
-        """Return a program that takes what it writes for no change of the model."""
-        if not writes_state(run):
+    def _settling(self, run: Run, *programs: Run) -> Run:
+        """Return a function that takes what it writes for no change of the model, if some programs write anything."""
+        if not any(map(writes_state, programs)):
             return run
 
         @functools.wraps(run)
@@ -248,31 +269,38 @@ class Program:
         """Return the entries of all patterns of optional arguments, each passing on what it is not for."""
         entry: Run | None = None
         patterns = sorted({variant.without for variant in self.variants}, key=sorted, reverse=True)
-        for without in patterns:
+        # What the model writes in a call that its programs answer is what these write: builds compare that.
+        as_it_is = self._settling(self._eager, *(each.run for each in self.variants))
+        for without in patterns or [frozenset()]:
             rows = [
-                (each.box, self._settling(each.run), each.checks)
+                (each.box, self._settling(each.run, each.run), each.checks)
                 for each in self.variants
                 if each.without == without
             ]
-            slow = self._slow if entry is None else _passed_on(entry)
+            slow = self._slow if entry is None else partial(self._pass_on, entry)
             alike = [each for each in self.variants if each.without == without]
             entry = make_entry(
                 *(self.target, self.contract, rows, without, self.state),
-                Otherwise(slow, self._failed),
+                Otherwise(as_it_is, slow, self._failed),
                 writes=any(each.writes for each in self.variants),
                 asked=[line for each in alike for line in each.asked],
             )
-        if entry is None:
-            raise ServeError("a program needs at least one variant")
+        assert entry is not None, "there is a pattern"
         return entry
 
     def _slow(self, args: dict[str, Any]) -> Any:
         """Find out why a call did not pass, and do what `out_of_range` says."""
+        if self._enforced or is_eager():
+            return self._eager(args)
         try:
             self._explain(args)
         except ContractError as refusal:
             return self._outside(refusal, args)
-        return _passed_on(self._entry)(args)  # an attribute was set to what it was before
+        return self._pass_on(self._entry, args)  # an attribute was set to what it was before
+
+    def _pass_on(self, entry: Run, args: dict[str, Any]) -> Any:
+        places, rest = self.target.divided(args)
+        return entry(*places, **rest)
 
     def _failed(self, error: Exception, args: dict[str, Any]) -> Any:
         """Say that a program failed as the model has changed, or let the error go on."""
@@ -288,14 +316,13 @@ class Program:
         if self.out_of_range == "raise":
             counter.num_refused_calls += 1
             raise refusal
-        counter.num_eager_calls += 1
         return self._eager(args)
 
     def _eager(self, args: dict[str, Any]) -> Any:
-        several = [args.pop(name) for name in list(args) if name.startswith("*")]
-        with bypassed():
-            places, rest = self.target.divided(args)
-            return self.target.call(*places, *itertools.chain(*several), **rest)
+        counter.num_eager_calls += 1
+        places, rest = self.target.divided(args)
+        with eager():
+            return self.target.call(*places, **rest)
 
     def _explain(self, args: dict[str, Any]) -> None:
         number = next_hook()
@@ -335,11 +362,3 @@ def _subject(line: str) -> str:
 def _refuse(changed: Sequence[str]) -> None:
     if changed:
         raise ChangedError(changed)
-
-
-def _passed_on(entry: Run) -> Callable[[dict[str, Any]], Any]:
-    def slow(args: dict[str, Any]) -> Any:
-        several = [args.pop(name) for name in list(args) if name.startswith("*")]
-        return entry(*itertools.chain(*several), **args)
-
-    return slow

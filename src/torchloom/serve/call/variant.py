@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchloom.serve.call.arguments import Asked
+from torchloom.serve.call.cuda_graphs import Recorded
 from torchloom.serve.call.entry import Run
 from torchloom.serve.call.weight_checks import Look
 from torchloom.serve.contract.box import Box
@@ -36,8 +37,8 @@ class Variant:
     """How many graphs run in a call."""
     writes: bool = False
     """Whether it may write to its arguments or to buffers."""
-    is_recorded: bool = False
-    """Whether CUDA graphs run in a call."""
+    recorded: Sequence[Recorded] = ()
+    """What of it runs as CUDA graphs."""
     checks: tuple[str, ...] = ()
     """What of that was tried for some sizes only and is asked at each call, as Python: `n_batch < 9`."""
     asked: Asked = ()
@@ -49,6 +50,11 @@ class Variant:
     stored: dict[str, Any] = field(default_factory=dict)
     """What a store needs to make it again."""
     why_not_stored: str = ""
+
+    def forget_recordings(self) -> None:
+        """Drop CUDA graphs for arguments at addresses: of a build's own examples, which are gone."""
+        for each in self.recorded:
+            each.forget()
 
     @property
     def assumed(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""Record the CUDA graphs of all exact sizes before the first call."""
+"""Record the CUDA graphs of all exact sizes before the first call, the largest first: the others use its memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -23,7 +24,11 @@ class Sized(Protocol):
     box: Box
     without: frozenset[str]
     run: Run
-    is_recorded: bool
+
+    @property
+    def recorded(self) -> Sequence[object]:
+        """What of it runs as CUDA graphs."""
+        ...
 
 
 def record_sizes(
@@ -48,9 +53,8 @@ def record_sizes(
     ]
     tensors = [tensor for tensor in found if isinstance(tensor, Tensor)]
     first = () if target.owner is None else (target.owner,)
-    for variant in variants:
-        if not variant.is_recorded:
-            continue
+    recorded = [variant for variant in variants if variant.recorded]
+    for variant in sorted(recorded, key=_num_elements, reverse=True):
         args = {**contract.example(variant.box.largest, without=variant.without), **given}
         places, rest = target.divided(args)
         before = ModelSnapshot(target)
@@ -61,3 +65,7 @@ def record_sizes(
         with torch.no_grad():
             for tensor, was in zip(tensors, held, strict=True):
                 tensor.copy_(was)
+
+
+def _num_elements(variant: Sized) -> int:
+    return math.prod(variant.box.largest.values())

@@ -75,6 +75,8 @@ class Contract:
     ) -> None:
         self.args = {name: spec_of(name, given) for name, given in args.items()}
         self.fixed = dict(fixed or {})
+        self.is_of_call = False
+        """Whether it stands for a call of the model: what a later call leaves out has the model's own default then."""
         self.grad, self.training = grad, training
         if grad not in ("inference", "no_grad", "grad"):
             raise ContractError(f"grad is 'inference', 'no_grad' or 'grad', not {grad!r}")

@@ -89,7 +89,9 @@ def contract_of_call(
         else:
             fixed[name] = value
     grad = "grad" if torch.is_grad_enabled() else "no_grad"
-    return Contract(specs, fixed=fixed, grad=grad, training=training)
+    contract = Contract(specs, fixed=fixed, grad=grad, training=training)
+    contract.is_of_call = True
+    return contract
 
 
 def _flat(bound: inspect.BoundArguments) -> Iterable[tuple[str, Any]]:

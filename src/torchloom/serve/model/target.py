@@ -43,12 +43,13 @@ class Target:
         parameters = list(inspect.signature(self.function).parameters.values())
         self.parameters = parameters if self.owner is None else parameters[1:]
         """What calls may pass."""
-        self.by_position: tuple[str, ...] = ()
-        """Of these, what is handed on by position: hooks of a module see it so."""
-        if isinstance(call, nn.Module) and self.function is not type(call).forward:
+        is_hooked = isinstance(call, nn.Module) and self.function is not type(call).forward
+        if is_hooked:
             self.parameters = list(inspect.signature(call.forward).parameters.values())
-            may = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            self.by_position = tuple(p.name for p in self.parameters if p.kind in may)
+        may = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self._places = tuple(p.name for p in self.parameters if p.kind in may)
+        self.by_position = self._places if is_hooked else ()
+        """Of these, what is handed on by position: hooks of a module see it so."""
         self.by_keyword = frozenset(
             p.name for p in self.parameters if p.name not in own and p.name not in self.by_position
         )
@@ -69,14 +70,21 @@ class Target:
         return f"{kind.__module__}.{kind.__qualname__}"
 
     def divided(self, args: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what a call with these arguments passes by position, and by keyword."""
+        """Return what a call with these arguments passes by position, and by keyword.
+
+        Args:
+            args: by name; further positional ones behind a name with a star.
+        """
+        more = next((value for name, value in args.items() if name.startswith("*")), ())
         names: list[str] = []
-        for name in self.by_position:
+        for name in self._places if more else self.by_position:
             if name not in args:
                 break
             names.append(name)
-        return tuple(args[name] for name in names), {
-            name: value for name, value in args.items() if name not in names
+        return (*(args[name] for name in names), *more), {
+            name: value
+            for name, value in args.items()
+            if name not in names and not name.startswith("*")
         }
 
     def sources_of(self, args: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchloom.pieces.shell import Shell
 from torchloom.serve.call.assemble import assembled
-from torchloom.serve.call.cuda_graphs import Pool
+from torchloom.serve.call.eager import why_enforced
 from torchloom.serve.call.padded import Padded
 from torchloom.serve.call.program import OutOfRange, Program
 from torchloom.serve.call.stitching import Stitching
@@ -47,6 +47,8 @@ def program_from(
     Raises:
         ArtifactError: a part of it is missing or damaged.
     """
+    if enforced := why_enforced():
+        return Program(target, contract, [], out_of_range=out_of_range, key=name, enforced=enforced)
     started = time.perf_counter()
     done: dict[str, Any] = {}
 
@@ -56,10 +58,10 @@ def program_from(
             done[known] = loaded_piece(stored, store)
         return done[known]
 
-    variants, pool = [], Pool()
+    variants = []
     for stored in entry["variants"]:
         calls = [call(piece) for piece in stored["pieces"]]
-        variants.append(_variant_from(stored, store, calls, target, contract, pool))
+        variants.append(_variant_from(stored, store, calls, target, contract))
     counter.num_loads += 1
     return Program(
         target,
@@ -78,13 +80,12 @@ def _variant_from(
     calls: Sequence[Any],
     target: Target,
     contract: Contract,
-    pool: Pool,
 ) -> Variant:
     """Return the program for one box, as `entry_part` wrote it, around its loaded pieces."""
     shell = Shell.from_bytes(store.get(stored["shell"]))
     stitching = Stitching.from_json(stored["stitching"])
-    compiled = assembled(
-        stitching, calls, stored["recorded"], stored["fixed"], stored["written"], pool
+    compiled, recorded = assembled(
+        stitching, calls, stored["recorded"], stored["fixed"], stored["written"]
     )
     looks = looks_from(stored["looks"])
     run = shell.around(with_weight_check(compiled, looks), target.call)
@@ -100,7 +101,7 @@ def _variant_from(
         pieces=tuple(stored["digests"]),
         num_calls=len(stitching.steps),
         writes=stored["writes"],
-        is_recorded=stored["recorded"] != "off",
+        recorded=recorded,
         told=tuple(stored["verdicts"]),
         checks=tuple(stored["checks"]),
         asked=stored["asked"],

@@ -51,12 +51,13 @@ def bucket_programs(
         )
     (dim,) = whole.varying
     axes = _axes(target, contract, dim, without)
-    variants, low, known = [], dim.min, list[Traced]()
-    for box in boxes:
-        size = box.largest[dim.name]
-        covered = whole.cut(dim.name, [low, size + 1])[1 if low > dim.min else 0]
-        traced, tried = trace_for_all_sizes(target, contract, covered, without, known)
-        variant = program_for(box)
+    parts = whole.cut(dim.name, [box.largest[dim.name] + 1 for box in boxes])
+    variants, known = [], list[Traced]()
+    traces = [trace_for_all_sizes(target, contract, part, without, known) for part in parts]
+    # Sizes are recorded as they are built: the largest first.
+    programs = [program_for(box) for box in reversed(boxes)][::-1]
+    for covered, (traced, tried), variant in zip(parts, traces, programs, strict=True):
+        size = covered.largest[dim.name]
         padded = Padded(variant.run, target, contract, dim, size, axes)
         check_padding(target, contract, padded, covered, without, tried)
         if traced is not None:
@@ -64,7 +65,6 @@ def bucket_programs(
         variant.box, variant.run = covered, padded
         variant.stored["padded"] = {"dim": dim.name, "size": size, "axes": axes}
         variants.append(variant)
-        low = size + 1
     return variants
 
 

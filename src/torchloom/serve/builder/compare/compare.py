@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchloom.errors import ServeError, TorchloomError
 from torchloom.serve.builder.compare.differences import Difference, first_difference
-from torchloom.serve.call.bypass import bypassed
+from torchloom.serve.call.eager import eager
 from torchloom.serve.call.entry import Run
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.specs import TensorSpec
@@ -215,7 +215,7 @@ def _ran_model(
     seed: int = 0,
 ) -> Ran:
     try:
-        with bypassed():
+        with eager():
             return _ran(target.call, target, (), args, before, seed)
     except (TorchloomError, MemoryError, torch.OutOfMemoryError):
         raise

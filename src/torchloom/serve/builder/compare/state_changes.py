@@ -18,7 +18,7 @@ from torchloom.errors import ServeError, TorchloomError
 from torchloom.pieces.places import value_at
 from torchloom.serve.builder.compare.compare import call_by_name, copied_args
 from torchloom.serve.builder.compare.differences import first_difference
-from torchloom.serve.call.bypass import bypassed
+from torchloom.serve.call.eager import eager
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.facts import changed_facts
@@ -158,7 +158,7 @@ def _ends(variant: Variant) -> Iterator[dict[str, int]]:
 
 def _call_model(target: Target, copies: Mapping[str, Any], seed: int) -> Any:
     try:
-        with bypassed():
+        with eager():
             return call_by_name(target.call, target, (), copies, seed)
     except (TorchloomError, MemoryError, torch.OutOfMemoryError):
         raise
