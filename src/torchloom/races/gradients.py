@@ -18,7 +18,7 @@ from torch import fx
 
 from torchloom import ops
 from torchloom._torch.operators import OpOverload
-from torchloom.graph import args_of
+from torchloom.graph import args_of, nbytes, written
 from torchloom.races.events import Start, Use
 from torchloom.races.graphs import GraphSchedule, held_by, picks_of
 
@@ -136,9 +136,11 @@ class _GradientWalk:
                 self.holds[memory] = paths
 
     def _carried_on(self, node: fx.Node, paths: _Paths) -> _Paths:
-        if _ignores_values(node):
+        memories = self.schedule.memories
+        is_part = any(nbytes(to) < nbytes(self.nodes[memories[to]]) for to in written(node))
+        if _ignores_values(node) and not is_part:
             return _NONE
-        is_copy = node.target is torch.ops.aten.copy_.default
+        is_copy = node.target is torch.ops.aten.copy_.default and not is_part
         return self.held((args_of(node)[1],)) if is_copy else paths
 
     def _replaced(self, grad: fx.Node, param: str) -> _Paths:
