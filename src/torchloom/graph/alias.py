@@ -117,6 +117,8 @@ def written(node: fx.Node) -> list[fx.Node]:
         name = getattr(node.target, "__name__", str(node.target))
         is_in_place = node.target in _WRITING or (name[-1:] == "_" and name[-2:] != "__")
         given = [*node.args[: int(is_in_place)], node.kwargs.get("out")]
+        if name == "triton_kernel_wrapper_mutation":
+            return node.all_input_nodes
     else:
         given = []
     found: list[fx.Node] = []

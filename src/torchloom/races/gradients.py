@@ -162,7 +162,8 @@ def _reduced_by(node: fx.Node) -> Iterator[tuple[fx.Node, str, fx.Node | None]]:
 def _ignores_values(node: fx.Node) -> bool:
     """Say whether a call takes no values from its tensors."""
     target = node.target
-    name = target._schema.name if isinstance(target, OpOverload) else str(target)
+    is_operator = isinstance(target, OpOverload)
+    name = target._schema.name if is_operator else getattr(target, "__name__", str(target))
     name = name.rpartition("::")[2].rstrip("_")
     is_zeroed = name == "mul" and any(
         not isinstance(arg, fx.Node) and arg == 0 for arg in node.args

@@ -2,8 +2,8 @@
 
 Memory is freed by `free_`, or after the last node that mentions it, which is what boxed execution does and the
 earliest that any compiler may. Inputs count as freed, too: saved activations are, and of others it
-demands no more than that nothing still uses them when the graph ends. The end of a reading of shared weights counts as
-their free: other ranks may write them from there on.
+demands no more than that nothing still uses them when the graph ends. Weights that outlive the graph, or that other
+ranks read, count as read by a transfer: until the graph ends, or until `symmetric_done_`, which frees them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import argument, owners, value_of, viewed, written
+from torchloom.graph import argument, find, owners, value_of, viewed, written
 from torchloom.races.events import Engine, Event, Free, Start, TransferSchedule, Use, WaitFor
 
 _ENGINE: dict[object, Engine] = {
@@ -25,8 +26,11 @@ _ENGINE: dict[object, Engine] = {
     ops.reduce_start: "network",
     ops.sync_start: "network",
     ops.symmetric_start: "network",
+    ops.resident: "network",
 }
 _FREEING = (ops.free_, ops.symmetric_done_)
+_MAY_COPY = (torch.ops.aten.reshape, torch.ops.aten.contiguous, torch.ops.aten.to)
+"""Operators that read what they view where they have to copy it."""
 Memories = Mapping[fx.Node, str]
 
 
@@ -50,11 +54,9 @@ def schedule_of(graph: fx.Graph) -> GraphSchedule:
     events: list[Event] = []
     issued_by: list[str] = []
     for node, (reads, writes) in touched.items():
-        if node.op in ("placeholder", "get_attr"):
-            given |= writes
-            issued: list[Event] = []
-        else:
-            issued = _events(node, reads, writes, memories)
+        is_given = node.op in ("placeholder", "get_attr")
+        given |= writes if is_given else set()
+        issued = [] if is_given else _events(node, reads, writes, memories)
         issued += map(Free, deaths.get(node, ()))
         events += issued
         issued_by += [node.name] * len(issued)
@@ -101,25 +103,35 @@ def _touched(node: fx.Node, memories: Memories) -> tuple[frozenset[str], frozens
 def _events(
     node: fx.Node, reads: frozenset[str], writes: frozenset[str], memories: Memories
 ) -> list[Event]:
+    if node.op == "output":
+        kept = find(node.graph, ops.resident)
+        return [*(WaitFor(each.name) for each in kept), Use(node.name, reads)]
     if node.target is ops.wait_:
-        return [WaitFor(_job_of(node))]
+        start = _start_of(node)
+        waited: Event = WaitFor("" if start is None else start.name)
+        is_shared = start is not None and start.target is ops.symmetric_start
+        return [waited, Start(node.name, "network", writes, frozenset())] if is_shared else [waited]
     if node.target in _FREEING:
         freed: list[fx.Node] = []  # with repetitions
         fx.node.map_arg((node.args, node.kwargs), freed.append)
-        return [Free(memories[each]) for each in freed if each in memories]
+        ends = [user for user in freed[0].users if user.target is ops.wait_]
+        waits = [WaitFor(each.name) for each in ends if node.target is ops.symmetric_done_]
+        return [*waits, *(Free(memories[each]) for each in freed if each in memories)]
     if node.target in _ENGINE:
         return [Start(node.name, _ENGINE[node.target], reads, writes)]
     is_view = not writes and bool(held_by((node,), memories))
-    return [] if is_view else [Use(node.name, reads, writes)]
+    if is_view and getattr(node.target, "overloadpacket", None) not in _MAY_COPY:
+        return []
+    return [Use(node.name, reads, writes)]
 
 
-def _job_of(wait: fx.Node) -> str:
-    """Return the start for whose results a node waits, all of them and by its handle; "" where there is none."""
+def _start_of(wait: fx.Node) -> fx.Node | None:
+    """Return the start for whose results a node waits, all of them and by its handle; None where there is none."""
     results = argument(wait, 0, "results")
     starts = {each.args[0] if each.target is operator.getitem else None for each in results}
     start = starts.pop() if len(starts) == 1 else None
     if not isinstance(start, fx.Node) or start.target not in _ENGINE:
-        return ""
+        return None
     schema = start.target._schema.arguments  # type: ignore[union-attr]
     given = {each.name: argument(start, i, each.name) for i, each in enumerate(schema)}
     waits_for_all = {each.args[1] for each in results} == set(range(len(given[schema[0].name])))
@@ -128,18 +140,18 @@ def _job_of(wait: fx.Node) -> str:
     is_own = (
         given["handle"] == handle if "handle" in given else "weights" in given or handle == ops.HOST
     )
-    return start.name if waits_for_all and is_own else ""
+    return start if waits_for_all and is_own else None
 
 
 def _deaths(
     touched: Mapping[fx.Node, tuple[frozenset[str], frozenset[str]]],
 ) -> dict[fx.Node, list[str]]:
-    """Return the memories that die after each node; what the graph returns or frees itself does not."""
+    """Return the memories that die after each node; what the graph returns, frees itself or keeps does not."""
     last: dict[str, fx.Node] = {}
     freed: set[str] = set()
     for node, (reads, writes) in touched.items():
         last.update(dict.fromkeys(reads | writes, node))
-        if node.target in _FREEING:
+        if node.target in (*_FREEING, ops.resident):
             freed |= reads
     found: dict[fx.Node, list[str]] = {}
     for memory, node in last.items():
