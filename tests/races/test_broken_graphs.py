@@ -194,7 +194,7 @@ def read_the_list(gm: fx.GraphModule) -> str:
 def drop_a_reduction(gm: fx.GraphModule) -> str:
     start = _first(gm, ops.sync_start, 5)
     start.graph.output_node().replace_input_with(next(iter(start.users)), start.args[0][0])
-    return "gradient %sum_1 .line .* of 'down.bias' is not returned by %output .line"
+    return "gradient %sum_1 .line .* of 'down.bias' is not returned by return .line"
 
 
 @_wrong
@@ -207,7 +207,7 @@ def drop_a_transfer(gm: fx.GraphModule) -> str:
     wait = _wait_of(start)
     wait.args = (picks[:4], grads[:4], wait.args[2])
     gm.graph.erase_node(picks[4])
-    return "of 'norm.weight' is not reduced exactly once, see %output"
+    return "of 'norm.weight' is not reduced exactly once, see return"
 
 
 @_wrong
@@ -233,7 +233,7 @@ def zero_before_the_wire(gm: fx.GraphModule) -> str:
 def zero_behind_the_wire(gm: fx.GraphModule) -> str:
     wait = _wait_of(_first(gm, ops.reduce_start))
     _after(wait, aten.zero_.default, (wait.args[0][2],))
-    return "of 'gate.weight' is not returned by %output"
+    return "of 'gate.weight' is not returned by return"
 
 
 @_wrong
@@ -250,7 +250,7 @@ def swap_results(gm: fx.GraphModule) -> str:
     results = list(output.args[0])
     results[3], results[5] = results[5], results[3]
     output.args = (tuple(results),)
-    return "of 'gate.weight' is not returned by %output"
+    return "of 'gate.weight' is not returned by return"
 
 
 @_wrong
@@ -295,5 +295,5 @@ def test_what_a_pass_breaks_is_an_error_that_names_nodes_lines_and_the_pass(
     sentence, *lines = str(caught.value).splitlines()
     assert re.search(told[0], sentence), sentence
     assert (tmp_path / "g.03.mine.txt").read_text().splitlines() == lines
-    for name, line in re.findall(r"%(\w+) \(line (\d+)\)", sentence):
-        assert lines[int(line) - 1].startswith("return" if name == "output" else f"%{name} ")
+    for name, line in re.findall(r"(%\w+|return) \(line (\d+)\)", sentence):
+        assert lines[int(line) - 1].startswith(f"{name} ")

@@ -52,16 +52,21 @@ def check_races(
     lines = {node.name: line for line, node in enumerate(gm.graph.nodes, start=1)}
 
     def told(node: str) -> str:
-        return f"%{node} (line {lines[node]})" if node in lines else node
+        line = f" (line {lines[node]})" if node in lines else ""
+        return f"{'return' if node == 'output' else '%' + node}{line}"
 
     if races:
         race = races[0]
         at = "" if race.at == len(schedule.events) else told(schedule.issued_by[race.at])
-        what = _SAID[race.kind].format(at=at, subject=told(race.subject), other=told(race.other))
+        subject, other = (told(each) if each else "" for each in (race.subject, race.other))
+        what = _SAID[race.kind].format(at=at, subject=subject, other=other)
     else:
         assert lost is not None
         way = "returned by" if lost.is_reduced else "reduced exactly once, see"
-        what = f"gradient {told(lost.gradient)} of {lost.param!r} is not {way} {told(lost.at)}: reduce it once and return the result"
+        what = (
+            f"gradient {told(lost.gradient)} of {lost.param!r} is not {way} {told(lost.at)}: reduce it once and return "
+            "the result"
+        )
     raise PassError(
         f"graph {name!r} is wrong after pass {after!r}: {what}, or leave the pass out with compile.disable_passes\n"
         f"{graph_text(gm.graph)}"

@@ -46,11 +46,6 @@ class Race:
     other: str = ""
     """The transfer that may still be running."""
 
-    def __str__(self) -> str:
-        """Say what may happen, in words."""
-        beside = f", while transfer {self.other} may be running" if self.other else ""
-        return f"event {self.at}: {self.subject} is {self.kind}{beside}"
-
 
 def find_races(schedule: TransferSchedule) -> list[Race]:
     """Return every broken rule, in the order of events; an empty list is the proof.
@@ -84,8 +79,8 @@ class _ScheduleWalk:
     running: list[Start] = field(default_factory=list)
     busy: dict[str, list[tuple[Start, bool]]] = field(default_factory=dict)
     """Memories that running transfers use, and whether they write them."""
-    done: list[Start] = field(default_factory=list)
-    waited: set[str] = field(default_factory=set)
+    started: dict[str, Start] = field(default_factory=dict)
+    """Transfers that nothing has waited for."""
     races: list[Race] = field(default_factory=list)
 
     def step(self, at: int, event: Event) -> None:
@@ -94,6 +89,7 @@ class _ScheduleWalk:
         elif isinstance(event, Start):
             self._access(at, event, event.engine if event.engine in IN_ORDER else None)
             self.running.append(event)
+            self.started[event.job] = event
             for values, is_write in ((event.reads, False), (event.writes, True)):
                 for value in values:
                     memory = self.schedule.memory_of(value)
@@ -126,12 +122,10 @@ class _ScheduleWalk:
         self.holds.update((memory_of(value), value) for value in event.writes)
 
     def _wait(self, at: int, name: str) -> None:
-        found = next((job for job in (*self.running, *self.done) if job.job == name), None)
-        if found is None or name in self.waited:
+        found = self.started.pop(name, None)
+        if found is None:
             self.races.append(Race("waited for without start", at, name))
-            return
-        self.waited.add(name)
-        if found in self.running:
+        elif found in self.running:
             index = self.running.index(found)
             for job in self.running[: index + 1]:
                 if job is found or (job.engine == found.engine and job.engine in IN_ORDER):
@@ -139,7 +133,6 @@ class _ScheduleWalk:
 
     def _finish(self, job: Start) -> None:
         self.running.remove(job)
-        self.done.append(job)
         for memory in map(self.schedule.memory_of, job.reads | job.writes):
             self.busy[memory] = [each for each in self.busy[memory] if each[0] is not job]
 

@@ -18,7 +18,7 @@ from torch import fx
 
 from torchloom import ops
 from torchloom._torch.operators import OpOverload
-from torchloom.graph import args_of, nbytes, written
+from torchloom.graph import args_of, argument, nbytes, written
 from torchloom.races.events import Start, Use
 from torchloom.races.graphs import GraphSchedule, held_by, picks_of
 
@@ -116,12 +116,12 @@ class _GradientWalk:
 
     def step(self, name: str, event: Use | Start) -> None:
         paths = _NONE.union(*(self.holds[each] for each in event.reads if each in self.holds))
-        reductions = list(_reduced_by(self.nodes[name])) if name in self.nodes else []
+        reductions = list(_reduced_by(self.nodes[name]))
         for grad, param, result in reductions:
             sent = frozenset(
                 (*path, param) for path in self.held((grad,)) | self._replaced(grad, param)
             )
-            self.reduced.update(sent)
+            self.reduced.update(sorted(sent))
             self.by[param] = name
             if result is not None:
                 self.holds[self.schedule.memories[result]] = sent
@@ -152,10 +152,11 @@ class _GradientWalk:
 def _reduced_by(node: fx.Node) -> Iterator[tuple[fx.Node, str, fx.Node | None]]:
     """Yield each gradient that a node reduces, its parameter, and the node of the result."""
     if node.target in (ops.reduce, ops.sync):
-        yield args_of(node)[0], args_of(node)[-1], node
+        yield argument(node, 0, "grad"), argument(node, 5, "param"), node
     elif node.target in (ops.reduce_start, ops.sync_start):
         results = {args_of(pick)[1]: pick for pick in picks_of(node)}
-        for index, (grad, param) in enumerate(zip(*args_of(node)[:2], strict=True)):
+        grads, params = argument(node, 0, "grads"), argument(node, 1, "params")
+        for index, (grad, param) in enumerate(zip(grads, params, strict=True)):
             yield grad, param, results.get(index)
 
 

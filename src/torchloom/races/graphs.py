@@ -114,9 +114,10 @@ def _events(
     if node.target in _FREEING:
         freed: list[fx.Node] = []  # with repetitions
         fx.node.map_arg((node.args, node.kwargs), freed.append)
-        ends = [user for user in freed[0].users if user.target is ops.wait_]
+        ends = [user for user in freed[0].users if user.target is ops.wait_] if freed else []
         waits = [WaitFor(each.name) for each in ends if node.target is ops.symmetric_done_]
-        return [*waits, *(Free(memories[each]) for each in freed if each in memories)]
+        frees = [Free(memory) for each in freed for memory in sorted(held_by((each,), memories))]
+        return [*waits, *frees]
     if node.target in _ENGINE:
         return [Start(node.name, _ENGINE[node.target], reads, writes)]
     is_view = not writes and bool(held_by((node,), memories))
