@@ -46,7 +46,8 @@ def check_races(
     """
     schedule = schedule_of(gm.graph)
     races = find_races(schedule)
-    lost = None if before is None else find_unreduced(before, reductions_of(schedule, before))
+    has_gradients = before is not None and bool(before.reduced)
+    lost = find_unreduced(before, reductions_of(schedule, before)) if has_gradients else None
     if not races and lost is None:
         return
     lines = {node.name: line for line, node in enumerate(gm.graph.nodes, start=1)}
