@@ -112,7 +112,7 @@ def written(node: fx.Node) -> list[fx.Node]:
     if isinstance(node.target, OpOverload):
         if not node.target._schema.is_mutable:
             return []
-        given: list[object] = [argument(node, *place) for place in _written_arguments(node.target)]
+        given: list[Any] = [argument(node, *place) for place in _written_arguments(node.target)]
     elif node.op.startswith("call_"):
         name = getattr(node.target, "__name__", str(node.target))
         is_in_place = node.target in _WRITING or (name[-1:] == "_" and name[-2:] != "__")

@@ -46,8 +46,9 @@ def check_races(
     """
     schedule = schedule_of(gm.graph)
     races = find_races(schedule)
-    has_gradients = before is not None and bool(before.reduced)
-    lost = find_unreduced(before, reductions_of(schedule, before)) if has_gradients else None
+    lost = None
+    if before is not None and before.reduced:
+        lost = find_unreduced(before, reductions_of(schedule, before))
     if not races and lost is None:
         return
     lines = {node.name: line for line, node in enumerate(gm.graph.nodes, start=1)}
