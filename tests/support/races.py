@@ -1,4 +1,4 @@
-"""A second opinion on races: schedules are played with adverse timing, and broken on purpose.
+"""A model with transfers of every kind, and a second opinion on races: schedules are played with adverse timing, and broken on purpose.
 
 The player knows nothing of the checker's rules. It runs a schedule with every transfer at once and
 then again with transfers as late as their engine and their waits allow: all, all of one engine, or
@@ -14,7 +14,31 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
+import torch.nn.functional as F
+from torch import nn
+
 from torchloom.races import Free, Start, TransferSchedule, WaitFor
+
+OFFLOADING = {"offload_activation": {"min_bytes": 1}}
+JOINT = ["dedupe_gathers", "elide_copies", "zero3", "offload_activation"]
+LOWERED = ["place", "bucket", "prefetch", "overlap_copies"]
+
+
+class Mixed(nn.Module):
+    """A norm, a residual and two activations: copies, gathers and reductions side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(7)
+        self.up = nn.Linear(7, 9)
+        self.gate = nn.Linear(7, 9)
+        self.down = nn.Linear(9, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        return (x + self.down(F.silu(self.gate(h)) * self.up(h))).tanh().square().mean()
+
 
 POISON = "poison"
 

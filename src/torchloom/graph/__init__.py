@@ -13,6 +13,7 @@ from torchloom.graph.activations import (
     mutated_inputs,
 )
 from torchloom.graph.alias import (
+    argument,
     is_alias,
     is_view,
     is_view_op,
@@ -21,6 +22,7 @@ from torchloom.graph.alias import (
     source_of,
     storage_of,
     viewed,
+    written,
 )
 from torchloom.graph.casts import LowerReaders, lower_readers, read_lower
 from torchloom.graph.contract import (
@@ -62,6 +64,7 @@ __all__ = [
     "SharedWeights",
     "Stage",
     "args_of",
+    "argument",
     "call",
     "draws",
     "droppable",
@@ -99,4 +102,5 @@ __all__ = [
     "tensors_in",
     "value_of",
     "viewed",
+    "written",
 ]

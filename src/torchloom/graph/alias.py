@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -66,7 +67,7 @@ def storage_of(node: fx.Node) -> int | None:
 
 
 def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Return for each node with a tensor the first node that holds the same memory."""
+    """Return for each node with a tensor, or without a recorded value, the first node that holds the same memory."""
     parent: dict[fx.Node, fx.Node] = {}
     by_storage: dict[int, fx.Node] = {}
 
@@ -78,10 +79,11 @@ def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     order: dict[fx.Node, int] = {}
     for index, node in enumerate(graph.nodes):
         storage = storage_of(node)
-        if storage is None:
+        if storage is None and ("val" in node.meta or node.op == "output"):
             continue
         parent[node], order[node] = node, index
-        for other in (_base(node), by_storage.setdefault(storage, node)):
+        same = node if storage is None else by_storage.setdefault(storage, node)
+        for other in (_base(node), same):
             if other is not None and other in parent:
                 first, second = sorted((root(other), root(node)), key=order.__getitem__)
                 parent[second] = first
@@ -105,18 +107,72 @@ def readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     return list(found)
 
 
+def written(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that a call writes, by its schema or by the naming of torch's functions and methods."""
+    if isinstance(node.target, OpOverload):
+        if not node.target._schema.is_mutable:
+            return []
+        given: list[Any] = [argument(node, *place) for place in _written_arguments(node.target)]
+    elif node.op.startswith("call_"):
+        name = getattr(node.target, "__name__", str(node.target))
+        is_in_place = node.target in _WRITING or (name[-1:] == "_" and name[-2:] != "__")
+        given = [*node.args[: int(is_in_place)], node.kwargs.get("out")]
+        if name == "triton_kernel_wrapper_mutation":
+            return node.all_input_nodes
+    else:
+        given = []
+    found: list[fx.Node] = []
+    fx.node.map_arg(given, found.append)
+    return found
+
+
+_WRITING = frozenset(
+    {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
+)
+
+
+def argument(node: fx.Node, index: int, name: str) -> Any:
+    """Return an argument of a call of an operator, however it was passed; None for one that was not."""
+    return node.args[index] if index < len(node.args) else node.kwargs.get(name)
+
+
+@functools.cache
+def _written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (index, each.name)
+        for index, each in enumerate(op._schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    )
+
+
 def _base(node: fx.Node) -> fx.Node | None:
-    """Return the node whose memory an operator returns: the one that it views, or writes and returns."""
-    if node.op != "call_function" or not node.all_input_nodes:
+    """Return the node whose memory a call returns: the one that it views, or writes and returns."""
+    inputs = node.all_input_nodes
+    if not node.op.startswith("call_") or not inputs:
         return None
+    call, pick = node, 0
     if node.target is operator.getitem:
-        return _base(node.all_input_nodes[0])  # of one of several views; other picks are new
-    if not isinstance(node.target, OpOverload):
+        call, pick = inputs[0], node.args[1]
+        is_list = isinstance(value_of(call), (list, tuple)) or isinstance(call.target, OpOverload)
+        if not is_list:
+            return call
+    elif not isinstance(node.target, OpOverload):
+        return None if "val" in node.meta else inputs[0]
+    if not isinstance(call.target, OpOverload):
         return None
-    schema = node.target._schema
-    if all(result.alias_info is None for result in schema.returns):
+    place = _aliased_argument(call.target, pick if isinstance(pick, int) else 0)
+    given = None if place is None else argument(call, *place)
+    return given if isinstance(given, fx.Node) else None
+
+
+@functools.cache
+def _aliased_argument(op: OpOverload, pick: int) -> tuple[int, str] | None:
+    """Return the place of the argument whose memory one result of an operator has."""
+    results = op._schema.returns
+    alias = results[pick if len(results) > 1 else 0].alias_info if results else None
+    if alias is None:
         return None
-    for argument, given in zip(schema.arguments, node.args, strict=False):
-        if argument.alias_info is not None and isinstance(given, fx.Node):
-            return given
+    for index, each in enumerate(op._schema.arguments):
+        if each.alias_info is not None and each.alias_info.before_set & alias.before_set:
+            return index, each.name
     return None

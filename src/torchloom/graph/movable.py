@@ -26,7 +26,7 @@ def _is_plain(node: fx.Node) -> bool:
     """Say whether a node is a floating-point tensor of known shape that fills its storage."""
     value = value_of(node)
     is_ours = getattr(node.target, "namespace", "") == "torchloom"
-    if node.op != "call_function" or is_ours or not value.is_floating_point():
+    if node.op != "call_function" or is_ours or value is None or not value.is_floating_point():
         return False
     sizes = (*value.shape, *value.stride(), value.storage_offset())
     if not all(isinstance(size, int) for size in sizes) or value.numel() == 0:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, mark_fetched, value_of, viewed
+from torchloom.graph import PassContext, args_of, call, mark_fetched, value_of, viewed, written
 from torchloom.ops.match import Transfer, gathers, reloads
 
 aten = torch.ops.aten
@@ -106,7 +106,11 @@ def _only_read(weight: fx.Node, wait: fx.Node) -> bool:
             if user is wait:
                 continue
             name = str(user.target)
-            if user.op == "output" or any(mark in name for mark in _OVERWRITES):
+            if (
+                user.op == "output"
+                or view in written(user)
+                or any(mark in name for mark in _OVERWRITES)
+            ):
                 return False
             if viewed(user) is not None or user.target is aten._unsafe_view.default:
                 views.append(user)

@@ -1,6 +1,6 @@
 """The pass manager: runs passes, and owns everything that is the same for all of them.
 
-Lint, timing, before/after text, events and the error that names pass and node live here; a pass
+Lint, the check of order, timing, before/after text, events and the error that names pass and node live here; a pass
 holds its rewrite alone.
 """
 
@@ -20,7 +20,10 @@ from torchloom.errors import PassError
 from torchloom.files import write_whole
 from torchloom.graph import GraphPass, PassContext, graph_text, live_bytes, op_counts
 from torchloom.log import get_logger
+from torchloom.pipeline.keys import is_built_in
+from torchloom.pipeline.races import check_races
 from torchloom.pipeline.report import GraphReport, PassReport
+from torchloom.races import reductions_of, schedule_of
 
 logger = get_logger(__name__)
 
@@ -46,18 +49,25 @@ class PassManager:
             into: receives one record per pass.
 
         Raises:
-            PassError: a pass raised or broke the graph; the text holds pass, node and both graphs.
+            PassError: a pass raised or broke the graph, left a race open or a gradient not reduced once; the text holds
+                pass, node and graph.
         """
         if self.is_trial:
             for each in self.passes:
                 _run_one(each, gm, context, name, None)
             return
         self._dump(gm, name, 0, "captured")
+        # Transfers are placed by lowered passes; joint ones of ours keep gradients as they are.
+        is_checked = any(each.stage == "lowered" or not is_built_in(each) for each in self.passes)
+        captured = reductions_of(schedule_of(gm.graph)) if is_checked else None
+        changed: list[str] = []
+        after = graph_text(gm.graph)
         for index, each in enumerate(self.passes, start=1):
-            before = graph_text(gm.graph)
+            before = after
             started = time.perf_counter()
             num_edits = _run_one(each, gm, context, name, before)
             duration = time.perf_counter() - started
+            after = graph_text(gm.graph)
             into.passes.append(PassReport(each.name, name, num_edits, duration))
             if events.is_heard():
                 edited = num_edits > 0
@@ -70,7 +80,7 @@ class PassManager:
                         duration_s=duration,
                         compile_id=introspect.current_compile_id(),
                         before=before if edited else None,
-                        after=graph_text(gm.graph) if edited else None,
+                        after=after if edited else None,
                         curve=live_bytes(gm.graph),
                     )
                 )
@@ -82,8 +92,15 @@ class PassManager:
                 num_edits,
                 1e3 * duration,
             )
-            if num_edits:
+            if after != before:
                 self._dump(gm, name, index, each.name)
+                changed.append(each.name)
+            # Passes of ours that follow each other are checked together: that takes a third of the time.
+            near = self.passes[index - 1 : index + 1]
+            is_end = index == len(self.passes) or not all(map(is_built_in, near))
+            if changed and is_end and captured is not None:
+                check_races(gm, name, "', '".join(changed), captured)
+                changed = []
         gm.recompile()
         kind = name.rsplit(".", 1)[-1]
         for op, count in op_counts(gm.graph).items():

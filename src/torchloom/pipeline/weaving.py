@@ -34,7 +34,6 @@ from torchloom.pipeline.keys import is_built_in, key_of
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.outlining import outline_graph
 from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
-from torchloom.pipeline.races import check_races, copies_in
 from torchloom.pipeline.report import GraphReport, tell_bodies, tell_peak
 from torchloom.pipeline.setup import Setup
 from torchloom.plan import GraphPlan
@@ -266,8 +265,6 @@ class Weaving:
         manager = PassManager(passes, context, setup.dump_dir, level)
         manager.run(gm, context, f"{report.name}.{kind}", report)
         spot.leave(gm, context)
-        if stage == "lowered" and (setup.strict or copies_in(gm.graph)):
-            check_races(gm, f"{report.name}.{kind}", [each.name for each in passes])
         if stage == "lowered" and setup.tell is not None and _see_beyond(setup.passes):
             # Such passes may read anything, so only their author can make them do the same on all ranks.
             residents = ",".join(sorted(setup.book.residents))

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchloom.races.events import IN_ORDER, Event, Start, TransferSchedule, Use, WaitFor
+from torchloom.races.events import IN_ORDER, Engine, Event, Start, TransferSchedule, Use, WaitFor
 
 Kind = Literal[
     "read before arrival",
@@ -46,11 +46,6 @@ class Race:
     other: str = ""
     """The transfer that may still be running."""
 
-    def __str__(self) -> str:
-        """Say what may happen, in words."""
-        beside = f", while transfer {self.other} may be running" if self.other else ""
-        return f"event {self.at}: {self.subject} is {self.kind}{beside}"
-
 
 def find_races(schedule: TransferSchedule) -> list[Race]:
     """Return every broken rule, in the order of events; an empty list is the proof.
@@ -69,7 +64,8 @@ def find_races(schedule: TransferSchedule) -> list[Race]:
         walk.step(index, event)
     end = len(schedule.events)
     walk.races += [Race("never waited for", end, job.job) for job in walk.running]
-    return walk.races
+    # Sets have an order of their own in each process.
+    return sorted(walk.races, key=lambda race: (race.at, race.subject, race.other, race.kind))
 
 
 @dataclass
@@ -81,63 +77,68 @@ class _ScheduleWalk:
     """The value that each memory was given last."""
     freed: set[str] = field(default_factory=set)
     running: list[Start] = field(default_factory=list)
-    done: list[Start] = field(default_factory=list)
-    waited: set[str] = field(default_factory=set)
+    busy: dict[str, list[tuple[Start, bool]]] = field(default_factory=dict)
+    """Memories that running transfers use, and whether they write them."""
+    started: dict[str, Start] = field(default_factory=dict)
+    """Transfers that nothing has waited for."""
     races: list[Race] = field(default_factory=list)
 
     def step(self, at: int, event: Event) -> None:
         if isinstance(event, Use):
-            self._access(at, event, self.running)
+            self._access(at, event)
         elif isinstance(event, Start):
-            ordered = event.engine in IN_ORDER
-            others = [job for job in self.running if not (ordered and job.engine == event.engine)]
-            self._access(at, event, others)
+            self._access(at, event, event.engine if event.engine in IN_ORDER else None)
             self.running.append(event)
+            self.started[event.job] = event
+            for values, is_write in ((event.reads, False), (event.writes, True)):
+                for value in values:
+                    memory = self.schedule.memory_of(value)
+                    self.busy.setdefault(memory, []).append((event, is_write))
         elif isinstance(event, WaitFor):
             self._wait(at, event.job)
         else:
             self._free(at, self.schedule.memory_of(event.value))
 
-    def _access(self, at: int, event: Use | Start, running: list[Start]) -> None:
+    def _access(self, at: int, event: Use | Start, engine: Engine | None = None) -> None:
+        """Check what an event reads and writes; `engine` is one whose transfers are done before it begins."""
         memory_of = self.schedule.memory_of
-        for value in sorted(event.reads | event.writes):
-            if memory_of(value) in self.freed:
+        for value in event.reads:
+            memory = memory_of(value)
+            held = self.holds.get(memory)
+            if memory in self.freed:
                 self.races.append(Race("used after free", at, value))
-        for value in sorted(event.reads):
-            held = self.holds.get(memory_of(value))
             if held != value:
-                self.races.append(
-                    Race("read before written" if held is None else "overwritten", at, value)
-                )
-        reads, writes = self._memories(event.reads), self._memories(event.writes)
-        for job in running:
-            theirs = self._memories(job.writes)
-            for memory in sorted(reads & theirs):
-                self.races.append(Race("read before arrival", at, memory, job.job))
-            for memory in sorted(writes & (theirs | self._memories(job.reads))):
-                self.races.append(Race("written under way", at, memory, job.job))
+                kind: Kind = "read before written" if held is None else "overwritten"
+                self.races.append(Race(kind, at, value))
+            for job, is_write in self.busy.get(memory, ()):
+                if is_write and job.engine != engine:
+                    self.races.append(Race("read before arrival", at, memory, job.job))
+        for value in event.writes:
+            memory = memory_of(value)
+            if memory in self.freed and value not in event.reads:
+                self.races.append(Race("used after free", at, value))
+            others = {job.job for job, _ in self.busy.get(memory, ()) if job.engine != engine}
+            self.races += [Race("written under way", at, memory, job) for job in others]
         self.holds.update((memory_of(value), value) for value in event.writes)
 
     def _wait(self, at: int, name: str) -> None:
-        found = next((job for job in (*self.running, *self.done) if job.job == name), None)
-        if found is None or name in self.waited:
+        found = self.started.pop(name, None)
+        if found is None:
             self.races.append(Race("waited for without start", at, name))
-            return
-        self.waited.add(name)
-        if found in self.running:
+        elif found in self.running:
             index = self.running.index(found)
             for job in self.running[: index + 1]:
                 if job is found or (job.engine == found.engine and job.engine in IN_ORDER):
-                    self.running.remove(job)
-                    self.done.append(job)
+                    self._finish(job)
+
+    def _finish(self, job: Start) -> None:
+        self.running.remove(job)
+        for memory in map(self.schedule.memory_of, job.reads | job.writes):
+            self.busy[memory] = [each for each in self.busy[memory] if each[0] is not job]
 
     def _free(self, at: int, memory: str) -> None:
         if memory in self.freed:
             self.races.append(Race("used after free", at, memory))
-        for job in self.running:
-            if memory in self._memories(job.reads | job.writes):
-                self.races.append(Race("freed under way", at, memory, job.job))
+        jobs = {job.job for job, _ in self.busy.get(memory, ())}
+        self.races += [Race("freed under way", at, memory, job) for job in jobs]
         self.freed.add(memory)
-
-    def _memories(self, values: frozenset[str]) -> frozenset[str]:
-        return frozenset(map(self.schedule.memory_of, values))
