@@ -2,9 +2,9 @@
 
 A layer is what its name counts and what repeats: `layers.3` of `layers.3.mlp.up.weight`, where another item of
 `layers` has the same weights. Compute of a layer cannot begin before its weights have arrived, so smaller buckets
-hide no more of a transfer, and larger ones hold memory for weights that are not used yet. With buckets of 16 MiB for all models,
-small ones held a third of their weights at once (12 layers of width 256: 175 MiB, FSDP2 166, now 162), and large
-ones sent every weight by itself and hid nothing (8 B on 64 simulated H100: 2.45 s a step, now 1.29).
+hide no more of a transfer, and larger ones hold memory for weights that are not used yet. When a bucket was 16 MiB,
+small models held many layers at once (12 layers of width 256, 2 ranks: a peak of 200 MiB, now 186), and large ones
+sent every weight by itself and hid nothing (8 B on 64 simulated H100: 2.45 s a step, now 1.29).
 """
 
 from __future__ import annotations
