@@ -55,6 +55,11 @@ def our_arm(field: Field, budget_bytes: int, percent: int) -> Arm:
     )
 
 
+def free_arm(field: Field) -> Arm:
+    """Return torchloom as it is without any key set."""
+    return replace(field.ours, name=f"{field.ours.name}-free", setting="no budget")
+
+
 def pick_fields(
     names: Sequence[str], peers: Sequence[str] | None = None, *, is_quick: bool = False
 ) -> list[Field]:
@@ -132,6 +137,16 @@ def _fsdp2(compiled: str, every: int) -> Arm:
     )
 
 
+def _selective(compiled: str) -> Arm:
+    arm = _fsdp2(compiled, 1)
+    return replace(
+        arm,
+        name=f"fsdp2-{compiled}-selective",
+        family="FSDP2 + selective checkpoint",
+        options={**arm.options, "selective": True},
+    )
+
+
 def _which(every: int) -> str:
     return "all blocks" if every == 1 else f"1 block of {every}"
 
@@ -186,8 +201,9 @@ FIELDS = {
             peers=(
                 *(_fsdp2("whole", every) for every in (0, 1, 2)),
                 *(_fsdp2("block", every) for every in (0, 1)),
+                _selective("block"),
             ),
-            base="fsdp2-whole",
+            base="fsdp2-block",
         ),
     )
 }

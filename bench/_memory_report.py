@@ -117,7 +117,9 @@ def write_chart(result: FieldResult, path: Path) -> str | None:
     for point in (*result.ours, *result.others):
         if point.ratio is not None:
             place = (point.peak_bytes / _MIB, point.ratio.median)
-            families.setdefault(point.family, []).append(place)
+            is_free = point.is_ours and point.predicted is None
+            family = f"{point.family}, no budget" if is_free else point.family
+            families.setdefault(family, []).append(place)
     if not families:
         return f"no chart of {result.field.name}: no point has a ratio"
     base = next((arm.label for arm in result.arms if arm.name == result.field.base), "")

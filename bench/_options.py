@@ -39,3 +39,8 @@ def recorded(options: argparse.Namespace) -> dict[str, object]:
 def names(text: str) -> list[str]:
     """Return the names in a comma-separated list."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def sizes(text: str) -> dict[str, int]:
+    """Return the numbers by name of `a=1,b=2`."""
+    return {name: int(number) for name, _, number in (part.partition("=") for part in names(text))}

@@ -100,7 +100,7 @@ def _point(field: Field, arm: Arm, measured: PassResult) -> Point:
         ratio=summarize(paired_ratios(measured.samples, arm.name, field.base)),
         micro_s=summarize([s.micro_s for s in good if s.micro_s is not None]),
         num_clean=len(good),
-        predicted=_prediction(facts.said) if arm.family == OURS else None,
+        predicted=_prediction(facts.said) if "budget_bytes" in facts.said else None,
     )
 
 

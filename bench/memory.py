@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _environment import snapshot, worker_environment
-from _fields import FIELDS, TINY, Field, our_arm, pick_fields
+from _fields import FIELDS, TINY, Field, free_arm, our_arm, pick_fields
 from _group import ArmError
 from _limits import budgets_between, find_limits
 from _memory import compile_allocator
 from _memory_report import table, write_chart, write_json
 from _memory_verdicts import judge_field
-from _options import names, pace_of, recorded, timed_say
+from _options import names, pace_of, recorded, sizes, timed_say
 from _points import FieldResult, field_result
 from _rounds import Say, run_pass
 
@@ -63,7 +63,7 @@ def _measure(
     say: Say,
 ) -> FieldResult:
     say(f"{field.name}: asking the planner what fits")
-    shape = TINY if options.quick else {}
+    shape = {**(TINY if options.quick else {}), **options.shape}
     log_dir = options.out / "logs"
     limits = find_limits(
         field,
@@ -75,7 +75,7 @@ def _measure(
     say(f"{field.name}: budgets from {limits.min_bytes:,} to {limits.max_bytes:,} bytes")
     budgets = budgets_between(limits, options.budgets)
     ours = [our_arm(field, num_bytes, percent) for percent, num_bytes in budgets.items()]
-    arms = [*ours, *field.peers]
+    arms = [*ours, free_arm(field), *field.peers]
     measured = run_pass(
         arms,
         batch=options.batch,
@@ -102,6 +102,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--peers", type=names, help="peers by name, comma-separated (default: all of a field)")
     add("--budgets", type=int, help="budgets of torchloom in each field (default: 6)")
     add("--batch", type=int, default=4, help="sequences per rank")
+    add("--shape", type=sizes, default={}, help="of the decoder: num_layers=12,dim=256")
     add("--rounds", type=int, help="rounds at least (default: 5)")
     add("--burst", type=int, default=2, help="recorded steps of an arm in a burst")
     add("--tries", type=int, help="bursts per round until one has a clean step (default: 3)")

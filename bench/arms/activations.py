@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from arms.base import Job, Trainee, make_optimizer, make_step
 
 _BACKENDS = {"inductor": "inductor", "boxed": "aot_eager_decomp_partition"}
 
 
-class Checkpointed(nn.Module):
-    """A block that keeps its inputs only; backward runs it again."""
+_aten = torch.ops.aten
+_KEPT = [
+    _aten.mm.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+]
+"""Operators whose results selective checkpointing keeps, as torchtitan's does: products and attention."""
 
-    def __init__(self, block: nn.Module) -> None:
+
+class Checkpointed(nn.Module):
+    """A block that keeps its inputs only, or with `selective` also `_KEPT`; backward runs the rest again."""
+
+    def __init__(self, block: nn.Module, *, selective: bool) -> None:
         super().__init__()
         self.block = block
+        contexts = partial(create_selective_checkpoint_contexts, _KEPT)
+        self._options = {"context_fn": contexts} if selective else {}
 
     def forward(self, *args: Tensor) -> Tensor:
-        return checkpoint(self.block, *args, use_reentrant=False)
+        return checkpoint(self.block, *args, use_reentrant=False, **self._options)
 
 
-def checkpoint_blocks(model: nn.Module, every: int) -> None:
+def checkpoint_blocks(model: nn.Module, every: int, *, selective: bool = False) -> None:
     """Wrap each `every`-th block of the decoder, in place; 0 wraps none."""
     if every:
         for index in range(0, len(model.blocks), every):
-            model.blocks[index] = Checkpointed(model.blocks[index])
+            model.blocks[index] = Checkpointed(model.blocks[index], selective=selective)
 
 
 def build(

@@ -13,16 +13,21 @@ from arms.base import Job, Trainee, join_group, make_optimizer, make_step
 
 
 def build(
-    job: Job, *, compiled: Literal["none", "block", "whole"], checkpoint_every: int = 0
+    job: Job,
+    *,
+    compiled: Literal["none", "block", "whole"],
+    checkpoint_every: int = 0,
+    selective: bool = False,
 ) -> Trainee:
     """Build one rank: eager, each block compiled, or the model compiled after sharding.
 
-    With `checkpoint_every` n, each n-th block keeps its input only and runs again in backward.
+    With `checkpoint_every` n, each n-th block keeps its input only and runs again in backward; with `selective` it
+    also keeps the results of products and attention.
     """
     join_group()
     mesh = init_device_mesh("cpu", (job.world_size,))
     model = job.model()
-    checkpoint_blocks(model, checkpoint_every)
+    checkpoint_blocks(model, checkpoint_every, selective=selective)
     for block in model.blocks:
         if compiled == "block":
             block.compile()

@@ -44,14 +44,12 @@ class ZeroConfig:
     """What is sharded: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
     param_persistence_threshold: int = 100_000
     """Parameters with fewer elements are not sharded (stage 3)."""
-    gather_bucket_bytes: int = 16 * MIB
-    """Size up to which all-gathers are merged; 0 merges none."""
-    reduce_bucket_bytes: int = 16 * MIB
-    """Size up to which gradient reductions are merged; 0 merges none."""
+    gather_bucket_bytes: int | None = None
+    """Size up to which all-gathers are merged; 0 merges none. None: see `pipeline.transfer_sizes`."""
+    reduce_bucket_bytes: int | None = None
+    """Size up to which gradient reductions are merged; 0 merges none. None: as for gathers."""
     prefetch_bytes: int | None = None
-    """Bytes that may be gathered ahead of their use; 0 prefetches nothing. None: the engine takes one
-    bucket over gloo, where transport and compute use the same cores and do not overlap, and four
-    buckets over other backends."""
+    """Bytes that may be gathered ahead of their use; 0 prefetches nothing. None: as for buckets."""
     shard_size: int | None = None
     """Ranks per shard group (hybrid sharding); None is all ranks."""
     gather_16bit_weights_on_model_save: bool = False

@@ -19,14 +19,15 @@ def resolve_pass_options(section: CompileSection, zero: ZeroConfig) -> Mapping[s
         zero: its bucket sizes are in bytes.
     """
     found: dict[str, dict[str, object]] = {
-        "bucket": {
-            "gather_bytes": zero.gather_bucket_bytes,
-            "reduce_bytes": zero.reduce_bucket_bytes,
-        },
         "overlap_copies": {"slots": 2 if section.double_buffer else 1},
     }
-    if zero.prefetch_bytes is not None:
-        found["prefetch"] = {"max_bytes": zero.prefetch_bytes}
+    for name, option, size in (
+        ("bucket", "gather_bytes", zero.gather_bucket_bytes),
+        ("bucket", "reduce_bytes", zero.reduce_bucket_bytes),
+        ("prefetch", "max_bytes", zero.prefetch_bytes),
+    ):
+        if size is not None:
+            found.setdefault(name, {})[option] = size
     for key in keys_of(CompileSection).values():
         if key.option:
             name, _, option = key.option.partition(".")

@@ -64,11 +64,10 @@ class ZeroSection(Section):
     shard_size: MaybeCount = used(
         None, "torchloom's own: ranks per shard group (hybrid sharding); the default is all ranks"
     )
-    reduce_bucket_size: Size = hint("elements per merged reduction; the default is 16 MiB", "")
-    allgather_bucket_size: Size = hint("elements per merged all-gather; the default is 16 MiB", "")
+    reduce_bucket_size: Size = hint("elements per merged reduction; the default is a layer", "")
+    allgather_bucket_size: Size = hint("elements per merged all-gather; the default is a layer", "")
     stage3_prefetch_bucket_size: Size = hint(
-        "elements gathered ahead of their use; the default is one bucket over gloo and four over other "
-        "backends",
+        "elements gathered ahead of their use; the default is one layer over gloo and two over other backends",
         "",
         aliases=("prefetch_bucket_size",),
     )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from torchloom.config.findings import Findings
 from torchloom.config.model import MIB, DType, PrecisionConfig, ZeroConfig
 from torchloom.config.schema_zero import ZeroSection
 
 # Not measured: an assumption that larger messages gain little and hold memory longer.
 MAX_BUCKET_BYTES = 64 * MIB
-DefaultT = TypeVar("DefaultT")
 _ITEM_BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -30,31 +27,22 @@ def resolve_zero(
     _check_shard_size(section, world_size, findings)
     compute = _ITEM_BYTES[precision.dtype]
     reduction = _ITEM_BYTES[precision.reduce_dtype]
-    default = ZeroConfig()
     return ZeroConfig(
         stage=section.stage,
         param_persistence_threshold=section.stage3_param_persistence_threshold,
-        gather_bucket_bytes=_bucket(
-            section, "allgather_bucket_size", compute, default.gather_bucket_bytes, findings
-        ),
-        reduce_bucket_bytes=_bucket(
-            section, "reduce_bucket_size", reduction, default.reduce_bucket_bytes, findings
-        ),
-        prefetch_bytes=_bucket(
-            section, "stage3_prefetch_bucket_size", compute, default.prefetch_bytes, findings
-        ),
+        gather_bucket_bytes=_bucket(section, "allgather_bucket_size", compute, findings),
+        reduce_bucket_bytes=_bucket(section, "reduce_bucket_size", reduction, findings),
+        prefetch_bytes=_bucket(section, "stage3_prefetch_bucket_size", compute, findings),
         shard_size=section.shard_size,
         gather_16bit_weights_on_model_save=section.stage3_gather_16bit_weights_on_model_save,
     )
 
 
-def _bucket(
-    section: ZeroSection, name: str, item_bytes: int, default: DefaultT, findings: Findings
-) -> int | DefaultT:
-    """Return a bucket size in bytes from the elements asked for."""
+def _bucket(section: ZeroSection, name: str, item_bytes: int, findings: Findings) -> int | None:
+    """Return a bucket size in bytes from the elements asked for; None where none are."""
     elements: int | None = getattr(section, name)
     if elements is None:
-        return default
+        return None
     asked = elements * item_bytes
     used = min(asked, MAX_BUCKET_BYTES)
     size = f"elements of {item_bytes} bytes, {used / MIB:.4g} MiB"

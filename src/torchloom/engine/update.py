@@ -33,6 +33,8 @@ from torchloom.runtime import Communicator
 
 logger = get_logger(__name__)
 
+_BUCKET_BYTES = 16 << 20
+"""Of gradients that are averaged at the accumulation boundary, where settings do not say."""
 MAX_LOSSES = 1024
 """Number of losses kept per step, for loops that never step."""
 
@@ -95,7 +97,8 @@ class Update:
                 "engine.should_stop is true, and resume from a checkpoint"
             )
         self.settle()
-        bucket_bytes = self.config.zero.reduce_bucket_bytes
+        asked_bytes = self.config.zero.reduce_bucket_bytes
+        bucket_bytes = _BUCKET_BYTES if asked_bytes is None else asked_bytes
         with self.local.stepping(reduce=reduce, bucket_bytes=bucket_bytes):
             found = self._check(tokens)
             if found is None:

@@ -4,8 +4,9 @@
     after    start a, start b, wait a, use a, wait b, use b
 
 The pass starts a gather before the first use of an earlier weight, as early as `max_bytes` (the plan's, or
-else its own) allows for all weights that are started and not yet used. It moves a reduction's wait down to
-its first reader, or to the point where the gradients in flight would exceed the same bound. If ranks share
+else its own) allows for the weights that are started and those of that use. It moves a reduction's wait down to
+its first reader, or to the point where the gradients in flight would exceed half of that bound: those in the
+making are the other half. If ranks share
 memory and there is no memory budget, it moves waits further, as long as the graph's peak does not rise, so
 that ranks wait less for each other. Needs: transfers. Changes no values.
 """
@@ -43,7 +44,7 @@ def prefetch(gm: fx.GraphModule, ctx: PassContext, *, max_bytes: int = 16 << 20)
     """
     planned = None if ctx.choices is None else ctx.choices.prefetch_bytes
     limit_bytes = max_bytes if planned is None else planned
-    num_moved = _hoist_gathers(gm.graph, limit_bytes) + _sink_waits(gm.graph, limit_bytes)
+    num_moved = _hoist_gathers(gm.graph, limit_bytes) + _sink_waits(gm.graph, limit_bytes // 2)
     # In shared memory, a later wait lets ranks wait less for each other. Over a network it gains nothing
     # beyond the bound above, and under a memory budget the plan has other uses for the bytes.
     if ctx.shared_weights is not None and ctx.memory_budget_bytes is None:

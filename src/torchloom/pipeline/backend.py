@@ -17,6 +17,7 @@ from typing import Any
 from torch import fx
 
 from torchloom import ops
+from torchloom.costs import NETWORKS
 from torchloom.errors import BackendError
 from torchloom.graph import PassContext, find
 from torchloom.log import get_logger
@@ -87,7 +88,7 @@ def weave(
             layout.stage if layout else 0,
             asked,
             given.get("disable_passes", ()),
-            options=_pass_options(given, layout),
+            options=_pass_options(given, layout, example_inputs),
         ),
         context=context,
         backend=given.get("lowering", "inductor"),
@@ -110,9 +111,14 @@ def _check_options(given: Mapping[str, Any]) -> None:
             )
 
 
-def _pass_options(given: Mapping[str, Any], layout: Layout | None) -> PassOptions:
+def _pass_options(
+    given: Mapping[str, Any], layout: Layout | None, example_inputs: Sequence[Any]
+) -> PassOptions:
+    on_cuda = any(getattr(each, "is_cuda", False) for each in example_inputs)
+    network = NETWORKS["nvlink" if on_cuda else "gloo"]
     sizes = [{name: {option: given[key]}} for key, (name, option) in _SIZES.items() if key in given]
-    return joined_options(derived_options(layout, given.get("lowering", "inductor")), *sizes)
+    derived = derived_options(layout, given.get("lowering", "inductor"), network)
+    return joined_options(derived, *sizes)
 
 
 def _layout_of_graph(gm: fx.GraphModule) -> Layout | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from torchloom.costs import Network
+from torchloom.pipeline.transfer_sizes import transfer_sizes
 from torchloom.shard import Layout
 
 PassOptions = dict[str, dict[str, object]]
@@ -14,15 +16,19 @@ _BOXED = ("inductor", "aot_eager", "eager")
 """Routes whose code takes its inputs in a list that it empties."""
 
 
-def derived_options(layout: Layout | None, backend: str | Callable[..., Any]) -> PassOptions:
+def derived_options(
+    layout: Layout | None, backend: str | Callable[..., Any], network: Network
+) -> PassOptions:
     """Return the options that no setting gives.
 
     Args:
         layout: how the model is sharded; None for graphs of a model that is not.
         backend: what the woven graphs are compiled with.
+        network: what carries the collectives.
     """
     found: PassOptions = {"free_saved": {"keeps_inputs": backend not in _BOXED}}
     if layout is not None:
+        found |= transfer_sizes(layout, network)
         found["zero1"] = {"params": _names(spec.name for spec in layout if spec.is_sliced)}
         found["offload_parameters"] = {"params": offloadable_params(layout)}
     return found

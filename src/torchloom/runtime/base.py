@@ -67,11 +67,6 @@ class UnavailableError(Exception):
 class Collectives(Protocol):
     """Moves tensors between the ranks of one group."""
 
-    @property
-    def overlaps_compute(self) -> bool:
-        """Whether transfers run beside compute, instead of taking the same cores."""
-        ...
-
     def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label) -> Pending:
         """Begin to fill `fulls[i]` (world size times `shards[i]`) with all ranks' `shards[i]`.
 

@@ -85,11 +85,6 @@ class Communicator:
         return 1.0 / (self.divide_factor or self.world_size * self.num_replicas)
 
     @property
-    def overlaps_compute(self) -> bool:
-        """Whether transfers run beside compute, instead of taking the same cores."""
-        return self.shard.overlaps_compute
-
-    @property
     def shares_memory(self) -> bool:
         """Whether the ranks that share one copy of the weights communicate through memory."""
         return isinstance(self.shard, shm.SharedMemoryCollectives)

@@ -21,6 +21,7 @@ from torchloom.deepcompile.site import Book
 from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.alike import Alike
+from torchloom.pipeline.sends import option_of
 from torchloom.runtime import Communicator
 from torchloom.runtime.lines import tell_graph
 from torchloom.shard import owners_of
@@ -90,7 +91,8 @@ def build_step(
         WorkspaceTable() if planner is None else planner.workspaces,
         TRANSIT,
     )
-    comm.residents.bucket_bytes = description.resident_bucket_bytes
+    running = {each.name: each for each in entry.passes}
+    comm.residents.bucket_bytes = option_of(running, "bucket", "gather_bytes")
     session = CompileSession(
         passes=entry.passes,
         context=replace(

@@ -56,8 +56,6 @@ class StepDescription:
     """Forwards and backwards per optimizer step."""
     prefetch_is_bound: bool = False
     """Whether the option of pass `prefetch` is an upper bound on what plans may prefetch."""
-    resident_bucket_bytes: int = 16 << 20
-    """Weights that stay gathered are gathered together up to this size."""
     host_slots: int = 2
     """Chunks of optimizer states that may be on the device at a time."""
     device: torch.device
@@ -144,13 +142,15 @@ def describe_step(
     chosen, inductor_options, kwargs = _compiler(config, call)
     budget = options.memory_budget
     pinned = load_pinned(options.plan, layout.world_size)
+    network = _network(comm, device)
+    options_of_passes = pass_options(config, model, network, chosen)
     resolver = Resolver(
         layout.stage,
         call.registry,
         options.disable_passes,
         total_bytes,
         options.extra_passes,
-        pass_options(config, model, comm, chosen),
+        options_of_passes,
     )
     return StepDescription(
         layout=layout,
@@ -163,10 +163,9 @@ def describe_step(
         replan_step=0 if pinned is not None or budget is None else options.replan_step,
         micro_steps=config.batch.accumulation_steps,
         prefetch_is_bound=config.zero.prefetch_bytes is not None,
-        resident_bucket_bytes=config.zero.gather_bucket_bytes,
         host_slots=2 if config.offload.double_buffer else 1,
         device=device,
-        network=_network(comm, device),
+        network=network,
         regions=options.regions,
         strict=options.strict,
         debug_log=options.debug_log,
@@ -175,21 +174,20 @@ def describe_step(
 
 
 def pass_options(
-    config: Config, model: nn.Module, comm: Communicator, backend: str | Callable[..., Any]
+    config: Config, model: nn.Module, network: Network, backend: str | Callable[..., Any]
 ) -> PassOptions:
     """Return the options of built-in passes: from the model, then from settings, which win.
 
     Args:
         config: the run's settings.
         model: sharded.
-        comm: the model's communicator.
+        network: what carries the collectives.
         backend: compiler of the graphs.
     """
     layout = layout_of(model)
     return joined_options(
-        derived_options(layout, backend),
+        derived_options(layout, backend, network),
         {"cast_gathers": {"params": cast_params(config.precision, model, layout)}},
-        {"prefetch": {"max_bytes": _prefetch_bytes(config, comm)}},
         config.compile.pass_options,
     )
 
@@ -240,15 +238,6 @@ def _timetable(config: Config, resolver: Resolver, call: CompileCall) -> Timetab
     if schedule is not None:
         return resolver.timetable(schedule)
     return Timetable((ScheduleEntry(0, resolver.passes(passes)),))
-
-
-def _prefetch_bytes(config: Config, comm: Communicator) -> int:
-    """Return how many bytes of gathers to keep in flight.
-
-    Measured over gloo, 2 ranks on 2 cores, 34 M parameters, batch 1: two buckets ahead cost 49 MB
-    more peak memory than one and gained less than 1 % of the step.
-    """
-    return (4 if comm.overlaps_compute else 1) * config.zero.gather_bucket_bytes
 
 
 def _network(comm: Communicator, device: torch.device) -> Network:

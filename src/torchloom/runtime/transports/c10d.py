@@ -42,7 +42,6 @@ class C10dCollectives:
 
     group: GroupRef
     channel: Channel
-    overlaps_compute: bool = True
 
     @cached_property
     def coalesces(self) -> bool:

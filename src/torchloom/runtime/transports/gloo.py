@@ -50,7 +50,6 @@ class GlooCollectives:
 
     group: GroupRef
     channel: Channel
-    overlaps_compute: bool = False
 
     def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label) -> Pending:
         """Begin an all-gather; see `Collectives.all_gather`."""

@@ -33,8 +33,6 @@ _TWO_PHASES_BYTES = 256 << 10
 class SharedMemoryCollectives:
     """Gathers and reductions of the ranks of one host."""
 
-    overlaps_compute = False
-
     def __init__(self, group: GroupRef, link: Link, slots: Sequence[Sequence[Tensor]]) -> None:
         self.group = group
         self.link = link
