@@ -27,6 +27,15 @@ ALIASES: dict[str, str] = {
     "move_opt_states": "offload_opt_states",
 }
 
+# DeepSpeed's functions of `deepspeed.compile.passes`, where these have other names than their passes.
+FUNCTIONS: dict[str, str] = {
+    "add_z1_reduce": "zero1_compile",
+    "add_z2_reduce": "zero2_compile",
+    "add_z3_gather_release": "zero3_compile",
+    "schedule_prefetch": "prefetch",
+    "offload_parameter_fwd": "offload_parameters",
+}
+
 # Names that schedules may hold and that do nothing: DeepSpeed's phases, for which torchloom's one plan has
 # no need, and passes that torchloom no longer has.
 NO_OPS: tuple[str, ...] = (

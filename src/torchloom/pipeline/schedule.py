@@ -24,6 +24,7 @@ from torchloom.pipeline.presets import (
     ALIASES,
     BASIS,
     COMMUNICATION,
+    FUNCTIONS,
     NO_OPS,
     PRESETS,
     SECOND_HALF,
@@ -95,6 +96,7 @@ class Resolver:
         """
         known = self.registry.known()
         items = PRESETS[self.stage] if asked is None else _as_list(asked, where)
+        items = [_named_by_deepspeed(item) for item in items]
         speaks_deepspeed = any(_is_deepspeed_name(item) for item in items)
         said = {_name_of(item) for item in items}
         chosen: list[GraphPass] = []
@@ -303,6 +305,16 @@ def _with_extra(
 def _name_of(item: PassItem) -> str | None:
     name = item[0] if isinstance(item, tuple | list) and item else item
     return name.name if isinstance(name, GraphPass) else name if isinstance(name, str) else None
+
+
+def _named_by_deepspeed(item: Any) -> Any:
+    """Return the name of a pass in place of DeepSpeed's function for it, whose graphs have other operators."""
+    if isinstance(item, tuple | list) and item:
+        return (_named_by_deepspeed(item[0]), *item[1:])
+    if not str(getattr(item, "__module__", "")).startswith("deepspeed.compile.passes."):
+        return item
+    name = getattr(item, "__name__", repr(item))
+    return FUNCTIONS.get(name, name)
 
 
 def _is_deepspeed_name(item: PassItem) -> bool:
