@@ -15,6 +15,7 @@ import torchloom
 from support.pool import run_ranks
 from torchloom._torch.hush import hushed_store
 from torchloom.engine.plan_check import standing_bytes
+from torchloom.errors import PlanError
 from torchloom.memory import distinct_bytes, measure_peak
 from torchloom.runtime import lookup
 from torchloom.shard import layout_of
@@ -149,11 +150,14 @@ def test_what_a_plan_says_is_what_runs(stage: int, kind: str, share: float) -> N
         free = plan_and_peak(rank, "engine", stage, kind, 10**9)
         if share == 1:
             return free, plan_and_peak(rank, "loop", stage, kind, 10**9)
-        budget = int(free[0].peak_bytes * share)
+        saved = (1 - share) / (
+            3 if kind == "checkpointed" else 1
+        )  # the user has made it small before
+        budget = int(free[0].peak_bytes * (1 - saved))
         try:
             by_engine = plan_and_peak(rank, "engine", stage, kind, budget)
-        except torchloom.PlanError:
-            assert kind == "checkpointed"  # the user has made it small before
+        except PlanError:
+            assert kind == "checkpointed" and stage < 3
             return ()
         assert by_engine[0].peak_bytes < free[0].peak_bytes
         return by_engine, plan_and_peak(rank, "loop", stage, kind, budget)
