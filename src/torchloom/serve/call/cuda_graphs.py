@@ -79,7 +79,8 @@ class Pool:
         is_cuda = self._device.type == "cuda"
         with self._lock:
             if is_cuda and self._done is not None:
-                torch.cuda.current_stream(self._device).wait_event(self._done)
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(self._done)
             try:
                 yield
             finally:
