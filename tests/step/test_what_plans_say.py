@@ -164,7 +164,9 @@ def test_what_a_plan_says_is_what_runs(stage: int, kind: str, share: float) -> N
 
     for found in run_ranks(2, fn):
         for plan, peak in found:
-            assert -RESERVE <= peak - plan.peak_bytes <= TAIL - RESERVE
+            # Small weights of checkpointed layers that wait for backward count a little longer than they live.
+            spare = 4 << 10 if (stage, kind) == (3, "checkpointed") else 0
+            assert -RESERVE - spare <= peak - plan.peak_bytes <= TAIL - RESERVE
         # What a loop keeps gathered it gathers anew in each micro-step, and its graphs make other sums of gradients
         # at stage 1, of which checkpointed layers leave more at the peak.
         if found and (stage, kind) not in {(3, "accumulated"), (1, "checkpointed")}:
