@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from torchloom._torch.operators import OpOverload
 from torchloom._torch.tensors import size_hint
 from torchloom.costs.hardware import Device
-from torchloom.graph import is_view_op, tensors_in, value_of
+from torchloom.graph import argument, is_view_op, tensors_in, value_of
 
 aten = torch.ops.aten
 
@@ -143,7 +143,7 @@ def node_traffic_bytes(node: fx.Node) -> int:
 
 def _arguments(node: fx.Node, target: OpOverload) -> Iterable[tuple[Any, Any]]:
     for index, arg in enumerate(target._schema.arguments):
-        given = node.args[index] if index < len(node.args) else node.kwargs.get(arg.name)
+        given = argument(node, index, arg.name)
         yield arg, fx.node.map_arg(given, value_of) if given is not None else None
 
 

@@ -22,7 +22,6 @@ from torchloom.graph.alias import (
     source_of,
     storage_of,
     viewed,
-    written,
 )
 from torchloom.graph.casts import LowerReaders, lower_readers, read_lower
 from torchloom.graph.contract import (
@@ -52,6 +51,7 @@ from torchloom.graph.nodes import (
 from torchloom.graph.split import GraphSplit, outputs_of, split_of
 from torchloom.graph.text import graph_digest, graph_text, op_counts
 from torchloom.graph.trial import KnownValues
+from torchloom.graph.writes import is_in_place_name, overloads_of, written
 
 __all__ = [
     "Choices",
@@ -74,6 +74,7 @@ __all__ = [
     "graph_text",
     "is_alias",
     "is_fetched",
+    "is_in_place_name",
     "is_on_host",
     "is_view",
     "is_view_op",
@@ -90,6 +91,7 @@ __all__ = [
     "op_counts",
     "options_of",
     "outputs_of",
+    "overloads_of",
     "owners",
     "positions",
     "read_lower",

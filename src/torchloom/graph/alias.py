@@ -107,42 +107,9 @@ def readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     return list(found)
 
 
-def written(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments that a call writes, by its schema or by the naming of torch's functions and methods."""
-    if isinstance(node.target, OpOverload):
-        if not node.target._schema.is_mutable:
-            return []
-        given: list[Any] = [argument(node, *place) for place in _written_arguments(node.target)]
-    elif node.op.startswith("call_"):
-        name = getattr(node.target, "__name__", str(node.target))
-        is_in_place = node.target in _WRITING or (name[-1:] == "_" and name[-2:] != "__")
-        given = [*node.args[: int(is_in_place)], node.kwargs.get("out")]
-        if name == "triton_kernel_wrapper_mutation":
-            return node.all_input_nodes
-    else:
-        given = []
-    found: list[fx.Node] = []
-    fx.node.map_arg(given, found.append)
-    return found
-
-
-_WRITING = frozenset(
-    {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
-)
-
-
 def argument(node: fx.Node, index: int, name: str) -> Any:
     """Return an argument of a call of an operator, however it was passed; None for one that was not."""
     return node.args[index] if index < len(node.args) else node.kwargs.get(name)
-
-
-@functools.cache
-def _written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
-    return tuple(
-        (index, each.name)
-        for index, each in enumerate(op._schema.arguments)
-        if each.alias_info is not None and each.alias_info.is_write
-    )
 
 
 def _base(node: fx.Node) -> fx.Node | None:

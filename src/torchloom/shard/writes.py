@@ -13,7 +13,6 @@ can be seen:
 from __future__ import annotations
 
 import dis
-import operator
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -23,25 +22,12 @@ from torch import Tensor, fx, nn
 
 from torchloom import ops
 from torchloom._torch import modes
-from torchloom._torch.operators import OpOverload
 from torchloom.errors import ShardError
-from torchloom.graph import args_of, find
+from torchloom.graph import args_of, find, is_in_place_name, written
 from torchloom.shard.layout import Layout
-
-_IN_PLACE = frozenset(
-    getattr(operator, name)
-    for name in dir(operator)
-    if name.startswith("i") and name in operator.__all__ and hasattr(operator, name[1:])
-) | {operator.setitem, operator.iand, operator.ior}
-"""`iadd` and its like."""
-
 
 _STATISTICS = {F.batch_norm: slice(1, 3), torch.batch_norm: slice(3, 5)}
 """Where functions take running statistics, which they write while they train and no counter tells."""
-
-
-_OF_NO_VALUES = frozenset({"requires_grad_", "detach_", "share_memory_", "rename_"})
-"""Methods that change a tensor, and none of its values."""
 
 
 def lost(names: Collection[str]) -> ShardError:
@@ -114,47 +100,27 @@ def check_graph(gm: fx.GraphModule) -> None:
         for node in find(part.graph, op)
     ]
     # Operators write in more ways than their names and schemas tell; fakes count writes as tensors do.
-    written = {param for node, param in copies if modes.num_writes(_fake(node))}
+    params = {param for node, param in copies if modes.num_writes(_fake(node))}
     weights = {modes.storage_id(_fake(node)): param for node, param in copies}
     weights.pop(None, None)
     if weights:
-        written |= {
+        params |= {
             weights[storage]
             for part in parts
             for node in part.graph.nodes
             for target in _written(node)
             if (storage := modes.storage_id(_fake(target))) in weights
         }
-    if written:
-        raise lost(written)
+    if params:
+        raise lost(params)
 
 
 def _written(node: fx.Node) -> Iterator[Any]:
     """Yield what a call of a captured graph writes."""
-    if node.op not in ("call_method", "call_function") or not node.args:
-        return
-    target = node.target
-    if isinstance(target, OpOverload):
-        for argument, value in zip(target._schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                yield from value if isinstance(value, (list, tuple)) else (value,)
-        return
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    if target in _IN_PLACE or _writes(name):
-        first = node.args[0]
-        yield from first if isinstance(first, (list, tuple)) else (first,)
-    elif name.startswith("_foreach") and name.endswith("_"):
-        yield from node.args[0]  # type: ignore[misc]
-    if target in _STATISTICS and (node.args[5:6] or (node.kwargs.get("training"),))[0]:
-        yield from node.args[_STATISTICS[target]]
+    yield from written(node)
+    if node.target in _STATISTICS and (node.args[5:6] or (node.kwargs.get("training"),))[0]:
+        yield from node.args[_STATISTICS[node.target]]
         yield from (node.kwargs.get("running_mean"), node.kwargs.get("running_var"))
-    out = node.kwargs.get("out")
-    yield from out if isinstance(out, (list, tuple)) else (out,)
-
-
-def _writes(name: str) -> bool:
-    """Say whether a function or method of this name writes its first argument."""
-    return name.endswith("_") and not name.startswith("_") and name not in _OF_NO_VALUES
 
 
 def _fake(node: Any) -> Any:
@@ -202,6 +168,6 @@ def _written_through_data(kind: type[nn.Module], attrs: Collection[str]) -> list
         assigns = two.opname == "STORE_ATTR" and two.argval == "data"
         reads = two.opname.startswith("LOAD_ATTR") and two.argval == "data"
         method = str(three.argval) if three is not None and reads else ""
-        if assigns or _writes(method):
+        if assigns or is_in_place_name(method):
             found.append(one.argval)
     return found

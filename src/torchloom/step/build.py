@@ -81,7 +81,7 @@ def build_step(
         book.table,
         description.pinned,
         is_estimate=description.backend == "inductor",
-        micro_steps=description.micro_steps if driver.before_forward is None else 1,
+        micro_steps=description.micro_steps if driver.keeps_over_micro_steps else 1,
         prefetch_is_bound=description.prefetch_is_bound,
     )
     book.account = Account(

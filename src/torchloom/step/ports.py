@@ -54,10 +54,14 @@ class Driver:
     as_shards: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     """A `with` block in which parameters hold what the optimizer steps."""
     before_forward: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
-    """Called with the arguments of each call of the model before it. None: an engine drops gathered weights after
-    each update of the weights. A loop may update them in ways that leave no trace (fused optimizers,
-    `param.data`): there this drops them before each forward pass, which gathers them again."""
+    """Called with the arguments of each call of the model before it: in a loop, which may update weights in ways
+    that leave no trace (fused optimizers, `param.data`), to drop gathered ones. None: an engine drops them after each update."""
     may_keep: bool = True
     """Whether custom passes may ask for weights that stay gathered."""
     name: str = "engine.compile()"
     """What the user called, for messages."""
+
+    @property
+    def keeps_over_micro_steps(self) -> bool:
+        """Whether gathered weights stay until the update, not until the next forward pass."""
+        return self.before_forward is None

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
+from torchloom.graph import written
 from torchloom.pieces.symbols import with_numbers
-from torchloom.serve.builder.pieces.writes import may_write
 from torchloom.serve.builder.trace.trace import Traced
 
 MIXES = "lets rows see one another, and so padding"
@@ -105,7 +105,7 @@ def live_in(graph: fx.Graph) -> set[fx.Node]:
     """Return the nodes whose results reach the output, or that write to a tensor."""
     found: set[fx.Node] = set()
     waiting = [
-        node for node in graph.nodes if node.op == "output" or may_write(node) or is_opaque(node)
+        node for node in graph.nodes if node.op == "output" or written(node) or is_opaque(node)
     ]
     while waiting:
         node = waiting.pop()

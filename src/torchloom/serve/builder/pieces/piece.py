@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchloom.graph import written
 from torchloom.serve.builder.pieces.graph_digest import graph_digest
-from torchloom.serve.builder.pieces.writes import may_write, written_by
 from torchloom.serve.call.stitching import Stitching
 
 
@@ -31,7 +31,7 @@ class Piece:
     @property
     def writes(self) -> bool:
         """Whether it may write to tensors."""
-        return any(map(may_write, self.graph_module.graph.nodes))
+        return any(map(written, self.graph_module.graph.nodes))
 
     @property
     def written(self) -> frozenset[int]:
@@ -42,8 +42,8 @@ class Piece:
         ]
         tensors = {place for place, storage in enumerate(storages) if storage is not None}
         found: set[int] = set()
-        for node in filter(may_write, self.graph_module.graph.nodes):
-            values = [each.meta.get("example_value") for each in written_by(node)]
+        for node in filter(written, self.graph_module.graph.nodes):
+            values = [each.meta.get("example_value") for each in written(node)]
             if any(value is None for value in values):
                 return frozenset(tensors)
             known = {v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor)}

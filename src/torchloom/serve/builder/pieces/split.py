@@ -18,9 +18,9 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from torchloom.errors import ServeError
+from torchloom.graph import overloads_of
 from torchloom.serve.builder.pieces.layers import blocks_of, groups_of
 from torchloom.serve.builder.pieces.piece import Divided, Piece, copied_graph, piece_of
-from torchloom.serve.builder.pieces.writes import overloads_of
 from torchloom.serve.call.stitching import Ref, Step, Stitching
 
 
