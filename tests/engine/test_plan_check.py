@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -153,6 +155,46 @@ def test_evaluations_and_profilers_of_a_loop_are_left_alone() -> None:
 
     ((during, after, peak),) = run_ranks(1, fn)
     assert (during, after) == (0, 1) and peak > 1 << 20
+
+
+def test_a_profiler_within_a_measured_step_keeps_its_events() -> None:
+    def fn(rank):
+        model, _, train = loop_of(3, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        num_events = []
+        with Recorder() as recorder:
+            train(rank, 3)
+            for _ in range(3):
+                loss = model(torch.randn(512, 64))
+                with torch.profiler.profile() as profile:
+                    loss.backward()
+                num_events.append(len(profile.events()))
+                optimizer.step()
+                optimizer.zero_grad()
+        return num_events, heard(recorder, PlanCompared), heard(recorder, StepEnded)
+
+    ((num_events, compared, steps),) = run_ranks(1, fn)
+    assert min(num_events) > 10 and compared == []
+    assert {each.measured_peak_bytes for each in steps} == {None}
+
+
+def test_a_process_may_end_within_a_measured_step(tmp_path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import torch, torchloom\n"
+        "model = torchloom.shard_model(torch.nn.Linear(64, 64), stage=3, persistence_threshold=0)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "config = {'memory_budget': '1GB', 'replan_step': 0}\n"
+        "torchloom.compile(model, config=config, optimizer=optimizer, backend='aot_eager',\n"
+        "                  log_to=lambda metrics, step: None)\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(8, 64)).mean().backward()\n"
+        "    optimizer.step()\n"
+        "model(torch.ones(8, 64))\n"
+        "assert torch.autograd._profiler_enabled()\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], timeout=120, capture_output=True)
+    assert ended.returncode == 0, ended.stderr.decode()
 
 
 def test_without_a_plan_nothing_is_predicted() -> None:

@@ -83,6 +83,8 @@ class OwnSteps:
         """Of this step so far, and of the step before."""
         self._measured = contextlib.ExitStack()
         """Open while a step is measured."""
+        # A process that ends under torch's profiler dies of SIGSEGV (torch 2.13).
+        weakref.finalize(self, self._measured.close)
         self._batch: list[tuple[StorageWeakRef, int]] = []
         """Memory of the step's first batch, with its bytes, where the step is measured."""
 

@@ -76,6 +76,8 @@ class Meter:
         self._profiles = counts_memory and not self._is_cuda
         self.live_bytes = self.peak_bytes = live_bytes
         """What is allocated, by a CPU's profiles so far; and the most so far."""
+        self.is_lost = False
+        """Whether a profiler of the program began within a phase, and took what was recorded."""
         self.seconds = 0.0
         """Of forward and backward passes."""
         self.peak_before_bytes = 0
@@ -91,6 +93,8 @@ class Meter:
         if self._profiles and not is_profiling():
             # c10 prints a warning when memory from before is freed, which is counted in `live_bytes`.
             with hushed_store(), memory_profile() as profile:
+                with torch.profiler.record_function("torchloom.measured"):
+                    pass  # an event that a whole profile has
                 yield
             self._add(profile)
         else:
@@ -102,7 +106,9 @@ class Meter:
             self.seconds += time.perf_counter() - started
 
     def _add(self, profile: torch.profiler.profile) -> None:
-        memory = [event for event in profiler_events(profile) if event.name() == "[memory]"]
+        found = profiler_events(profile)
+        self.is_lost |= not found
+        memory = [event for event in found if event.name() == "[memory]"]
         for event in sorted(memory, key=lambda event: event.start_ns()):
             self.live_bytes += event.nbytes()
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
@@ -189,6 +195,8 @@ class PlanCheck:
             self._seconds.append(meter.seconds)
             return None
         self._compared.add(self.foretold.digest)
+        if meter.is_lost:
+            return None
         self.measured_peak_bytes = meter.peak_bytes
         return PlanCompared(
             step=step,
