@@ -72,3 +72,41 @@ def test_a_wrong_graph_never_runs_and_is_never_cached(backend: str) -> None:
         for losses, text in before:
             assert losses == pytest.approx(expected, rel=1e-6)
             assert "graph 'graph0.joint' is wrong after pass 'drop_a_reduction': gradient %" in text
+
+
+def halve(gm, ctx, *, names_them: bool) -> int:
+    """Halve gradients before they are sent, and give the new nodes the values of the old ones."""
+    starts = find(gm.graph, ops.reduce_start)
+    for start in starts:
+        wait = next(
+            each for each in find(gm.graph, ops.wait_) if args_of(each)[1] == args_of(start)[0]
+        )
+        halves = []
+        for grad in args_of(start)[0]:
+            with gm.graph.inserting_before(start):
+                halves.append(gm.graph.call_function(torch.ops.aten.mul.Tensor, (grad, 0.5)))
+            halves[-1].meta["val"] = grad.meta["val"]
+        start.args = (halves, *start.args[1:])
+        if names_them:
+            wait.args = (args_of(wait)[0], halves, args_of(wait)[2])
+    return len(starts)
+
+
+def test_values_of_other_nodes_are_not_their_memory() -> None:
+    def fn(rank):
+        found = []
+        for names_them in (True, False):
+            halving = GraphPass(name="halve", fn=halve, stage="lowered")
+            engine, _ = make_engine()
+            passes = ["zero3", "place", halving.with_options(names_them=names_them)]
+            engine.compile(backend="aot_eager", passes=passes)
+            try:
+                train(engine, rank, 1)
+                found.append("")
+            except Exception as error:  # noqa: BLE001  Dynamo may wrap it
+                found.append(str(error))
+        return found
+
+    for right, wrong in run_ranks(2, fn):
+        assert right == ""
+        assert "while transfer %reduce_start" in wrong and "name its inputs in the wait" in wrong

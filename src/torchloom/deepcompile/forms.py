@@ -26,7 +26,7 @@ from torch import fx
 
 from torchloom._torch.modes import without_modes
 from torchloom.errors import PassError
-from torchloom.graph import GraphPass, PassContext, graph_text, record_values
+from torchloom.graph import GraphPass, PassContext, graph_text
 
 OWN = ("gm", "ctx")
 DOCUMENTED = (
@@ -118,7 +118,6 @@ class Adapted:
                     "the pass changed the graph's inputs or the number of its results: a graph "
                     "must take and return what it did"
                 )
-            record_values(gm.graph)
             return num_edits or _num_changes(before, graph_text(gm.graph))
 
         return run

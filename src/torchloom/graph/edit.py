@@ -11,6 +11,7 @@ from torch import fx
 
 from torchloom.graph.nodes import value_of
 from torchloom.graph.trial import value_of_call
+from torchloom.graph.writes import written
 
 
 def call(graph: fx.Graph, target: Any, args: Sequence[Any], name: str | None = None) -> fx.Node:
@@ -68,12 +69,19 @@ def move_after(nodes: Sequence[fx.Node], anchor: fx.Node) -> None:
 
 
 def record_values(graph: fx.Graph) -> None:
-    """Record the values of calls that have none, e.g. those that a foreign pass inserted."""
+    """Record the values of calls that a foreign pass inserted without one, or with another node's.
+
+    The value of another node says that both hold the same memory, which only what the call returns can tell.
+    """
+    seen: set[int] = set()
     for node in graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta:
+        value = value_of(node)
+        is_lent = isinstance(value, torch.Tensor) and id(value) in seen and not written(node)
+        if node.op == "call_function" and ("val" not in node.meta or is_lent):
             args = fx.node.map_arg(node.args, value_of)
             kwargs = fx.node.map_arg(node.kwargs, value_of)
             node.meta["val"] = _run_fake(node.target, args, kwargs)
+        seen.add(id(value_of(node)))
 
 
 def _run_fake(target: Any, args: Any, kwargs: Any = None) -> Any:

@@ -18,7 +18,14 @@ from torchloom import events
 from torchloom._torch import introspect
 from torchloom.errors import PassError
 from torchloom.files import write_whole
-from torchloom.graph import GraphPass, PassContext, graph_text, live_bytes, op_counts
+from torchloom.graph import (
+    GraphPass,
+    PassContext,
+    graph_text,
+    live_bytes,
+    op_counts,
+    record_values,
+)
 from torchloom.log import get_logger
 from torchloom.pipeline.keys import is_built_in
 from torchloom.pipeline.races import check_races
@@ -123,6 +130,8 @@ def _run_one(
         num_edits = each(gm, context)
         if before is not None:
             gm.graph.lint()
+        if not is_built_in(each):
+            record_values(gm.graph)
     except Exception as error:  # a pass, also a user's own, may raise anything
         after = graph_text(gm.graph)
         raise PassError(
