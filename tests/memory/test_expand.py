@@ -35,7 +35,13 @@ def peaks(make: Any, calls: list[int], *, regions: bool, stage: int) -> tuple[di
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": "SGD", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "zero_optimization": {
+            "stage": stage,
+            "stage3_param_persistence_threshold": 0,
+            # By default a bucket follows the layer, and layers of the flat graph share one where the network is slow.
+            "allgather_bucket_size": 4 << 20,
+            "reduce_bucket_size": 4 << 20,
+        },
         "steps_per_print": float("inf"),
         "compile": {"strict": True, "regions": regions},
     }

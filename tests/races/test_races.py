@@ -158,12 +158,16 @@ def test_dropping_any_wait_of_a_graph_is_found(graphs) -> None:
     assert num_waits >= 40
 
 
-def test_nested_results_are_written_by_what_made_them() -> None:
+@pytest.mark.parametrize("pair_has_value", [False, True])
+def test_nested_results_are_written_by_what_made_them(pair_has_value: bool) -> None:
+    """torch records no value for the call that its partitioner adds to save a random state."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.ones(3)
     made = graph.call_function(torch.ops.higher_order.run_and_save_rng_state, (x,))
     pair = graph.call_function(operator.getitem, (made, 1))
+    if pair_has_value:
+        pair.meta["val"] = (torch.ones(3),)
     value = graph.call_function(operator.getitem, (pair, 0))
     value.meta["val"] = torch.ones(3)
     graph.output((graph.call_function(torch.ops.aten.neg.default, (value,)),))

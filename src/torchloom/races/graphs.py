@@ -66,7 +66,7 @@ def schedule_of(graph: fx.Graph) -> GraphSchedule:
 
 
 def held_by(nodes: Iterable[fx.Node], memories: Memories) -> frozenset[str]:
-    """Return the memories of nodes; those of its parts for a node that is a list.
+    """Return the memories of nodes; for a list, which torch may leave unrecorded, those of its parts.
 
     Args:
         nodes: any nodes of the graph.
@@ -74,12 +74,10 @@ def held_by(nodes: Iterable[fx.Node], memories: Memories) -> frozenset[str]:
     """
     found: set[str] = set()
     for node in nodes:
-        memory = memories.get(node)
-        if memory is not None:
-            found.add(memory)
-        elif isinstance(value_of(node), (list, tuple)):
-            parts = [viewed(node), *picks_of(node)]
-            found |= {memories[part] for part in parts if part in memories}
+        parts = [node]
+        if not isinstance(value_of(node), torch.Tensor):
+            parts += [each for each in (viewed(node), *picks_of(node)) if each is not None]
+        found |= {memories[part] for part in parts if part in memories}
     return frozenset(found)
 
 
