@@ -13,9 +13,8 @@ from collections.abc import Iterable
 import pytest
 
 KEPT: dict[str, tuple[str, ...]] = {
-    "engine/test_planned_regions.py::test_any_layers_train_under_a_budget_as_without": ("half frozen",),
     "step/test_what_plans_say.py::test_what_a_plan_says_is_what_runs": (
-        "1-tied-1", "0.7-convolutions-2", "0.85-checkpointed-3",
+        "1-tied-1", "0.85-checkpointed-3",
     ),
     "engine/test_own_steps.py::test_a_loop_of_ones_own_tells_what_is_known": ("by_torchloom-3", "by_torch-0", "None-3"),
     "memory/test_expand.py::test_peaks_of_bodies_are_measured_as_predicted": ("3",),
@@ -209,6 +208,24 @@ KEPT: dict[str, tuple[str, ...]] = {
 
 
 ELSEWHERE: dict[str, str] = {
+    "engine/test_planned_regions.py::test_any_layers_train_under_a_budget_as_without":
+        "engine/test_planned_regions.py::test_budgets_are_kept_by_few_bodies",
+    "engine/test_planned_regions.py::test_code_keeps_a_budget_in_two_rounds_at_most":
+        "memory/test_inductor_peak.py::test_the_peak_is_that_of_the_code",
+    "engine/test_ragged_regions.py::test_all_ranks_compile_the_form_of_graph_that_the_leader_compiles":
+        "engine/test_ragged_regions.py::test_attention_is_computed_again_on_all_ranks",
+    "engine/test_regions.py::test_weights_under_autocast_are_gathered_in_the_lower_dtype":
+        "engine/test_autocast.py::test_half_the_bytes_and_the_same_losses",
+    "integrations/test_accelerate.py::test_through_inductor":
+        "integrations/test_accelerate.py::test_a_loop_equals_ddp_and_goes_on_from_its_files",
+    "serve/builder/test_slices.py::test_a_cache_is_written_at_a_position_and_attended_to":
+        "serve/builder/test_slices.py::test_slices_are_written_for_all_sizes",
+    "docs/test_site.py::test_no_page_is_wider_than_a_phone":
+        "docs/test_site.py::test_the_site_builds_without_a_warning",
+    "test_pool.py::test_each_function_meets_the_state_of_a_new_process":
+        "test_pool.py::test_the_same_processes_take_one_function_after_another",
+    "engine/test_offload_activation.py::test_device_memory_falls_by_what_is_on_the_host":
+        "engine/test_offload_activation.py::test_a_budget_counts_what_stays_on_the_device",
     "pipeline/test_caches.py::test_each_code_of_one_graph_is_remembered_for_itself":
         "pipeline/test_caches.py::test_second_start_runs_no_pass",
     "serve/call/test_other_weights.py::test_with_gradients":

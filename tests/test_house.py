@@ -66,14 +66,14 @@ def measure(folder: Path) -> dict[str, object]:
 
 def test_every_measure_of_the_source_is_printed() -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "src/torchloom"],
+        [sys.executable, str(SCRIPT), "src/torchloom/memory"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
     folder, *rows = done.stdout.splitlines()
-    assert folder == "src/torchloom"
+    assert folder == "src/torchloom/memory"
     assert tuple(row[2:38].rstrip() for row in rows) == MEASURES
     assert all(row[39:].strip() for row in rows)
 

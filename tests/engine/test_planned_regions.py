@@ -122,7 +122,7 @@ def test_budgets_are_kept_by_few_bodies(stage: int) -> None:
         flat = train(llama, rank, budget=BOUNDLESS, regions=False, stage=stage)
         free = flat.whole_bytes - flat.plan.peak_bytes
         runs = [(BOUNDLESS, flat)]
-        for share in (1.5, 0.75, 0.5):
+        for share in (0.75, 0.5):
             budget = free + int(share * flat.plan.peak_bytes)
             runs.append((budget, train(llama, rank, budget=budget, stage=stage)))
         return runs
@@ -134,9 +134,9 @@ def test_budgets_are_kept_by_few_bodies(stage: int) -> None:
             within(flat, found, budget)
             assert len(set(found.choices)) <= 3
             extra_us.append(found.plan.extra_us)
-        assert extra_us[0] < extra_us[1] < extra_us[2]
+        assert 0 < extra_us[0] < extra_us[1]
         # What binds is kept by a mixture: some layers keep more than others.
-        assert len({len(each) for _, found in others[1:] for each in found.choices}) > 1
+        assert len({len(each) for _, found in others for each in found.choices}) > 1
 
 
 SHARDED = {

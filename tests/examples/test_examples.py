@@ -237,18 +237,35 @@ def test_an_example_is_short_and_has_a_main(path):
     assert "def main() -> None:" in text
 
 
-def test_the_programs_of_the_readme_run(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 5
-    program = "\n".join(blocks).replace("engine.compile()", 'engine.compile(backend="aot_eager")')
-    program = program.replace("compile(model)", 'compile(model, backend="aot_eager")')
-    path = tmp_path / "programs.py"
-    path.write_text(program)
-    text = run(tmp_path, path)
-    assert "forward place" in text  # what was compiled
-    assert "1 graph break, 2 recompiles" in text  # and why
-    assert "would use entry" in text
-    assert list((tmp_path / "runs" / "graphs").glob("graph0.*.txt"))
+README_PROGRAMS = re.findall(
+    r"```python\n# (\w+\.py)\n(.*?)```\n\n```console\n\$ (.*?)\n(.*?)```",
+    (ROOT / "README.md").read_text(),
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "command", "printed"),
+    README_PROGRAMS,
+    ids=[name for name, *_ in README_PROGRAMS],
+)
+def test_a_program_of_the_readme_prints_what_the_readme_says(
+    tmp_path, name: str, program: str, command: str, printed: str
+) -> None:
+    text = program.replace("engine.compile()", 'engine.compile(backend="aot_eager")')
+    (tmp_path / name).write_text(
+        text.replace("compile(model)", 'compile(model, backend="aot_eager")')
+    )
+    assert command in (f"python {name}", f"torchrun --nproc-per-node 2 {name}")
+    said = run(tmp_path, tmp_path / name, ranks=2 if command.startswith("torchrun") else 1)
+    number = re.compile(r"\d+\.?\d*")
+    assert number.sub("0", said) == number.sub("0", printed)
+    found = [float(each) for each in number.findall(said)]
+    assert found == pytest.approx([float(each) for each in number.findall(printed)], rel=0.03)
+
+
+def test_each_program_of_the_readme_has_its_command_and_output() -> None:
+    assert len(README_PROGRAMS) == (ROOT / "README.md").read_text().count("```python")
 
 
 def test_the_programs_of_the_page_of_ragged_batches_run(tmp_path):
@@ -291,7 +308,7 @@ def test_the_programs_of_the_page_of_metrics_run(tmp_path):
 
 
 def test_the_page_of_ragged_batches_is_linked_and_named():
-    for page in ("README.md", "docs/training.md", "docs/planning.md", "docs/faults.md"):
+    for page in ("docs/training.md", "docs/planning.md", "docs/faults.md"):
         assert "ragged.md" in (ROOT / page).read_text(), page
     named = [
         path.name for path in (ROOT / "src").rglob("*.py") if "docs/ragged.md" in path.read_text()

@@ -42,8 +42,8 @@ class ZeroConfig:
 
     stage: Literal[0, 1, 2, 3] = 0
     """What is sharded: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
-    param_persistence_threshold: int = 100_000
-    """Parameters with fewer elements are not sharded (stage 3)."""
+    param_persistence_threshold: int | None = None
+    """Parameters with fewer elements are not sharded. None: see `shard.layout.default_threshold`."""
     gather_bucket_bytes: int | None = None
     """Size up to which all-gathers are merged; 0 merges none. None: see `pipeline.transfer_sizes`."""
     reduce_bucket_bytes: int | None = None

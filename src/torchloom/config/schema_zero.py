@@ -5,7 +5,6 @@ from __future__ import annotations
 from torchloom.config.fields import Section, hint, no_effect, refused, section, used
 from torchloom.config.schema_types import (
     AnyValue,
-    Count,
     Device,
     Flag,
     MaybeCount,
@@ -50,9 +49,10 @@ class ZeroSection(Section):
     stage: Stage = used(
         0, "what is sharded: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters"
     )
-    stage3_param_persistence_threshold: Count = used(
-        100_000,
-        "parameters with fewer elements are not sharded",
+    stage3_param_persistence_threshold: Size = used(
+        None,
+        "parameters with fewer elements are not sharded; the default is 100000, or less where these would hold more "
+        "than a hundredth of the model",
         aliases=("param_persistence_threshold",),
     )
     stage3_gather_16bit_weights_on_model_save: Flag = used(

@@ -64,7 +64,8 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         stage: 3 (default) gathers weights again in backward, 2 keeps gathered weights until then, 1 keeps
             whole parameters of which each rank's optimizer steps a slice, 0 keeps whole parameters.
         mesh: the axis to shard over, or (replicate, shard); default: all ranks.
-        persistence_threshold: parameters with fewer elements stay whole; default: 100 000.
+        persistence_threshold: parameters with fewer elements stay whole; default: 100 000, or less where these would
+            hold more than a hundredth of the model.
         precision: dtypes of stored parameters, of compute and of reductions; default: trained
             parameters in fp32 (float64 stays float64), frozen ones as they are. By module:
             `{model: one, model.head: other}`, each for the modules below it too, as FSDP2's `mp_policy`.
@@ -143,7 +144,7 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         num_replicas=comm.num_replicas,
         rank=comm.rank,
         handle=comm.handle,
-        persistence_threshold=100_000 if persistence_threshold is None else persistence_threshold,
+        persistence_threshold=persistence_threshold,
         precision=precision,
         ignored=list(ignored_params),
     )

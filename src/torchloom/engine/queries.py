@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from torchloom import envs
@@ -12,12 +13,14 @@ from torchloom.config import Config, thawed_map
 from torchloom.engine.groups import World
 from torchloom.engine.precision import dtype_of
 from torchloom.engine.scaling import LossScaler
+from torchloom.shard import default_threshold
 
 
 class Queries:
     """Part of `Engine`: what it tells of its settings."""
 
     config: Config
+    module: nn.Module
     optimizer: Optimizer | None
     scaler: LossScaler
     world: World
@@ -181,7 +184,8 @@ class Queries:
 
     def zero_param_persistence_threshold(self) -> int:
         """Return the elements from which on a parameter is sharded."""
-        return self.config.zero.param_persistence_threshold
+        asked = self.config.zero.param_persistence_threshold
+        return default_threshold(self.module.parameters()) if asked is None else asked
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         """Whether a framework's save gathers whole weights."""

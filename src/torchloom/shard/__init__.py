@@ -24,7 +24,14 @@ from torchloom.shard import (
 from torchloom.shard.apply import facts_of, shard_module, share_buffers, sync_in_backward, unshard
 from torchloom.shard.beside import look_at_backward
 from torchloom.shard.gather import gathered
-from torchloom.shard.layout import ByModule, Layout, ParamSpec, Precision, plan_layout
+from torchloom.shard.layout import (
+    ByModule,
+    Layout,
+    ParamSpec,
+    Precision,
+    default_threshold,
+    plan_layout,
+)
 from torchloom.shard.meta import on_meta
 from torchloom.shard.optimizer_states import full_optimizer_state_dict, whole_states
 from torchloom.shard.parameter import local_shard
@@ -51,6 +58,7 @@ __all__ = [
     "Precision",
     "ShardTensor",
     "class_of",
+    "default_threshold",
     "detach_hooks",
     "divided_by_id",
     "facts_of",
