@@ -20,7 +20,7 @@ author = "The torchloom developers"
 copyright = author
 version = release = torchloom.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
 nitpicky = False
 highlight_language = "text"  # of blocks that name no language

@@ -49,6 +49,10 @@ def test_a_good_file_prints_values_hints_and_warnings(write):
     hint = next(line for line in lines if line.startswith("hint"))
     assert "zero_optimization.reduce_bucket_size: asked 1000000000, used 16777216" in hint
     assert any(line.startswith("warning typo: unknown key") for line in lines)
+    assert "seed null" not in lines
+    whole = run(write(GOOD), "--all").output
+    assert "seed null" in [" ".join(line.split()) for line in whole.splitlines()]
+    assert "--all shows them" not in whole
 
 
 def test_strict_treats_warnings_as_errors(write):

@@ -59,5 +59,5 @@ def test_an_interrupted_run_saves_and_resumes_exactly(tmp_path):
     finish(start(data, parts, "--resume"))
     assert losses(parts) == losses(whole)
     assert losses(whole)[-1][1] < losses(whole)[0][1] - 1
-    for name in ("loss.svg", "step_time.svg"):
+    for name in ("loss.svg", "step_time.svg", "throughput.svg", "memory.svg"):
         assert (parts / name).read_text().startswith("<svg")

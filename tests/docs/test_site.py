@@ -30,7 +30,7 @@ ROOMS = {"backends", "compiler", "config", "inspect", "records", "report", "serv
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """Build the site with warnings as errors."""
-    for name in ("sphinx", "myst_parser", "furo"):
+    for name in ("sphinx", "myst_parser", "furo", "sphinx_copybutton", "sphinx_design"):
         pytest.importorskip(name, reason="needs the extra docs")
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(DOCS), str(out)]

@@ -111,9 +111,11 @@ def test_a_run_stopped_before_its_first_step_has_a_summary_too(tmp_path):
 
 
 def test_charts_are_written(rows, tmp_path):
-    loss, step_time = write_charts(tmp_path, rows, make_summary(rows))
+    loss, step_time, throughput, memory = write_charts(tmp_path, rows, make_summary(rows))
     assert "nats per byte" in loss.read_text() and "held-out loss" in loss.read_text()
     assert "milliseconds" in step_time.read_text() and "2 ranks on CPU" in step_time.read_text()
+    assert "bytes per second" in throughput.read_text()
+    assert "peak so far" in memory.read_text()
 
 
 def test_plain_lines_come_for_the_first_and_every_nth_step():

@@ -1,6 +1,6 @@
 """`torchloom check CONFIG`: effective values and errors of a configuration, before a run starts.
 
-    effective values    as the engine will see them
+    effective values    as the engine will see them; with --all those of keys at their defaults, too
     hints               path: what was asked and what is used (why)
     warnings, notes     what was ignored, translated or assumed
     filled in           keys that are "auto" and get their value from the caller, such as a Trainer
@@ -46,6 +46,9 @@ def check(
             help='A value for a key that is "auto"; may be repeated.',
         ),
     ] = None,
+    is_whole: Annotated[
+        bool, typer.Option("--all", help="Show values at their defaults, too.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -62,7 +65,7 @@ def check(
     if as_json:
         typer.echo(json.dumps(_record(checked, ok=not wrong), indent=2, allow_nan=False))
     else:
-        _print(checked, wrong, Console(highlight=False))
+        _print(checked, wrong, Console(highlight=False), is_whole=is_whole)
     if wrong:
         raise typer.Exit(1)
 
@@ -130,13 +133,25 @@ def _finite(value: object) -> object:
     return str(value)
 
 
-def _print(checked: Checked, wrong: str, console: Console) -> None:
+def _print(checked: Checked, wrong: str, console: Console, *, is_whole: bool) -> None:
     if checked.config is not None:
         table = Table("key", "value", title=f"effective values of {checked.name}", box=None)
-        for key, value in _rows(checked.config.to_dict(), ""):
-            is_open = key in checked.open
-            table.add_row(Text(key), Text("filled in by the caller" if is_open else value))
+        rows = dict(_rows(checked.config.to_dict(), ""))
+        usual = None if is_whole else check_config({}, world_size=1).config
+        defaults = {} if usual is None else dict(_rows(usual.to_dict(), ""))
+        for key, value in rows.items():
+            if key in checked.open:
+                table.add_row(Text(key), Text("filled in by the caller"))
+            elif defaults.get(key) != value:
+                table.add_row(Text(key), Text(value))
         console.print(table)
+        if table.row_count < len(rows):
+            _line(
+                console,
+                "defaults",
+                "dim",
+                f"{len(rows) - table.row_count} more values: --all shows them",
+            )
     for hint in checked.hints:
         _line(console, "hint", "cyan", str(hint))
     for note in checked.notes:

@@ -83,8 +83,10 @@ def show(folder: Folder, tag: Tag = None) -> None:
     """Show the contents of a checkpoint; without --tag, of the newest one."""
     chosen = next(iter(_chosen(folder, tag)))
     contents = read_contents(chosen.path)
+    table = Table("what", "value", box=None, pad_edge=False)
     for name, value in _facts(chosen, contents):
-        print(f"{name:<18} {value}")
+        table.add_row(name, str(value))
+    Console(highlight=False, width=200, markup=False).print(table)
 
 
 @checkpoint.command()

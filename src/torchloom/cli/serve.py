@@ -21,7 +21,7 @@ import typer
 from torchloom import envs
 from torchloom.cli.interpreter import interpreter
 from torchloom.cli.load import load_file
-from torchloom.cli.terminal import printable
+from torchloom.cli.terminal import doing, printable
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, Program, Store, build, counter
 from torchloom.serve.model.target import Target
@@ -55,7 +55,8 @@ def build_command(
     given = _given(model)
     options = _options(given, shapes)
     started = time.perf_counter()
-    program = _built(given, store=store, **options)
+    with doing(f"proving and compiling for {given.contract}"):
+        program = _built(given, store=store, **options)
     seconds = time.perf_counter() - started
     typer.echo(f"{program.origin} in {seconds:.1f} s as {program.key} in {store}")
     typer.echo(_shown(program))
@@ -74,7 +75,8 @@ def check(
     options = _options(given, shapes)
     options["backend"] = "eager"
     options.setdefault("shapes", "prove")
-    program = _built(given, **options)
+    with doing(f"proving for {given.contract}"):
+        program = _built(given, **options)
     typer.echo(_shown(program))
 
 
@@ -153,7 +155,7 @@ def bench_startup(
     repeats: Annotated[int, typer.Option(help="Starts of each kind.")] = 3,
 ) -> None:
     """Time cold and warm starts in processes of their own, from a fresh store."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, doing(f"starting {2 * repeats} processes"):
         rows: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
         for number in range(repeats):
             store = Path(folder) / str(number)

@@ -1,4 +1,4 @@
-"""Printing text of unknown origin, and output whose reader is gone."""
+"""Printing text of unknown origin, what a long command is doing, and output whose reader is gone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Iterator
 from typing import TextIO
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 GONE = (errno.EIO, errno.EPIPE, errno.EBADF, errno.ENXIO)
 """Error numbers of writes to a closed terminal or pipe."""
@@ -22,6 +26,27 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text
     )
+
+
+@contextlib.contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Show on a terminal what takes long, and for how long already; elsewhere show nothing.
+
+    Args:
+        what: such as "compiling for batch 1 to 64".
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not console.is_terminal,
+    ) as progress:
+        progress.add_task(what, total=None)
+        yield
 
 
 def drop_unread() -> None:

@@ -1,6 +1,6 @@
 """The folder of a run.
 
-OUT/metrics.jsonl  loss.svg  step_time.svg  summary.json  tensorboard/  checkpoints/
+OUT/metrics.jsonl  loss.svg  step_time.svg  throughput.svg  memory.svg  summary.json  tensorboard/  checkpoints/
 """
 
 from __future__ import annotations

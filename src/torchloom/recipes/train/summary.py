@@ -1,4 +1,4 @@
-"""The results of a run: a table in the terminal, two charts, one `summary.json`."""
+"""The results of a run: a table in the terminal, charts over its steps, one `summary.json`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def print_summary(console: Console, summary: Summary, files: Mapping[str, Path])
 
 
 def write_charts(out: Path, rows: Sequence[Mapping[str, Any]], summary: Summary) -> list[Path]:
-    """Draw loss and step time over the steps.
+    """Draw loss, step time, throughput and memory over the steps.
 
     Args:
         out: the run's folder.
@@ -118,32 +118,44 @@ def write_charts(out: Path, rows: Sequence[Mapping[str, Any]], summary: Summary)
         f"{summary.model}, {summary.num_params / 1e6:.1f} M parameters, "
         f"ZeRO-{summary.zero_stage}, {summary.world_size} ranks on {summary.device}"
     )
-    loss = line_chart(
-        [
-            Series("training loss", xs, [row["loss"] for row in steps]),
-            Series(
-                "held-out loss",
-                [row["step"] for row in evals],
-                [row["heldout_loss"] for row in evals],
-                has_markers=True,
-            ),
-        ],
-        title="Loss",
-        x_label="optimizer step",
-        y_label=f"nats per {summary.unit}",
-        note=note,
+
+    def over_steps(label: str, key: str, scale: float = 1) -> Series:
+        return Series(label, xs, [row[key] * scale for row in steps])
+
+    heldout = Series(
+        "held-out loss",
+        [row["step"] for row in evals],
+        [row["heldout_loss"] for row in evals],
+        has_markers=True,
     )
-    step_time = line_chart(
-        [Series("step time", xs, [row["step_time_s"] * 1000 for row in steps])],
-        title="Step time",
-        x_label="optimizer step",
-        y_label="milliseconds, logarithmic",
-        note=f"{note}; a first step that compiles is slow",
-        log_y=True,
-    )
-    paths = [out / "loss.svg", out / "step_time.svg"]
-    for path, svg in zip(paths, (loss, step_time), strict=True):
-        write_whole(path, svg)
+    unit = summary.unit
+    charts: dict[str, tuple[list[Series], str, str, bool]] = {
+        "loss": ([over_steps("training loss", "loss"), heldout], "Loss", f"nats per {unit}", False),
+        "step_time": (
+            [over_steps("step time", "step_time_s", 1000)],
+            "Step time (a first step that compiles is slow)",
+            "milliseconds, logarithmic",
+            True,
+        ),
+        "throughput": (
+            [over_steps("all ranks", "tokens_per_s")],
+            "Throughput",
+            f"{unit}s per second",
+            False,
+        ),
+        "memory": (
+            [over_steps("in use", "memory_gib"), over_steps("peak so far", "peak_memory_gib")],
+            "Memory of rank 0",
+            "GiB",
+            False,
+        ),
+    }
+    paths: list[Path] = []
+    for name, (series, title, y_label, log_y) in charts.items():
+        svg = line_chart(
+            series, title=title, x_label="optimizer step", y_label=y_label, note=note, log_y=log_y
+        )
+        paths.append(write_whole(out / f"{name}.svg", svg))
     return paths
 
 
