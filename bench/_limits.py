@@ -85,7 +85,8 @@ def search_least(plan: Callable[[int], int], start: int) -> int:
             budget += lacking
             continue
         accepted = budget
-        if least >= budget or least in refused:
+        # After code was seen, a plan may fit where one of a new process is refused.
+        if least >= budget or any(least <= each for each in refused):
             break
         budget = least
     if accepted is None:
