@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -114,3 +115,13 @@ def test_numbers_as_text():
         "42.2",
         "1234",
     ]
+
+
+def test_a_legend_of_long_names_is_on_the_page() -> None:
+    names = [f"{n} of the families that are compared" for n in range(5)]
+    svg = line_chart(
+        [Series(name, [1, 2], [1, 2]) for name in names], title="t", x_label="x", y_label="y"
+    )
+    width = int(re.search(r'width="(\d+)"', svg).group(1))
+    last = float(re.search(rf'<text x="([\d.]+)"[^>]*>{names[-1]}<', svg).group(1))
+    assert last + 6 * len(names[-1]) < width

@@ -23,6 +23,7 @@ from torchloom.report.svg import (
     document,
     legend,
     line,
+    page_width,
     text,
     x_axis,
     y_axis,
@@ -90,7 +91,7 @@ def line_chart(
         raise ValueError(f"chart {title!r} has no finite point to draw")
     if log_y and min(ys) <= 0:
         raise ValueError(f"chart {title!r}: a logarithmic axis needs values above 0")
-    frame = Frame()
+    frame = Frame(width=page_width([s.label for s in series]))
     x = tight_axis(min(xs), max(xs), *frame.x_range)
     y = (log_axis if log_y else linear_axis)(min(ys), max(ys), *frame.y_range)
     body = [*y_axis(frame, y, y_label), *x_axis(frame, x, x_label)]
@@ -131,7 +132,8 @@ def bar_chart(
     tops = [top for g in groups for b in g.bars if b for top in (b.value, b.high) if top]
     if not tops:
         raise ValueError(f"chart {title!r} has no bar above zero to draw")
-    frame = Frame(width=max(760, 60 + 34 * len(categories) * len(groups)))
+    needed = 60 + 34 * len(categories) * len(groups)
+    frame = Frame(width=max(needed, page_width([g.label for g in groups])))
     y = linear_axis(0.0, max(tops), *frame.y_range)
     left, right = frame.x_range
     slot = (right - left) / len(categories)

@@ -7,6 +7,7 @@ system is dark.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -173,8 +174,22 @@ def legend(frame: Frame, labels: Sequence[str], keys: Sequence[str]) -> list[str
     for label, key in zip(labels, keys, strict=True):
         parts += [f'<g transform="translate({x:.1f} {frame.top - 22})">{key}</g>']
         parts += [text(x + 32, frame.top - 12, label)]
-        x += 32 + 12 * _LETTER * len(label) + 22
+        x += _key_width(label)
     return parts
+
+
+def page_width(labels: Sequence[str]) -> int:
+    """Return the width of a page that holds a legend in one line.
+
+    Args:
+        labels: of the legend.
+    """
+    frame = Frame()
+    return max(frame.width, frame.left + math.ceil(sum(map(_key_width, labels))))
+
+
+def _key_width(label: str) -> float:
+    return 32 + 12 * _LETTER * len(label) + 22
 
 
 def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float = 1) -> str:
