@@ -79,7 +79,8 @@ def test_list_and_show(saved, tmp_path) -> None:
     assert "rank_1.json is missing" in lines[2]
     code, text = run("show", root)
     assert code == 0
-    facts = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
+    rows = [line.split(None, 1) for line in text.splitlines()]
+    facts = {row[0]: row[1].strip() for row in rows if len(row) == 2}
     assert facts["step"] == "3"
     assert facts["ranks"] == "2"
     assert "'lr': 0.01" in facts["groups"]
