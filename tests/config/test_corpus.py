@@ -143,7 +143,7 @@ def test_deprecated_names_warn_and_plain_aliases_do_not():
     config = good("old_names")
 
     assert list(warnings(config)) == ["zero_optimization.stage3_gather_fp16_weights_on_model_save"]
-    assert config.zero.param_persistence_threshold is None
+    assert config.zero.param_persistence_threshold == 100_000
     assert config.zero.gather_16bit_weights_on_model_save
 
 
