@@ -68,6 +68,9 @@ def test_an_index_page_has_links_that_work(built, tracked):
         name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
         page = Parser().parsestr(archive.read(name).decode())
     assert page["Description-Content-Type"] == "text/markdown"
+    assert (
+        f'__version__ = "{page["Version"]}"\n' in (ROOT / "src/torchloom/__init__.py").read_text()
+    )
     assert page["License-Expression"] == "Apache-2.0"
     urls = dict(line.split(", ") for line in page.get_all("Project-URL"))
     assert {"Documentation", "Source", "Issues", "Changelog"} <= urls.keys()
@@ -82,3 +85,24 @@ def test_an_index_page_has_links_that_work(built, tracked):
         assert ref == ("main" if "dev" in page["Version"] else f"v{page['Version']}")
         assert (kind == "raw") == path.endswith((".png", ".svg", ".gif"))
         assert path in tracked or any(name.startswith(path + "/") for name in tracked), path
+
+
+def test_hooks_run_the_ruff_of_the_checks():
+    hooks, pins = (
+        (ROOT / name).read_text() for name in (".pre-commit-config.yaml", "constraints.txt")
+    )
+    [rev] = re.findall(r"/ruff-pre-commit\n    rev: v(\S+)", hooks)
+    assert f"ruff=={rev}\n" in pins
+
+
+def test_addresses_are_those_of_the_package():
+    project = (ROOT / "pyproject.toml").read_text()
+    known = re.findall(r'^(?:Source|Documentation) = "(.+)"', project, re.M)
+    for name in (
+        "CITATION.cff",
+        "CODE_OF_CONDUCT.md",
+        "SECURITY.md",
+        ".github/ISSUE_TEMPLATE/config.yml",
+    ):
+        found = re.findall(r"https://[^)\s]*torchloom[^)\s]*", (ROOT / name).read_text())
+        assert found and all(link.startswith(tuple(known)) for link in found), name
