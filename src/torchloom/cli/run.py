@@ -36,6 +36,8 @@ def run(
 ) -> None:
     """Run a script in several ranks on this host, as torchrun does.
 
+    Options of the command stand before the script; what follows it is the script's.
+
     When ranks fail, the error of the first one is shown, without frames of
     libraries, and the command ends with its exit code. TORCHLOOM_TRACEBACK=1
     shows every error in full.
