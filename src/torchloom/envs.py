@@ -100,9 +100,13 @@ def meeting(default_port: int) -> Meeting | None:
         raise ConfigError(
             f"the ranks cannot meet at port {port} (MASTER_PORT): ports are 1 ... 65535"
         )
-    is_hosted = get_str("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
     attempt = _first_int(("TORCHELASTIC_RESTART_COUNT",)) or 0
-    return Meeting(host, port, is_hosted, attempt)
+    return Meeting(host, port, launcher_has_store(), attempt)
+
+
+def launcher_has_store() -> bool:
+    """Return whether the launcher serves the store at MASTER_ADDR and MASTER_PORT, and not rank 0."""
+    return get_str("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
 
 
 def _refuse_slurm_without_address() -> None:

@@ -49,12 +49,13 @@ class Block(NamedTuple):
         return found[1].strip() if found else default
 
 
+BESIDE = ("README.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "bench/README.md")
+
+
 def pages() -> list[Path]:
     """Return all pages of the site, and the pages beside it."""
     own = [path for path in DOCS.rglob("*.md") if "_build" not in path.parts]
-    return sorted(
-        [*own, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md"]
-    )
+    return sorted([*own, *(ROOT / name for name in BESIDE)])
 
 
 def blocks(page: Path) -> Iterator[Block]:

@@ -27,6 +27,7 @@ and the others need time to print their errors."""
 
 _COMMANDS = {
     "train": ("torchloom.cli.train", "Train a decoder on text, on this host or many."),
+    "run": ("torchloom.cli.run", "Run a script of your own in several ranks on this host."),
     "backends": ("torchloom.cli.backends", "Show the backends that torch.compile can use here."),
     "explain": ("torchloom.cli.explain", "Run a script and show what torch.compile did."),
     "report": ("torchloom.cli.report", "Write the HTML report of a record or a run."),
@@ -98,7 +99,9 @@ def make_app(asked: str | None) -> typer.Typer:
         if isinstance(function, typer.Typer):
             app.add_typer(function, name=name, short_help=summary)
         else:
-            app.command(name, short_help=summary)(function)
+            # What follows the script of `run` is the script's.
+            settings = {"allow_interspersed_args": name != "run"}
+            app.command(name, short_help=summary, context_settings=settings)(function)
     return app
 
 

@@ -8,9 +8,7 @@ is printed, then one message; the record keeps the whole traceback.
 from __future__ import annotations
 
 import inspect
-import runpy
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +17,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from torchloom.cli.failures import told, whole, writing
-from torchloom.cli.load import load_file
+from torchloom.cli.load import load_file, run_script
 from torchloom.errors import InspectError
 from torchloom.inspect import Watch
 from torchloom.inspect import explain as explain_function
@@ -88,14 +86,7 @@ def _names_function(target: str) -> bool:
 
 
 def _run(file: Path, arguments: list[str]) -> _Seen:
-    before = sys.argv
-    sys.argv = [str(file), *arguments]
-    sys.path.insert(0, str(file.resolve().parent))
-    try:
-        return _watched(lambda: runpy.run_path(str(file), run_name="__main__"))
-    finally:
-        sys.argv = before
-        sys.path.pop(0)
+    return _watched(lambda: run_script(file, arguments))
 
 
 def _watched(call: Callable[[], object]) -> _Seen:

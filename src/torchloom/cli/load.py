@@ -1,9 +1,11 @@
-"""Import a user's Python file as a module."""
+"""Import a user's Python file as a module, or run it as a script."""
 
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -27,3 +29,15 @@ def load_file(path: str | Path) -> ModuleType:
     sys.path.insert(0, str(file.resolve().parent))
     spec.loader.exec_module(module)
     return module
+
+
+def run_script(file: Path, arguments: Sequence[str]) -> None:
+    """Run a file as `python FILE ARGUMENTS` does."""
+    before = sys.argv
+    sys.argv = [str(file), *arguments]
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        runpy.run_path(str(file), run_name="__main__")
+    finally:
+        sys.argv = before
+        sys.path.pop(0)

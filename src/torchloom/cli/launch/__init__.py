@@ -1,4 +1,4 @@
-"""Starting the ranks of a command on this host: `torchloom train` and `torchloom calibrate`.
+"""Starting the ranks of a command on this host: `torchloom train`, `run` and `calibrate`.
 
 launcher    starts workers with torch's elastic agent, forwards signals, returns the exit code
 rendezvous  the store where workers meet, on loopback

@@ -7,8 +7,9 @@ them to the workers only; the agent sees the workers finish.
 SIGHUP has two meanings. If the terminal exists (`kill -HUP`), or there never was one, the workers save
 and continue. If the terminal was closed, they save and stop, as on SIGTERM.
 
-Exit codes: 0 finished, or stopped by a signal with everything saved; 1 a worker failed; 128 + the
-signal's number: stopped before there was anything to save, or stopped twice (130 by SIGINT).
+Exit codes: 0 finished, or stopped by a signal with everything saved; that of the worker which failed first, 1
+where it was killed; 128 + the signal's number: stopped before there was anything to save, or stopped twice (130
+by SIGINT).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def launch(
         worker_argv: the arguments after `torchloom`.
         nproc: how many ranks to start on this host.
         on_signal: what the ranks do on SIGINT and SIGTERM, printed to the terminal.
-        on_hangup: what they do on SIGHUP; None: the same as on SIGTERM.
+        on_hangup: what they do on SIGHUP; None: the same as on SIGTERM, as they save nothing.
 
     Returns:
         The exit code of the run, see above.
@@ -64,7 +65,8 @@ def launch(
         envs.set_default("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     stay_local()
-    agent = _agent(worker_argv, nproc)
+    rendezvous = LocalRendezvous()
+    agent = _agent(worker_argv, nproc, rendezvous)
     relay = _Relay(agent, on_signal, on_hangup)
     try:
         with envs.value_within(envs.LAUNCHER_PID, str(os.getpid())), relay.listening():
@@ -73,10 +75,16 @@ def launch(
         return exit_code(stopped.sigval)
     except KeyboardInterrupt:  # raised by `_Relay` when there was no worker yet
         return exit_code(relay.received or signal.SIGINT)
-    return _exit_code(result, relay, worker_argv[0])
+    if not result.is_failed():
+        return 0
+    if relay.received is not None:
+        lost = "" if on_hangup is None else " with nothing saved since the last checkpoint"
+        say(f"stopped by {relay.received.name}{lost}")
+        return exit_code(relay.received)
+    return _tell_failure(result, rendezvous.first_to_fail(), worker_argv[0])
 
 
-def _agent(worker_argv: Sequence[str], nproc: int) -> _QuietAgent:
+def _agent(worker_argv: Sequence[str], nproc: int, rendezvous: LocalRendezvous) -> _QuietAgent:
     """Return an agent for one host: a free port on loopback, no restarts, workers inherit our output."""
     python, *flags = interpreter()
     spec = WorkerSpec(
@@ -84,7 +92,7 @@ def _agent(worker_argv: Sequence[str], nproc: int) -> _QuietAgent:
         local_world_size=nproc,
         entrypoint=python,
         args=(*flags, "-u", "-m", "torchloom", *worker_argv),
-        rdzv_handler=LocalRendezvous(),
+        rdzv_handler=rendezvous,
         max_restarts=0,
         monitor_interval=0.1,
         local_addr=ADDRESS,
@@ -174,13 +182,8 @@ def exit_code(number: int) -> int:
     return 128 + number
 
 
-def _exit_code(result: RunResult, relay: _Relay, command: str) -> int:
-    if not result.is_failed():
-        return 0
-    if relay.received is not None:
-        say(f"stopped by {relay.received.name} with nothing saved since the last checkpoint")
-        return exit_code(relay.received)
-    rank, failure = min(result.failures.items(), key=lambda item: _order(item[1]))
+def _tell_failure(result: RunResult, told: int | None, command: str) -> int:
+    rank, failure = min(result.failures.items(), key=lambda item: _order(*item, told))
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         cause = f"was killed by {name}"
@@ -192,11 +195,10 @@ def _exit_code(result: RunResult, relay: _Relay, command: str) -> int:
     else:
         cause = f"failed with exit code {failure.exitcode}; see its message above"
     print(f"torchloom {command}: rank {rank} {cause}", file=sys.stderr)
-    return 1
+    return max(failure.exitcode, 1)
 
 
-def _order(failure: ProcessFailure) -> tuple[int, int]:
+def _order(rank: int, failure: ProcessFailure, told: int | None) -> tuple[int, bool, int]:
     """Sort causes before consequences: ranks that lost a peer, and ranks that the agent ended."""
-    if failure.exitcode == -signal.SIGTERM:
-        return 2, failure.timestamp
-    return (0 if failure.exitcode < 0 else 1), failure.timestamp
+    kind = 1 if failure.exitcode > 0 else 2 if failure.exitcode == -signal.SIGTERM else 0
+    return kind, rank != told, failure.timestamp

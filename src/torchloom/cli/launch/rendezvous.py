@@ -11,7 +11,26 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from torchloom import envs
 from torchloom.engine.loopback import ADDRESS, serve_store
+
+_FAILED = "torchloom/first to fail"
+
+
+def is_first_to_fail(rank: int) -> bool:
+    """Note in the launcher's store that this rank fails, unless another has.
+
+    Args:
+        rank: of this process.
+
+    Returns:
+        Whether no other rank has failed before; also where no launcher serves a store.
+    """
+    place = envs.meeting(default_port=29500) if envs.launcher_has_store() else None
+    if place is None:
+        return True
+    store = dist.TCPStore(place.host, place.port, is_master=False)
+    return int(store.compare_set(f"{_FAILED} {place.attempt}", "", str(rank))) == rank
 
 
 class LocalRendezvous(RendezvousHandler):
@@ -51,6 +70,11 @@ class LocalRendezvous(RendezvousHandler):
     def get_run_id(self) -> str:
         """Return an id that is unique to this run."""
         return self._id
+
+    def first_to_fail(self) -> int | None:
+        """Return the rank that said so first, if any did."""
+        key = f"{_FAILED} 0"  # there are no restarts
+        return int(self._store.get(key)) if self._store.check([key]) else None
 
     def shutdown(self) -> bool:
         """Do nothing: the store ends with this process."""
