@@ -1,9 +1,9 @@
-# The command `torchloom`, on the CPU:
-#   docker build -t torchloom .
+# The command `torchloom`. torch's default wheels run on a CPU and on GPUs; an index with CPU builds alone makes the image
+# smaller, one of another CUDA version (cu126, ...) fits older drivers. Ranks of one host share memory.
+#   docker build -t torchloom .                                        default wheels
+#   docker build -t torchloom --build-arg TORCH_INDEX=URL .            those of another index
 #   docker run --rm -it torchloom train --steps 20
-# On GPUs (TORCH is the variant of torch's wheels; ranks of one host share memory):
-#   docker build -t torchloom:cuda --build-arg TORCH=cu130 .
-#   docker run --rm -it --gpus all --ipc host torchloom:cuda train --nproc 8
+#   docker run --rm -it --gpus all --ipc host torchloom train --nproc 8
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim
 
@@ -13,9 +13,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home loom
 
-ARG TORCH=cpu
+ARG TORCH_INDEX
 RUN --mount=type=bind,source=constraints.txt,target=/tmp/constraints.txt \
-    pip install --no-cache-dir --index-url "https://download.pytorch.org/whl/${TORCH}" \
+    pip install --no-cache-dir ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} \
     "$(grep '^torch==' /tmp/constraints.txt)"
 
 # Written to while it is built; what is written is dropped.
