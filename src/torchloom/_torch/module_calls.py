@@ -96,6 +96,7 @@ class _Backend:
     def __init__(self, backend: Callable[..., Any]) -> None:
         self._backend = weakref.ref(backend)
         self.compiler_name = getattr(backend, "compiler_name", type(backend).__name__)
+        self.__name__ = self.compiler_name  # by which records call it
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         backend = self._backend()

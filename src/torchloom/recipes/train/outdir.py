@@ -1,6 +1,7 @@
 """The folder of a run.
 
-OUT/metrics.jsonl  loss.svg  step_time.svg  summary.json  tensorboard/  checkpoints/
+OUT/config.json  metrics.jsonl  loss.svg  step_time.svg  summary.json  tensorboard/  checkpoints/
+with --report: record.json  record-rank1.json ...  report.html
 """
 
 from __future__ import annotations
