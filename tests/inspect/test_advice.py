@@ -319,3 +319,22 @@ def test_a_module_compiled_in_place_is_told_by_its_own_lines_and_backend() -> No
     assert any("test_advice.py" in place for place in places)
     assert [p for p in places if p.startswith(tuple(map(str, own)))] == []
     assert {e.backend for e in record.entries()} == {"mine(eager)"}
+
+
+def test_arguments_of_a_module_compiled_in_place_have_the_names_of_its_forward() -> None:
+    class Named(nn.Module):
+        def forward(self, first, second=None):
+            return first + second
+
+    model = Named()
+    with torchloom.watch() as w:
+        compile_in_place(model, Mine())
+        for size in (2, 3):
+            model(torch.ones(size), second=torch.ones(size))
+    (function,) = w.record.functions
+    older, newer = function.entries
+    assert set(older.trigger) == {"first", "second"}
+    assert any(guard.english.startswith("argument second is a float32") for guard in older.guards)
+    (reason,) = newer.recompiles
+    assert reason.source == "argument first"
+    assert "torch._dynamo.mark_dynamic(first, 0) before the first call of Named" in reason.fix

@@ -40,8 +40,9 @@ def resolve_lines(
 
 
 def is_library(path: str) -> bool:
-    """Return whether a file is one of torch or torchloom, and not of the user's program."""
-    return path.startswith(_TORCH) or (path.startswith(_OWN) and not path.startswith(_RECIPES))
+    """Return whether a file is one of torch, torchloom or Python's start, and not of the user's program."""
+    is_own = path.startswith(_OWN) and not path.startswith(_RECIPES)
+    return is_own or path.startswith((_TORCH, "<frozen "))
 
 
 def _resolved(place: str | None, known: Iterable[str]) -> str | None:

@@ -31,7 +31,7 @@ function compareView({ runs, config, topics }) {
   return [
     section(
       "Figures",
-      table([{ name: "" }, ...names, { name: "ratio", class: "num" }], rows, { class: "compared" }),
+      table([{ name: "figure" }, ...names, { name: "ratio", class: "num" }], rows, { class: "compared" }),
     ),
     runCurves(runs.filter(({ run }) => run)),
     section(

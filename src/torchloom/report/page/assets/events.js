@@ -110,7 +110,11 @@ const EVENT_WORDS = {
       `${bytes(d.num_bytes)}: ${seconds(d.end_s - d.start_s)}, of which waited ` +
       seconds(Math.max(0, d.end_s - d.wait_s)),
   ],
-  PhaseRan: ["phase", (d) => `${d.phase} of step ${d.step + 1}: ${seconds(d.duration_s)}`],
+  PhaseRan: [
+    "phase",
+    (d) =>
+      `${d.phase === "step" ? "optimizer" : d.phase} of step ${d.step + 1}: ${seconds(d.duration_s)}`,
+  ],
   StepSkipped: [
     "step skipped",
     (d) =>
@@ -143,11 +147,13 @@ const eventKind = (kind) => EVENT_WORDS[kind]?.[0] || kind;
 // What happened, in words; an event that this page does not know, or that is damaged, by its fields.
 function eventText({ kind, data: d }) {
   try {
-    return EVENT_WORDS[kind][1](d);
+    const text = EVENT_WORDS[kind][1](d);
+    if (!/undefined|NaN/.test(text)) return text;
   } catch {
-    return Object.entries(d)
-      .filter(([, value]) => known(value))
-      .map(([key, value]) => `${key} ${JSON.stringify(value).slice(0, 300)}`)
-      .join(", ");
+    /* its fields, below */
   }
+  return Object.entries(d)
+    .filter(([, value]) => known(value))
+    .map(([key, value]) => `${key} ${JSON.stringify(value).slice(0, 300)}`)
+    .join(", ");
 }

@@ -127,7 +127,7 @@ function predictions(run) {
   ];
   return table(
     [
-      { name: "" },
+      { name: "of a step" },
       { name: "predicted", class: "num" },
       { name: "measured", class: "num" },
       { name: "ratio", class: "num" },
