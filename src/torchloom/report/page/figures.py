@@ -61,8 +61,8 @@ class RunFigures:
     tokens_per_s: float | None
     mfu: float | None
     budget_bytes: int | None
-    predicted_bytes: int | None
-    measured_bytes: int | None
+    predicted_bytes: float | None
+    measured_bytes: float | None
     """The peak that is comparable to the prediction: tensors, standing memory included."""
     memory_bytes: float | None
     """The peak by torch's allocator; on a CPU, of the process."""
@@ -82,19 +82,13 @@ def run_figures(session: Session, folder: str | Path | None = None) -> RunFigure
     """
     ended = _told(session, "StepEnded")
     rows = [] if folder is None else _metrics(Path(folder))
-    steps = [_of_metrics(row) for row in rows if row.get("kind") == "step"]
-    steps = steps or [_of_event(row) for row in ended]
-    steps = [row for row in steps if row["step"] is not None]
+    steps = _steps(rows, ended)
     if not (steps or session.standing or _told(session, "PhaseRan")):
         return None
-    evals = [row for row in rows if row.get("kind") == "eval"]
     compiled = _compiling_steps(ended)
     steady = [row for row in steps if row["step"] not in compiled] or steps
-    newest: dict[str, Any] = {}
-    for row in [*ended, *_told(session, "PlanCompared")]:
-        newest.update({name: value for name, value in row.items() if value is not None})
-    predicted = _number(newest.get("predicted_peak_bytes"))
-    peaks = [_number(newest.get("peak_bytes")), *(row["peak_bytes"] for row in steps)]
+    newest = _newest(session)
+    peaks = [newest.get("peak_bytes"), *(row["peak_bytes"] for row in steps)]
     standing = session.standing[-1] if session.standing else None
     return RunFigures(
         world_size=session.world_size,
@@ -110,14 +104,40 @@ def run_figures(session: Session, folder: str | Path | None = None) -> RunFigure
         tokens_per_s=_median(row["tokens_per_s"] for row in steady),
         mfu=_median(row["mfu"] for row in steady),
         budget_bytes=None if standing is None else standing.budget_bytes,
-        predicted_bytes=_predicted_bytes(session) if predicted is None else int(predicted),
-        measured_bytes=_whole(newest.get("measured_peak_bytes")),
+        predicted_bytes=newest.get("predicted_peak_bytes", _predicted_bytes(session)),
+        measured_bytes=newest.get("measured_peak_bytes"),
         memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
         is_process_memory=session.device in _PROCESSORS,
-        predicted_s=_number(newest.get("predicted_seconds")),
-        measured_s=_number(newest.get("measured_seconds")),
+        predicted_s=newest.get("predicted_seconds"),
+        measured_s=newest.get("measured_seconds"),
         ranks=_ranks(session, folder),
     )
+
+
+def _steps(
+    rows: Sequence[Mapping[str, Any]], ended: Sequence[Mapping[str, Any]]
+) -> list[dict[str, float | None]]:
+    """Return the steps of the metrics file, or else those of the record."""
+    steps = [_of_metrics(row) for row in rows if row.get("kind") == "step"]
+    steps = steps or [_of_event(row) for row in ended]
+    return [row for row in steps if row["step"] is not None]
+
+
+def _evals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
+    return [
+        {"step": _number(row.get("step")), "loss": _number(row.get("heldout_loss"))}
+        for row in rows
+        if row.get("kind") == "eval"
+    ]
+
+
+def _newest(session: Session) -> dict[str, float]:
+    """Return the last number that steps and comparisons with the plan told under each name."""
+    found: dict[str, float] = {}
+    for row in [*_told(session, "StepEnded"), *_told(session, "PlanCompared")]:
+        numbers = {str(name): _number(value) for name, value in row.items()}
+        found.update({name: value for name, value in numbers.items() if value is not None})
+    return found
 
 
 def _of_metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
@@ -251,7 +271,3 @@ def _number(value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if is_number and abs(value) < 2.0**63 else None
 
-
-def _whole(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
