@@ -54,10 +54,11 @@ def _config(folder: Path | None) -> dict[str, str]:
     if folder is None:
         return {}
     facts = _read(folder / "summary.json")
-    return {
-        **{name: str(facts[name])[:_MAX_VALUE] for name in _FACTS if name in facts},
-        **dict(_flat(_read(folder / "config.json"))),
-    }
+    try:
+        keys = dict(_flat(_read(folder / "config.json")))
+    except RecursionError:  # no configuration is as deep
+        keys = {}
+    return {**{name: str(facts[name])[:_MAX_VALUE] for name in _FACTS if name in facts}, **keys}
 
 
 def _read(path: Path) -> Mapping[str, Any]:

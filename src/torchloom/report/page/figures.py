@@ -93,12 +93,7 @@ def run_figures(session: Session, folder: str | Path | None = None) -> RunFigure
     return RunFigures(
         world_size=session.world_size,
         curves=_thinned(steps),
-        heldout=_thinned(
-            [
-                {"step": _number(r.get("step")), "loss": _number(r.get("heldout_loss"))}
-                for r in evals
-            ]
-        ),
+        heldout=_thinned(_evals(rows)),
         num_compiled=len(steps) - len(steady),
         step_s=_spread(row["seconds"] for row in steady),
         tokens_per_s=_median(row["tokens_per_s"] for row in steady),
@@ -270,4 +265,3 @@ def _number(value: Any) -> float | None:
     """Return a finite number as it is, None for anything else."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if is_number and abs(value) < 2.0**63 else None
-
