@@ -58,7 +58,8 @@ def _config(folder: Path | None) -> dict[str, str]:
         keys = dict(_flat(_read(folder / "config.json")))
     except RecursionError:  # no configuration is as deep
         keys = {}
-    return {**{name: str(facts[name])[:_MAX_VALUE] for name in _FACTS if name in facts}, **keys}
+    told = {n: facts[n] for n in _FACTS if isinstance(facts.get(n), (str, int, float))}
+    return {**{name: str(value)[:_MAX_VALUE] for name, value in told.items()}, **keys}
 
 
 def _read(path: Path) -> Mapping[str, Any]:
