@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,9 +63,11 @@ def small_run(folder: Path) -> Path:
 def draw(page: Path, path: Path, theme: str) -> None:
     """Write what the first screen of a page shows in a theme as PNG."""
     options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
     for flag in ("headless", "no-sandbox", "disable-gpu", "hide-scrollbars"):
         options.add_argument(f"--{flag}")
-    browser = webdriver.Chrome(options=options)
+    driver = webdriver.ChromeService(shutil.which("chromedriver"))
+    browser = webdriver.Chrome(options=options, service=driver)
     try:
         size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

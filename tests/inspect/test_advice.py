@@ -272,24 +272,28 @@ def size_fixes(record: Session) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("fn", [broken, outer])
-def test_only_arguments_of_the_called_function_are_marked(fn) -> None:
-    fixes = size_fixes(recorded(fn, (torch.ones(3),), (torch.ones(5),)))
-    assert len(fixes) > 1
-    advice = f"torch._dynamo.mark_dynamic(x, 0) before the first call of {fn.__name__} saves this"
-    assert all(advice in fix for fix in fixes.values()), fixes
+def straight(x):
+    return x + 1
+
+
+def test_an_argument_is_marked_where_all_is_one_graph() -> None:
+    ((_, fix),) = size_fixes(recorded(straight, (torch.ones(3),), (torch.ones(5),))).items()
+    assert "torch._dynamo.mark_dynamic(x, 0) before the first call of straight saves this" in fix
     tensor = torch.ones(3)
     torch._dynamo.mark_dynamic(tensor, 0)
-    record = recorded(fn, (tensor,), (torch.ones(5),))
-    assert all(len(f.entries) <= 1 for f in record.all_functions())  # what it says helps
+    assert len(list(recorded(straight, (tensor,), (torch.ones(5),)).entries())) == 1
 
 
-def test_a_size_that_no_argument_decides_is_not_marked() -> None:
-    fixes = size_fixes(recorded(picked, (torch.ones(4),), (torch.tensor([1.0, 1, 1, -1]),)))
-    assert fixes
+@pytest.mark.parametrize("fn", [broken, outer, picked])
+def test_values_that_the_compiled_function_made_are_never_marked(fn) -> None:
+    calls = ((torch.ones(4),), (torch.tensor([1.0, 1, -1]),))
+    fixes = size_fixes(recorded(fn, *calls))
+    assert len(fixes) > 1
     for fix in fixes.values():
         assert "mark_dynamic" not in fix
-        assert "compiling picked with dynamic=True saves this compile" in fix
+        assert f"{fn.__name__} with dynamic=True" in fix, fixes
+    record = recorded(fn, *calls, dynamic=True)
+    assert all(len(f.entries) <= 1 for f in record.all_functions())  # what it says helps
 
 
 class Mine:

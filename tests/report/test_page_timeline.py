@@ -60,7 +60,7 @@ def test_it_opens_on_the_first_step_after_the_last_compile(show):
     page.until(lambda: {"step 1", "step 2"} <= {name.split(",")[0] for name in names(page)})
     assert pressed(page) == ["Whole run"]
     page.press("Steps")
-    page.until(lambda: not any("step 1" in name for name in names(page)))
+    page.until(lambda: not any("step 2" in name for name in names(page)))
 
 
 def test_a_run_that_compiles_in_every_step_opens_on_its_last(show):

@@ -1,7 +1,7 @@
 """Completes advice about sizes: only an argument that the user's own code passes can be marked dynamic.
 
-What follows a graph break, and what is called behind one, is handed values that the compiled function made: for
-these, the advice is about the function that the user calls.
+What follows a graph break, and what is called behind one, is handed values that the compiled function made: then
+the advice is to compile the function that the user calls with dynamic sizes.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from collections.abc import Iterator, Sequence
 from torchloom.records import Function, Recompile
 
 _MARK = re.compile(r"torch\._dynamo\.(?:decorators\.)?mark_(?:dynamic|unbacked)\(tensor, (\d+)\)")
-_SIZE = re.compile(r"size\((\d+)\) == (\d+)")
 _CALL = re.compile(r"(.+):(\d+) in (.+)")
 
 
 def advise(roots: Sequence[Function]) -> None:
-    """Name the argument to mark in each advice, in place, or say what else ends the recompile."""
+    """Name the argument to mark in each advice, in place, or say what else ends all recompiles of a call."""
+    groups: dict[int, list[tuple[Function, Function, Recompile]]] = {}
     for root in roots:
         called = _called_by_user(root, roots)
         for function in root.walk():
-            for each in _about_sizes(function):
-                marked = _cause(called, each)
-                if function is called and _is_argument(each):
-                    dim = _MARK.search(each.fix)
-                    marked = f"{each.source.removeprefix('argument ')}, {dim[1] if dim else 0}"
-                each.fix = _advice(each.fix, marked, called.name)
+            rows = groups.setdefault(id(called), [])
+            rows += [(called, function, each) for each in _about_sizes(function)]
+    for rows in groups.values():
+        # A mark does not outlive a graph break: it helps where all is one graph.
+        is_alone = all(function is called for called, function, _ in rows)
+        for called, _, each in rows:
+            is_marked = is_alone and _is_argument(each)
+            name = each.source.removeprefix("argument ") if is_marked else ""
+            each.fix = _advice(each.fix, name, called.name)
 
 
 def _about_sizes(function: Function) -> Iterator[Recompile]:
@@ -34,35 +37,25 @@ def _about_sizes(function: Function) -> Iterator[Recompile]:
         yield from (each for each in entry.recompiles if _MARK.search(each.fix))
 
 
-def _cause(called: Function, each: Recompile) -> str:
-    """Return the argument and dim of the called function whose size changed alike, as `x, 0`, or nothing."""
-    old = each.expected.rpartition(" ")[2]
-    for other in (r for entry in called.entries for r in entry.recompiles):
-        size = _SIZE.fullmatch(other.expected)
-        if size and _is_argument(other) and (size[2], other.actual) == (old, each.actual):
-            return f"{other.source.removeprefix('argument ')}, {size[1]}"
-    return ""
-
-
 def _is_argument(each: Recompile) -> bool:
     """Return whether the value is an argument that the source names: torch hands on others as `___stack0`."""
     return each.source.startswith("argument ") and "___" not in each.source
 
 
-def _advice(fix: str, marked: str, name: str) -> str:
+def _advice(fix: str, argument: str, name: str) -> str:
     """Return advice about calls of the function `name`.
 
     Args:
         fix: says to mark `tensor`.
-        marked: the argument to mark and its dim, as `x, 0`; "" where no argument decides the size.
+        argument: the one to mark; "" where a mark does not help.
         name: of the function.
     """
     mark = _MARK.search(fix)
     if mark is None:
         return fix
     before, is_first = fix[: mark.start()], "first call" in fix
-    if marked:
-        call = f"{mark[0].partition('(')[0]}({marked})"
+    if argument:
+        call = mark[0].replace("(tensor,", f"({argument},")
         when = f" before the first call of {name}" if is_first else f" before the call of {name}"
         return f"{before}{call}{when}{fix[mark.end() :].removeprefix(' before the first call')}"
     if is_first:
@@ -75,7 +68,7 @@ def _advice(fix: str, marked: str, name: str) -> str:
 def _called_by_user(function: Function, roots: Sequence[Function]) -> Function:
     """Return the outermost function of the record in whose call another one was compiled."""
     stacks = [entry.stack for entry in function.entries if entry.stack]
-    for call in stacks[0][:-1] if stacks else []:
+    for call in stacks[0] if stacks else []:
         found = _CALL.fullmatch(call)
         if found is None:
             continue

@@ -59,9 +59,9 @@ class Places:
 
 
 def user_stack(compile_: Compile) -> list[str]:
-    """Return the user's frames that led to a compile, as `file:line in function`, the compiled function last."""
+    """Return the user's frames that led to a compile, as `file:line in function`, the compiled function last if it is one of these."""
     calls = [call for call in compile_.calls if not is_library(call[0])]
     if compile_.code is not None:
         file, line = introspect.place_of(compile_.code)
-        calls.append((file, line, compile_.code.co_name))
+        calls += [] if is_library(file) else [(file, line, compile_.code.co_name)]
     return [f"{file}:{line} in {name}" for file, line, name in calls]

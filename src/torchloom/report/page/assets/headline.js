@@ -88,16 +88,16 @@ function memoryFigure(run) {
 }
 
 const CURVES = [
-  ["Loss", "loss", round],
-  ["Tokens per second", "tokens_per_s", (n) => (n ? round(n) : "0")],
-  ["Memory", "memory_bytes", bytes],
+  ["Loss over steps", "loss", round],
+  ["Tokens per second over steps", "tokens_per_s", (n) => (n ? round(n) : "0")],
+  ["Memory over steps", "memory_bytes", bytes],
 ];
 
 // One chart for each quantity, with a line for each run.
 function runCurves(runs) {
   const charts = CURVES.map(([title, key, show]) => {
     const lines = runs.flatMap(({ name, run }) => {
-      const own = [{ label: name || title.toLowerCase(), xs: run.curves.step, ys: run.curves[key] }];
+      const own = [{ label: name || "training", xs: run.curves.step, ys: run.curves[key] }];
       const heldout = { label: `${name} held-out`.trim(), xs: run.heldout.step, ys: run.heldout.loss };
       return key === "loss" ? [...own, heldout] : own;
     });
@@ -114,7 +114,7 @@ function curve(title, lines, show, key) {
     return { label, ys: xs.map((x) => at.get(x) ?? null) };
   });
   const incrs = key === "memory_bytes" ? BINARY : undefined;
-  return lineChart(title, "step", xs, series, { show, incrs, height: 190, size: 66 });
+  return lineChart(title, "step", xs, series, { show, incrs, height: 170, size: 66 });
 }
 
 function predictions(run) {

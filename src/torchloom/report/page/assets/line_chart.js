@@ -29,7 +29,7 @@ function lineChart(title, xLabel, xs, series, { show, incrs, height = 260, size 
         legend: { show: series.length > 1 || height > 200, live: (box.clientWidth || 700) > 500 },
         scales: { x: { time: false } },
         axes: [
-          { ...axis, label: xLabel, labelSize: 22 },
+          height > 200 ? { ...axis, label: xLabel, labelSize: 22 } : { ...axis, size: 28 },
           { ...axis, size, incrs, values: (_, v) => v.map(show) },
         ],
         series: [{ label: xLabel.split(" ")[0] }, ...lines],

@@ -22,9 +22,11 @@ function timelineView() {
     const ran = phases.filter((r) => inSight(r.data.start_s, r.data.start_s + r.data.duration_s));
     tables.replaceChildren(
       ...[
-        near.length && section("Collectives in sight", moveTable(near)),
-        ran.length && section("Phases in sight", phaseTable(ran)),
-      ].filter(Boolean),
+        beside(
+          near.length && section("Collectives in sight", moveTable(near)),
+          ran.length && section("Phases in sight", phaseTable(ran)),
+        ),
+      ].flat(),
     );
   };
   const chart = laneChart(lanes, items, {
