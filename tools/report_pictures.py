@@ -23,7 +23,7 @@ from torchloom.records import load_record
 from torchloom.report.page import write_page
 
 ROOT = Path(__file__).parents[1]
-WIDTH, HEIGHT = 1280, 860
+WIDTH, HEIGHT = 1280, 750
 MAX_BYTES = 250_000
 CONFIG = {
     "train_micro_batch_size_per_gpu": 4,

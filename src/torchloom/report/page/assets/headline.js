@@ -147,7 +147,9 @@ function ranks(run) {
   if (!run.ranks.length) {
     return empty("No rank recorded its steps: torchloom train --report, or an engine in a watch.");
   }
-  const slowest = run.ranks.reduce((a, b) => (b.works_s > a.works_s ? b : a));
+  const sorted = [...run.ranks].sort((a, b) => b.works_s - a.works_s);
+  const [slowest, fastest] = [sorted[0], sorted.at(-1)];
+  const more = percent(slowest.works_s - fastest.works_s, fastest.works_s);
   const rows = run.ranks.map((r) => [
     String(r.rank),
     seconds(r.step_s.median),
@@ -159,20 +161,20 @@ function ranks(run) {
   const num = run.ranks.length;
   const missing =
     num < run.world_size
-      ? `${num} of ${run.world_size} ranks recorded: open torchloom.watch(path) on each.`
-      : null;
+      ? ` ${num} of ${run.world_size} ranks recorded: open torchloom.watch(path) on each.`
+      : "";
   return [
     num > 1
       ? el(
           "p",
           {},
           el("strong", {}, `Rank ${slowest.rank} is the slowest`),
-          `: it works ${seconds(slowest.works_s)} of a step; the others wait for it.`,
+          `: it works ${seconds(slowest.works_s)} of a step, ${more} more than rank ${fastest.rank}.`,
         )
       : null,
     table([{ name: "rank" }, ...columns.map((name) => ({ name, class: "num" }))], rows, {
       class: "ranks",
     }),
-    missing && el("p", { class: "told" }, missing),
+    el("p", { class: "told" }, `In ${count(slowest.step_s.num, "step")} while watched.${missing}`),
   ];
 }
