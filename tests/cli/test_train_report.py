@@ -49,12 +49,17 @@ def run_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shown(run_dir):
-    """Return the record that the page carries."""
+def packed(run_dir):
+    """Return what the page carries."""
     page = (run_dir / "report.html").read_text("utf-8")
     coded = re.search(r'id="record">([^<]*)</script>', page)
     assert coded
-    packed = json.loads(gzip.decompress(base64.b64decode(coded[1])))
+    return json.loads(gzip.decompress(base64.b64decode(coded[1])))
+
+
+@pytest.fixture(scope="module")
+def shown(packed):
+    """Return the record that the page carries."""
 
     def restored(value):
         if isinstance(value, dict):
@@ -142,3 +147,29 @@ def test_the_page_is_that_of_the_record_beside_it(run_dir, shown) -> None:
     assert [f.name for f in session.functions] == [f["name"] for f in shown["functions"]]
     assert len(session.events) == len(shown["events"])
     assert (run_dir / "report.html").stat().st_size < 3_000_000
+
+
+@pytest.mark.slow
+def test_the_page_holds_the_curves_of_the_run_and_the_times_of_both_ranks(run_dir, packed) -> None:
+    run = packed["run"]
+    assert run["curves"]["step"] == [1, 2, 3]
+    assert all(run["curves"][name][-1] > 0 for name in ("loss", "tokens_per_s", "memory_bytes"))
+    assert run["heldout"]["step"] == [0, 3]
+    assert run["num_compiled"] == 1
+    assert [rank["rank"] for rank in run["ranks"]] == [0, 1]
+    for rank in run["ranks"]:
+        assert rank["step_s"]["num"] == STEPS - 1
+        assert 0 < rank["waits_s"] < rank["step_s"]["median"]
+    other = load_record(run_dir / "record-rank1.json")
+    assert {row.kind for row in other.events} == {"StepEnded", "CollectiveRan"}
+    assert json.loads((run_dir / "config.json").read_text())["zero"]["stage"] == 3
+
+
+@pytest.mark.slow
+def test_lines_and_backend_are_the_users(shown) -> None:
+    (entry,) = [e for f in shown["functions"] for e in f["entries"]]
+    assert entry["backend"] == "torchloom(aot_eager)"
+    assert {"input_ids", "labels"} <= set(entry["trigger"])
+    lines = [guard["user_line"] for guard in entry["guards"] if guard["user_line"]]
+    assert any("recipes/train/model.py" in line for line in lines)
+    assert not [line for line in lines if "_torch/" in line or "shard/" in line]

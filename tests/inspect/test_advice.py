@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import torchloom
+from torchloom._torch.module_calls import compile_in_place
 from torchloom.inspect.wording.english import guard_in_words
 from torchloom.inspect.wording.reasons import reason_of
 from torchloom.inspect.wording.reasons.fixes import constant_fix
@@ -154,8 +156,8 @@ def test_sizes_zero_and_one(sizes: tuple[int, ...]) -> None:
     assert len(list(recorded(fn, *((marked(size),) for size in sizes)).entries())) == 1
     for reason in reasons(record):
         assert "0 and 1 are compiled apart" in reason.fix
-        assert "mark_unbacked(tensor, 0)" in reason.fix
-        assert "mark_dynamic(tensor" not in reason.fix
+        assert "mark_unbacked(x, 0) before the call of fn" in reason.fix
+        assert "mark_dynamic(" not in reason.fix
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -237,3 +239,106 @@ def test_ids_are_no_numbers(text: str, shown: str) -> None:
     if text.startswith("id("):
         assert "12345" not in guard_in_words("EQUALS_MATCH", "L['n']", text)
         assert "12345" not in reason_of(text).expected
+
+
+def broken(x):
+    y = x + 1
+    torch._dynamo.graph_break()
+    return y * 2
+
+
+def helper(given):
+    given = given * 2
+    torch._dynamo.graph_break()
+    return given + 1
+
+
+def outer(x):
+    return helper(x + 1) * 3
+
+
+def picked(x):
+    y = x[x > 0]
+    return y * 2 + 1
+
+
+def size_fixes(record: Session) -> dict[str, str]:
+    found = [(f.name, e) for f in record.all_functions() for e in f.entries]
+    return {
+        f"{name} {each.source}": each.fix
+        for name, entry in found
+        for each in entry.recompiles
+        if each.expected.startswith("size(")
+    }
+
+
+def straight(x):
+    return x + 1
+
+
+def test_an_argument_is_marked_where_all_is_one_graph() -> None:
+    ((_, fix),) = size_fixes(recorded(straight, (torch.ones(3),), (torch.ones(5),))).items()
+    assert "torch._dynamo.mark_dynamic(x, 0) before the first call of straight saves this" in fix
+    tensor = torch.ones(3)
+    torch._dynamo.mark_dynamic(tensor, 0)
+    assert len(list(recorded(straight, (tensor,), (torch.ones(5),)).entries())) == 1
+
+
+@pytest.mark.parametrize("fn", [broken, outer, picked])
+def test_values_that_the_compiled_function_made_are_never_marked(fn) -> None:
+    calls = ((torch.ones(4),), (torch.tensor([1.0, 1, -1]),))
+    fixes = size_fixes(recorded(fn, *calls))
+    assert len(fixes) > 1
+    for fix in fixes.values():
+        assert "mark_dynamic" not in fix
+        assert f"{fn.__name__} with dynamic=True" in fix, fixes
+    record = recorded(fn, *calls, dynamic=True)
+    assert all(len(f.entries) <= 1 for f in record.all_functions())  # what it says helps
+
+
+class Mine:
+    compiler_name = property(lambda self: "mine(eager)")
+
+    def __call__(self, gm, inputs, **options):
+        return gm.forward
+
+
+def test_a_module_compiled_in_place_is_told_by_its_own_lines_and_backend() -> None:
+    class Broken(nn.Module):
+        def forward(self, x):
+            x = torch.relu(x)
+            torch._dynamo.graph_break()
+            return x + 1
+
+    model = nn.Sequential(Broken())
+    with torchloom.watch() as w:
+        compile_in_place(model, Mine())
+        for size in (2, 3):
+            model(torch.ones(size))
+    record = w.record
+    places = [frame for each in record.breaks() for frame in each.user_stack]
+    places += [g.user_line for e in record.entries() for g in e.guards if g.user_line]
+    places += [call for e in record.entries() for call in e.stack]
+    own = Path(torchloom.__file__).parent, Path(torch.__file__).parent
+    assert any("test_advice.py" in place for place in places)
+    assert [p for p in places if p.startswith(tuple(map(str, own)))] == []
+    assert {e.backend for e in record.entries()} == {"mine(eager)"}
+
+
+def test_arguments_of_a_module_compiled_in_place_have_the_names_of_its_forward() -> None:
+    class Named(nn.Module):
+        def forward(self, first, second=None):
+            return first + second
+
+    model = Named()
+    with torchloom.watch() as w:
+        compile_in_place(model, Mine())
+        for size in (2, 3):
+            model(torch.ones(size), second=torch.ones(size))
+    (function,) = w.record.functions
+    older, newer = function.entries
+    assert set(older.trigger) == {"first", "second"}
+    assert any(guard.english.startswith("argument second is a float32") for guard in older.guards)
+    (reason,) = newer.recompiles
+    assert reason.source == "argument first"
+    assert "torch._dynamo.mark_dynamic(first, 0) before the first call of Named" in reason.fix

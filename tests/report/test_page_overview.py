@@ -132,7 +132,7 @@ def test_the_peak_is_held_against_the_budget_by_kind_and_layer(show):
     assert memory["generated code beyond its graphs"][0] == "2.0 MiB"
     assert memory["layers.1"][-1] == "16.0 MiB"
     assert page.texts(".stacked .limit") == [""]
-    assert "38.0 MiB" in page.texts(".card strong")
+    assert "38.0 MiB" in page.texts(".figure strong")
 
 
 def test_code_that_needs_less_than_its_graphs_is_said(show):

@@ -50,17 +50,17 @@ def test_lanes_of_phases_compiles_and_collectives(show):
 def test_it_opens_on_the_first_step_after_the_last_compile(show):
     page = timeline(show, run_session())
     page.until(lambda: pressed(page) == ["Steps"])
-    assert "step 1 of 0 to 1, the first after the last compile" in page.texts(".told")[0]
-    page.until(lambda: names(page) and not any("step 0" in name for name in names(page)))
-    assert sum("step 1" in name for name in names(page)) == 3
+    assert "step 2 of 1 to 2, the first after the last compile" in page.texts(".told")[0]
+    page.until(lambda: names(page) and not any("step 1" in name for name in names(page)))
+    assert sum("step 2" in name for name in names(page)) == 3
     page.click("[aria-label='Previous step']")
-    page.until(lambda: any("step 0" in name for name in names(page)))
-    assert not any("step 1" in name for name in names(page))
+    page.until(lambda: any("step 1" in name for name in names(page)))
+    assert not any("step 2" in name for name in names(page))
     page.press("Whole run")
-    page.until(lambda: {"step 0", "step 1"} <= {name.split(",")[0] for name in names(page)})
+    page.until(lambda: {"step 1", "step 2"} <= {name.split(",")[0] for name in names(page)})
     assert pressed(page) == ["Whole run"]
     page.press("Steps")
-    page.until(lambda: not any("step 1" in name for name in names(page)))
+    page.until(lambda: not any("step 2" in name for name in names(page)))
 
 
 def test_a_run_that_compiles_in_every_step_opens_on_its_last(show):
@@ -69,7 +69,7 @@ def test_a_run_that_compiles_in_every_step_opens_on_its_last(show):
     session.functions[0].entries[0].spans.append(late)
     page = timeline(show, session)
     page.until(lambda: "something was compiled in each step" in page.texts(".told")[0])
-    assert "step 1" in page.texts(".told")[0]
+    assert "step 2" in page.texts(".told")[0]
 
 
 def test_micro_steps_belong_to_their_step_and_evaluations_to_none(show):
@@ -79,7 +79,7 @@ def test_micro_steps_belong_to_their_step_and_evaluations_to_none(show):
     rows += [("step", 4, 7), ("forward", 5, 8), ("forward", 5, 9)]
     session.events += [phase(name, step, 1e9 + 1 + at) for name, step, at in rows]
     page = timeline(show, session)
-    page.until(lambda: "step 4 of 4 to 4" in page.texts(".told")[0])
+    page.until(lambda: "step 5 of 5 to 5" in page.texts(".told")[0])
     assert "4.10 s" in page.texts(".told")[0]  # from the fourth forward to the end of the step
     page.until(lambda: len(names(page)) == 5)
     page.press("Whole run")
@@ -118,7 +118,7 @@ def test_it_is_moved_by_keys(show):
         chart.send_keys(key)
         seen.append(page.texts(axis))
     assert seen[0] != seen[1] != seen[2] != seen[3]
-    assert any("step 0" in name for name in names(page))
+    assert any("step 1" in name for name in names(page))
     chart.send_keys("n")
     first = page.texts(".chart .detail")[0]
     chart.send_keys("n")

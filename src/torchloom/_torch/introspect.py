@@ -59,13 +59,23 @@ def place_of(code: CodeType) -> tuple[str, int]:
 
     What torchloom puts in front of a module carries the place of the module's forward.
     """
+    forward = _forward_of(code)
+    return (code.co_filename, code.co_firstlineno) if forward is None else forward[1:3]
+
+
+def forward_arguments(code: CodeType) -> tuple[str, ...] | None:
+    """Return the arguments of the module's forward behind `self`, None for other code than torchloom's own."""
+    forward = _forward_of(code)
+    return None if forward is None else forward[3]
+
+
+def _forward_of(code: CodeType) -> tuple[str, str, int, tuple[str, ...]] | None:
     for constant in code.co_consts:
         # Dynamo puts any object of the program among the constants: ask nothing of those.
-        if type(constant) is tuple and len(constant) == 3 and type(constant[0]) is str:
-            mark, file, line = constant
-            if mark == FORWARD_PLACE:
-                return file, line
-    return code.co_filename, code.co_firstlineno
+        is_text = type(constant) is tuple and len(constant) == 4 and type(constant[0]) is str
+        if is_text and constant[0] == FORWARD_PLACE:
+            return constant
+    return None
 
 
 def qualname_of(code: CodeType) -> str:

@@ -96,6 +96,7 @@ class _Backend:
     def __init__(self, backend: Callable[..., Any]) -> None:
         self._backend = weakref.ref(backend)
         self.compiler_name = getattr(backend, "compiler_name", type(backend).__name__)
+        self.__name__ = self.compiler_name  # by which records call it
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         backend = self._backend()
@@ -114,14 +115,15 @@ def _forget_entries(code: types.CodeType) -> None:
     reset_code(code)
 
 
-def _forward_place(module: torch.nn.Module) -> tuple[tuple[str, str, int], ...]:
+def _forward_place(module: torch.nn.Module) -> tuple[tuple[str, str, int, tuple[str, ...]], ...]:
     """Return a constant by which records name the module's forward in place of our function."""
     from torchloom._torch import introspect  # which needs Dynamo
 
     forward = getattr(type(module).forward, "__code__", None)
     if forward is None:
         return ()
-    return ((introspect.FORWARD_PLACE, forward.co_filename, forward.co_firstlineno),)
+    names = forward.co_varnames[1 : forward.co_argcount]
+    return ((introspect.FORWARD_PLACE, forward.co_filename, forward.co_firstlineno, names),)
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:

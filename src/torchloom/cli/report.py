@@ -30,7 +30,7 @@ def report(
     session = load_record(path)
     target = out or path.with_name("report.html")
     with writing(target):
-        page = write_page(session, target)
+        page = write_page(session, target, run=path.parent)
     typer.echo(f"report  {page} ({page.stat().st_size / 1e6:.2f} MB)")
     if trace is not None:
         with writing(trace):

@@ -13,6 +13,9 @@ import torch
 from torchloom.records import Guard
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_OWN = str(Path(__file__).parents[2]) + os.sep
+_RECIPES = _OWN + "recipes" + os.sep
+"""Programs that users run as their own."""
 
 
 def resolve_lines(
@@ -21,7 +24,7 @@ def resolve_lines(
     files: Iterable[str],
     lines: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the whole path of each guard's line, in place; lines inside of torch are dropped.
+    """Write the whole path of each guard's line, in place; lines of torch and torchloom are dropped.
 
     Args:
         guards: of one entry.
@@ -31,22 +34,23 @@ def resolve_lines(
     """
     own = [] if code is None else [code.co_filename]
     every = dict.fromkeys([*own, *files, *linecache.cache])
-    known = [path for path in every if not is_torch(path)]
+    known = [path for path in every if not is_library(path)]
     for guard in guards:
         guard.user_line = (lines or {}).get(guard.text) or _resolved(guard.user_line, known)
 
 
-def is_torch(path: str) -> bool:
-    """Return whether a file is one of torch's own."""
-    return path.startswith(_TORCH)
+def is_library(path: str) -> bool:
+    """Return whether a file is one of torch, torchloom or Python's start, and not of the user's program."""
+    is_own = path.startswith(_OWN) and not path.startswith(_RECIPES)
+    return is_own or path.startswith((_TORCH, "<frozen "))
 
 
 def _resolved(place: str | None, known: Iterable[str]) -> str | None:
-    """Return the full path of a place of which Dynamo wrote the end; None for a line of torch."""
+    """Return the full path of a place of which Dynamo wrote the end; None for a line of a library."""
     if not place:
         return None
     path, _, line = place.rpartition(":")
     matching = [file for file in known if file.endswith(path)]
     if Path(path).is_absolute() and not matching:
-        return None if is_torch(path) else place
+        return None if is_library(path) else place
     return f"{matching[0]}:{line}" if matching else None

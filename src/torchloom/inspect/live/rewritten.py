@@ -88,8 +88,9 @@ def graph_name(code: CodeType) -> str | None:
 def line_of(code: CodeType) -> int:
     """Return the line on which a function begins, or on which a continuation resumes."""
     match = RESUME.fullmatch(code.co_name)
-    if match is None:
-        return introspect.place_of(code)[1]
+    file, line = introspect.place_of(code)
+    if match is None or file != code.co_filename:  # what torchloom puts in front of a module
+        return line
     # The first instructions are Dynamo's: they restore values and jump to where the function resumes.
     bare = without_constants(code)
     at = {ins.offset: ins for ins in dis.get_instructions(bare)}

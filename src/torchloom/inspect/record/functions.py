@@ -12,6 +12,7 @@ from torchloom._torch import introspect
 from torchloom.inspect.heard import EagerCalls
 from torchloom.inspect.live.naming import Named, short_name
 from torchloom.inspect.live.rewritten import RESUME
+from torchloom.inspect.record.advice import advise
 from torchloom.inspect.record.compiles import Compile, CompileKey
 from torchloom.inspect.record.indirect_hits import count_through_continuations
 from torchloom.inspect.record.parents import parents_of
@@ -47,6 +48,7 @@ def functions_of(
         _fill(functions[key], group, eager)
     count_through_continuations(functions, groups)
     roots = _hung(functions, groups)
+    advise(roots)
     return roots + _compiled_before(groups, eager)
 
 
@@ -92,7 +94,7 @@ def _named_by(code: CodeType, epoch: int, frame_id: int | None = None) -> Functi
         name=code.co_name if match else short_name(qualname),
         qualname=qualname,
         file=file,
-        line=int(match.group(2)) if match else line,
+        line=int(match.group(2)) if match and file == code.co_filename else line,
         source=_source_of(code),
         frame_id=frame_id,
         epoch=epoch,
@@ -102,15 +104,15 @@ def _named_by(code: CodeType, epoch: int, frame_id: int | None = None) -> Functi
 def _fill(function: Function, group: Sequence[Compile], eager: EagerCalls) -> None:
     for each in group:
         entry = each.entry
+        for each_break in entry.breaks:  # of some, torch tells no line of the user's
+            place = f"{function.file}:{function.line} in {function.name}"
+            each_break.user_stack = each_break.user_stack or [place]
         if each.is_entry:
             function.entries.append(entry)
         elif each.has_failed and not each.hit_limit:
             status = entry.status
             function.skipped = status if status != "live" else f"failed: {_why_failed(each)}"
             function.breaks += entry.breaks
-            for each_break in entry.breaks:  # of some, torch tells no line
-                place = f"{function.file}:{function.line} in {function.name}"
-                each_break.user_stack = each_break.user_stack or [place]
         elif not each.hit_limit and function.entries:
             function.skipped = NOTHING_LATER
         function.num_hits += entry.num_hits

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import torchloom
 from torchloom._torch import introspect
-from torchloom.inspect.live.lines import is_torch, resolve_lines
+from torchloom.inspect.live.lines import is_library, resolve_lines
 from torchloom.inspect.record.compiles import Compile
 from torchloom.inspect.wording.english import guard_in_words
 from torchloom.inspect.wording.hider import Hider
 from torchloom.inspect.wording.scrub import without_addresses, without_values
 from torchloom.records import Guard
-
-_TORCHLOOM = str(Path(torchloom.__file__).parent) + os.sep
 
 
 class Places:
@@ -50,7 +45,7 @@ class Places:
             code = without_values(raw, keys_too=False)
             texts[without_addresses(code)] = code
             user = [
-                frame for frame in row.get("user_stack") or [] if not is_torch(self.of(frame)[0])
+                frame for frame in row.get("user_stack") or [] if not is_library(self.of(frame)[0])
             ]
             if user:
                 file, line = self.of(user[-1])
@@ -64,13 +59,9 @@ class Places:
 
 
 def user_stack(compile_: Compile) -> list[str]:
-    """Return the user's frames that led to a compile, as `file:line in function`, the compiled function last."""
-    calls = [
-        call
-        for call in compile_.calls
-        if not is_torch(call[0]) and not call[0].startswith(_TORCHLOOM)
-    ]
+    """Return the user's frames that led to a compile, as `file:line in function`, the compiled function last if it is one of these."""
+    calls = [call for call in compile_.calls if not is_library(call[0])]
     if compile_.code is not None:
         file, line = introspect.place_of(compile_.code)
-        calls.append((file, line, compile_.code.co_name))
+        calls += [] if is_library(file) else [(file, line, compile_.code.co_name)]
     return [f"{file}:{line} in {name}" for file, line, name in calls]

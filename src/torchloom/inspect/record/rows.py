@@ -9,6 +9,7 @@ from typing import Any
 
 from torchloom._torch import introspect
 from torchloom.inspect.heard import Rewriting, Row
+from torchloom.inspect.live.lines import is_library
 from torchloom.inspect.record.artifacts import GRAPHS, add_graph
 from torchloom.inspect.record.compiles import Compile, CompileKey
 from torchloom.inspect.record.places import Places
@@ -115,7 +116,9 @@ class RowReader:
         elif kind == "recompile_reasons":
             entry.recompiles += parse_reasons(row.payload or "", self._hider)
         elif kind == "dynamo_graph_break_reason":
-            entry.breaks.append(parse_break(row.payload or "", self._hider.words))
+            found = parse_break(row.payload or "", self._hider.words)
+            found.user_stack = [each for each in found.user_stack if not is_library(each)]
+            entry.breaks.append(found)
         elif kind in ("compilation_metrics", "bwd_compilation_metrics"):
             compile_.hit_limit |= row.is_limit
             self._metrics(entry, kind, row.body)

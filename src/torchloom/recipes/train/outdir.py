@@ -1,6 +1,8 @@
 """The folder of a run.
 
-OUT/metrics.jsonl  loss.svg  step_time.svg  throughput.svg  memory.svg  summary.json  tensorboard/  checkpoints/
+OUT/config.json  metrics.jsonl  summary.json  tensorboard/  checkpoints/
+loss.svg  step_time.svg  throughput.svg  memory.svg
+with --report: record.json  record-rank1.json ...  report.html
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 
 import torchloom
 from torchloom.errors import ConfigError, TorchloomError
+from torchloom.files import write_whole
 from torchloom.recipes.train.corpus import Corpus, load_corpus
 from torchloom.recipes.train.defaults import default_config
 from torchloom.recipes.train.failing import failing_in
@@ -24,7 +26,7 @@ from torchloom.recipes.train.progress import make_progress
 from torchloom.recipes.train.stream import SampleStream, heldout_batches
 from torchloom.recipes.train.summary import print_summary, summarize, write_charts, write_summary
 from torchloom.recipes.train.task import Task, build_task
-from torchloom.recipes.train.watching import WatchSink
+from torchloom.recipes.train.watching import RankSink, WatchSink
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -101,9 +103,14 @@ def _prepare(
         _restore(engine, loop, out, options.steps)
     if options.report and engine.rank == 0:
         sinks.append(WatchSink(out, done=engine.global_steps))
+    elif options.report:
+        ranks = {"rank": engine.rank, "world_size": engine.world_size}
+        sinks.append(RankSink(out, **ranks, done=engine.global_steps))
     if options.compile:
         engine.compile()
     if engine.rank == 0:
+        config = json.dumps(engine.config.to_dict(), indent=2, default=str)
+        write_whole(out / "config.json", config + "\n")
         sinks += _open_sinks(options, out, engine, task, console)
         console.print(str(corpus), soft_wrap=True, highlight=False)
         console.print(
@@ -181,6 +188,9 @@ def _report(run: _Run, outcome: Outcome) -> None:
     peak_gib = torchloom.all_reduce(own_peak_gib, "max", name="peak memory")
     if run.engine.rank != 0:
         return
+    for sink in run.sinks:
+        if isinstance(sink, WatchSink):
+            sink.write_page()  # again: by now each rank has written its record
     rows = read_rows(run.out / "metrics.jsonl")
     compiled = run.engine.compile_report()
     summary = summarize(

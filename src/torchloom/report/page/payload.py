@@ -7,6 +7,7 @@ the table of texts, the page of a large model would carry most graphs twice.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 from collections import Counter
@@ -14,17 +15,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchloom.records import Session, to_json
+from torchloom.report.page.figures import RunFigures
 
 _MIN_SHARED = 256
 """Shortest repeated text, in characters, that goes into the table of texts."""
 
 
-def pack(session: Session) -> str:
-    """Return the record as base64 of gzip of JSON; the same record always gives the same text."""
-    data = to_json(session)
+def pack(session: Session, run: RunFigures | None = None) -> str:
+    """Return a record and the figures of its run as base64 of gzip of JSON; equal ones give equal text."""
+    figures = None if run is None else dataclasses.asdict(run)
+    return pack_data({"record": to_json(session), "run": figures})
+
+
+def pack_data(data: dict[str, Any]) -> str:
+    """Return plain data as base64 of gzip of JSON."""
     counts = Counter(text for text in _texts(data) if len(text) >= _MIN_SHARED)
     table = {text: i for i, text in enumerate(t for t, n in counts.items() if n > 1)}
-    packed = {"texts": list(table), "record": _share(data, table)}
+    packed = {"texts": list(table), **_share(data, table)}
     raw = json.dumps(packed, ensure_ascii=False, separators=(",", ":"), default=str)
     # Python writes lone surrogates that UTF-8 cannot hold, for instance from undecodable paths.
     coded = raw.encode("utf-8", errors="replace")

@@ -13,7 +13,9 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from torchloom.files import write_whole
 from torchloom.records import Session
-from torchloom.report.page.payload import pack
+from torchloom.report.page.comparison import ComparedRun, comparison
+from torchloom.report.page.figures import run_figures
+from torchloom.report.page.payload import pack, pack_data
 
 _SCRIPTS = (
     "dom.js",
@@ -21,6 +23,7 @@ _SCRIPTS = (
     "lanes.js",
     "flame.js",
     "colour.js",
+    "line_chart.js",
     "code.js",
     "diff.js",
     "graph_parse.js",
@@ -39,6 +42,7 @@ _SCRIPTS = (
     "run_memory.js",
     "run_plan.js",
     "own_phases.js",
+    "headline.js",
     "overview.js",
     "function.js",
     "guards.js",
@@ -50,6 +54,8 @@ _SCRIPTS = (
     "steps.js",
     "timeline.js",
     "events.js",
+    "search.js",
+    "compare.js",
     "app.js",
 )
 """In the order in which they are joined; they share one scope."""
@@ -57,32 +63,45 @@ _STYLES = ("theme.css", "style.css", "code.css", "charts.css", "graph.css", "run
 _LIBRARIES = ("uplot-1.6.32", "dagre-3.1.3")
 
 
-def render_page(session: Session, *, title: str | None = None) -> str:
+def render_page(
+    session: Session, *, title: str | None = None, run: str | Path | None = None
+) -> str:
     """Return one HTML document that shows a record; it loads nothing from anywhere.
 
     Args:
         session: what a watch recorded.
         title: the page's heading; made from the record if left out.
+        run: the folder of the run; its `metrics.jsonl` and the records of other ranks are shown as well.
     """
-    script = _script()
-    return _template().render(
-        title=title or _title(session),
-        style=_style(),
-        script=script,
-        script_hash=_hash(script),
-        record=pack(session),
-        licences=[(name, _asset(f"vendor/{name}.LICENSE.txt")) for name in _LIBRARIES],
-        torchloom=session.torchloom,
-    )
+    packed = pack(session, run_figures(session, run))
+    return _document(title or _title(session), packed, session.torchloom)
 
 
-def write_page(session: Session, path: str | Path, *, title: str | None = None) -> Path:
+def render_comparison(before: ComparedRun, after: ComparedRun) -> str:
+    """Return one HTML document that shows two runs side by side; it loads nothing from anywhere.
+
+    Args:
+        before: what a watch recorded, with its name and the folder of the run.
+        after: the run to compare it with.
+    """
+    packed = pack_data({"compare": comparison(before, after)})
+    return _document(f"{before.name} and {after.name}", packed, after.session.torchloom)
+
+
+def write_page(
+    session: Session,
+    path: str | Path,
+    *,
+    title: str | None = None,
+    run: str | Path | None = None,
+) -> Path:
     """Write the page of a record; readers see the whole file or none.
 
     Args:
         session: what a watch recorded.
         path: the file; folders above it are made.
         title: the page's heading; made from the record if left out.
+        run: as for `render_page`.
 
     Returns:
         The path.
@@ -90,7 +109,20 @@ def write_page(session: Session, path: str | Path, *, title: str | None = None) 
     Raises:
         OSError: the file cannot be written.
     """
-    return write_whole(path, render_page(session, title=title))
+    return write_whole(path, render_page(session, title=title, run=run))
+
+
+def _document(title: str, packed: str, torchloom: str) -> str:
+    script = _script()
+    return _template().render(
+        title=title,
+        style=_style(),
+        script=script,
+        script_hash=_hash(script),
+        record=packed,
+        licences=[(name, _asset(f"vendor/{name}.LICENSE.txt")) for name in _LIBRARIES],
+        torchloom=torchloom,
+    )
 
 
 def _title(session: Session) -> str:

@@ -1,4 +1,4 @@
-// The views by the address: #overview, #fn/NAME, #entry/ID/PART, #timeline, #events.
+// The views by the address: #overview, #fn/NAME, #entry/ID/PART, #timeline, #events, #search/WORDS.
 
 const VIEWS_BY_TAB = {
   overview: overviewView,
@@ -6,6 +6,7 @@ const VIEWS_BY_TAB = {
   entry: entryView,
   timeline: timelineView,
   events: eventsView,
+  search: searchView,
 };
 const MAIN_TABS = [
   ["overview", "Overview"],
@@ -21,7 +22,9 @@ function route() {
   const key = VIEWS_BY_TAB[tab] ? tab : "overview";
   const view = document.getElementById("view");
   markTab(document.getElementById("tabs"), key);
-  view.setAttribute("aria-labelledby", "tabs-" + key);
+  view.setAttribute("aria-labelledby", key === "search" ? key : "tabs-" + key);
+  const box = document.getElementById("search");
+  if (box !== document.activeElement) box.value = key === "search" ? rest[0] || "" : "";
   view.dataset.tab = key;
   try {
     view.replaceChildren(...[VIEWS_BY_TAB[key](...rest)].flat(Infinity).filter(Boolean));
@@ -82,9 +85,17 @@ async function start() {
     document.getElementById("view").replaceChildren(empty(error.message));
     return;
   }
+  if (data.compare) {
+    const view = document.getElementById("view");
+    document.getElementById("search").remove();
+    view.replaceChildren(...compareView(data.compare).filter(Boolean));
+    view.dataset.openMs = (performance.now() - began).toFixed(0);
+    return;
+  }
   tabs(document.getElementById("tabs"), MAIN_TABS, "overview", (key) => {
     location.hash = key;
   });
+  startSearch();
   addEventListener("hashchange", route);
   route();
   document.getElementById("view").dataset.openMs = (performance.now() - began).toFixed(0);

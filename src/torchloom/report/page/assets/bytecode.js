@@ -31,7 +31,7 @@ function continuations(item) {
     "What follows its graph break, in the order of the calls",
     all.map((each, i) => {
       const known = data.functions.find((f) => f.parent && f.fn.name === each.function);
-      const name = nameOf({ name: each.function });
+      const name = nameOf({ name: each.function, line: each.line });
       const taken = each.num_entries
         ? [el("span", { class: "tag good" }, "taken"), `: ${versions(each.num_entries)}`]
         : el("span", { class: "tag warn" }, "not compiled: not taken, or it holds no operator");

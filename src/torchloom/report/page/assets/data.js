@@ -1,6 +1,6 @@
 // The record: read once, then indexed by the names that the addresses of views use.
 
-const data = { record: null, functions: [], entries: [], breaks: [], root: "" };
+const data = { functions: [], entries: [], breaks: [], root: "" }; // and record, run or compare
 
 async function readRecord() {
   if (typeof DecompressionStream === "undefined") {
@@ -13,8 +13,9 @@ async function readRecord() {
   const raw = Uint8Array.from(coded, (c) => c.charCodeAt(0));
   const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("gzip"));
   const packed = JSON.parse(await new Response(stream).text());
-  data.record = restore(packed.record, packed.texts);
-  index();
+  const { texts, ...parts } = packed;
+  Object.assign(data, restore(parts, texts));
+  if (data.record) index();
 }
 
 function restore(value, texts) {
@@ -113,5 +114,5 @@ function parsePlace(place) {
 // What Dynamo calls torch_dynamo_resume_in_f_at_3 is the rest of f behind a graph break.
 function nameOf(fn) {
   const rest = /^torch_dynamo_resume_in_(.+)_at_(\d+)$/.exec(fn.name);
-  return rest ? `${rest[1]}, from line ${rest[2]} on` : fn.name;
+  return rest ? `${rest[1]}, from line ${fn.line || rest[2]} on` : fn.name;
 }

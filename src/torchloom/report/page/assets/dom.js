@@ -136,6 +136,8 @@ function markTab(list, current) {
       list.scrollLeft = button.offsetLeft - list.offsetLeft - 40;
     }
   }
+  // Of a view without a tab, the first tab is where the Tab key arrives.
+  if (!list.querySelector("[tabindex='0']")) list.firstElementChild.tabIndex = 0;
 }
 
 function button(title, text, onclick) {

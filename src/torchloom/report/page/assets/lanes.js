@@ -14,7 +14,7 @@ const LANE_HELP =
 
 // lanes: names; items: {lane, start, end, name, color, title, thin}; times in seconds.
 // start: what is in sight at first, as [from, to]; onview: called with that when it changes.
-// Returns {node, show}: show(from, to) brings a stretch of time into sight.
+// Returns {node, show}: show(from, to, origin) brings a stretch of time into sight; times count from origin.
 function laneChart(lanes, items, { label, gutter = 0, start = null, onview = null }) {
   const first = items.reduce((t, i) => Math.min(t, i.start), Infinity);
   const last = items.reduce((t, i) => Math.max(t, i.end), first + SHORTEST);
@@ -27,11 +27,14 @@ function laneChart(lanes, items, { label, gutter = 0, start = null, onview = nul
     "aria-label": `${label}. ${LANE_HELP}`,
   });
   const detail = el("p", { class: "detail", "aria-live": "polite" }, LANE_HELP);
-  const chart = { lanes, items, gutter, first, last, drawing, detail, onview, chosen: null };
+  const chart = { lanes, items, gutter, first, last, origin: first, drawing, detail, onview, chosen: null };
   chart.view = { from: first, to: last };
   laneListen(chart);
   const node = el("div", { class: "chart" }, laneBar(chart), drawing, detail);
-  const show = (from, to) => laneShow(chart, from, to);
+  const show = (from, to, origin = first) => {
+    chart.origin = origin;
+    laneShow(chart, from, to);
+  };
   if (start) show(...start);
   new ResizeObserver(() => drawLanes(chart)).observe(drawing);
   return { node, show };
@@ -144,7 +147,7 @@ function drawLanes(chart) {
   const { drawing, lanes, view, gutter } = chart;
   const width = Math.max(200, drawing.clientWidth);
   const x = (t) => gutter + ((t - view.from) / (view.to - view.from)) * (width - gutter);
-  const parts = ticks(view, chart.first, width - gutter).map(([t, name]) =>
+  const parts = ticks(view, chart.origin, width - gutter).map(([t, name]) =>
     svg(
       "g",
       {},

@@ -5,14 +5,13 @@ const isRun = () => data.record.events.some((r) => r.kind === "PhaseRan");
 function overviewView() {
   const r = data.record;
   return [
+    headline(),
     cards(),
     isRun() ? null : el("p", { class: "told" }, WORDS),
     hasFixes() ? fixFirst() : null,
-    runTime(),
+    beside(runTime(), runMemory()),
     exposedCommunication(),
-    runMemory(),
-    runPlan(),
-    ownPhases(),
+    beside(runPlan(), ownPhases()),
     hasFixes() ? null : fixFirst(),
     programs(),
     section("Functions", functionTree()),
@@ -56,15 +55,18 @@ function overviewView() {
   ];
 }
 
+// Next to each other where the screen is wide enough.
+function beside(...parts) {
+  const own = parts.filter(Boolean);
+  return own.length > 1 ? el("div", { class: "pair" }, own) : own;
+}
+
 function cards() {
   const uses = data.entries.flatMap((e) => e.entry.caches);
   const hits = uses.filter((u) => u.outcome === "hit").length;
   const recompiles = data.functions.reduce((n, f) => n + Math.max(0, f.fn.entries.length - 1), 0);
   const total = data.entries.reduce((s, e) => s + compileSeconds(e.entry), 0);
-  const { all, steady, isSteady } = steadySteps(
-    data.record.events.filter((r) => r.kind === "PhaseRan"),
-  );
-  const times = (isSteady ? steady : all).map((s) => s.to - s.from).sort((a, b) => a - b);
+  const exposed = exposedTotal();
   const card = (number, name, bad) =>
     el(
       "div",
@@ -84,33 +86,10 @@ function cards() {
     eagerCalls() ? bad(eagerCalls(), "call ran eagerly", "calls ran eagerly") : null,
     card(seconds(total), "compiling"),
     uses.length ? card(`${hits} of ${uses.length}`, "cache lookups hit") : null,
-    ...memoryCards(card),
-    times.length
-      ? card(
-          seconds(times[times.length >> 1]),
-          jump("timeline", `median of ${count(times.length, "step")}`),
-        )
-      : null,
-  );
-}
-
-function memoryCards(card) {
-  const exposed = exposedTotal();
-  const memory = memoryOf(memoryGraphs().at(-1));
-  return [
     exposed === null
       ? null
       : card(`${(100 * exposed).toFixed(1)}%`, "of a step is exposed communication"),
-    memory?.budget
-      ? card(
-          bytes(memory.total),
-          `predicted peak of ${bytes(memory.budget)}`,
-          memory.total > memory.budget,
-        )
-      : memory
-        ? card(bytes(memory.total), "predicted peak")
-        : null,
-  ];
+  );
 }
 
 const WORDS =

@@ -1,8 +1,5 @@
 // torchloom's passes over an entry: what each edited, and what that did to memory.
 
-const NUM_INKS = 7; // colours --i0 to --i6
-const BINARY = Array.from({ length: 50 }, (_, i) => 2 ** i);
-
 function passesView(item) {
   if (!item.entry.passes.length)
     return empty(
@@ -110,55 +107,11 @@ function memoryCharts(runs) {
 }
 
 function memoryChart(graph, runs) {
-  const box = el("figure", { class: "memory" }, el("figcaption", {}, graph));
   const longest = Math.max(...runs.map((p) => p.curve.length));
   const xs = Array.from({ length: longest }, (_, i) => i);
-  const ys = runs.map((p) => xs.map((i) => (i < p.curve.length ? p.curve[i] : null)));
-  const draw = () => {
-    box.querySelector(".uplot")?.remove();
-    const style = getComputedStyle(document.body);
-    const tone = (name) => style.getPropertyValue("--" + name).trim();
-    const ink = tone("ink");
-    const grid = { stroke: tone("line"), width: 1 };
-    const axis = { stroke: ink, grid, ticks: grid };
-    new uPlot(
-      {
-        width: Math.max(260, box.clientWidth || 700),
-        height: 260,
-        legend: { live: (box.clientWidth || 700) > 500 },
-        scales: { x: { time: false } },
-        axes: [
-          { ...axis, label: "node of the graph", labelSize: 22 },
-          { ...axis, size: 74, incrs: BINARY, values: (_, v) => v.map(bytes) },
-        ],
-        series: [
-          { label: "node" },
-          ...runs.map((p, i) => ({
-            label: p.name,
-            stroke: tone("i" + (i % NUM_INKS)),
-            width: 1.6,
-            dash: [[], [7, 4], [2, 3], [9, 3, 2, 3], [5, 2]][i % 5],
-            points: { show: false },
-            value: (_, v) => (v === null ? "" : bytes(v)),
-          })),
-        ],
-      },
-      [xs, ...ys],
-      box,
-    );
-  };
-  redrawOnTheme(box, draw);
-  return box;
-}
-
-// Charts on canvas take their colours and width when drawn: again at each change of those.
-function redrawOnTheme(box, draw) {
-  let width = 0;
-  new ResizeObserver(() => {
-    if (box.clientWidth && Math.abs(box.clientWidth - width) > 4) {
-      width = box.clientWidth;
-      draw();
-    }
-  }).observe(box);
-  document.addEventListener("themechange", () => box.isConnected && draw());
+  const series = runs.map((p) => ({
+    label: p.name,
+    ys: xs.map((i) => (i < p.curve.length ? p.curve[i] : null)),
+  }));
+  return lineChart(graph, "node of the graph", xs, series, { show: bytes, incrs: BINARY });
 }

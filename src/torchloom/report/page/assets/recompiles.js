@@ -23,7 +23,7 @@ function whyMade(item) {
   return `${source}expected ${first.expected}, got ${actual || "another value"}${more}`;
 }
 
-// Recompiles that one fix would end: of one function, about one value.
+// Recompiles that one fix would end: of one function about one value, or by one call to mark a size.
 function recompileCauses() {
   const found = new Map();
   for (const item of data.entries) {
@@ -31,13 +31,20 @@ function recompileCauses() {
       // Without a source, the check itself names the value: `n == 'a'`.
       const named = each.expected.split(/ (?:==|!=|<=|>=|<|>|is|in) /)[0];
       const value = each.source || named || each.text;
-      const key = [item.owner.id, value, each.fix].join("\n");
+      const fix = each.fix.replace(/^now dynamic: entry [^;]*; /, "");
+      const isShared = / (?:call of|compile|compiling) /.test(` ${fix}`);
+      const key = isShared ? fix : [item.owner.id, value, each.fix].join("\n");
       if (!found.has(key)) {
-        found.set(key, { item, each, entries: new Set(), values: new Set(), checks: new Set() });
+        const sets = { entries: new Set(), values: new Set(), checks: new Set() };
+        found.set(key, { item, each, value, followers: new Set(), ...sets });
       }
       const seen = found.get(key);
       const actual = actualOf(each, item);
       seen.entries.add(item);
+      if (item.owner !== seen.item.owner || value !== seen.value) {
+        seen.followers.add(`${value} of ${nameOf(item.owner.fn)}`);
+        continue;
+      }
       if (each.expected) seen.checks.add(each.expected.trim());
       if (actual) seen.values.add(actual);
     }

@@ -12,8 +12,9 @@ function trainingSteps(phases) {
     if (first === i) return;
     const from = sorted[first].data.start_s;
     const to = row.data.start_s + row.data.duration_s;
-    if (found.at(-1)?.step === step) found.pop(); // an inner micro-step: this one goes further
-    found.push({ step, from, to });
+    const number = step + 1; // phases tell the steps done before; metrics count from 1
+    if (found.at(-1)?.step === number) found.pop(); // an inner micro-step: this one goes further
+    found.push({ step: number, from, to });
   });
   return found;
 }

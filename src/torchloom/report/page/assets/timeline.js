@@ -22,9 +22,11 @@ function timelineView() {
     const ran = phases.filter((r) => inSight(r.data.start_s, r.data.start_s + r.data.duration_s));
     tables.replaceChildren(
       ...[
-        near.length && section("Collectives in sight", moveTable(near)),
-        ran.length && section("Phases in sight", phaseTable(ran)),
-      ].filter(Boolean),
+        beside(
+          near.length && section("Collectives in sight", moveTable(near)),
+          ran.length && section("Phases in sight", phaseTable(ran)),
+        ),
+      ].flat(),
     );
   };
   const chart = laneChart(lanes, items, {
@@ -78,9 +80,9 @@ function stepBar(all, first, isSteady, whole, chart) {
     next.disabled = at < 0 || at === all.length - 1;
     if (at < 0) {
       told.textContent = all.length
-        ? `${count(all.length, "step")}, with compiling and evaluation`
+        ? `${count(all.length, "step")}, with compiling and evaluation; times from the start of the first`
         : "no full step was recorded";
-      chart.show(...whole);
+      chart.show(...whole, all[0]?.from);
       return;
     }
     const { step, from, to } = all[at];
@@ -91,7 +93,7 @@ function stepBar(all, first, isSteady, whole, chart) {
       `step ${step} of ${all[0].step} to ${all.at(-1).step}${isFirst}: ` +
       seconds(to - from) +
       noSteady;
-    chart.show(Math.max(from - margin, whole[0]), Math.min(to + margin, whole[1]));
+    chart.show(Math.max(from - margin, whole[0]), Math.min(to + margin, whole[1]), from);
   };
   stepButton.disabled = !all.length;
   // The chart has its size only when it stands on the page.
@@ -138,7 +140,7 @@ function timelineItems(phases, moves) {
 function phaseItems(phases) {
   const sorted = [...phases].sort((a, b) => a.data.start_s - b.data.start_s);
   return sorted.map(({ data: d }, i) => {
-    const name = isEvaluation(sorted, i) ? "evaluate" : `${d.phase} ${d.step}`;
+    const name = isEvaluation(sorted, i) ? "evaluate" : `${d.phase} ${d.step + 1}`;
     const what = isEvaluation(sorted, i) ? "forward without backward" : d.phase;
     return {
       lane: 0,
@@ -146,7 +148,7 @@ function phaseItems(phases) {
       end: d.start_s + d.duration_s,
       name,
       color: PHASE_COLOURS[d.phase] || "c5",
-      title: `step ${d.step}, ${what}: ${seconds(d.duration_s)}`,
+      title: `step ${d.step + 1}, ${what}: ${seconds(d.duration_s)}`,
     };
   });
 }

@@ -1,0 +1,189 @@
+"""What to fix first, search, events in words, times from the start of a step, and two runs compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from report.conftest import Page
+from report.test_page_headline import run_folder, steps_session
+from report.test_page_overview import rows
+from report.test_page_records import HOSTILE, hostile_session, run_session, small_session
+from torchloom.cli.diff import diff
+from torchloom.records import Break, Entry, EventRow, Function, Recompile, Session, save_record
+from torchloom.report.page import ComparedRun, render_comparison, write_page
+
+pytestmark = [
+    # selenium leaves its connection to the driver to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def causes_session() -> Session:
+    """Return a record of one changed size that three functions met, and of one break at three lines."""
+    mark = "compiling f with dynamic=True saves this compile"
+    functions = []
+    for number, (name, source) in enumerate(
+        (("f", "argument x"), ("torch_dynamo_resume_in_f_at_3", "argument y"), ("g", "argument h"))
+    ):
+        first, second = Entry(compile_id=f"{number}/0"), Entry(compile_id=f"{number}/1")
+        first.breaks.append(
+            Break(
+                reason="print", explanation="", hints=["Remove it."], count=2, gb_type="GB1",
+                user_stack=[f"/home/me/f.py:{number + 3} in f"],
+            )
+        )  # fmt: skip
+        fix = f"now dynamic: entry {number}/1 serves sizes >= 2; {mark}"
+        second.recompiles.append(
+            Recompile(
+                entry=first.compile_id, source=source, expected="size(0) == 8", actual="6",
+                text="size mismatch", fix=fix,
+            )
+        )  # fmt: skip
+        function = Function(name=name, file="/home/me/f.py", line=3)
+        function.entries += [first, second]
+        functions.append(function)
+    return Session(functions=functions)
+
+
+def test_one_cause_is_one_thing_to_fix(show):
+    page = show(causes_session())
+    broken, recompiled = page.texts(".fixes li")
+    assert broken.startswith("3 graph breaks print at ")
+    assert "f.py:3 in f, f.py:4 in f, f.py:5 in f, met 6 times" in broken
+    assert recompiled.startswith("3 recompiles of f: argument x was expected as size(0) == 8")
+    assert "argument y of f, from line 3 on, argument h of g" in recompiled
+    assert recompiled.endswith("compiling f with dynamic=True saves this compile")
+
+
+def test_search_finds_entries_graphs_and_events(show):
+    page = show(run_session())
+    page.js("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '/', bubbles: true}))")
+    assert page.js("return document.activeElement.id") == "search"
+    page.type("#search", "torch.exp(neg)")
+    page.until(lambda: page.texts("main h2") == ["Graphs and code: 1"])
+    page.click("main td a")
+    page.until(lambda: page.js("return document.getElementById('view').dataset.tab") == "entry")
+    page.open("search/reduce")
+    assert page.texts("main h2") == ["Events: 6"]
+    assert "collective" in page.texts("main tbody tr")[0]
+    assert page.js("return document.getElementById('search').value") == "reduce"
+    page.open("search/nowhere at all")
+    assert "Nothing in this record" in page.texts(".empty")[0]
+    page.open("search/size mismatch")
+    assert "recompile: size mismatch" in page.texts("main tbody tr")[0]
+
+
+@pytest.mark.parametrize("text", HOSTILE[:2])
+def test_search_shows_hostile_text_as_text(show, text: str):
+    page = show(hostile_session(text))
+    page.type("#search", text[:8])
+    page.until(lambda: page.texts("main tbody tr"))
+    assert page.js("return document.title") != "owned"
+    assert page.js("return document.querySelectorAll('main img, main script').length") == 0
+
+
+def test_events_are_words_with_times_from_the_start_of_their_step(show):
+    session = run_session()
+    odd = EventRow(kind="CollectiveRan", at_s=1e9 + 1.7, data={"params": 3, "note": "<b>"})
+    session.events += [odd, EventRow(kind="FromLater", at_s=1e9 + 1.8, data={"of": [1]})]
+    page = show(session)
+    page.open("events")
+    found = page.texts("main tbody tr")
+    assert "0 snot woventhe model runs eagerly sharded: demo" in found[0]
+    assert any(row.startswith("step 2 + 300 msphasebackward of step 2: 190 ms") for row in found)
+    assert any("step 1 + 50.0 mscollectivegather of 3 tensors, 1.0 MiB" in row for row in found)
+    assert any('collectiveparams 3, note "<b>"' in row for row in found)
+    assert any("FromLaterof [1]" in row for row in found)
+    assert not any("CollectiveRan" in text for text in page.texts("select option"))
+
+
+def test_times_of_a_timeline_begin_with_its_step(show):
+    page = show(run_session())
+    page.open("timeline")
+    page.until(lambda: "0" in page.texts(".lanes .axis"))
+    labels = [text for text in page.texts(".lanes .axis") if text != "0"]
+    assert labels
+    assert all(0 < float(text.split()[0]) < 1000 and text.endswith(" ms") for text in labels)
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> list[Path]:
+    """Return the folders of two runs."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder, stage, waits_s in zip(folders, (2, 3), (0.1, 0.2), strict=True):
+        session = steps_session(waits_s=waits_s)
+        save_record(session, folder / "record.json")
+        run_folder(folder)
+        config = {"zero": {"stage": stage}, "seed": None, "name": HOSTILE[1]}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "summary.json").write_text('{"model": "llama-tiny", "checkpoint": "/x"}')
+    (folders[1] / "metrics.jsonl").unlink()
+    return folders
+
+
+def test_two_runs_are_compared_on_one_page(browser, sides, tmp_path: Path):
+    app = typer.Typer()
+    app.command()(diff)
+    done = CliRunner().invoke(app, [*map(str, sides), "--html", str(tmp_path / "diff.html")])
+    assert done.exit_code == 0, done.output
+    assert "diff.html" in done.output
+    page = Page(browser, tmp_path / "diff.html")
+    page.open()
+    assert page.texts("h1") == ["one and two"]
+    assert page.texts("#tabs button") == []
+    figures = rows(page, "Figures")
+    assert figures["step time"] == ["600 ms", "500 ms", "0.83x"]
+    assert figures["tokens/s"] == ["20,000", "200", "0.01x"]
+    assert figures["last held-out loss"] == ["2.00", "not recorded", ""]
+    assert rows(page, "What differs in the configuration") == {"zero.stage": ["2", "3"]}
+    page.until(lambda: len(page.texts(".curves canvas")) == 3)
+    assert "one held-out" in page.texts(".u-legend th")
+    assert "two" in page.texts(".u-legend th")
+    assert page.js("return document.querySelectorAll('main img').length") == 0
+    assert page.errors() == []
+
+
+def test_records_without_runs_are_compared_too(browser, tmp_path: Path):
+    sides = [ComparedRun(name=text, session=hostile_session(text)) for text in HOSTILE[:2]]
+    path = tmp_path / "a.html"
+    path.write_text(render_comparison(*sides), "utf-8")
+    page = Page(browser, path)
+    page.open()
+    assert rows(page, "Figures")["graph breaks"][:2] == ["1", "1"]
+    assert page.js("return document.title") != "owned"
+    assert page.js("return document.querySelectorAll('main img, main script').length") == 0
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_width_is_used_and_nothing_scrolls_sideways(browser, sides, tmp_path: Path, width: int):
+    session = steps_session()
+    session.functions = small_session().functions + causes_session().functions
+    page = Page(browser, write_page(session, tmp_path / "wide.html", run=sides[0]))
+    both = [ComparedRun(name=each.name, session=session, folder=each) for each in sides]
+    (tmp_path / "both.html").write_text(render_comparison(*both), "utf-8")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for where in ("overview", "search/f", "events", "timeline"):
+            page.open(where)
+            assert page.js("return document.documentElement.scrollWidth") <= width, where
+        page.open()
+        page.until(lambda: page.texts(".curves canvas"))
+        assert page.js("return document.documentElement.scrollWidth") <= width
+        right = page.js(
+            "return Math.max(...[...document.querySelectorAll('.headline, .curves')]"
+            ".map((e) => e.getBoundingClientRect().right))"
+        )
+        assert right > 0.95 * width
+        page = Page(browser, tmp_path / "both.html")
+        page.open()
+        page.until(lambda: page.texts(".curves canvas"))
+        assert page.js("return document.documentElement.scrollWidth") <= width
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
