@@ -2,7 +2,7 @@
 
     python examples/tiny_llama.py runs/tiny
     torchrun --nproc-per-node 2 examples/finetune_budget.py --model runs/tiny --data runs/tiny/sums \
-        --length 8 --batch 64 --steps 12 --lr 1e-2 --budget 1.6MB --backend aot_eager
+        --length 8 --batch 64 --steps 12 --lr 1e-2 --budget 4.5MB --backend aot_eager
     torchrun --nproc-per-node 8 examples/finetune_budget.py --model meta-llama/Llama-3.1-8B \
         --data roneneldan/TinyStories --length 2048 --batch 4 --steps 1000 --budget 70GB
 

@@ -71,6 +71,7 @@ def main() -> None:
         learning_rate=options.lr,
         bf16=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
+        gradient_checkpointing=False,  # a `compile.memory_budget` plans what is computed again
         logging_steps=5,
         report_to=[],
         save_strategy="no",

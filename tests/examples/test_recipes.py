@@ -9,6 +9,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,7 +56,9 @@ def main(rank: int, folder: Path, *command: str) -> str:
 def small_command(name: str, number: int = 0) -> list[str]:
     """Return the command for two ranks that an example's docstring gives, without the launcher."""
     text = (EXAMPLES / name).read_text().replace("\\\n", " ")
-    found = re.findall(rf"^    .*--nproc-per-node 2 (?:.* )?examples/({name}.*)$", text, re.MULTILINE)
+    found = re.findall(
+        rf"^    .*--nproc-per-node 2 (?:.* )?examples/({name}.*)$", text, re.MULTILINE
+    )
     return shlex.split(found[number].partition("#")[0])
 
 
@@ -78,7 +81,9 @@ def test_an_operator_keeps_its_promises_and_changes_no_loss(folder) -> None:
 
 def test_a_pass_saves_a_gather_and_changes_no_loss(folder) -> None:
     text = printed(folder, "custom_pass.py")
-    without, kept = map(int, re.findall(r"backward torchloom\.gather_start: (\d+) -> (\d+)", text)[0])
+    without, kept = map(
+        int, re.findall(r"backward torchloom\.gather_start: (\d+) -> (\d+)", text)[0]
+    )
     assert kept == without - 1
     assert "losses are equal: True" in text
 
@@ -90,7 +95,8 @@ def test_a_decoder_is_pretrained_and_goes_on_where_it_was_stopped(folder) -> Non
 
     whole = losses("--save-every", "20", "--out", "whole")
     assert whole["40"] < whole["10"] / 1.5
-    (folder / "whole/latest").write_text("global_step20")  # as a run that was stopped then
+    shutil.rmtree(folder / "whole/global_step40")  # as a run that was stopped before
+    (folder / "whole/latest").write_text("global_step20")
     assert losses("--out", "whole") == {step: whole[step] for step in ("30", "40")}
     from transformers import AutoModelForCausalLM
 
@@ -105,7 +111,7 @@ def test_a_budget_is_kept(folder) -> None:
     sizes = re.findall(r"budget (\S+) MB, planned (\S+) MB, measured (\S+) MB", text)[0]
     budget, planned, measured = map(float, sizes)
     assert 0 < measured <= planned <= budget
-    assert int(re.findall(r"computes (\d+) values again", text)[0]) > 0
+    assert int(re.findall(r"computes (\d+) values again", text)[0]) > 16  # weights of stage 3 alone
     assert (folder / "runs/finetuned/model.safetensors").is_file()
 
 
@@ -138,7 +144,7 @@ def test_programs_of_a_decoder_generate_what_generate_does(folder) -> None:
 def test_the_job_of_slurm_is_that_of_the_page_and_starts_its_tasks(folder, tmp_path) -> None:
     script = EXAMPLES / "slurm/pretrain.sbatch"
     assert script.read_text() in (ROOT / "docs/howto/slurm.md").read_text()
-    tasks = "for n in 0 1; do SLURM_PROCID=$n SLURM_LOCALID=$n SLURM_NTASKS=2 \"$@\" & done; wait"
+    tasks = 'for n in 0 1; do SLURM_PROCID=$n SLURM_LOCALID=$n SLURM_NTASKS=2 "$@" & done; wait'
     for name, text in {
         "scontrol": "echo 127.0.0.1",
         "srun": f'shift; set -- {sys.executable} "$@"; {tasks}',
@@ -173,5 +179,9 @@ def test_the_notebook_runs(tmp_path, monkeypatch) -> None:
 
 def test_the_table_names_every_example() -> None:
     table = (EXAMPLES / "README.md").read_text()
-    files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*") if path.suffix in (".py", ".sbatch", ".ipynb")}
+    files = {
+        str(path.relative_to(EXAMPLES))
+        for path in EXAMPLES.rglob("*")
+        if path.suffix in (".py", ".sbatch", ".ipynb")
+    }
     assert files == set(re.findall(r"^\| .*?\[`([^`]+)`\]", table, re.MULTILINE))
