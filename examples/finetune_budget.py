@@ -44,7 +44,8 @@ def main() -> None:
         batch = tokenizer([row["text"] for row in rows], return_tensors="pt", **sizes)
         return {**batch, "labels": batch.input_ids.where(batch.attention_mask > 0, -100)}
 
-    model = from_pretrained(AutoModelForCausalLM, options.model)  # whole on rank 0 alone
+    # Whole on rank 0 alone, empty on the others.
+    model = from_pretrained(AutoModelForCausalLM, options.model, dtype=torch.float32)
     small = 10 * model.config.hidden_size  # norms stay whole
     config = {
         "train_micro_batch_size_per_gpu": options.batch,
@@ -73,10 +74,10 @@ def main() -> None:
             print(f"step {engine.global_steps} loss {steps[-1]['loss']:.3f}")
     torchloom.save_model(engine.module, options.out)  # all ranks call
     if steps:
-        plan, measured = engine.plan(), steps[-1].get("measured_peak_bytes", 0) / 1e6
-        print(
-            f"budget {plan.budget_bytes / 1e6:.2f} MB, planned {plan.peak_bytes / 1e6:.2f} MB, measured {measured:.2f} MB"
-        )
+        plan = engine.plan()
+        sizes = plan.budget_bytes, plan.peak_bytes, steps[-1]["measured_peak_bytes"]
+        budget, planned, measured = (f"{each / 1e6:.2f} MB" for each in sizes)
+        print(f"budget {budget}, planned {planned}, measured {measured}")
         print(f"backward computes {sum(len(each.recompute) for each in plan.graphs)} values again")
     engine.destroy()
 

@@ -41,7 +41,8 @@ def main() -> None:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     data = load_dataset(options.data, split="train")
     data = data.map(lambda row: tokenizer(row["text"], truncation=True, max_length=1024))
-    model = from_pretrained(AutoModelForCausalLM, options.model)  # whole on rank 0 alone
+    # Whole on rank 0 alone, empty on the others.
+    model = from_pretrained(AutoModelForCausalLM, options.model, dtype=torch.float32)
     lora = LoraConfig(r=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     zero = {"stage": 3, "stage3_param_persistence_threshold": "auto"}
     args = TorchloomArguments(

@@ -77,7 +77,8 @@ def main() -> None:
         save_strategy="no",
     )
     trainer = trainer_class(
-        model=from_pretrained(AutoModelForCausalLM, options.model),  # whole on rank 0 alone
+        # Whole on rank 0 alone, empty on the others.
+        model=from_pretrained(AutoModelForCausalLM, options.model, dtype=torch.float32),
         args=args,
         train_dataset=load_dataset(options.data, split="train"),
         processing_class=AutoTokenizer.from_pretrained(options.model),

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from support import ranks
 from support.frameworks import accelerate_alone, skip_without
 from support.pool import run_ranks
 from torchloom import envs
@@ -32,7 +33,7 @@ skip_without("transformers", "accelerate")
 def folder(tmp_path_factory) -> Path:
     """Return a folder in which commands of docstrings run: it has `runs/tiny`."""
     path = tmp_path_factory.mktemp("recipes")
-    main(0, path, "tiny_llama.py", "runs/tiny")
+    ranks.run_ranks(1, main, path, "tiny_llama.py", "runs/tiny")
     return path
 
 
@@ -136,7 +137,8 @@ def test_trl_fine_tunes(folder, method) -> None:
 
 def test_programs_of_a_decoder_generate_what_generate_does(folder) -> None:
     options = ["--model", "runs/tiny", "--length", "32", "--tokens", "12", "--backend", "eager"]
-    text = main(0, folder, "serve_transformers.py", *options, "--prompt", "two plus three is")
+    command = ["serve_transformers.py", *options, "--prompt", "two plus three is"]
+    (text,) = ranks.run_ranks(1, main, folder, *command)
     assert text.startswith("two plus three is")
     assert "equal: True" in text
 
@@ -165,16 +167,25 @@ def test_the_job_of_slurm_is_that_of_the_page_and_starts_its_tasks(folder, tmp_p
     assert re.search(r"^step 10 of 10", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
 
-def test_the_notebook_runs(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_notebook_runs(tmp_path) -> None:
     cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text())["cells"]
-    names: dict[str, Any] = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        for cell in cells:
-            if cell["cell_type"] == "code":
-                assert not cell["outputs"]
-                exec("".join(cell["source"]), names)
-    assert "graph break" in text.getvalue()
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells)
+
+    def run(rank: int) -> str:
+        os.chdir(tmp_path)
+        names: dict[str, Any] = {}
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            for source in sources:
+                exec(source, names)
+        return text.getvalue()
+
+    (text,) = ranks.run_ranks(1, run)
+    assert "1 graph break" in text
+    assert "programs: ['batch 1 to 64']" in text
+    peaks = [float(each) for each in re.findall(r"peak (\S+) MB", text)]
+    assert peaks[1] < peaks[0]
+    assert "64 ranks:" in text
 
 
 def test_the_table_names_every_example() -> None:
