@@ -359,6 +359,12 @@ ELSEWHERE: dict[str, str] = {
         "integrations/test_accelerate.py::test_two_ranks_then_one_then_two",
     "integrations/test_trainer.py::test_two_ranks_then_one_then_two":
         "integrations/test_accelerate.py::test_two_ranks_then_one_then_two",
+    "examples/test_recipes.py::test_a_budget_is_kept":
+        "engine/test_memory_budget.py::test_a_boxed_step_keeps_its_budget_and_its_values",
+    "examples/test_recipes.py::test_adapters_are_trained_and_saved_alone":
+        "integrations/test_trainer.py::test_adapters_train_and_are_all_that_is_saved",
+    "examples/test_recipes.py::test_programs_of_a_decoder_generate_what_generate_does":
+        "integrations/test_serve_hf.py::test_prefill_of_any_length_for_any_batch",
     "examples/test_recipes.py::test_trl_fine_tunes":
         "integrations/test_trl.py::test_a_run_equals_ddp",
     "examples/test_recipes.py::test_the_job_of_slurm_is_that_of_the_page_and_starts_its_tasks":

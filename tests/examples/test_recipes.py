@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def main(rank: int, folder: Path, *command: str) -> str:
     os.chdir(folder)
     sys.argv = [str(EXAMPLES / command[0]), *command[1:]]
     try:
-        with accelerate_alone(), contextlib.redirect_stdout(text):
+        with accelerate_alone(), contextlib.redirect_stdout(text), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PEFT and TRL ask transformers by older names
             runpy.run_path(sys.argv[0], run_name="__main__")
     finally:
         os.chdir(before[0])
