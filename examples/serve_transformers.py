@@ -1,7 +1,8 @@
 """Serve a decoder of transformers: one program reads a prompt of any length, one generates; nothing compiles in between.
 
     python examples/tiny_llama.py runs/tiny
-    python examples/serve_transformers.py --model runs/tiny --prompt "two plus three is" --length 32 --tokens 16
+    python examples/serve_transformers.py --model runs/tiny --prompt "two plus three is" --length 32 --tokens 16 \
+        --backend eager
     python examples/serve_transformers.py --model meta-llama/Llama-3.2-1B --prompt "Once upon a time" --store programs
 
 Prints the text, tokens/s of the programs and of `model.generate`, and whether both chose the same tokens. The second
