@@ -290,8 +290,6 @@ ELSEWHERE: dict[str, str] = {
         "cli/test_serve_command.py::test_from_check_to_a_miss",
     "examples/test_examples.py::test_engine_example_trains_and_resumes_on_more_ranks":
         "engine/test_checkpoint.py::test_other_world_size_and_stage",
-    "examples/test_examples.py::test_custom_pass_saves_a_gather_and_changes_no_loss":
-        "examples/test_examples.py::test_the_programs_of_the_readme_run",
     "examples/test_examples.py::test_a_branch_on_the_batch_is_refused_split_or_hidden":
         "serve/contract/test_dims.py::test_a_scan_over_many_sizes_is_refused_with_its_line",
     "cli/test_serve_command.py::test_cold_and_warm_starts_are_timed":
@@ -378,8 +376,16 @@ ELSEWHERE: dict[str, str] = {
         "integrations/test_accelerate.py::test_two_ranks_then_one_then_two",
     "integrations/test_trainer.py::test_two_ranks_then_one_then_two":
         "integrations/test_accelerate.py::test_two_ranks_then_one_then_two",
-    "examples/test_examples.py::test_adapters_are_tuned_with_trl":
+    "examples/test_recipes.py::test_a_budget_is_kept":
+        "engine/test_memory_budget.py::test_a_boxed_step_keeps_its_budget_and_its_values",
+    "examples/test_recipes.py::test_adapters_are_trained_and_saved_alone":
+        "integrations/test_trainer.py::test_adapters_train_and_are_all_that_is_saved",
+    "examples/test_recipes.py::test_programs_of_a_decoder_generate_what_generate_does":
+        "integrations/test_serve_hf.py::test_prefill_of_any_length_for_any_batch",
+    "examples/test_recipes.py::test_trl_fine_tunes":
         "integrations/test_trl.py::test_a_run_equals_ddp",
+    "examples/test_recipes.py::test_the_job_of_slurm_is_that_of_the_page_and_starts_its_tasks":
+        "faults/test_slurm.py::test_tasks_are_ranks",
     "security/test_listening.py::test_ranks_that_meet_at_a_loopback_address":
         "security/test_listening.py::test_a_world_of_one",
     "examples/test_restart.py::test_killed_ranks_cost_only_steps_since_the_last_checkpoint":

@@ -1,9 +1,10 @@
-"""A rank that is killed under `torchrun --max-restarts`: the ranks start again and end with the same losses."""
+"""A rank that is killed under `torchrun --max-restarts`: the ranks start again and end with the same losses, as one rank does."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,15 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from torchloom import envs
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "train_restart.py"
 
 
 @contextmanager
-def torchrun(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """Start the example on two ranks; end all that is left of it afterwards."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+def torchrun(*arguments: str | Path, num_ranks: int = 2) -> Iterator[subprocess.Popen[str]]:
+    """Start the example; end all that is left of it afterwards."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--max-restarts", "2"]
     process = subprocess.Popen(
         [*command, "--monitor-interval", "0.1", str(PROGRAM), *map(str, arguments)],
@@ -76,3 +79,9 @@ def test_killed_ranks_cost_only_steps_since_the_last_checkpoint(tmp_path: Path):
     assert firsts[0] == 0
     # The newest checkpoint when the rank died, or one more where the other got as far.
     assert all(step > 0 and step % 4 == 0 for step in firsts[1:])
+
+    shutil.rmtree(tmp_path / "killed/global_step24")
+    (tmp_path / "killed/latest").write_text("global_step20")
+    with torchrun(*options, "--out", tmp_path / "killed", num_ranks=1) as process:
+        alone = losses_in((process.communicate(timeout=120)[0]).splitlines())
+    assert alone == pytest.approx({step: expected[step] for step in range(21, 25)}, rel=1e-5)

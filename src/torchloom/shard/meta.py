@@ -85,7 +85,7 @@ def materialize(
             raise ShardError(
                 f"module {path!r} ({type(module).__name__}) is on the meta device and has no "
                 "reset_parameters(): pass init=, a function that fills one module's own "
-                "parameters and buffers"
+                "parameters and buffers (model._init_weights of a transformers model)"
             )
         for attr, param in own:
             empty = torch.empty(param.shape, dtype=param.dtype, device=device)
