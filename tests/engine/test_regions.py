@@ -108,8 +108,8 @@ def test_a_body_is_traced_once_split_once_and_lowered_twice() -> None:
         return losses, counts, graph.from_cache, phases
 
     with tempfile.TemporaryDirectory() as folder:
-        cold = run_ranks(1, run, folder, timeout_s=300)
-        warm = run_ranks(1, run, folder, timeout_s=300)
+        cold = run_ranks(2, run, folder, timeout_s=300)
+        warm = run_ranks(2, run, folder, timeout_s=300)
     for first, (again, no_counts, is_warm, _) in zip(cold, warm, strict=True):
         losses, counts, from_cache, phases = first
         # Two whole graphs and two bodies; a subgraph is a graph as well.
