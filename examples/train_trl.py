@@ -5,9 +5,9 @@
         --backend aot_eager
     torchrun --nproc-per-node 2 examples/train_trl.py dpo --model runs/tiny --data runs/tiny/pairs --lr 1e-3 \
         --backend aot_eager
-    torchrun --nproc-per-node 8 examples/train_trl.py sft --model Qwen/Qwen3-8B --data trl-lib/Capybara
+    torchrun --nproc-per-node 8 examples/train_trl.py sft --model Qwen/Qwen3-8B --data trl-lib/Capybara --lora
     torchrun --nproc-per-node 8 examples/train_trl.py dpo --model Qwen/Qwen3-8B \
-        --data trl-lib/ultrafeedback_binarized --lora
+        --data trl-lib/ultrafeedback_binarized
 
 Prints the loss of the first and the last step, and what was compiled. `--out` then holds the model as `from_pretrained` reads
 it, with `--lora` the adapters alone. Needs the extra `trl`.
