@@ -18,6 +18,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     ),
     "engine/test_own_steps.py::test_a_loop_of_ones_own_tells_what_is_known": ("by_torchloom-3", "by_torch-0", "None-3"),
     "memory/test_expand.py::test_peaks_of_bodies_are_measured_as_predicted": ("3",),
+    "integrations/test_zoo_layers.py::test_architectures_train_to_the_weights_of_the_flat_graph": ("mistral", "mixtral"),
     "numerics/test_region_lengths.py::test_every_length_has_the_same_calls": ("4",),
     "engine/test_checkpoint_others.py::test_plain_torch_reads_it_by_the_names_of_state_dict": ("3-3", "1-2"),
     "engine/test_own_states.py::test_states_are_whole_and_go_on_with_other_ranks": (

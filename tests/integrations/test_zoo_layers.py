@@ -64,7 +64,7 @@ def both(name: str, backend: str) -> tuple[Trained, Trained]:
 
 CALLS = {"gemma2": [4], "gemma3": [5], "bart": [6, 6], "t5": [5, 5], "whisper": [6, 6]}
 """For each body how often it is called; one body that is called for all of 6 layers where nothing is said."""
-IN_CI = ("mistral", "mixtral")
+IN_CI = ("mistral", "gpt2", "mixtral", "t5")
 
 
 @pytest.mark.parametrize(
