@@ -2,26 +2,45 @@
 
 `write_whole` and `replacing` write a new file and rename it: readers see the old or the new file, never a part, and
 nothing is written through a link, a pipe or a folder that stands under the name of either.
-`read_own` refuses files that other users own or can write to.
+`read_own` refuses files that other users own or can write to. `read_json_lines` reads what a killed process may have cut.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import grp
+import json
 import os
 import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 _ROOT = 0
 _ALL_IDS = 2**32 - 1
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+
+
+def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file with one in each line; lines that are cut or damaged are left out.
+
+    Args:
+        path: the file; where there is none, there are no objects.
+    """
+    try:
+        lines = Path(path).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            found += [row] if isinstance(row, dict) else []
+    return found
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
@@ -39,7 +58,7 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     return path
 
 
-@contextmanager
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file for writing, which takes the place of `path` when the block ends without an error.
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from torchloom.errors import EngineError
+from torchloom.files import read_json_lines
 from torchloom.recipes.train.loop import Loop, LoopPlan
-from torchloom.recipes.train.metrics import EvalRow, JsonlSink, StepRow, read_rows
+from torchloom.recipes.train.metrics import EvalRow, JsonlSink, StepRow
 from torchloom.recipes.train.options import TrainOptions
 from torchloom.recipes.train.stream import SampleStream, heldout_batches
 from torchloom.recipes.train.task import Task
@@ -214,9 +215,13 @@ def test_a_resumed_file_keeps_earlier_rows_and_drops_later_ones(tmp_path):
     resumed = JsonlSink(path, after_step=2)
     resumed.log(EvalRow(step=3, heldout_loss=0.5))
     resumed.close()
-    assert [(r["step"], r["heldout_loss"]) for r in read_rows(path)] == [(1, 1), (2, 1), (3, 0.5)]
+    assert [(r["step"], r["heldout_loss"]) for r in read_json_lines(path)] == [
+        (1, 1),
+        (2, 1),
+        (3, 0.5),
+    ]
     JsonlSink(path).close()
-    assert read_rows(path) == []
+    assert read_json_lines(path) == []
 
 
 def test_options_survive_the_way_to_a_worker():

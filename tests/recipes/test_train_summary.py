@@ -9,13 +9,13 @@ import threading
 import pytest
 from rich.console import Console
 
+from torchloom.files import read_json_lines
 from torchloom.recipes.train.metrics import (
     TENSORBOARD_TAGS,
     EvalRow,
     JsonlSink,
     StepRow,
     TensorBoardSink,
-    read_rows,
 )
 from torchloom.recipes.train.progress import BarDisplay, LineDisplay, make_progress
 from torchloom.recipes.train.summary import print_summary, summarize, write_charts, write_summary
@@ -48,7 +48,7 @@ def rows(tmp_path):
         sink.log(step_row(step))
     sink.log(EvalRow(step=5, heldout_loss=2.25))
     sink.close()
-    return read_rows(tmp_path / "metrics.jsonl")
+    return read_json_lines(tmp_path / "metrics.jsonl")
 
 
 def make_summary(rows, **changes):

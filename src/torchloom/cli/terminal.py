@@ -9,9 +9,6 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
 GONE = (errno.EIO, errno.EPIPE, errno.EBADF, errno.ENXIO)
 """Error numbers of writes to a closed terminal or pipe."""
 
@@ -35,6 +32,10 @@ def doing(what: str) -> Iterator[None]:
     Args:
         what: such as "compiling for batch 1 to 64".
     """
+    # Each command imports this module, and these take a fourth of the time that the others need to start.
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(

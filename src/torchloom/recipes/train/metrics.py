@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from torchloom.files import open_to_append, write_whole
+from torchloom.files import open_to_append, read_json_lines, write_whole
 
 TENSORBOARD_TAGS = {
     "loss": "loss_metrics/global_avg_loss",
@@ -99,7 +99,11 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path, *, after_step: int = 0) -> None:
-        kept = [row for row in read_rows(path) if row["step"] <= after_step] if after_step else []
+        kept = (
+            [row for row in read_json_lines(path) if row["step"] <= after_step]
+            if after_step
+            else []
+        )
         write_whole(path, "".join(f"{json.dumps(row)}\n" for row in kept))
         self._file = open_to_append(path)
 
@@ -133,14 +137,6 @@ class TensorBoardSink:
     def close(self) -> None:
         """Flush and close."""
         self._writer.close()
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read a `metrics.jsonl`; a last line cut short by a kill is left out."""
-    if not path.is_file():
-        return []
-    complete_lines, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in complete_lines.splitlines()]
 
 
 def memory_gib(device: torch.device) -> tuple[float, float]:

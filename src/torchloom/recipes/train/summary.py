@@ -122,41 +122,33 @@ def write_charts(out: Path, rows: Sequence[Mapping[str, Any]], summary: Summary)
     def over_steps(label: str, key: str, scale: float = 1) -> Series:
         return Series(label, xs, [row[key] * scale for row in steps])
 
+    def draw(name: str, title: str, y_label: str, *series: Series, log_y: bool = False) -> Path:
+        svg = line_chart(
+            series, title=title, x_label="optimizer step", y_label=y_label, note=note, log_y=log_y
+        )
+        return write_whole(out / f"{name}.svg", svg)
+
     heldout = Series(
         "held-out loss",
         [row["step"] for row in evals],
         [row["heldout_loss"] for row in evals],
         has_markers=True,
     )
+    title = "Step time (a first step that compiles is slow)"
+    step_time = over_steps("step time", "step_time_s", 1000)
+    memory = over_steps("in use", "memory_gib"), over_steps("peak so far", "peak_memory_gib")
     unit = summary.unit
-    charts: dict[str, tuple[list[Series], str, str, bool]] = {
-        "loss": ([over_steps("training loss", "loss"), heldout], "Loss", f"nats per {unit}", False),
-        "step_time": (
-            [over_steps("step time", "step_time_s", 1000)],
-            "Step time (a first step that compiles is slow)",
-            "milliseconds, logarithmic",
-            True,
-        ),
-        "throughput": (
-            [over_steps("all ranks", "tokens_per_s")],
+    return [
+        draw("loss", "Loss", f"nats per {unit}", over_steps("training loss", "loss"), heldout),
+        draw("step_time", title, "milliseconds, logarithmic", step_time, log_y=True),
+        draw(
+            "throughput",
             "Throughput",
             f"{unit}s per second",
-            False,
+            over_steps("all ranks", "tokens_per_s"),
         ),
-        "memory": (
-            [over_steps("in use", "memory_gib"), over_steps("peak so far", "peak_memory_gib")],
-            "Memory of rank 0",
-            "GiB",
-            False,
-        ),
-    }
-    paths: list[Path] = []
-    for name, (series, title, y_label, log_y) in charts.items():
-        svg = line_chart(
-            series, title=title, x_label="optimizer step", y_label=y_label, note=note, log_y=log_y
-        )
-        paths.append(write_whole(out / f"{name}.svg", svg))
-    return paths
+        draw("memory", "Memory of rank 0", "GiB", *memory),
+    ]
 
 
 def _table_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -14,12 +14,12 @@ from rich.console import Console
 
 import torchloom
 from torchloom.errors import ConfigError, TorchloomError
-from torchloom.files import write_whole
+from torchloom.files import read_json_lines, write_whole
 from torchloom.recipes.train.corpus import Corpus, load_corpus
 from torchloom.recipes.train.defaults import default_config
 from torchloom.recipes.train.failing import failing_in
 from torchloom.recipes.train.loop import Loop, LoopPlan, Outcome
-from torchloom.recipes.train.metrics import JsonlSink, Sink, TensorBoardSink, memory_gib, read_rows
+from torchloom.recipes.train.metrics import JsonlSink, Sink, TensorBoardSink, memory_gib
 from torchloom.recipes.train.options import TrainOptions
 from torchloom.recipes.train.outdir import checkpoint_dir, choose_out, make_out
 from torchloom.recipes.train.progress import make_progress
@@ -191,7 +191,7 @@ def _report(run: _Run, outcome: Outcome) -> None:
     for sink in run.sinks:
         if isinstance(sink, WatchSink):
             sink.write_page()  # again: by now each rank has written its record
-    rows = read_rows(run.out / "metrics.jsonl")
+    rows = read_json_lines(run.out / "metrics.jsonl")
     compiled = run.engine.compile_report()
     summary = summarize(
         rows,

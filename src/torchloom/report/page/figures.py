@@ -6,7 +6,6 @@ other ranks. Both may be anybody's files: only finite numbers are taken from the
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.errors import RecordError
+from torchloom.files import read_json_lines
 from torchloom.records import Session, load_record
 
 _MAX_POINTS = 1500
@@ -81,7 +81,7 @@ def run_figures(session: Session, folder: str | Path | None = None) -> RunFigure
         folder: of the run; its metrics and the records of other ranks are read.
     """
     ended = _told(session, "StepEnded")
-    rows = [] if folder is None else _metrics(Path(folder))
+    rows = [] if folder is None else read_json_lines(Path(folder) / "metrics.jsonl")
     steps = _steps(rows, ended)
     if not (steps or session.standing or _told(session, "PhaseRan")):
         return None
@@ -218,23 +218,6 @@ def _rank(session: Session) -> RankFigures | None:
         waits_s=statistics.median(waits),
         works_s=statistics.median(works),
     )
-
-
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's `metrics.jsonl` that are JSON objects."""
-    try:
-        lines = (folder / "metrics.jsonl").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            found.append(row)
-    return found
 
 
 def _told(session: Session, kind: str) -> list[dict[str, Any]]:
