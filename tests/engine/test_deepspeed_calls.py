@@ -70,6 +70,11 @@ def test_it_answers_for_its_model() -> None:
         assert engine.training is False
         assert engine.train().training is True
         assert engine.mpu == "the model's"
+        assert engine.zero_param_persistence_threshold() == 20
+        # Without the key, of the whole weights: the biases are more than a hundredth of this model.
+        for stage in (1, 2, 3):
+            default = engine_of(zero_optimization={"stage": stage})
+            assert default.zero_param_persistence_threshold() == WIDTH
         for name in ("moe_layers", "aio_config", "set_train_batch_size"):
             assert not hasattr(engine, name)
             with pytest.raises(

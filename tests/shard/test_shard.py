@@ -16,6 +16,7 @@ from support.models import Tricky, tokens, tricky
 from support.pool import run_ranks
 from torchloom.errors import ShardError
 from torchloom.shard import (
+    default_threshold,
     gathered,
     layout_of,
     local_shard,
@@ -274,3 +275,23 @@ def test_a_modules_own_state_dict_code_still_runs() -> None:
     for names, weight in run_ranks(2, fn):
         assert names == ["extra", "weight"]
         assert torch.equal(weight, torch.arange(64.0))
+
+
+@pytest.mark.parametrize(
+    ("numels", "found"),
+    [
+        ([4096, 64], 64),  # the bias is more than a hundredth
+        ([10_000, 64, 48], 64),  # one of two fits
+        ([20_000_000, 99_999, 100_000], 100_000),  # DeepSpeed's
+        ([50_000] * 400, 50_000),  # all alike: none is kept
+        ([4096], 4096),
+        ([0, 0], 100_000),
+        ([], 100_000),
+    ],
+)
+def test_what_stays_whole_by_default_is_a_hundredth_of_the_model(
+    numels: list[int], found: int
+) -> None:
+    threshold = default_threshold(numels)
+    assert threshold == found
+    assert 100 * sum(each for each in numels if each < threshold) <= sum(numels)

@@ -13,7 +13,7 @@ from torchloom.config import Config, thawed_map
 from torchloom.engine.groups import World
 from torchloom.engine.precision import dtype_of
 from torchloom.engine.scaling import LossScaler
-from torchloom.shard import default_threshold
+from torchloom.shard import default_threshold, layout_of
 
 
 class Queries:
@@ -185,7 +185,9 @@ class Queries:
     def zero_param_persistence_threshold(self) -> int:
         """Return the elements from which on a parameter is sharded."""
         asked = self.config.zero.param_persistence_threshold
-        return default_threshold(self.module.parameters()) if asked is None else asked
+        if asked is not None:
+            return asked
+        return default_threshold(spec.numel for spec in layout_of(self.module))
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         """Whether a framework's save gathers whole weights."""

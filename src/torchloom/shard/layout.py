@@ -196,7 +196,7 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
             owners.setdefault(param, []).append(Owner(path, attr))
     precisions = _precisions(modules, precision)
     if persistence_threshold is None:
-        persistence_threshold = default_threshold(owners)
+        persistence_threshold = default_threshold(param.numel() for param in owners)
     left = set(ignored)
     for param in left - owners.keys():
         raise ShardError(
@@ -269,7 +269,7 @@ def _one_precision(places: Collection[Owner], precisions: Mapping[str, Precision
     return first
 
 
-def default_threshold(params: Iterable[nn.Parameter]) -> int:
+def default_threshold(numels: Iterable[int]) -> int:
     """Return the elements from which on a parameter is sharded unless a configuration says it.
 
     It is DeepSpeed's default, 100 000, as long as the parameters below it hold at most a hundredth of the model. In a
@@ -277,9 +277,9 @@ def default_threshold(params: Iterable[nn.Parameter]) -> int:
     ranks above that of FSDP2 (186 MB instead of 170; FSDP2 179).
 
     Args:
-        params: of the whole model, not sharded yet or sharded.
+        numels: elements of each parameter of the model, as a whole.
     """
-    sizes = sorted(param.numel() for param in params)
+    sizes = sorted(numels)
     room = sum(sizes) // 100
     for size, held in zip(sizes, itertools.accumulate(sizes), strict=True):
         if held > room:
