@@ -11,11 +11,6 @@ def keeps_tangents() -> bool:
     return TorchVersion(torch.__version__) < "2.13"
 
 
-def guards_class_methods() -> bool:
-    """Return whether Dynamo puts guards on what class methods read of their class."""
-    return TorchVersion(torch.__version__) >= "2.12"
-
-
 def guards_requires_grad() -> bool:
     """Return whether Dynamo puts guards on `requires_grad` of a module's parameters."""
     return TorchVersion(torch.__version__) >= "2.12"

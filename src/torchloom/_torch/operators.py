@@ -15,8 +15,6 @@ from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload, OpOverloadPacket
 
 _TORCHS = frozenset({"aten", "prim", "prims", "higher_order"})
-_TRACED = ("CompositeImplicitAutograd", "CompositeImplicitAutogradNestedTensor")
-"""Keys whose kernels a compiler takes apart."""
 _OF_A_DEFINITION = ("_abstract_fn", "_backward_fn", "_setup_context_fn", "_vmap_fn")
 Operator = OpOverload | OpOverloadPacket
 
@@ -68,28 +66,6 @@ def traced_functions(operator: Operator) -> Iterator[tuple[str, Callable[..., An
         for key, kernel in each.py_kernels.items():
             if callable(kernel):
                 yield f"{overload} for {key}", kernel
-
-
-def hidden_kernels(name: str, *, is_differentiated: bool) -> list[str]:
-    """Return the keys that Python functions are registered for which a trace goes through and nobody can look up.
-
-    Args:
-        name: of an operator.
-        is_differentiated: whether gradients are traced.
-    """
-    registered = getattr(torch.library, "_impls", frozenset[str]())
-    start = f"{name.replace('::', '/')}"
-    keys = {
-        text.rpartition("/")[2]
-        for text in list(registered)
-        if text.startswith((f"{start}/", f"{start}."))
-    }
-    is_defined = name in getattr(_module("torch._library.custom_ops"), "OPDEFS", {})
-    return sorted(
-        key
-        for key in keys
-        if key in _TRACED or (is_differentiated and not is_defined and key.startswith("Autograd"))
-    )
 
 
 def _packet(operator: Operator) -> Any:

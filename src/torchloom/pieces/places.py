@@ -75,11 +75,9 @@ _APPLIED: Mapping[str, Callable[[Any], Any]] = {
 }
 """What may be applied to a value: by the names that Dynamo has for it, and the methods of tensors."""
 _METHODS = frozenset({"size", "stride", "storage_offset", "item"})
-TEXT_HASHES = "what texts hash to, which PYTHONHASHSEED sets and is random without it,"
 ENVIRON = "os.environ"
 _STATE: Mapping[str, Callable[[], Any]] = {
     ENVIRON: envs.environment,
-    TEXT_HASHES: lambda: hash("torchloom"),
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
     "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
@@ -91,21 +89,19 @@ _PER_THREAD = ("___get_current_stream(", "___get_torch_function_mode_stack_at(")
 _MOST_MODULES = 8
 """Steps at the beginning of a place that may lead through packages."""
 _UNNAMED = "___unnamed_scope_"
-"""How the trace calls globals of functions that were made by `exec`, such as those of named tuples."""
+"""How the trace calls globals of functions that were made by `exec`, such as those of named tuples: the class
+that they belong to has a place."""
 _AT = ("item at", "dict item at")
 """Steps whose key is at a place of its own."""
 _CONSTANTS = (str, int, float, bool, type(None))
 
 
-def place_of(
-    expression: str, modules: Mapping[str, str], scopes: Mapping[int, Place] | None = None
-) -> list[list[Any]] | None:
+def place_of(expression: str, modules: Mapping[str, str]) -> list[list[Any]] | None:
     """Return where an expression of `FullGraph.sources` leads, None if that is nowhere but in the trace.
 
     Args:
         expression: over `L` and `G`.
         modules: names that the trace gave to modules among its globals.
-        scopes: places of globals that belong to no module, by their `id`, which the trace named them by.
 
     Raises:
         NoPlaceError: it leads somewhere by a way that cannot be written down.
@@ -121,28 +117,19 @@ def place_of(
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if not names & {"L", "G", "torch", "__import__"}:
         return None  # a value that the trace made
-    return _rooted(_steps(tree), modules, scopes or {})
+    return None if _UNNAMED in expression else _rooted(_steps(tree), modules)
 
 
-def _rooted(
-    place: list[list[Any]], modules: Mapping[str, str], scopes: Mapping[int, Place]
-) -> list[list[Any]]:
-    """Return a place with the names that a trace gave to modules and scopes replaced by where these are."""
+def _rooted(place: list[list[Any]], modules: Mapping[str, str]) -> list[list[Any]]:
+    """Return a place with the names that a trace gave to modules replaced by theirs."""
     (kind, name), *steps = place
-    steps = [
-        [step[0], _rooted(step[1], modules, scopes)] if step[0] in _AT else step for step in steps
-    ]
+    steps = [[step[0], _rooted(step[1], modules)] if step[0] in _AT else step for step in steps]
     if kind != "global":
         return [[kind, name], *steps]
     if name in modules:
         return [["module", modules[name]], *steps]
     if name.startswith("__builtins_dict__"):
         return [["module", "builtins"], ["attribute", steps[0][1]], *steps[1:]]
-    if name.startswith(_UNNAMED):
-        number = int(name.removeprefix(_UNNAMED).partition("_")[0])
-        if number not in scopes:
-            raise NoPlaceError("globals of a function without a module")
-        return [*map(list, scopes[number]), *steps]
     return [[kind, name], *steps]
 
 

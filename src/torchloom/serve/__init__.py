@@ -14,6 +14,7 @@ Importing this imports no compiler: a process that finds its programs in a store
 from __future__ import annotations
 
 from torchloom.serve.builder.build import build as build
+from torchloom.serve.builder.load import load as load
 from torchloom.serve.call.eager import eager as eager
 from torchloom.serve.call.program import Program as Program
 from torchloom.serve.call.variant import Variant as Variant
@@ -33,4 +34,3 @@ from torchloom.serve.decorate import served as served
 from torchloom.serve.decorate import support_torch_compile as support_torch_compile
 from torchloom.serve.decorate import warm_up as warm_up
 from torchloom.serve.store.folder import Store as Store
-from torchloom.serve.store.saved import load as load

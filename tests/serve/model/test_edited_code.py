@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from serve.model.edits import HEAD, check, pair, top
+from serve.model.edits import FORWARD, HEAD, check, pair, top
 from serve.models import rows
 from torchloom.errors import ArtifactError
 from torchloom.serve import build, load
@@ -23,25 +24,9 @@ def model():
 """
 CASES: dict[str, tuple[str, str]] = {
     "function": top("def f(x): return x * 2\n", "f(x)", "x * 2", "x * 3"),
-    "function defined below": top(
-        "def f(x): return x * 2\n",
-        "f(x)",
-        "return x * 2\n",
-        "return x * 2\ndef f(x): return x * 3\n",
-    ),
-    "function by a flag": top(
-        "FLAG = True\nif FLAG:\n    def f(x): return x * 2\nelse:\n    def f(x): return x * 3\n",
-        "f(x)",
-        "FLAG = True",
-        "FLAG = False",
-    ),
     "default of a function": top("def f(x, k=2): return x * k\n", "f(x)", "k=2", "k=3"),
-    "keyword default": top("def f(x, *, k=2): return x * k\n", "f(x)", "k=2", "k=3"),
     "nested function": top(
         "def f(x):\n    def g(y): return y * 2\n    return g(x)\n", "f(x)", "y * 2", "y * 3"
-    ),
-    "comprehension": top(
-        "def f(x): return sum([x * i for i in (1, 2)])\n", "f(x)", "(1, 2)", "(1, 3)"
     ),
     "lambda": pair("self.f = lambda x: x * 2", "self.f(x)", "x * 2", "x * 3"),
     "two lambdas of a line": pair(
@@ -56,12 +41,6 @@ CASES: dict[str, tuple[str, str]] = {
         "make(2)",
         "make(3)",
     ),
-    "one of two inner functions": top(
-        "def make(a):\n    def f(x): return x * 2\n    def g(x): return x * 3\n    return f if a else g\nf = make(True)\n",
-        "f(x)",
-        "make(True)",
-        "make(False)",
-    ),
     "function in a cell": top(
         "def a(x): return x * 2\ndef b(x): return x * 3\ndef make(k):\n    def f(x): return k(x)\n    return f\nf = make(a)\n",
         "f(x)",
@@ -70,12 +49,6 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "partial": top(
         "def f(k, x): return x * k\nf = functools.partial(f, 2)\n", "f(x)", "(f, 2)", "(f, 3)"
-    ),
-    "partial of a lambda": top(
-        "f = functools.partial(lambda k, x: x * k, 2)\n", "f(x)", "x * k", "x + k"
-    ),
-    "keyword of a partial": top(
-        "def f(x, k): return x * k\nf = functools.partial(f, k=2)\n", "f(x)", "k=2", "k=3"
     ),
     "decorator": top(
         "def deco(f):\n    @functools.wraps(f)\n    def g(x): return f(x) * 2\n    return g\n@deco\ndef f(x): return x + 1\n",
@@ -128,28 +101,6 @@ CASES: dict[str, tuple[str, str]] = {
         HEAD
         + "def forward(self, x): return x * 3\nModel = type('Model', (nn.Module,), {'forward': forward})\ndef model(): return Model()\n",
     ),
-    "class made by exec": (
-        HEAD
-        + "exec('class Model(nn.Module):\\n  def forward(self, x): return x * 2')\ndef model(): return Model()\n",
-        HEAD
-        + "exec('class Model(nn.Module):\\n  def forward(self, x): return x * 3')\ndef model(): return Model()\n",
-    ),
-    "static method": top(
-        "class C:\n    @staticmethod\n    def f(x): return x * 2\n", "C.f(x)", "x * 2", "x * 3"
-    ),
-    "class method": top(
-        "class C:\n    K = 2\n    @classmethod\n    def f(cls, x): return x * cls.K\n",
-        "C.f(x)",
-        "K = 2",
-        "K = 3",
-    ),
-    "class method that hands its class on": top(
-        "def get(c): return c.K\nclass C:\n    K = 2\n    @classmethod\n"
-        "    def f(cls, x): return x * sum([get(cls) for _ in range(1)])\n",
-        "C.f(x)",
-        "K = 2",
-        "K = 3",
-    ),
     "class method patched": top(
         "class C:\n    @classmethod\n    def f(cls, x): return x * 2\n",
         "C.f(x)",
@@ -174,12 +125,6 @@ CASES: dict[str, tuple[str, str]] = {
         "return 2",
         "return 3",
     ),
-    "getattr is added": top(
-        "class C:\n    k = 2\nc = C()\n",
-        "x * c.k",
-        "    k = 2\n",
-        "    k = 2\n    def __getattribute__(self, name): return 3\n",
-    ),
     "truth of an object": top(
         "class C:\n    def __init__(self): self.a = 1\nc = C()\n",
         "x * (2 if c else 3)",
@@ -192,23 +137,11 @@ CASES: dict[str, tuple[str, str]] = {
         "c = A()",
         "c = B()",
     ),
-    "isinstance": top(
-        "class A: pass\nclass B(A): pass\nc = A()\n",
-        "x * (3 if isinstance(c, B) else 2)",
-        "c = A()",
-        "c = B()",
-    ),
     "one of two classes of one name": top(
         "def make(k):\n    class C:\n        def f(self, x): return x * k\n    return C\nc = make(2)()\n",
         "c.f(x)",
         "make(2)",
         "make(3)",
-    ),
-    "constant of a metaclass": top(
-        "class Meta(type):\n    K = 2\nclass C(metaclass=Meta): pass\nc = C()\n",
-        "x * type(c).K",
-        "K = 2",
-        "K = 3",
     ),
     "method of a metaclass": top(
         "class Meta(type):\n    def f(cls, x): return x * 2\nclass C(metaclass=Meta): pass\nc = C()\n",
@@ -237,28 +170,6 @@ CASES: dict[str, tuple[str, str]] = {
     "method of a builtin class": pair(
         "self.f = torch.Tensor.relu", "self.f(x)", "Tensor.relu", "Tensor.tanh"
     ),
-    "method of a builtin class in a list": pair(
-        "self.f = [torch.Tensor.relu]", "self.f[0](x)", "Tensor.relu", "Tensor.tanh"
-    ),
-    "method of a builtin class in a dict": pair(
-        "self.f = {'a': torch.Tensor.relu}", "self.f['a'](x)", "Tensor.relu", "Tensor.tanh"
-    ),
-    "method of a builtin class in a partial": top(
-        "f = functools.partial(torch.Tensor.add, other=1)\n", "f(x)", "Tensor.add", "Tensor.sub"
-    ),
-    "method of a builtin class as a global": top(
-        "f = torch.Tensor.relu\n", "f(x)", "Tensor.relu", "Tensor.tanh"
-    ),
-    "builtin that a global hides": top("K = 2\n", "x * max(2, 3)", "K = 2", "max = min"),
-    "builtin that a global hides from another function": top(
-        "def f(): return len('ab')\n", "x * f()", "def f", "len = lambda v: 7\ndef f"
-    ),
-    "builtin that a scope of exec hides": top(
-        "exec('def f(x): return x * max(2, 3)', scope := {})\nf = scope['f']\n",
-        "f(x)",
-        "scope := {}",
-        "scope := {'max': min}",
-    ),
     "order of hooks": pair(
         "self.a = nn.ReLU(); self.a.register_forward_hook(lambda m, a, y: y * 2); "
         "self.a.register_forward_hook(lambda m, a, y: y + 1)",
@@ -267,13 +178,21 @@ CASES: dict[str, tuple[str, str]] = {
         "lambda m, a, y: y + 1, prepend=True",
     ),
 }
-NOT_STORED = {"constant result"}
-"""A new trace might see another one, and nothing says so."""
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_edited_code_is_a_miss_or_gives_what_the_edited_model_gives(name, tmp_path):
-    check(*CASES[name], tmp_path, is_stored=name not in NOT_STORED)
+    check(*CASES[name], tmp_path)
+
+
+PATCHED = HEAD + "#HERE\n" + FORWARD % ("self.a = nn.ReLU()", "self.a(x)")
+
+
+@pytest.mark.parametrize("name", ["__call__", "_call_impl"])
+def test_a_method_of_torchs_that_is_replaced_is_a_miss(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))  # put back afterwards
+    text = f"nn.Module.{name} = lambda self, x: x * 5 if type(self) is nn.ReLU else self.forward(x)"
+    assert check(PATCHED, PATCHED.replace("#HERE", text), tmp_path) is None
 
 
 NOTEBOOK = """

@@ -18,7 +18,6 @@ CASES: dict[str, tuple[str, str]] = {
         "self.k = 0.0", "torch.copysign(x, torch.full((), self.k))", "0.0", "-0.0"
     ),
     "absent attribute": pair("pass", "x * getattr(self, 'k', 2)", "pass", "self.k = 3"),
-    "absent by hasattr": pair("pass", "x * (3 if hasattr(self, 'k') else 2)", "pass", "self.k = 3"),
     "absent on an object": (
         HEAD + "class C: pass\n" + FORWARD % ("self.c = C()", "x * getattr(self.c, 'k', 2)"),
         HEAD + "class C: k = 5\n" + FORWARD % ("self.c = C()", "x * getattr(self.c, 'k', 2)"),
@@ -35,26 +34,12 @@ CASES: dict[str, tuple[str, str]] = {
         "self.d = {'a': 1}", "x * (3 if 'b' in self.d else 2)", "'a': 1", "'a': 1, 'b': 1"
     ),
     "member of a set": pair("self.s = {1, 2}", "x * (3 if 7 in self.s else 2)", "{1, 2}", "{1, 7}"),
-    "member of a frozenset": pair(
-        "self.s = frozenset((1, 2))", "x * (3 if 7 in self.s else 2)", "(1, 2)", "(1, 7)"
-    ),
     "long list": pair(
         "self.l = list(range(100))",
         "x * self.l[80]",
         "list(range(100))",
         "list(range(80)) + [5] * 20",
     ),
-    "sum of a long list": pair(
-        "self.l = [1] * 100", "x * sum(self.l)", "[1] * 100", "[1] * 99 + [2]"
-    ),
-    "long dict": pair("self.d = {i: 1 for i in range(100)}", "x * self.d[90]", "i: 1", "i: i"),
-    "long set": pair(
-        "self.s = set(range(100))",
-        "x * (3 if 200 in self.s else 2)",
-        "range(100)",
-        "[*range(99), 200]",
-    ),
-    "nested tuple": pair("self.t = ((1, (2, 3)), 4)", "x * self.t[0][1][1]", "(2, 3)", "(2, 5)"),
     "nested tuple as a whole": pair(
         "self.t = ((1, (2, 3)), 4)",
         "x * (2 if self.t == ((1, (2, 3)), 4) else 5)",
@@ -71,15 +56,7 @@ CASES: dict[str, tuple[str, str]] = {
         + FORWARD % ("self.p = P(1, 2)", "x * self.p.b"),
     ),
     "enum value": top("class E(enum.Enum):\n    A = 2\n", "x * E.A.value", "A = 2", "A = 3"),
-    "int enum": top("class E(enum.IntEnum):\n    A = 2\n", "x * E.A", "A = 2", "A = 3"),
     "int subclass": top("class I(int): pass\nK = I(2)\n", "x * int(K)", "I(2)", "I(3)"),
-    "finfo": pair("self.i = torch.finfo(torch.float32)", "x * self.i.eps", "float32", "float64"),
-    "memory format": pair(
-        "self.m = torch.contiguous_format",
-        "x[None, None].contiguous(memory_format=self.m).as_strided((2,), (1,))",
-        "contiguous_format\n",
-        "channels_last\n",
-    ),
     "dtype": pair(
         "self.t = torch.float32",
         "(x * 1.001).to(self.t).float()",
@@ -87,7 +64,6 @@ CASES: dict[str, tuple[str, str]] = {
         "= torch.bfloat16",
     ),
     "slice": pair("self.s = slice(0, 4)", "x[:, self.s]", "slice(0, 4)", "slice(4, 8)"),
-    "range": pair("self.r = range(3)", "x * sum(self.r)", "range(3)", "range(4)"),
     "string": pair("self.a = 'relu'", "getattr(F, self.a)(x)", "'relu'", "'silu'"),
     "global": top("K = 2\n", "x * K", "K = 2", "K = 3"),
     "identity of two attributes": pair(
@@ -96,14 +72,6 @@ CASES: dict[str, tuple[str, str]] = {
         "self.b = self.a",
         "self.b = nn.Parameter(torch.ones(16))",
     ),
-    "identity of two objects": (
-        HEAD
-        + "class C: pass\n"
-        + FORWARD % ("self.a = C(); self.b = self.a", "x * (2 if self.a is self.b else 3)"),
-        HEAD
-        + "class C: pass\n"
-        + FORWARD % ("self.a = C(); self.b = C()", "x * (2 if self.a is self.b else 3)"),
-    ),
     "global tensor of another type": top(
         "W = torch.full((16,), 2.0)\n", "x * W", "2.0)", "3.0, dtype=torch.float64)"
     ),
@@ -111,7 +79,6 @@ CASES: dict[str, tuple[str, str]] = {
     "values of a tensor in a list": pair(
         "self.w = [torch.full((16,), 2.0)]", "x * self.w[0]", "2.0)", "3.0)"
     ),
-    "global list of numbers": top("K = [1, 2]\n", "x * K[1]", "[1, 2]", "[1, 3]"),
     "imported name": top("from math import pi as k\n", "x * k", "pi as k", "e as k"),
     "dataclass": top(
         "import dataclasses\n@dataclasses.dataclass\nclass C:\n    a: int = 2\nc = C()\n",
@@ -134,7 +101,6 @@ CASES: dict[str, tuple[str, str]] = {
         "nn.ReLU(), nn.Tanh()",
         "nn.Tanh(), nn.ReLU()",
     ),
-    "activation by class": pair("self.a = nn.ReLU()", "self.a(x)", "nn.ReLU()", "nn.Tanh()"),
     "option of a layer": pair("self.a = nn.LeakyReLU(0.1)", "self.a(x)", "0.1", "0.2"),
     "environment": top("import os\n", "x * float(os.environ.get('LOOM_K', '2'))", "'2'", "'3'"),
     "subclass of tensors": top(
@@ -154,33 +120,6 @@ CASES: dict[str, tuple[str, str]] = {
         "x * (2 if self.r.match('a') else 3)",
         "'a')\n",
         "'b')\n",
-    ),
-    "union of types": pair(
-        "self.u = int | str", "x * (2 if isinstance(3, self.u) else 3)", "int |", "float |"
-    ),
-    "decimal number": pair(
-        "import decimal; self.d = decimal.Decimal('2')",
-        "x * (2 if self.d == 2 else 3)",
-        "'2'",
-        "'3'",
-    ),
-    "most items of a deque": pair(
-        "self.q = collections.deque([1, 2])", "x * (self.q.maxlen or 2)", "2])", "2], 5)"
-    ),
-    "absent attribute by its error": top(
-        "def f(o):\n    try:\n        return o.k\n    except AttributeError:\n        return 2\n",
-        "x * f(self)",
-        "pass",
-        "self.k = 3",
-    ),
-    "absent key by its error": top(
-        "D = {}\ndef f(d):\n    try:\n        return d['k']\n    except KeyError:\n        return 2\n",
-        "x * f(D)",
-        "D = {}",
-        "D = {'k': 3}",
-    ),
-    "absent attribute of a function": top(
-        "def f(): pass\n", "x * (2 if hasattr(f, 'k') else 3)", "(): pass\n", "(): pass\nf.k = 1\n"
     ),
     "absent key of vars": pair(
         "self.k = 2", "x * (self.k if 'z' in self.__dict__ else 3)", "= 2", "= 2; self.z = 1"

@@ -19,7 +19,7 @@ from serve.models import BATCH
 from torchloom._torch.full_capture import GuardOn
 from torchloom.pieces.places import NoPlaceError, place_of, settled, value_at
 from torchloom.serve import Contract, build
-from torchloom.serve.builder.trace.guard_facts import facts_of
+from torchloom.serve.model.facts import Asker, facts_of
 
 
 class Pair(NamedTuple):
@@ -137,7 +137,7 @@ def test_a_module_that_the_trace_named_is_found_under_its_own_name():
 def test_what_calls_something_is_no_place(expression):
     with pytest.raises(NoPlaceError):
         place_of(expression, {})
-    found, unwritten = facts_of([GuardOn("EQUALS_MATCH", expression)], SCOPE, [])
+    found, unwritten = facts_of([GuardOn("EQUALS_MATCH", expression)], Asker(SCOPE), SCOPE, [])
     assert found == {}
     assert len(unwritten) == 1
 
@@ -189,7 +189,7 @@ def test_a_program_that_relies_on_what_has_no_place_runs_and_is_not_stored(tmp_p
         found, _ = facts_of(*args, **kwargs)
         return found, ["self.table[b'x']"]
 
-    monkeypatch.setattr("torchloom.serve.builder.trace.trace.facts_of", unwritable)
+    monkeypatch.setattr("torchloom.serve.builder.trace.facts_of", unwritable)
     program = build(
         nn.Linear(16, 4).eval(), Contract({"input": (BATCH, 16)}), backend="eager", store=tmp_path
     )

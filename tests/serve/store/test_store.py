@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -154,29 +155,39 @@ EDIT = """
     from torchloom.errors import ArtifactError
     from torchloom.serve import build, load
     model = Edited().eval()
-    if sys.argv[1:] == [] and not __import__("os").path.exists("store"):
+    if not __import__("os").path.exists("store"):
         build(model, rows(), backend="eager", store="store")
     try:
-        program = load("store", model)
+        program = load("store", model, check="CHECK")
     except ArtifactError as error:
         print(error)
     else:
         with torch.no_grad():
             print("hit", program(torch.ones(2, 16))[0, 0].item())
 """
+TRACED, EDIT = EDIT.replace("CHECK", "trace"), EDIT.replace("CHECK", "fingerprint")
 
 
-def test_edited_sources_are_a_miss_and_comments_a_hit(tmp_path):
+def test_an_edited_file_is_a_miss_unless_the_trace_is_compared(tmp_path):
     (tmp_path / "edited.py").write_text(SOURCE)
     (tmp_path / "helper.py").write_text(HELPER)
     assert child(EDIT, tmp_path).stdout.strip() == "hit 3.0"
     (tmp_path / "helper.py").write_text("# a comment\n" + HELPER.replace("x * 3", "x * 4"))
-    assert child(EDIT, tmp_path).stdout.strip() == "hit 3.0"
+    assert "helper.py was edited" in child(EDIT, tmp_path).stdout
+    assert child(TRACED, tmp_path).stdout.strip() == "hit 3.0"
     (tmp_path / "helper.py").write_text(HELPER.replace("x * 2", "x * 5"))
-    assert "source changed: helper.py, helped" in child(EDIT, tmp_path).stdout
-    (tmp_path / "helper.py").write_text(HELPER)
-    (tmp_path / "edited.py").write_text(SOURCE.replace("+ y", "- y"))
-    assert "source changed: edited.py, Edited.forward" in child(EDIT, tmp_path).stdout
+    assert "helper.py was edited" in child(EDIT, tmp_path).stdout
+    assert "graph of edited.Edited" in child(TRACED, tmp_path).stdout
+
+
+def test_a_file_that_is_edited_after_its_import_is_not_stored(tmp_path, monkeypatch):
+    file = tmp_path / "late_edit.py"
+    file.write_text(HELPER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helped = importlib.import_module("late_edit").helped
+    file.write_text(HELPER.replace("x * 2", "x * 7"))
+    program = build(helped, rows(), backend="eager", store=tmp_path / "store")
+    assert "late_edit.py, which was edited" in program.variants[0].why_not_stored
 
 
 def test_damaged_objects_are_refused_and_built_again(tmp_path):

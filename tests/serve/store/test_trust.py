@@ -102,10 +102,12 @@ class Case:
         elif kind == "facts":
             call = f"__import__('pathlib').Path({str(self.marker)!r}).touch()"
             steps = [["module", "os"], ["attribute", "system"], ["applied", "call"]]
-            variant["facts"] = {call: {"place": call, "was": ""}, "os": {"place": steps, "was": ""}}
-        elif kind == "codes":
-            reached = {"places": [[["module", "hostile"]]], "was": {"f": ""}, "files": {}}
-            variant["codes"] = {"names": ["f"], "reached": [reached]}
+            facts = {call: {"place": call, "was": ""}, "os": {"place": steps, "was": ""}}
+            print_ = {"facts": facts}
+            variant["fingerprint"] = self.put(json.dumps(print_).encode())
+        elif kind == "files":
+            print_ = {"facts": {}, "files": {"hostile.part": ""}}
+            variant["fingerprint"] = self.put(json.dumps(print_).encode())
         elif kind == "contract":
             ((_, spec),) = content["factors"]["contract"]["args"]
             spec.update(kind="hostile:Kind", parts=[])
@@ -119,14 +121,14 @@ class Case:
 
 KINDS = {
     "eager": [
-        *("shell", "dynamo's shell", "graph", "facts", "codes", "contract", "stitching"),
+        *("shell", "dynamo's shell", "graph", "facts", "files", "contract", "stitching"),
         *("checks", "asked"),
     ],
     "inductor": ["artifact", "source", "shared object", "constants"],
 }
 CASES = [(backend, kind) for backend, kinds in KINDS.items() for kind in kinds]
 RUNS_ONCE_TRUSTED = {
-    *("shell", "dynamo's shell", "graph", "artifact", "source", "shared object", "codes"),
+    *("shell", "dynamo's shell", "graph", "artifact", "source", "shared object", "files"),
     "checks",
 }
 

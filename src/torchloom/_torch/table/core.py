@@ -163,12 +163,6 @@ CORE = (
         without="served calls fail",
     ),
     PrivateName(
-        name="torch.library._impls",
-        used_for="find kernels that were registered with `torch.library.impl`",
-        without="custom operators whose kernels a trace goes through are stored as if they had none",
-        is_needed=False,
-    ),
-    PrivateName(
         name="torch.nn.utils.clip_grad._get_total_norm",
         used_for="let torch's clipping take the norm over all ranks",
         without="`shard_model` fails",

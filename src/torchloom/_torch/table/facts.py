@@ -13,13 +13,6 @@ FACTS = (
         until="2.12",
     ),
     Fact(
-        name="torchloom._torch.facts.guards_class_methods",
-        differs="Dynamo puts guards on what class methods read of their class; before, stored programs"
-        " compare all that such a class holds",
-        detected="by the version",
-        since="2.12",
-    ),
-    Fact(
         name="torchloom._torch.facts.guards_requires_grad",
         differs="Dynamo puts guards on `requires_grad` of a module's parameters; before, a model is"
         " compiled anew where one changes",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchloom import envs
 from torchloom._torch.modes import modes_kept
 from torchloom.errors import ArtifactError, ContractError, ServeError
+from torchloom.serve.builder.load import fit_in_trace
 from torchloom.serve.builder.options import BuildOptions, Ranges, Shapes, Sizes, check_options
 from torchloom.serve.builder.pieces.inductor_options import resolved
 from torchloom.serve.call.cuda_graphs import CudaGraphs
@@ -23,7 +24,7 @@ from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.snapshot import copies_shared, generators_kept
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.folder import Store
-from torchloom.serve.store.misses import why_miss
+from torchloom.serve.store.misses import Compare, fit_of, why_miss
 from torchloom.serve.store.program_key import key_of
 from torchloom.serve.store.saved import Saved
 
@@ -52,7 +53,7 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
     splitting_ops: Sequence[str] = (),
     layers: bool = True,
     options: Mapping[str, Any] | None = None,
-    check: Literal["edges", "off"] = "edges",
+    check: Literal["edges", "trace", "off"] = "edges",
     cuda_graphs: CudaGraphs = "off",
     level: int = 2,
     store: str | Path | Store | None = None,
@@ -81,7 +82,8 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
         options: Inductor's; passes of one's own are functions, or names like "module:function", under the
             names of Inductor's hooks, e.g. "post_grad_custom_post_pass".
         check: "edges" compares each program with the model itself at the least and greatest sizes, at 0,
-            1 and 2; "off" runs nothing.
+            1 and 2; "off" runs nothing. "trace" does as "edges", and where a store has a program, captures the
+            model again and compares the graphs instead of fingerprints.
         cuda_graphs: "full" records programs of exact sizes as one CUDA graph, "pieces" each piece between
             `splitting_ops`.
         level: 0 traces and proves but compiles nothing; 1 compiles, without exact sizes and CUDA graphs;
@@ -108,6 +110,8 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
     """
     if level not in range(4):
         raise ServeError(f"level is 0, 1, 2 or 3, not {level!r}")
+    if check not in ("edges", "trace", "off"):
+        raise ServeError(f'check is "edges", "trace" or "off", not {check!r}')
     chosen = BuildOptions(
         sizes=sizes if level > 1 or shapes == "bucket" else (),
         ranges=ranges,
@@ -117,7 +121,7 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
         splitting_ops=tuple(splitting_ops),
         layers=layers,
         patches=resolved(options or {}),
-        check=check,
+        check="off" if check == "off" else "edges",
         cuda_graphs=cuda_graphs if level > 1 else "off",
         level=level,
     )
@@ -130,10 +134,11 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
         return _built(target, contract, chosen, None, out_of_range, "")
     factors = key_of(target, contract, chosen.to_json(), name)
     saved = Saved(store, factors)
+    compare = fit_in_trace if check == "trace" else fit_of
     if envs.is_on(_FORCE_LOAD):
-        return _loaded(saved, target, contract, out_of_range, name)
+        return _loaded(saved, target, contract, out_of_range, name, compare)
     if store.is_read_only:
-        found = saved.load(target, contract, out_of_range)
+        found = saved.load(target, contract, out_of_range, compare)
         if found is None:
             log.warning(
                 "%s is built and not stored: %s cannot be written to by this user",
@@ -142,7 +147,7 @@ def build(  # noqa: PLR0913 - each is an independent choice of the user
             )
         return found or _built(target, contract, chosen, None, out_of_range, "")
     with store.building(saved.key):
-        found = saved.load(target, contract, out_of_range)
+        found = saved.load(target, contract, out_of_range, compare)
         if found is not None:
             found.folder = store.root
             return found
@@ -178,17 +183,24 @@ def _store(given: str | Path | Store | None) -> Store | None:
 
 
 def _loaded(
-    saved: Saved, target: Target, contract: Contract, out_of_range: OutOfRange, name: str
+    saved: Saved,
+    target: Target,
+    contract: Contract,
+    out_of_range: OutOfRange,
+    name: str,
+    compare: Compare,
 ) -> Program:
     """Return a stored program; nothing is compiled.
 
     Raises:
         ArtifactError: there is none that fits.
     """
-    found = saved.load(target, contract, out_of_range)
+    found = saved.load(target, contract, out_of_range, compare)
     if found is not None:
         return found
-    reasons = why_miss(saved.store, target, contract, name) or ["it was built with other options"]
+    reasons = why_miss(saved.store, target, contract, name, compare) or [
+        "it was built with other options"
+    ]
     raise ArtifactError(
         f"{saved.store.root} holds no program for {target.name}, and {_FORCE_LOAD}=1 forbids to build one: "
         f"{'; '.join(reasons[:6])}"

@@ -24,7 +24,7 @@ from torchloom.serve.builder.options import BuildOptions
 from torchloom.serve.builder.pieces.lower import Lowerer
 from torchloom.serve.builder.proof_errors import multiples_to_promise, why_not_proven
 from torchloom.serve.builder.prove import ProofVerdict, cuts
-from torchloom.serve.builder.trace.trace import Traced, trace
+from torchloom.serve.builder.trace import Traced, trace
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract

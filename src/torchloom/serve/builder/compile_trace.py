@@ -13,7 +13,7 @@ from torchloom.serve.builder.pieces.lower import Lowered, Lowerer
 from torchloom.serve.builder.pieces.piece import Divided
 from torchloom.serve.builder.pieces.split import divide
 from torchloom.serve.builder.proof_errors import why_not_compiled
-from torchloom.serve.builder.trace.trace import Traced
+from torchloom.serve.builder.trace import Traced
 from torchloom.serve.call.assemble import assembled
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.call.weight_checks import looks_of, with_weight_check
@@ -87,8 +87,7 @@ class TraceCompiler:
             traced.box,
             without,
             traced.graph.shell.around(with_weight_check(compiled, looks), self._target.call),
-            traced.facts,
-            traced.codes,
+            traced.fingerprint,
             verdicts,
             tuple(piece.digest for piece in divided.pieces),
             divided.num_calls,
@@ -142,6 +141,8 @@ def _add_stored(
             "stitching": divided.stitching.to_json(),
             "pieces": [each.stored for each in lowered],
             **how,
+            "traced": (traced.first_box or traced.box).to_json(),
+            "graph": traced.digest,
         }
     except TypeError as error:
         reasons.append(str(error))

@@ -16,7 +16,6 @@ import torch
 from torchloom._torch.modes import num_function_modes
 from torchloom.errors import ContractError, ServeError
 from torchloom.events import ProgramReady, emit
-from torchloom.pieces.places import value_at
 from torchloom.serve.call.eager import eager, is_eager, why_eager
 from torchloom.serve.call.entry import Otherwise, Run, make_entry
 from torchloom.serve.call.read_values import ReadValues, holds, writes_state
@@ -211,8 +210,7 @@ class Program:
             lines.append(f"what a call of {self.target.name} runs is another function")
         for variant in self.variants:
             scope = self.target.scope(self.contract.blank(variant.box.largest, variant.without))
-            found = variant.codes.changed(partial(value_at, scope=scope))
-            found += changed_facts(variant.facts, scope)
+            found = changed_facts(variant.facts, scope)
             lines += [line for line in found if line not in lines]
         return lines
 

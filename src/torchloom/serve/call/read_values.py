@@ -22,14 +22,13 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.pieces.places import Place
 from torchloom.serve.call.entry_names import put
 from torchloom.serve.model.facts import Facts
-from torchloom.serve.model.holders import ABSENT
 from torchloom.serve.model.hooks import HOOKS, OF_MODULES
 from torchloom.serve.model.target import Target
 
 _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-"""What places lead into and `model.code` compares when a program is loaded."""
+"""What places lead into and facts have digests of when a program is loaded."""
 _SIZED = (dict, list, set)
-
+_ABSENT = object()
 
 _STORES = frozenset({"STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF"})
 _WRITERS = frozenset(
@@ -125,7 +124,7 @@ class _Values:
 
     def add_forward(self, model: nn.Module) -> None:
         """Keep what a call of the model itself runs."""
-        if self._entry(vars(model), "forward") is ABSENT:
+        if self._entry(vars(model), "forward") is _ABSENT:
             self._keep(f"{self._name(type(model))}.forward", type(model).forward)
 
     def _name(self, value: Any) -> str:
@@ -169,7 +168,7 @@ class _Values:
             return vars(value)[name]
         if not isinstance(getattr(type(value), name, None), property) and isinstance(own, dict):
             found = self._entry(own, name)
-            if found is not ABSENT:
+            if found is not _ABSENT:
                 return found
         found = getattr(value, name)
         if found is getattr(value, name) and not isinstance(found, _CODE):
@@ -178,8 +177,8 @@ class _Values:
 
     def _entry(self, holder: Mapping[Any, Any], key: Any) -> Any:
         is_dict = isinstance(holder, dict)
-        value = dict.get(holder, key, ABSENT) if is_dict else holder.get(key, ABSENT)
-        if value is ABSENT:
+        value = dict.get(holder, key, _ABSENT) if is_dict else holder.get(key, _ABSENT)
+        if value is _ABSENT:
             self.conditions[f"{key!r} not in {self._name(holder)}"] = None
         elif not is_dict or type(holder).__getitem__ is dict.__getitem__:
             self._keep(f"{self._name(holder)}[{key!r}]", value)
@@ -196,7 +195,7 @@ class _Values:
             self._look(value, name, is_own=question == "has own")
         elif question == "keys" and isinstance(value, dict):
             self.conditions[f"[*{self._name(value)}] == {self._name([*value])}"] = None
-        elif question in ("length", "value", "order") and isinstance(value, _SIZED):
+        elif question in ("length", "value") and isinstance(value, _SIZED):
             self._contents(value, is_all=question == "value")
 
     def _look(self, value: Any, name: Any, *, is_own: bool) -> None:

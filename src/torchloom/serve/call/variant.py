@@ -11,8 +11,8 @@ from torchloom.serve.call.cuda_graphs import Recorded
 from torchloom.serve.call.entry import Run
 from torchloom.serve.call.weight_checks import Look
 from torchloom.serve.contract.box import Box
-from torchloom.serve.model.code import Codes
 from torchloom.serve.model.facts import Facts
+from torchloom.serve.model.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
     from torchloom.serve.builder.prove import ProofVerdict
@@ -27,8 +27,7 @@ class Variant:
     """Paths of optional tensors that are None."""
     run: Run
     """Takes what the model's forward takes, the model first."""
-    facts: Facts
-    codes: Codes
+    fingerprint: Fingerprint
     verdicts: tuple[ProofVerdict, ...] = ()
     """What was assumed of sizes, and that it holds; none for a program that was loaded."""
     pieces: tuple[str, ...] = ()
@@ -55,6 +54,11 @@ class Variant:
         """Drop CUDA graphs for arguments at addresses: of a build's own examples, which are gone."""
         for each in self.recorded:
             each.forget()
+
+    @property
+    def facts(self) -> Facts:
+        """What calls compare of the model."""
+        return self.fingerprint.facts
 
     @property
     def assumed(self) -> tuple[str, ...]:

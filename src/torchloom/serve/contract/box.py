@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torchloom.errors import ContractError
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.contract.dims import Derived, Dim
+from torchloom.serve.contract.dims import Derived, Dim, dim_to_json
 
 Sizes = Mapping[str, int]
 
@@ -28,6 +29,15 @@ class Box:
     def of(cls, dims: Iterable[Dim]) -> Box:
         """Return the box of some dims, sorted by name."""
         return cls(tuple(sorted(dims, key=lambda dim: dim.name)))
+
+    def to_json(self) -> list[list[Any]]:
+        """Return it as plain data."""
+        return [[dim.name, *dim_to_json(dim)] for dim in self.dims]
+
+    @classmethod
+    def from_json(cls, stored: Iterable[Sequence[Any]]) -> Box:
+        """Return what `to_json` wrote."""
+        return cls(tuple(Dim(name, *ends) for name, *ends in stored))
 
     def __contains__(self, sizes: Sizes) -> bool:
         """Say whether it covers a call."""

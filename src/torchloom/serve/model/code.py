@@ -1,66 +1,114 @@
-"""The code that was traced, compared later with the code that is reached from the model then.
+"""Digests of the code that values bring with them: functions, and the methods of classes.
 
-Dynamo guards function objects by identity, which no other process can check. Here code objects are compared by what
-they do: names of files, numbers of lines and comments do not count, and neither do files that were edited after they
-were imported. Each code object is looked for
-
-    in the classes of what the trace read     `type(self.act).forward`, in each class that it inherits from
-    in the functions that it read             globals, attributes, arguments, cells, what a decorator wraps
-    under its name in its module              the rest
-
-A program with code that is found in none of these is not stored. For code of torch and Python their versions stand.
+Files stand for most code that a program was traced from (`model.fingerprint`). A digest finds what no file shows:
+classes and functions that were patched, and code of notebooks. Names of files, numbers of lines and comments do not
+enter it. The versions of torch and Python stand for their code, unless somebody replaced it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import functools
+import hashlib
+import sysconfig
+import types
+from collections.abc import Iterator
 from typing import Any
 
-from torchloom.serve.model.code_reader import Reader
+import torch
+
+from torchloom.bytecode import code_digest, nested
+from torchloom.serve.model.spelling import name_of, words_for
+
+_TORCH = torch.__path__[0]
+_PYTHON = sysconfig.get_path("stdlib")
+_ADDED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
-@dataclass(frozen=True)
-class Codes:
-    """The code that a program was traced from."""
+def functions_in(value: Any) -> Iterator[types.FunctionType]:
+    """Yield the Python functions that a value is, wraps, or is made of."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, (types.MethodType, staticmethod, classmethod)):
+        yield from functions_in(value.__func__)
+    elif isinstance(value, property):
+        for each in (value.fget, value.fset):
+            yield from functions_in(each)
+    elif isinstance(value, (functools.cached_property, functools.partial, functools.partialmethod)):
+        yield from functions_in(value.func)
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield from functions_in(value.__wrapped__)
 
-    names: tuple[str, ...]
-    reached: tuple[Mapping[str, Any], ...]
-    """Each: places where the same code is reached, "files" by label and "was", digests by label."""
 
-    def changed(self, look_up: Any) -> list[str]:
-        """Say what differs now, one line each.
+def has_version(path: str) -> bool:
+    """Return whether a file is torch's or Python's, whose versions are part of each key."""
+    if path.startswith((_TORCH, "<frozen ")):
+        return True
+    return path.startswith(_PYTHON) and not path.startswith(_ADDED)
 
-        Args:
-            look_up: returns the value at a place.
+
+class CodeReader:
+    """Digests code; each class once, so a reader is for one comparison."""
+
+    def __init__(self) -> None:
+        self._own: dict[type, str] = {}
+        self.seen: set[types.CodeType] = set()
+        """The code that was read, with what is defined inside of it."""
+        self.modules: set[str] = set()
+        """The modules of the classes and functions that were read."""
+
+    def words(self, value: Any) -> str:
+        """Return a digest of the code of a function, a class or what wraps one; nothing of what has none."""
+        found = [self._class(value)] if isinstance(value, type) else []
+        found += [self._function(each, ()) for each in functions_in(value)]
+        text = "; ".join(filter(None, found))
+        return f", code {_hash(text)}" if text else ""
+
+    def _class(self, kind: type) -> str:
+        kinds = [*kind.__mro__, *type(kind).__mro__]
+        for each in kinds:
+            if each not in self._own:
+                self._own[each] = self._methods(each)
+        owns = [self._own[each] for each in kinds]
+        return " ".join([*map(name_of, kinds), *owns]) if any(owns) else ""
+
+    def _methods(self, kind: type) -> str:
+        """Return what a class itself defines; of torch's and Python's only what somebody replaced."""
+        self.modules.add(kind.__module__)
+        parts = [
+            f"{name} {text}"
+            for name, value in sorted(vars(kind).items())
+            for function in functions_in(value)
+            if (text := self._function(function, ()))
+        ]
+        return "; ".join(parts)
+
+    def _function(
+        self, function: types.FunctionType, within: tuple[types.FunctionType, ...]
+    ) -> str:
+        """Return the digests of a function, its defaults, and the functions in its cells.
+
+        Torch's own, such as what `torch.compiler.disable` returns, count for what they wrap alone.
         """
-        reader, lines = Reader(frozenset(self.names)), list[str]()
-        for each in self.reached:
-            was = each["was"]
-            for place in each["places"]:
-                try:
-                    now = reader.read(look_up(place))
-                except Exception as error:  # noqa: BLE001 - attributes may raise anything
-                    lines.append(
-                        f"source of {next(iter(was), place)}: gone ({type(error).__name__})"
-                    )
-                    break
-                if now == was:
-                    continue
-                labels = [label for label in {**was, **now} if was.get(label) != now.get(label)]
-                lines += [
-                    f"source changed: {Path(each['files'].get(label) or reader.files.get(label, '?')).name}, {label}"
-                    for label in labels
-                ]
-                break
-        return list(dict.fromkeys(lines))
+        if function in within:
+            return ""
+        is_own = not has_version(function.__code__.co_filename)
+        parts = []
+        if is_own:
+            self.seen.update(nested(function.__code__))
+            self.modules.add(function.__module__ or "")
+            given = (function.__defaults__, function.__kwdefaults__)
+            parts.append(f"{code_digest(function.__code__)} {words_for(given)}")
+        for cell in function.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue  # not filled yet
+            inner = list(functions_in(content))
+            parts += [self._function(each, (*within, function)) for each in inner]
+            if is_own and not inner:
+                parts.append(words_for(content))
+        return " ".join(filter(None, parts))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as texts."""
-        return {"names": list(self.names), "reached": [dict(each) for each in self.reached]}
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Codes:
-        """Return what `to_json` wrote."""
-        return cls(tuple(stored["names"]), tuple(stored["reached"]))
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,115 +1,61 @@
-"""Facts: what a trace read of the model besides its tensors, as plain data that another process can compare.
+"""Facts: what Dynamo guards of a model, as plain data that another process can compare.
 
 A fact is a place, a question and its answer: `self.norm.eps` was 1e-05, `self` had no attribute `scale`. Dynamo would
 check all of it at each call, by guards on live objects; facts are written once, stored with the program, and asked
 again when it is loaded. Looking a fact up follows steps of a few kinds (`pieces.places`) and asks one of the questions
-below; no stored expression is evaluated. `builder.trace.guard_facts` makes facts of guards. The code that was traced
-is compared by `model.code`.
+below; no stored expression is evaluated. A guard that is none of these is listed, and its program is not stored.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from torchloom.pieces.places import value_at
-from torchloom.serve.model.environment import setting_of, settings_like
-from torchloom.serve.model.operators import operator_words
-from torchloom.serve.model.shared_memory import shared_with
-from torchloom.serve.model.spelling import exact, name_of, type_words, words_for
+from torchloom._torch.full_capture import GuardOn
+from torchloom._torch.operators import Operator, schemas_of, traced_functions
+from torchloom.envs import environment
+from torchloom.pieces.places import ENVIRON, NoPlaceError, Place, place_of, settled, value_at
+from torchloom.serve.model.code import CodeReader
+from torchloom.serve.model.spelling import NotExactError, exact, name_of, type_words, words_for
 
-_STEP = re.compile(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]")
 Facts = Mapping[str, Mapping[str, Any]]
 """What was found, by a name for people: `{"place": [["argument", "self"], ...], "was": "1e-05"}`, and with
 "ask" what was asked of it, where that is not its value."""
 
-
-def _type_of(value: Any) -> str:
-    return words_for(value) if isinstance(value, nn.Module) else type_words(type(value))
-
-
-def _length_of(value: Any) -> str:
-    return (
-        f"of length {value.__length_hint__() if hasattr(value, '__length_hint__') else len(value)}"
-    )
-
-
-def _keys_of(value: Any) -> str:
-    return f"with the keys {words_for(list(value))}"
-
-
-def _members_of(value: Any) -> str:
-    members = {name: each.value for name, each in value.__members__.items()}
-    return f"with the members {words_for(members)}"
-
-
-_QUESTIONS: Mapping[str, Callable[[Any], str]] = {
-    "value": words_for,
-    "type": _type_of,
-    "length": _length_of,
-    "keys": _keys_of,
-    "order": lambda value: f"in the order {exact(list(value))}",
-    "members": _members_of,
-    "annotations": lambda value: f"with {words_for(dict(value.__annotations__))}",
-    "operator": operator_words,
+_OF_THE_CALL = frozenset(
+    {"SHAPE_ENV", "GRAD_MODE", "DYNAMIC_INDICES", "DUAL_LEVEL", "FSDP_TRAINING_STATE"}
+)
+"""Guards on what each call asks for itself, or the proof of sizes holds."""
+_OF_ONE: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        (
+            *("SEQUENCE_LENGTH", "LIST_LENGTH", "DICT_LENGTH", "TUPLE_ITERATOR_LEN"),
+            "EMPTY_NN_MODULE_HOOKS_DICT",
+        ),
+        ("length", "len({0})"),
+    ),
+    **dict.fromkeys(("TYPE_MATCH", "NN_MODULE"), ("type", "type({0})")),
+    **dict.fromkeys(
+        ("DICT_KEYS_MATCH", "DICT_KEYS", "DICT_CONST_KEYS", "MAPPING_KEYS_CHECK"),
+        ("keys", "keys of {0}"),
+    ),
+    "HASATTR": ("has", "hasattr({0}, {1!r})"),
+    "NOT_PRESENT_IN_GENERIC_DICT": ("has own", "{1!r} in vars({0})"),
+    "OPERATOR": ("operator", "operator {0}"),
+    "ENVIRON": ("environ", "{1} of the environment"),
 }
-"""What is asked of a value."""
-
-
-def _has(value: Any, name: str) -> str:
-    return f"with {name}" if hasattr(value, name) else f"without {name}"
-
-
-def _has_own(value: Any, name: str) -> str:
-    own = getattr(value, "__dict__", {})
-    return f"with {name} of its own" if name in own else f"without {name} of its own"
-
-
-def _contains(value: Any, key: Any) -> str:
-    return f"with {key!r}" if key in value else f"without {key!r}"
-
-
-def _contains_class(value: Any, name: str) -> str:
-    is_there = any(isinstance(key, type) and name_of(key) == name for key in value)
-    return f"with {name}" if is_there else f"without {name}"
-
-
-_QUESTIONS_BY_NAME: Mapping[str, Callable[[Any, Any], str]] = {
-    "has": _has,
-    "has own": _has_own,
-    "contains": _contains,
-    "contains class": _contains_class,
-    "environ": setting_of,
-    "environ like": settings_like,
-}
-"""What is asked of a value and a name or key."""
-_QUESTIONS_OF_TWO: Mapping[str, Callable[[Any, Any], str]] = {
-    "same as": lambda value, other: "the same object" if value is other else "another object",
-    "instance": lambda value, other: "an instance" if isinstance(value, other) else "no instance",
-    "subclass": lambda value, other: "a subclass" if issubclass(value, other) else "no subclass",
-}
-"""What is asked of the values at two places."""
-
-
-def _which_of(value: Any, others: Sequence[Any]) -> str:
-    which = next(i for i, each in enumerate(others) if each is value)
-    return f"{type_words(type(value))}, number {which}"
-
-
-def _one_object(_: Any, others: Sequence[Any]) -> str:
-    first: dict[int, int] = {}
-    same = [(n, first.setdefault(id(each), n)) for n, each in enumerate(others)]
-    return ", ".join(f"number {n} as number {m}" for n, m in same if n != m) or "none of them"
-
-
-_QUESTIONS_OF_MANY: Mapping[str, Callable[[Any, Sequence[Any]], str]] = {
-    "which of": _which_of,
-    "one object": _one_object,
-    "memory": shared_with,
-}
+"""What guards ask of a value and, for some, a name, and what people call that."""
+_CONTAINS = frozenset({"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"})
+_IDENTITY = frozenset({"ID_MATCH", "WEAKREF_ALIVE"})
+_NAMES = (str, int, float, bool, type(None))
+_VARIABLE = re.compile(r"(.+)\._data\[(b'[^']*')\]")
+_MODULE_STEP = re.compile(r"\.?_(?:modules|parameters|buffers)\['([^']+)'\]")
 
 
 class Asker:
@@ -117,38 +63,185 @@ class Asker:
 
     Args:
         scope: the values of `L` and `G`, where places begin.
+        reader: of code, which several may share.
     """
 
-    def __init__(self, scope: Mapping[str, Any]) -> None:
+    def __init__(self, scope: Mapping[str, Any], reader: CodeReader | None = None) -> None:
         self._scope = scope
+        self.reader = reader or CodeReader()
+        self._questions: Mapping[str, Callable[..., str]] = {
+            "value": self._value,
+            "type": self._type,
+            "length": _length,
+            "keys": lambda value: f"with the keys {exact(list(value.keys()))}",
+            "has": lambda value, name: _with(name, there=hasattr(value, name)),
+            "has own": lambda value, name: _with(
+                name, there=name in getattr(value, "__dict__", ())
+            ),
+            "contains": lambda value, key: _with(key, there=key in value),
+            "contains class": lambda value, name: _with(
+                name, there=any(name_of(key) == name for key in value if isinstance(key, type))
+            ),
+            "environ": _setting,
+            "operator": self._operator,
+        }
 
     def answer(self, place: Any, ask: Sequence[Any]) -> str:
         """Return what is to be said of a place.
 
         Args:
             place: the steps to the value.
-            ask: the question, and what else it is about: a name, or other places.
+            ask: the question, and the name or the other place that it is about.
 
         Raises:
             ValueError: there is no such question.
         """
         value = value_at(place, self._scope)
         match list(ask):
-            case [str(question)] if question in _QUESTIONS:
-                return _QUESTIONS[question](value)
-            case [str(question), name] if question in _QUESTIONS_BY_NAME:
-                return _QUESTIONS_BY_NAME[question](value, name)
-            case [str(question), other] if question in _QUESTIONS_OF_TWO:
-                return _QUESTIONS_OF_TWO[question](value, value_at(other, self._scope))
-            case [str(question), [*places]] if question in _QUESTIONS_OF_MANY:
-                others = [value_at(each, self._scope) for each in places]
-                return _QUESTIONS_OF_MANY[question](value, others)
+            case ["same as", other]:
+                is_same = value is value_at(other, self._scope)
+                return "the same object" if is_same else "another object"
+            case [str(question), *names] if question in self._questions:
+                return self._questions[question](value, *names)
         raise ValueError(f"{ask!r} is no question")
 
+    def _value(self, value: Any) -> str:
+        return (
+            self._type(value)
+            if isinstance(value, nn.Module)
+            else words_for(value) + self.reader.words(value)
+        )
 
-def changed_facts(facts: Facts, scope: Mapping[str, Any]) -> list[str]:
+    def _type(self, value: Any) -> str:
+        words = words_for(value) if isinstance(value, nn.Module) else type_words(type(value))
+        return words + self.reader.words(type(value))
+
+    def _operator(self, operator: Operator) -> str:
+        """Return schemas, and the code that stands for an operator in a trace."""
+        code = [f"{kind}{self.reader.words(each)}" for kind, each in traced_functions(operator)]
+        return "; ".join([*schemas_of(operator), *code])
+
+
+def facts_of(
+    guards: Iterable[GuardOn],
+    asker: Asker,
+    scope: Mapping[str, Any],
+    varying: Sequence[str],
+    modules: Mapping[str, str] | None = None,
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return what each guard stood for, in words, and those that cannot be written down.
+
+    Args:
+        guards: of the trace.
+        asker: answers for `scope`.
+        scope: the values of `L` and `G`.
+        varying: expressions for what may differ from call to call.
+        modules: what the trace called modules among the globals.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    unwritten: list[str] = []
+
+    def place(source: str) -> list[list[Any]] | None:
+        found = place_of(source, modules or {})
+        return None if found is None else settled(found, scope)
+
+    for guard in guards:
+        if not guard.source or guard.kind in _OF_THE_CALL:
+            continue
+        if any(each.startswith(tuple(varying)) for each in (guard.source, guard.other) if each):
+            continue
+        try:
+            guard = _of_environ(guard)
+            where = place(guard.source)
+            if where is None or _grows_by_imports(guard, where):
+                continue
+            name, ask = _question(guard, where, scope, place)
+            fact = {"place": where, "was": asker.answer(where, ask)}
+        except Exception:  # noqa: BLE001 - no place, no spelling, and attributes may raise anything
+            unwritten.append(readable(guard.source))
+            continue
+        found[name] = fact if ask == ["value"] else {**fact, "ask": ask}
+    return found, list(dict.fromkeys(unwritten))
+
+
+def _question(
+    guard: GuardOn,
+    where: Place,
+    scope: Mapping[str, Any],
+    place: Callable[[str], list[list[Any]] | None],
+) -> tuple[str, list[Any]]:
+    """Return what a guard asks, under a name for people."""
+    kind, source, name = guard.kind, guard.source, guard.name
+    if guard.other is not None:
+        other = place(guard.other)
+        if other is None:
+            raise NoPlaceError(guard.other)
+        return f"{source} is {guard.other}", ["same as", other]
+    if kind in _OF_ONE:
+        question, label = _OF_ONE[kind]
+        return label.format(source, name), [question] if name is None else [question, name]
+    if kind in _CONTAINS and type(name) in _NAMES:
+        return f"{name!r} in {source}", ["contains", name]
+    if kind in _CONTAINS and isinstance(name, type):
+        return f"{name_of(name)} in {source}", ["contains class", name_of(name)]
+    value = value_at(where, scope)
+    try:
+        if not isinstance(value, (Tensor, nn.Module)):
+            exact(list(value) if kind in _CONTAINS else value)
+    except NotExactError:
+        if kind not in _IDENTITY:
+            raise
+        return f"type({source})", ["type"]
+    return source, ["value"]
+
+
+def _of_environ(guard: GuardOn) -> GuardOn:
+    """Return a guard on a variable of the environment as one that asks for it by name."""
+    variable = _VARIABLE.fullmatch(guard.source)
+    if variable is None or os.name != "posix" or not variable[1].endswith("environ"):
+        return guard
+    return GuardOn("ENVIRON", ENVIRON, os.fsdecode(ast.literal_eval(variable[2])))
+
+
+def _grows_by_imports(guard: GuardOn, place: Place) -> bool:
+    """Return whether a guard is on Dynamo's own things or on the keys of a registry of torch's.
+
+    The version of torch stands for the first; what a trace looked for in the second has a guard of its own.
+    """
+    (kind, name, *_), *steps = place
+    if kind != "module":
+        return False
+    if re.match(r"torch\._dynamo\b", str(name)):
+        return True
+    is_named = all(step[0] in ("attribute", "submodule") for step in steps)
+    is_keys = _OF_ONE.get(guard.kind, ("",))[0] == "keys"
+    return is_keys and is_named and str(name).partition(".")[0] == "torch"
+
+
+def _length(value: Any) -> str:
+    return (
+        f"of length {value.__length_hint__() if hasattr(value, '__length_hint__') else len(value)}"
+    )
+
+
+def _with(name: Any, *, there: bool) -> str:
+    return f"{'with' if there else 'without'} {name!r}"
+
+
+def _setting(_: Any, name: str) -> str:
+    """Return what a variable is set to, in words that do not give it away."""
+    value = environment().get(name)
+    if value is None:
+        return "not set"
+    digest = hashlib.blake2b(value.encode(errors="surrogateescape"), digest_size=8).hexdigest()
+    return f"set ({digest})"
+
+
+def changed_facts(
+    facts: Facts, scope: Mapping[str, Any], reader: CodeReader | None = None
+) -> list[str]:
     """Say which facts no longer hold, one line each."""
-    asker, lines = Asker(scope), []
+    asker, lines = Asker(scope, reader), []
     for source, fact in facts.items():
         try:
             now = asker.answer(fact["place"], fact.get("ask", ["value"]))
@@ -167,4 +260,4 @@ def readable(source: str) -> str:
         'self.layers.0.eps'
     """
     text = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", source)
-    return _STEP.sub(r".\1", text)
+    return _MODULE_STEP.sub(r".\1", text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,23 +29,6 @@ def overlaps(tensors: Sequence[Tensor]) -> dict[int, tuple[int, int]]:
                 found[late] = (early, start - begin if late == number else begin - start)
         group.append((number, (device, start, end)))
     return found
-
-
-def shared_with(tensor: Tensor, others: Iterable[Tensor]) -> str:
-    """Return which of some tensors share memory with a tensor that is one of them, in words."""
-    tensors = list(others)
-    first: dict[int, int] = {}
-    for number, each in enumerate(tensors):
-        first.setdefault(id(each), number)
-    distinct = [tensors[number] for number in first.values()]
-    numbers = list(first.values())
-    mine = max(number for number, each in enumerate(tensors) if each is tensor)
-    if first[id(tensor)] != mine:
-        return f"that of number {first[id(tensor)]}"
-    found = overlaps(distinct).get(numbers.index(mine))
-    if found is None:
-        return "of its own"
-    return f"shared with number {numbers[found[0]]}, {found[1]} bytes on"
 
 
 def _span(tensor: Tensor) -> Span | None:

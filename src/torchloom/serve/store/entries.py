@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from torchloom.serve.call.variant import Variant
 from torchloom.serve.call.weight_checks import looks_from, with_weight_check
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.contract.dims import Dim, dim_to_json
 from torchloom.serve.counter import counter
-from torchloom.serve.model.code import Codes
+from torchloom.serve.model.fingerprint import Fingerprint
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.folder import Store
 from torchloom.serve.store.stored_pieces import loaded_piece, object_names
@@ -32,6 +31,7 @@ def program_from(
     entry: Mapping[str, Any],
     target: Target,
     contract: Contract,
+    fingerprints: Iterable[Fingerprint],
     out_of_range: OutOfRange,
 ) -> Program:
     """Make a stored program ready to run; nothing is compiled.
@@ -42,6 +42,7 @@ def program_from(
         entry: what it is made of, as it was signed.
         target: the model.
         contract: what arguments look like.
+        fingerprints: of its variants.
         out_of_range: what a call outside of the contract does.
 
     Raises:
@@ -59,9 +60,9 @@ def program_from(
         return done[known]
 
     variants = []
-    for stored in entry["variants"]:
+    for stored, fingerprint in zip(entry["variants"], fingerprints, strict=True):
         calls = [call(piece) for piece in stored["pieces"]]
-        variants.append(_variant_from(stored, store, calls, target, contract))
+        variants.append(_variant_from(stored, store, calls, target, contract, fingerprint))
     counter.num_loads += 1
     return Program(
         target,
@@ -80,6 +81,7 @@ def _variant_from(
     calls: Sequence[Any],
     target: Target,
     contract: Contract,
+    fingerprint: Fingerprint,
 ) -> Variant:
     """Return the program for one box, as `entry_part` wrote it, around its loaded pieces."""
     shell = Shell.from_bytes(store.get(stored["shell"]))
@@ -93,11 +95,10 @@ def _variant_from(
         axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
         run = Padded(run, target, contract, contract.dims[padded["dim"]], padded["size"], axes)
     return Variant(
-        box_from(stored["box"]),
+        Box.from_json(stored["box"]),
         frozenset(stored["without"]),
         run,
-        stored["facts"],
-        Codes.from_json(stored["codes"]),
+        fingerprint,
         pieces=tuple(stored["digests"]),
         num_calls=len(stitching.steps),
         writes=stored["writes"],
@@ -112,12 +113,13 @@ def _variant_from(
 def entry_part(variant: Variant, store: Store) -> dict[str, Any]:
     """Store the objects of a program for one box, and return what an entry says of it."""
     return {
-        "box": [[dim.name, *dim_to_json(dim)] for dim in variant.box.dims],
+        "box": variant.box.to_json(),
+        "traced": variant.stored["traced"],
+        "graph": variant.stored["graph"],
         "checks": list(variant.checks),
         "asked": [list(line) for line in variant.asked],
         "without": sorted(variant.without),
-        "facts": dict(variant.facts),
-        "codes": variant.codes.to_json(),
+        "fingerprint": store.put(variant.fingerprint.to_bytes()),
         "digests": list(variant.pieces),
         "shell": store.put(variant.stored["shell"]),
         "stitching": variant.stored["stitching"],
@@ -132,11 +134,6 @@ def entry_part(variant: Variant, store: Store) -> dict[str, Any]:
     }
 
 
-def box_from(stored: list[list[Any]]) -> Box:
-    """Return a box as `entry_part` wrote it."""
-    return Box(tuple(Dim(name, *ends) for name, *ends in stored))
-
-
 def faults_of(entry: Mapping[str, Any], store: Store) -> list[str]:
     """Say which parts of a program cannot be used."""
     return [text for digest in sorted(_objects(entry)) if (text := store.fault(digest))]
@@ -146,7 +143,7 @@ def _objects(entry: Mapping[str, Any]) -> set[str]:
     """Return the names of all objects that a program is made of."""
     found = set()
     for stored in entry["variants"]:
-        found.add(stored["shell"])
+        found |= {stored["shell"], stored["fingerprint"]}
         for piece in stored["pieces"]:
             found |= object_names(piece)
     return found

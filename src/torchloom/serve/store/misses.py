@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from torchloom.errors import ArtifactError
 from torchloom.pieces.machine import machine_of
-from torchloom.pieces.places import value_at
+from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.model.code import Codes
-from torchloom.serve.model.facts import changed_facts
+from torchloom.serve.model.code import CodeReader
+from torchloom.serve.model.fingerprint import Fingerprint
 from torchloom.serve.model.target import Target
-from torchloom.serve.store.entries import box_from, faults_of
+from torchloom.serve.store.entries import faults_of
 from torchloom.serve.store.folder import Store
 from torchloom.serve.store.program_key import differences, key_of
 
 
+@dataclass
+class Fit:
+    """How a stored program fits a model."""
+
+    fingerprints: list[Fingerprint] = field(default_factory=list)
+    """What its variants rely on of the model, where it fits."""
+    changes: list[str] = field(default_factory=list)
+    """What is another thing now, one line each."""
+
+
+Compare = Callable[[Store, Mapping[str, Any], Target, Contract], Fit]
+
+
 def why_miss(
-    store: Store, target: Target, contract: Contract | None = None, name: str | None = None
+    store: Store,
+    target: Target,
+    contract: Contract | None = None,
+    name: str | None = None,
+    compare: Compare | None = None,
 ) -> list[str]:
     """Say why nothing in a store fits a model, one line each; nothing if something does.
 
@@ -27,6 +45,7 @@ def why_miss(
         target: the model.
         contract: what the calls look like; that of each program if left out.
         name: of the program; any if left out.
+        compare: a program with its model now; `fit_of` if left out.
     """
     broken, entries = store.look()
     nearest = [f"{store.root} holds no program"]
@@ -34,7 +53,7 @@ def why_miss(
         its = contract or Contract.from_json(entry["factors"]["contract"])
         lines = [
             *key_differences(entry, target, its, name),
-            *changes_since(entry, target, its),
+            *(compare or fit_of)(store, entry, target, its).changes,
             *faults_of(entry, store),
         ]
         if not lines:
@@ -85,23 +104,30 @@ def key_differences(
     ]
 
 
-def changes_since(entry: Mapping[str, Any], target: Target, contract: Contract) -> list[str]:
-    """Say which sources and constants are no longer what they were.
+def fit_of(store: Store, entry: Mapping[str, Any], target: Target, contract: Contract) -> Fit:
+    """Compare what a program relied on with what the model is now; nothing is traced.
 
     Args:
+        store: where the program is.
         entry: of the program.
         target: the model.
         contract: what arguments look like.
     """
-    lines: list[str] = []
+    known: dict[str, Fingerprint] = {}
+    fit, reader = Fit(), CodeReader()
     for stored in entry["variants"]:
-        found: list[str] = []
+        name = stored["fingerprint"]
         try:
-            without = frozenset(stored["without"])
-            scope = target.scope(contract.blank(box_from(stored["box"]).largest, without))
-            found += Codes.from_json(stored["codes"]).changed(partial(value_at, scope=scope))
-            found += changed_facts(stored["facts"], scope)
+            if name not in known:
+                without = frozenset(stored["without"])
+                box = Box.from_json(stored["box"])
+                scope = target.scope(contract.blank(box.largest, without))
+                known[name] = Fingerprint.from_bytes(store.get(name))
+                fit.changes += known[name].changed(scope, target, reader)
+            fit.fingerprints.append(known[name])
         except (TypeError, KeyError) as error:  # another signature, other dims
-            found.append(f"the call: {error}")
-        lines += [line for line in found if line not in lines]
-    return lines
+            fit.changes.append(f"the call: {error}")
+        except ArtifactError as error:
+            fit.changes.append(str(error))
+    fit.changes = list(dict.fromkeys(fit.changes))
+    return fit

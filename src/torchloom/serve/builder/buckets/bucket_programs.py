@@ -10,7 +10,7 @@ from torchloom.serve.builder.buckets.one_graph import trace_for_all_sizes
 from torchloom.serve.builder.buckets.padding import check_padding, check_rows
 from torchloom.serve.builder.compare.compare import result_at
 from torchloom.serve.builder.options import Sizes
-from torchloom.serve.builder.trace.trace import Traced
+from torchloom.serve.builder.trace import Traced
 from torchloom.serve.call.padded import Axes, Padded
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import Box, exact_boxes

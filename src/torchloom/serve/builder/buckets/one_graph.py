@@ -18,7 +18,7 @@ from torchloom.errors import ProofError, ServeError
 from torchloom.pieces.symbols import with_numbers
 from torchloom.serve.builder.proof_errors import why_not_proven
 from torchloom.serve.builder.prove import cuts
-from torchloom.serve.builder.trace.trace import Traced, trace
+from torchloom.serve.builder.trace import Traced, trace
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.target import Target

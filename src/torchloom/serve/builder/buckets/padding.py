@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torchloom.errors import ProofError, ServeError
 from torchloom.serve.builder.buckets.rows import mixing_node
 from torchloom.serve.builder.compare.compare import LEFT, call_by_name, copied_args, differences_at
-from torchloom.serve.builder.trace.trace import Traced, trace
+from torchloom.serve.builder.trace import Traced, trace
 from torchloom.serve.call.padded import Filling, Padded
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract

@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 
 from torchloom.graph import written
 from torchloom.pieces.symbols import with_numbers
-from torchloom.serve.builder.trace.trace import Traced
+from torchloom.serve.builder.trace import Traced
 
 MIXES = "lets rows see one another, and so padding"
 DEEPER = {"_vmap_increment_nesting": 1, "_vmap_decrement_nesting": -1}

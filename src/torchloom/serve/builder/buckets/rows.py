@@ -15,7 +15,7 @@ from torch import fx
 from torchloom.serve.builder.buckets.row_graph import MixedError, Views
 from torchloom.serve.builder.buckets.row_reductions import refuse_reductions
 from torchloom.serve.builder.buckets.row_trials import RowTrial
-from torchloom.serve.builder.trace.trace import Traced
+from torchloom.serve.builder.trace import Traced
 
 
 def mixing_node(

@@ -8,14 +8,12 @@ other arguments: a constant that the first call makes (`if self.cos is None: sel
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 
 from torchloom.errors import ServeError, TorchloomError
-from torchloom.pieces.places import value_at
 from torchloom.serve.builder.compare.compare import call_by_name, copied_args
 from torchloom.serve.builder.compare.differences import first_difference
 from torchloom.serve.call.eager import eager
@@ -188,4 +186,4 @@ def _lines(target: Target, contract: Contract, variant: Variant, given: Mapping[
     blank = contract.blank(variant.box.largest, variant.without)
     scope = target.scope({**blank, **{name: given[name] for name in contract.fixed}})
     found = changed_facts(variant.facts, scope)
-    return dict.fromkeys([*found, *variant.codes.changed(partial(value_at, scope=scope))])
+    return dict.fromkeys(found)

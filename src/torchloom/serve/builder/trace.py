@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchloom._torch.full_capture import GuardOn, is_unsupported
-from torchloom._torch.operators import hidden_kernels, operators_in
+from torchloom._torch.operators import operators_in
 from torchloom._torch.shapes import mark_varying
+from torchloom.bytecode import code_digest
 from torchloom.errors import ServeError, TorchloomError
 from torchloom.pieces.fullgraph import FullGraph, capture_full
-from torchloom.pieces.places import Place, place_of, settled, value_at
 from torchloom.pieces.symbols import SizeGuard
+from torchloom.serve.builder.argument_guards import asked_of
+from torchloom.serve.builder.pieces.graph_digest import graph_digest
 from torchloom.serve.builder.proof_errors import decision_by_value, multiples_to_promise
 from torchloom.serve.builder.prove import ProofVerdict, prove
-from torchloom.serve.builder.trace.argument_guards import asked_of
-from torchloom.serve.builder.trace.guard_facts import facts_of
-from torchloom.serve.builder.trace.traced_code import codes_of, scopes_of
-from torchloom.serve.builder.trace.unguarded import unguarded, why_unstorable
 from torchloom.serve.call.arguments import Asked
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Derived, Dim, Float
 from torchloom.serve.contract.specs import NumberSpec, TensorSpec, steps_to
 from torchloom.serve.counter import counter
-from torchloom.serve.model.code import Codes
-from torchloom.serve.model.facts import Facts
+from torchloom.serve.model.facts import Asker, facts_of
+from torchloom.serve.model.fingerprint import Fingerprint, attributes_of, files_of
 from torchloom.serve.model.target import Target, gradient_mode_of
 
-_TORCH = str(Path(torch.__file__).parent)
 _GLOBAL_STATE = tuple(
     GuardOn("EQUALS_MATCH", text)
     for text in (
@@ -56,10 +50,10 @@ class Traced:
     graph: FullGraph
     hints: dict[str, int]
     """What each size was."""
-    facts: Facts
+    fingerprint: Fingerprint
+    """What it relied on of the model."""
     unwritten: Sequence[str]
-    """What it relied on that cannot be written down: its program cannot be stored."""
-    codes: Codes
+    """What of that cannot be written down: its program cannot be stored."""
     asked: Asked
     """What it relied on of arguments."""
     assumed: tuple[SizeGuard, ...] = ()
@@ -71,6 +65,16 @@ class Traced:
     """Arguments that vary, by what they were during the trace."""
     numbers: Mapping[int, int] | None = None
     """The sizes that its graph is to be compiled for, by hint; None where they stay symbols."""
+    first_box: Box | None = None
+    """The sizes that it was made for, where it stands for others now."""
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the graph, and of the bytecode that calls it."""
+        shell = self.graph.shell
+        names = ("graph" if name == shell.backend_id else name for name in shell.code.co_names)
+        code = shell.code.replace(co_names=tuple(names))
+        return f"{graph_digest(self.graph.graph_module)} {code_digest(code)}"
 
     def verdicts(self, more: Iterable[SizeGuard] = ()) -> list[ProofVerdict]:
         """Judge all that was assumed of sizes so far.
@@ -95,7 +99,7 @@ class Traced:
         """
         varying = {dim.name for dim in self.box.varying}
         if self.hints in part and {dim.name for dim in part.varying} == varying:
-            return replace(self, box=part)
+            return replace(self, box=part, first_box=self.first_box or self.box)
         if part.varying or self.is_unbacked or self.floats:
             return None
         sizes = [size for size in (*part.dims, *self.derived) if size.dim.name in varying]
@@ -104,7 +108,7 @@ class Traced:
             for size in sizes
         }
         if all(g.holds({**{h: h for h in g.hints}, **numbers}) for g in self.assumed):
-            return replace(self, box=part, numbers=numbers)
+            return replace(self, box=part, numbers=numbers, first_box=self.first_box or self.box)
         return None
 
 
@@ -138,14 +142,13 @@ def trace(
     args = _inputs(contract, hints, varying, unbacked, without)
     graph = _captured(target, contract, box, args, unbacked=bool(unbacked))
     counter.num_traces += 1
-    facts, codes, unwritten = _relied_on(target, contract, graph, args)
+    fingerprint, unwritten = _fingerprint(target, contract, graph, args)
     return Traced(
         box,
         graph,
         hints,
-        facts,
+        fingerprint,
         unwritten,
-        codes,
         asked_of(graph.guards, graph.codes, target, contract, args, varying),
         tuple(graph.size_guards()),
         is_unbacked=bool(unbacked),
@@ -210,35 +213,22 @@ def _captured(
         ) from error
 
 
-def _relied_on(
+def _fingerprint(
     target: Target, contract: Contract, graph: FullGraph, args: Mapping[str, Any]
-) -> tuple[Facts, Codes, list[str]]:
-    """Return what a trace relied on: facts, code, and what cannot be written down."""
+) -> tuple[Fingerprint, list[str]]:
+    """Return what a trace relied on of the model, and what of it cannot be written down."""
     scope = target.scope(args)
-    sources = target.sources_of({name: args[name] for name in args if name in contract.args})
-    guards = [*graph.guards, *_GLOBAL_STATE]
-    read = _read(guards, scope, graph.modules)
-    own = [code for code in graph.codes if not code.co_filename.startswith(_TORCH)]
-    kept = {
-        source: value
-        for source, _, value in _found(guards, scope, graph.modules)
-        if not source.startswith(sources)
-    }
-    # One that is a weight, too, is read by that name alone.
-    names = {name for code in own for name in code.co_names}
-    tensors = {name: each for name, each in scope["G"].items() if isinstance(each, Tensor)}
-    kept |= {f"G[{name!r}]": each for name, each in tensors.items() if name in names}
-    guards += list(unguarded(kept.items(), own))
-    operators = operators_in(graph.graph_module)
-    guards += [GuardOn("OPERATOR", f"torch.ops.{name.replace('::', '.')}") for name in operators]
-    hidden = [
-        f"what traces of operator {name} run, which is registered for {key}"
-        for name in operators
-        for key in hidden_kernels(name, is_differentiated=contract.grad == "grad")
+    asker = Asker(scope)
+    operators = [
+        f"torch.ops.{name.replace('::', '.')}" for name in operators_in(graph.graph_module)
     ]
-    facts, unwritten = facts_of(*(guards, scope, sources, graph.modules), scopes=scopes_of(read))
-    codes, unreached = codes_of(graph.codes, read, sys.modules)
-    return facts, codes, [*unwritten, *unreached, *hidden, *why_unstorable(graph.codes)]
+    guards = [*graph.guards, *_GLOBAL_STATE, *(GuardOn("OPERATOR", each) for each in operators)]
+    varying = target.sources_of({name: args[name] for name in args if name in contract.args})
+    facts, unwritten = facts_of(guards, asker, scope, varying, graph.modules)
+    served = [["call", ""]]
+    facts[target.name] = {"place": served, "was": asker.answer(served, ["value"])}
+    files, lost = files_of(graph.codes, asker.reader.modules, asker.reader.seen)
+    return Fingerprint(facts, files, attributes_of(target)), [*unwritten, *lost]
 
 
 def _sources(
@@ -252,27 +242,6 @@ def _sources(
             name, _, rest = path.partition(".")
             found += [source + steps_to(contract.args[name], rest) for source in by_name[name]]
     return found
-
-
-def _read(
-    guards: Iterable[GuardOn], scope: Mapping[str, Any], modules: Mapping[str, str]
-) -> list[tuple[Place, Any]]:
-    """Return what a trace read, with its place; what is served itself first."""
-    found: dict[str, tuple[Place, Any]] = {"": ([["call", ""]], scope["call"])}
-    for _, place, value in _found(guards, scope, modules):
-        found.setdefault(repr(place), (settled(place, scope), value))
-    return list(found.values())
-
-
-def _found(
-    guards: Iterable[GuardOn], scope: Mapping[str, Any], modules: Mapping[str, str]
-) -> Iterator[tuple[str, Place, Any]]:
-    """Yield the expressions of guards that lead somewhere, with place and value."""
-    for source in dict.fromkeys(guard.source for guard in guards):
-        with suppress(Exception):  # attributes may raise anything; what is not there brings no code
-            place = place_of(source, modules)
-            if place is not None:
-                yield source, place, value_at(place, scope)
 
 
 _HINTS_OF_TORCH = ("For more", "For extended", "If you suspect", "consider using", "For C++")

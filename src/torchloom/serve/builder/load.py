@@ -1,0 +1,95 @@
+"""`load`: a stored program of a model, and the check that captures the model again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from torchloom.errors import ArtifactError, ServeError
+from torchloom.serve.call.program import OutOfRange, Program
+from torchloom.serve.contract.box import Box
+from torchloom.serve.contract.contract import Contract
+from torchloom.serve.model.target import Target
+from torchloom.serve.store.entries import program_from
+from torchloom.serve.store.folder import Store
+from torchloom.serve.store.misses import Fit, fit_of, key_differences, why_miss
+from torchloom.serve.store.saved import cannot_be_made
+
+
+def load(
+    path: str | Path | Store,
+    model: Callable[..., Any],
+    contract: Contract | None = None,
+    *,
+    name: str | None = None,
+    out_of_range: OutOfRange = "raise",
+    check: Literal["fingerprint", "trace"] = "fingerprint",
+) -> Program:
+    """Return a stored program of a model; nothing is compiled.
+
+    Args:
+        path: the store.
+        model: what was given to `build`, with any weights.
+        contract: what was given to `build`; the stored one if left out, which is possible where all that
+            it fixes are numbers and texts.
+        name: what was given to `build`; of any name if left out.
+        out_of_range: as in `build`.
+        check: "fingerprint" compares what the program relied on, and traces nothing; "trace" captures the model
+            again and compares the graphs, whatever was edited.
+
+    Raises:
+        ArtifactError: the store holds none that fits; the text says what differs.
+    """
+    store = path if isinstance(path, Store) else Store(path)
+    target = Target(model)
+    compare = fit_in_trace if check == "trace" else fit_of
+    for key, entry in _newest_first(store):
+        its = contract or Contract.from_json(entry["factors"]["contract"])
+        if key_differences(entry, target, its, name):
+            continue
+        fit = compare(store, entry, target, its)
+        if not fit.changes:
+            try:
+                return program_from(store, key, entry, target, its, fit.fingerprints, out_of_range)
+            except ArtifactError:
+                raise
+            except Exception as error:  # unpickling and the user's modules may raise anything
+                raise ArtifactError(f"{store.root}: {cannot_be_made(error)}") from error
+    reasons = why_miss(store, target, contract, name, compare)
+    raise ArtifactError(
+        f"{store.root} holds no program for {target.name}: {'; '.join(reasons[:6])}. Build it again"
+    )
+
+
+def fit_in_trace(store: Store, entry: Mapping[str, Any], target: Target, contract: Contract) -> Fit:
+    """Capture a model as a program's traces did, and compare the graphs.
+
+    Args:
+        store: where the program is.
+        entry: of the program.
+        target: the model.
+        contract: what arguments look like.
+    """
+    # Here, and not above: a program that is found by its fingerprint needs no Dynamo.
+    from torchloom.serve.builder.trace import Traced, trace
+
+    unbacked, fit = entry["factors"]["options"]["unbacked"], Fit()
+    done: dict[str, Traced] = {}
+    for stored in entry["variants"]:
+        box, without = Box.from_json(stored["traced"]), frozenset(stored["without"])
+        name = f"{box}{sorted(without)}"
+        try:
+            if name not in done:
+                done[name] = trace(target, contract, box, unbacked=unbacked, without=without)
+        except ServeError as error:
+            return Fit(changes=[str(error)])
+        fit.fingerprints.append(done[name].fingerprint)
+        if done[name].digest != stored["graph"]:
+            fit.changes.append(f"the graph of {target.name} for {box} is another one")
+    return fit
+
+
+def _newest_first(store: Store) -> list[tuple[str, dict[str, Any]]]:
+    entries = store.entries()
+    return sorted(entries.items(), key=lambda item: store.saved_at(item[0]), reverse=True)
