@@ -351,8 +351,6 @@ ELSEWHERE: dict[str, str] = {
         "report/test_page_browser.py::test_why_each_entry_was_made_names_what_came",
     "inspect/test_watch.py::test_passes_of_torchloom_with_their_graphs":
         "cli/test_train_report.py::test_entries_have_passes_guards_graphs_and_hits",
-    "serve/model/test_set_order.py::test_a_process_that_hashes_otherwise_takes_programs_that_do_not_rely_on_it":
-        "serve/model/test_set_order.py::test_code_that_goes_through_a_set_depends_on_its_order",
     "test_last_words.py::test_a_collective_of_the_program_that_loses_its_peer_is_explained":
         "faults/test_ranks_that_fail.py::test_the_launcher_exits_non_zero",
     "cli/test_calibrate.py::test_ranks_write_one_table":

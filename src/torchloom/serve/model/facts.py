@@ -153,7 +153,7 @@ def facts_of(
         try:
             guard = _of_environ(guard)
             where = place(guard.source)
-            if where is None or _grows_by_imports(guard, where):
+            if where is None or _is_of_process(guard, where, scope):
                 continue
             name, ask = _question(guard, where, scope, place)
             fact = {"place": where, "was": asker.answer(where, ask)}
@@ -203,19 +203,24 @@ def _of_environ(guard: GuardOn) -> GuardOn:
     return GuardOn("ENVIRON", ENVIRON, os.fsdecode(ast.literal_eval(variable[2])))
 
 
-def _grows_by_imports(guard: GuardOn, place: Place) -> bool:
-    """Return whether a guard is on Dynamo's own things or on the keys of a registry of torch's.
+def _is_of_process(guard: GuardOn, place: Place, scope: Mapping[str, Any]) -> bool:
+    """Return whether a guard is on Dynamo's own things, or on how many and which keys a registry of a module has.
 
-    The version of torch stands for the first; what a trace looked for in the second has a guard of its own.
+    The version of torch stands for the first. Registries, dicts that are globals, grow with each model that a process makes
+    (transformers keeps one by class): what a trace looked for in one has a guard of its own.
     """
     (kind, name, *_), *steps = place
-    if kind != "module":
+    if kind not in ("module", "global"):
         return False
-    if re.match(r"torch\._dynamo\b", str(name)):
+    if kind == "module" and re.match(r"torch\._dynamo\b", str(name)):
         return True
-    is_named = all(step[0] in ("attribute", "submodule") for step in steps)
-    is_keys = _OF_ONE.get(guard.kind, ("",))[0] == "keys"
-    return is_keys and is_named and str(name).partition(".")[0] == "torch"
+    is_named = [step[0] in ("attribute", "submodule") for step in steps]
+    num_names = is_named.index(False) if False in is_named else len(steps)
+    if not isinstance(value_at(place[: num_names + 1], scope), dict):
+        return False
+    if num_names < len(steps):
+        return steps[num_names][0] in ("applied", "item at", "dict item at")
+    return _OF_ONE.get(guard.kind, ("",))[0] in ("keys", "length")
 
 
 def _length(value: Any) -> str:
