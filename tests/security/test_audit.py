@@ -81,10 +81,11 @@ KNOWN = {
     ): "text that this process wrote, and conditions of an entry whose signature holds",
     ("serve/builder/pieces/inductor_options.py", "import_module"): USERS,
     (
-        "serve/call/refusals.py",
+        "serve/call/program.py",
         "eval",
     ): "conditions on sizes that the build wrote: of this process, or of a signed entry",
     ("serve/contract/specs.py", "import_module"): TRUSTED,
+    ("serve/contract/conditions.py", "eval"): GENERATED,
     ("serve/call/stitching.py", "exec"): TRUSTED,
     (
         "serve/call/tied_names.py",

@@ -18,7 +18,7 @@ import torch
 
 from torchloom._torch.full_capture import GuardOn
 from torchloom.errors import ServeError
-from torchloom.serve.call.arguments import PLAIN, steps_in, value_by
+from torchloom.serve.call.conditions import PLAIN, steps_in, value_by
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.specs import AnySpec, NumberSpec, RecordSpec
 from torchloom.serve.model.facts import readable

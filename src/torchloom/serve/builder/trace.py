@@ -20,7 +20,7 @@ from torchloom.serve.builder.argument_guards import asked_of
 from torchloom.serve.builder.pieces.graph_digest import graph_digest
 from torchloom.serve.builder.proof_errors import decision_by_value, multiples_to_promise
 from torchloom.serve.builder.prove import ProofVerdict, prove
-from torchloom.serve.call.arguments import Asked
+from torchloom.serve.call.conditions import Asked
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Derived, Dim, Float

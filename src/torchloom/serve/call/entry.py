@@ -28,26 +28,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from torchloom._torch.untraced import leave_alone
-from torchloom.serve.call.arguments import Asked
+from torchloom.serve.call.conditions import Asked, conditions_of
 from torchloom.serve.call.eager import is_eager
-from torchloom.serve.call.entry_conditions import Conditions
-from torchloom.serve.call.entry_names import put
 from torchloom.serve.call.entry_signature import EntrySignature
 from torchloom.serve.call.tied_names import names_for
 from torchloom.serve.call.weight_checks import OtherTensorsError
 from torchloom.serve.contract.box import Box
+from torchloom.serve.contract.conditions import (
+    UNLIKE,
+    Condition,
+    SpecConditions,
+    put,
+    why_refused,
+)
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.target import Target
 
 Run = Callable[..., Any]
 Row = tuple[Box, Run, Sequence[str]]
-_UNLIKE = (AttributeError, KeyError, IndexError, TypeError, RuntimeError)
-"""What conditions raise that ask something else than what they expect: no tensor, or a nested one."""
 _FAILURES = (OtherTensorsError, AttributeError, KeyError, IndexError, TypeError)
 """What programs raise that fetch weights from a model which is another one now."""
 _MOST_TABLE = 1 << 16
@@ -97,15 +101,31 @@ def make_entry(
     scope |= {"EAGER": otherwise.eager, "is_eager": is_eager}
     scope |= names_for(target)
     signature = EntrySignature(target, contract, scope)
-    asking = Conditions(target, contract, signature, scope, without)
-    conditions = [*asking.write(writes, asked), *state.ties] if variants else ["False"]
-    programs = _dispatch(contract, variants, signature.call(), asking.sizes, scope)
+    specs = SpecConditions(scope, without)
+    asks = conditions_of(target, contract, signature, specs, scope, writes=writes, asked=asked)
+    own = [*state.ties, "HANDLE.next_id == STATE.next_hook", "STATE.holds()"]
+    conditions = [*(each.text for each in asks), *own] if variants else ["False"]
+    programs = _dispatch(contract, variants, signature.call(), specs.sizes, scope)
     text = _text(signature, conditions, programs)
     exec(compile(text, "<torchloom entry>", "exec"), scope)
     entry = scope["entry"]
     leave_alone(entry, "programs of torchloom.serve are compiled already")
     entry.source = text
+    entry.why_refused = partial(_why_refused, signature, asks, specs.sizes, scope)
     return entry
+
+
+def _why_refused(
+    signature: EntrySignature,
+    asks: Sequence[Condition],
+    sizes: Mapping[str, str],
+    scope: dict[str, Any],
+    args: Mapping[str, Any],
+) -> tuple[str, dict[str, Any]]:
+    """Return why a call does not pass, nothing if it does, and what the conditions name."""
+    values = signature.values(args)
+    refusal = why_refused(asks, scope, values)
+    return refusal, values
 
 
 def _text(signature: EntrySignature, conditions: Sequence[str], programs: Sequence[str]) -> str:
@@ -125,7 +145,7 @@ def _text(signature: EntrySignature, conditions: Sequence[str], programs: Sequen
         f"def entry({own}):" if is_plain else f"def _torchloom_entry({given}):",
         "    try:",
         f"        given_passes = {' and '.join(conditions) or 'True'}",
-        f"    except ({', '.join(each.__name__ for each in _UNLIKE)}):",
+        f"    except ({', '.join(each.__name__ for each in UNLIKE)}):",
         "        given_passes = False",
         "    if given_passes:",
         "        if is_eager():",

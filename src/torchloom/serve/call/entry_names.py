@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import re
-from typing import Any
 
 _NAMES = frozenset(
     {
@@ -20,19 +19,6 @@ _MADE = re.compile(
     r"(?:s_|n_|f_|given_).*|(?:kind|keys|dtype|device|fixed|run|table|default)\d+|_error"
 )
 """Names of helpers and variables in an entry."""
-
-
-def put(scope: dict[str, Any], stem: str, value: Any) -> str:
-    """Add a value to the globals of an entry; return the name that it got.
-
-    Args:
-        scope: of the entry.
-        stem: how the name begins.
-        value: what it stands for.
-    """
-    name = f"{stem}{len(scope)}"
-    scope[name] = value
-    return name
 
 
 def given_name(name: str) -> str:

@@ -7,9 +7,11 @@ and `{'x': x, 'causal': causal}`. What has no default behind one that is fixed g
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
-from torchloom.serve.call.entry_names import given_name, put
+from torchloom.serve.call.entry_names import given_name
+from torchloom.serve.contract.conditions import put
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.target import Target
 
@@ -97,6 +99,21 @@ class EntrySignature:
             else:
                 parts.append(f"{name!r}: {given}")
         return f"{{{', '.join(parts)}}}"
+
+    def values(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments, as `by_name` has them, by the variables that hold them."""
+        named = {parameter.name for parameter in self.parameters}
+        found: dict[str, Any] = {}
+        for parameter in self.parameters:
+            name, kind = parameter.name, parameter.kind
+            if kind is parameter.VAR_POSITIONAL:
+                found[self.given[name]] = args.get(f"*{name}", ())
+            elif kind is parameter.VAR_KEYWORD:
+                rest = {each: value for each, value in args.items() if each not in named}
+                found[self.given[name]] = rest
+            else:
+                found[self.given[name]] = args.get(name)
+        return found
 
     def _default(self, parameter: inspect.Parameter) -> str:
         is_fixed = parameter.name in self._contract.fixed and not self._contract.is_of_call

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchloom.serve.call.entry import Run
-from torchloom.serve.contract.checks import argument_at
+from torchloom.serve.contract.conditions import argument_at
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Dim
 from torchloom.serve.contract.specs import TensorSpec

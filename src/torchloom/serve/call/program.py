@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,17 +15,17 @@ from typing import Any, Literal
 
 import torch
 
-from torchloom._torch.modes import num_function_modes
+from torchloom._torch.modes import function_modes, num_function_modes
 from torchloom.errors import ContractError, ServeError
 from torchloom.events import ProgramReady, emit
 from torchloom.serve.call.eager import eager, is_eager, why_eager
 from torchloom.serve.call.entry import Otherwise, Run, make_entry
 from torchloom.serve.call.read_values import ReadValues, holds, writes_state
-from torchloom.serve.call.refusals import refuse, refuse_modes
 from torchloom.serve.call.tied_names import ties_among
 from torchloom.serve.call.variant import Variant, shown_variant
 from torchloom.serve.call.warm_up import record_sizes
 from torchloom.serve.call.weight_checks import ChangedError, OtherTensorsError
+from torchloom.serve.contract.conditions import argument_at
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.model.facts import changed_facts
@@ -105,9 +107,10 @@ class Program:
         self._own_writes: set[str] = set()
         """Facts that runs of the program itself make another thing."""
         self._compare_anew()
-        self._default_dtype = torch.get_default_dtype()
         self._default_device = torch.get_default_device()
         self._looks = ModelLooks(target.module, target.structure())
+        self._entries: dict[frozenset[str], Any] = {}
+        """By which optional tensors are None; each passes on what it is not for."""
         self._entry = self._make_entry()
         self._tell()
         if enforced:
@@ -283,6 +286,7 @@ class Program:
                 writes=any(each.writes for each in self.variants),
                 asked=[line for each in alike for line in each.asked],
             )
+            self._entries[without] = entry
         assert entry is not None, "there is a pattern"
         return entry
 
@@ -335,8 +339,7 @@ class Program:
             _refuse(changed)
             self._compare_anew()
             return
-        refuse_modes()
-        if num_function_modes() != self.state.num_modes:
+        if num_function_modes() != self.state.num_modes and not function_modes():
             if torch.get_default_device() != self._default_device:
                 raise ContractError(
                     f"torch's default device is {torch.get_default_device()}, the program was made under "
@@ -344,13 +347,46 @@ class Program:
                 )
             self.state.num_modes = num_function_modes()
             return
-        self.contract.sizes_of(args)
-        if torch.get_default_dtype() is not self._default_dtype:
+        self._refuse(args)
+
+    def _refuse(self, args: dict[str, Any]) -> None:
+        """Say why a call is none that a program was built for.
+
+        Raises:
+            ContractError: always.
+        """
+        without = frozenset(
+            path
+            for path, spec in self.contract.tensors()
+            if spec.optional and argument_at(args, path) is None
+        )
+        entry: Any = self._entries.get(without, self._entry)
+        refusal, values = entry.why_refused(args)
+        if refusal:
+            raise ContractError(refusal)
+        sizes = {name: values[f"n_{name}"] for name in self.contract.dims}
+        known = {name: each for name, each in values.items() if name[:2] in ("n_", "f_")}
+        for variant in self.variants:
+            if variant.without == without and sizes in variant.box:
+                _refuse_sizes(variant, known)
+        raise ContractError(
+            f"the call is none that the program was built for: the contract is {self.contract}, and the programs are "
+            f"for {'; '.join(map(shown_variant, self.variants))}"
+        )
+
+
+def _refuse_sizes(variant: Variant, known: dict[str, Any]) -> None:
+    """Refuse sizes for which does not hold what was assumed of them and tried for some only."""
+    for check in variant.checks:
+        if not eval(
+            check, {"math": math, "torch": torch}, known
+        ):  # of the build, signed in a store
+            there = ", ".join(f"{name.removeprefix('n_')} {size}" for name, size in known.items())
+            said = re.sub(r"\bn_(\w+)", r"\1", check)
             raise ContractError(
-                f"torch's default dtype is {torch.get_default_dtype()}, the program was made under "
-                f"{self._default_dtype}: build it again, or set it back"
+                f"the program for {variant.box} assumes {said}, which held for all sizes that were tried and does "
+                f"not for {there}: cut the contract there with `ranges`"
             )
-        refuse(self.target, self.contract, self.variants, args)
 
 
 def _subject(line: str) -> str:

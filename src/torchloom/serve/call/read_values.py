@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torchloom._torch.untraced import leave_alone
 from torchloom.pieces.places import Place
-from torchloom.serve.call.entry_names import put
+from torchloom.serve.contract.conditions import put
 from torchloom.serve.model.facts import Facts
 from torchloom.serve.model.hooks import HOOKS, OF_MODULES
 from torchloom.serve.model.target import Target

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchloom.serve.call.arguments import Asked
+from torchloom.serve.call.conditions import Asked
 from torchloom.serve.call.cuda_graphs import Recorded
 from torchloom.serve.call.entry import Run
 from torchloom.serve.call.weight_checks import Look

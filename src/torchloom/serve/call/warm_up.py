@@ -12,7 +12,7 @@ from torch import Tensor
 from torchloom.errors import ContractError
 from torchloom.serve.call.entry import Run
 from torchloom.serve.contract.box import Box
-from torchloom.serve.contract.checks import argument_at
+from torchloom.serve.contract.conditions import argument_at
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.snapshot import ModelSnapshot, generators_kept
 from torchloom.serve.model.target import Target, gradient_mode_of

@@ -16,14 +16,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from torchloom.errors import ContractError
-from torchloom.serve.contract.checks import (
-    argument_at,
-    check_length,
-    check_number,
-    check_size,
-    check_tensor,
-    is_fixed_value,
-)
+from torchloom.serve.contract.conditions import SpecConditions, argument_at, why_refused
 from torchloom.serve.contract.dims import Derived, Dim, Float, Size, dim_to_json
 from torchloom.serve.contract.specs import (
     AnySpec,
@@ -123,25 +116,24 @@ class Contract:
         Raises:
             ContractError: the call breaks the contract; the text names argument, size and range.
         """
-        sizes: dict[str, int] = {}
-        for name, record in self.args.items():
-            check_length(name, args.get(name), record)
-        given = {path: argument_at(args, path) for path, _ in self.tensors()}
-        for path, spec in self.tensors():
-            value = given[path]
-            if value is None and spec.optional:
-                continue
-            check_tensor(path, value, spec)
-            for number, (size, dim) in enumerate(zip(value.shape, spec.shape, strict=True)):
-                check_size(f"size {number} of {path!r}", size, dim, sizes)
-        for path, spec in self.numbers():
-            check_number(path, argument_at(args, path), spec, sizes)
-        for name, wanted in self.fixed.items():
-            if name in args and not is_fixed_value(args[name], wanted):
-                raise ContractError(
-                    f"{name!r} is {args[name]!r}, the contract fixes it to {wanted!r}"
-                )
-        return sizes
+        missing = {
+            path
+            for path, spec in self.tensors()
+            if argument_at(args, path) is None and spec.optional
+        }
+        scope: dict[str, Any] = {}
+        asks = SpecConditions(scope, missing)
+        values: dict[str, Any] = {}
+        for number, (name, value) in enumerate({**dict.fromkeys(self.args), **args}.items()):
+            values[f"a{number}"] = value
+            if name in self.args:
+                asks.add(name, f"a{number}", self.args[name])
+            elif name in self.fixed:
+                why = f"the contract fixes it to {self.fixed[name]!r}"
+                asks.add_value(name, f"a{number}", self.fixed[name], why)
+        if refusal := why_refused(asks.found, scope, values):
+            raise ContractError(refusal)
+        return {name: values[variable] for name, variable in asks.sizes.items()}
 
     def example(
         self,
