@@ -106,17 +106,8 @@ class Body(Protocol):
 
     @property
     def copies_gradients(self) -> bool:
-        """Whether gradients of results that lie otherwise than backward takes them are copied first."""
+        """Whether gradients that lie in memory otherwise than results are copied; else such parts stay."""
         ...
-
-    @property
-    def seen(self) -> dict[int, Layout]:
-        """By the number of a call, how the gradients of its results lay in memory when they were traced."""
-        ...
-
-
-Layout = tuple[tuple[Any, ...] | None, ...]
-"""For each result of a call the strides of its gradient, None where it has none."""
 
 
 def body_of(name: str) -> Body:
@@ -205,7 +196,6 @@ class _Region(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         body = body_of(ctx.name)
-        body.seen[ctx.call] = tuple(map(_strides, grads, body.tangents))
         tangents = [
             _laid_out(grad, like, copies=body.copies_gradients)
             for grad, like in zip(grads, body.tangents, strict=True)
@@ -218,23 +208,16 @@ class _Region(torch.autograd.Function):
         return None, None, None, *by_operand
 
 
-def _strides(grad: Tensor | None, like: Tensor | None) -> tuple[Any, ...] | None:
-    """Return the strides of a gradient; a dimension of one element may have any."""
-    if grad is None or like is None:
-        return None
-    pairs = zip(grad.shape, grad.stride(), like.stride(), strict=True)
-    return tuple(
-        own if isinstance(size, int) and size == 1 else given for size, given, own in pairs
-    )
-
-
 def _laid_out(grad: Tensor | None, like: Tensor, *, copies: bool) -> Tensor:
-    """Return a gradient as backward takes it; without `copies` the body is traced again if it lies otherwise."""
+    """Return a gradient as backward takes it."""
     if grad is None:
         # Zeros would be other gradients: those that are None stay None, and 0 / 0 is no number.
         raise RegionError("a result of it has no gradient in one of its calls")
-    if not copies or grad.stride() == like.stride():
+    pairs = zip(grad.shape, grad.stride(), like.stride(), strict=True)
+    if all(given == own or (isinstance(size, int) and size == 1) for size, given, own in pairs):
         return grad
+    if not copies:  # operators would add numbers up in another order
+        raise RegionError("the gradient of a result lies in memory otherwise than the result")
     return grad.new_empty_strided(like.shape, like.stride()).copy_(grad)
 
 

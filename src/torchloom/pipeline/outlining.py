@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torchloom._torch.partition import min_cut_partition
 from torchloom.capture import partition_by_tags
 from torchloom.errors import RegionError
 from torchloom.graph import Choices, PassContext
-from torchloom.ops.regions import Layout
 from torchloom.passes import PASSES
 from torchloom.pipeline.keys import is_built_in
 from torchloom.pipeline.setup import Setup
@@ -26,16 +25,13 @@ _COMPILERS = ("aot_eager", "inductor")
 """Backends whose route compiles bodies."""
 
 
-def outline_graph(
-    setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any], layouts: Mapping[int, Layout]
-) -> Outlined:
+def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Outlined:
     """Return a captured graph with calls in the place of its equal parts, or as it is.
 
     Args:
         setup: the session.
         gm: the graph; not changed.
         inputs: one value for each of its inputs.
-        layouts: see `torchloom.regions.outline`.
     """
     reason = _reason(setup)
     if reason is not None:
@@ -52,7 +48,6 @@ def outline_graph(
         operands: Sequence[Tensor],
         sizes: Sequence[Any],
         weights: frozenset[int],
-        layout: Layout | None,
     ) -> RegionBody:
         return RegionBody(
             name,
@@ -65,12 +60,11 @@ def outline_graph(
             for_inductor,
             _split_of(setup),
             ambient,
-            layout,
         )
 
     key = f"{setup.backend} {regathers} {casts} {ambient} {torch.is_grad_enabled()} {setup.planner is not None}"
     try:
-        return outline(gm, key, body, layouts)
+        return outline(gm, key, body)
     except RegionError as error:
         return Outlined(gm, reasons=(str(error),))
 

@@ -26,7 +26,6 @@ from torchloom.errors import RegionError, own_error
 from torchloom.graph import Choices, GraphPass, PassContext, graph_digest, options_of
 from torchloom.log import get_logger
 from torchloom.memory import alive_at_peak, expanded, micro_step
-from torchloom.ops.regions import Layout
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.identity import identity_of
@@ -37,12 +36,10 @@ from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.report import GraphReport, tell_bodies, tell_peak
 from torchloom.pipeline.setup import Setup
 from torchloom.plan import GraphPlan
-from torchloom.regions import OtherLayoutsError, Outlined, check_layouts
+from torchloom.regions import Outlined
 
 logger = get_logger(__name__)
 
-_MAX_TRACES = 4
-"""Of a graph with calls of bodies: each call hands gradients, as they then lie, to the one before it."""
 Compile = Callable[[fx.GraphModule, Sequence[Any], WeaveHooks], Callable[..., Any]]
 """A route of capture: `(captured graph, its inputs, the rewrites) -> code`."""
 
@@ -99,32 +96,14 @@ class Weaving:
             backward_at_once: see `WeaveHooks`.
         """
         self._tell_phase("trace")
-        run = functools.partial(self._compile, compile_graph, gm, example_inputs, backward_at_once)
-        layouts: dict[int, Layout] = {}
-        for trace in range(_MAX_TRACES - 1):
-            try:
-                return run(layouts, trace)
-            except OtherLayoutsError as error:  # noqa: PERF203 - each trace says more
-                layouts = error.layouts
-        return run(layouts, _MAX_TRACES - 1)
-
-    def _compile(
-        self,
-        compile_graph: Compile,
-        gm: fx.GraphModule,
-        example_inputs: Sequence[Any],
-        backward_at_once: bool,
-        layouts: Mapping[int, Layout],
-        trace: int,
-    ) -> Callable[..., Any]:
         outlined = (
-            outline_graph(self.setup, gm, example_inputs, layouts)
+            outline_graph(self.setup, gm, example_inputs)
             if not self.flat_because
             else Outlined(gm, reasons=self.flat_because)
         )
         self.report.regions = outlined.calls
         self.report.flat_because = outlined.reasons
-        hooks = self._hooks(outlined, trace, backward_at_once=backward_at_once)
+        hooks = self._hooks(outlined, backward_at_once=backward_at_once)
         if not outlined.bodies:
             return compile_graph(gm, example_inputs, hooks)
         try:
@@ -133,8 +112,6 @@ class Weaving:
             refusal = own_error(error)
             if is_restart(error) or not isinstance(refusal, RegionError | None):
                 raise
-            if isinstance(refusal, OtherLayoutsError) and trace + 1 < _MAX_TRACES:
-                raise refusal from error
             if self.must_outline and refusal is not None:
                 raise refusal from error
             # What the part is found to do shows while it is traced, which may be inside of torch's trace.
@@ -148,20 +125,15 @@ class Weaving:
         if self.setup.planner is not None and self.report.plan is not None:
             self.setup.planner.drop(self.report.plan)
             self.report.plan = None
-        hooks = self._hooks(Outlined(gm), 0, backward_at_once=backward_at_once)
+        hooks = self._hooks(Outlined(gm), backward_at_once=backward_at_once)
         return compile_graph(gm, example_inputs, hooks)
 
-    def _hooks(self, outlined: Outlined, trace: int, *, backward_at_once: bool) -> WeaveHooks:
+    def _hooks(self, outlined: Outlined, *, backward_at_once: bool) -> WeaveHooks:
         bodies = outlined.bodies
         split = None if self._split is None else functools.partial(self._split, bodies=bodies)
 
-        def weave_joint(joint: fx.GraphModule, kind: GraphKind) -> None:
-            if kind == "joint":
-                check_layouts(bodies.values(), outlined.groups, spreads=trace > 0)
-            self._weave("joint", joint, kind)
-
         return WeaveHooks(
-            joint=weave_joint,
+            joint=lambda joint, kind: self._weave("joint", joint, kind),
             lowered=lambda lowered, kind: self._weave("lowered", lowered, kind),
             key=None if self.ignores_caches else self._cache_key,
             partition=split,

@@ -3,7 +3,7 @@
 Files in the order in which they work: `hoist` and `reads` (by way of `checkpoints`) and `identities` make layers
 alike, `labels` says which nodes do the same, `repeats` finds labels that follow upon each other again and again,
 `find` cuts them into parts whose data flows alike, `outline` puts calls in their place, `body` traces what the calls
-stand for, `halves` splits that into forward and backward; `layouts` sees to gradients that lie otherwise than results.
+stand for, `halves` splits that into forward and backward.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ from __future__ import annotations
 from torchloom.regions.body import RegionBody
 from torchloom.regions.find import MIN_REPEATS, Found, Part, find_regions
 from torchloom.regions.halves import SplitBody
-from torchloom.regions.layouts import OtherLayoutsError, check_layouts
 from torchloom.regions.outline import Outlined, RegionCalls, outline
 
 __all__ = [
     "MIN_REPEATS",
     "Found",
-    "OtherLayoutsError",
     "Outlined",
     "Part",
     "RegionBody",
     "RegionCalls",
     "SplitBody",
-    "check_layouts",
     "find_regions",
     "outline",
 ]

@@ -17,10 +17,9 @@ from torchloom._torch.partition import prepare_joint
 from torchloom._torch.tensors import fake_like
 from torchloom.errors import RegionError
 from torchloom.graph import args_of, lower_readers, read_lower, value_of
-from torchloom.ops.regions import BodyHalf, Layout
+from torchloom.ops.regions import BodyHalf
 from torchloom.regions.halves import Halves, SplitBody, split_body, storage_problem
 from torchloom.regions.labels import graph_form
-from torchloom.regions.layouts import take_as_laid_out, with_layout
 
 
 @dataclass(eq=False)
@@ -37,7 +36,6 @@ class RegionBody:
         casts: whether weights that are only read in a lower dtype are given in it.
         for_inductor: whether Inductor will compile it.
         split: makes forward and backward of its joint graph.
-        layout: how gradients of its results lie; None: like the results, as AOTAutograd takes them.
         recompute: values of forward that its backward computes again, where a plan says so.
     """
 
@@ -51,12 +49,9 @@ class RegionBody:
     for_inductor: bool
     split: SplitBody
     ambient: AmbientAutocast
-    layout: Layout | None = None
     recompute: frozenset[str] = frozenset()
     modules: dict[int, str] = field(default_factory=dict)
     """By the number of a call, the module that it stands for, as Dynamo names it; the first is the body's own."""
-    seen: dict[int, Layout] = field(default_factory=dict)
-    """By the number of a call, how gradients of its results lay when the graph around it was traced."""
     num_traces: int = 0
     num_splits: int = 0
     lowered: dict[bool, dict[int, torch.dtype]] = field(
@@ -179,12 +174,11 @@ class RegionBody:
             fake_like(each, requires_grad=trains and each.requires_grad) for each in self.operands
         ]
         inputs += self.sizes
-        captured = self.captured
-        if trains and self.layout is not None:
-            captured = with_layout(captured, self.layout)
         try:
             with self.ambient.again():
-                traced = trace_part(captured, inputs, trains=trains, for_inductor=self.for_inductor)
+                traced = trace_part(
+                    self.captured, inputs, trains=trains, for_inductor=self.for_inductor
+                )
         except Exception as error:
             if is_restart(error):
                 raise
@@ -193,8 +187,6 @@ class RegionBody:
         problem = traced.problem or storage_problem(traced.graph_module.graph)
         if problem is not None:
             raise RegionError(problem)
-        if captured is not self.captured:
-            take_as_laid_out(traced.graph_module)
         if self.casts:
             self._cast_first(traced.graph_module, trains=trains)
         return (

@@ -20,7 +20,7 @@ from torchloom import ops
 from torchloom._torch.bodies import EXIT_AUTOCAST
 from torchloom._torch.tensors import symbols_in
 from torchloom.backends.graphs import copy_graph_module
-from torchloom.ops.regions import Layout, region
+from torchloom.ops.regions import region
 from torchloom.regions.find import Part, find_regions, inputs_of
 from torchloom.regions.hoist import hoist_gathers
 from torchloom.regions.identities import drop_identities
@@ -28,11 +28,8 @@ from torchloom.regions.labels import graph_form, is_weight, traced_value
 from torchloom.regions.numbers import compute_where_read
 from torchloom.regions.reads import part_reads
 
-MakeBody = Callable[
-    [str, fx.GraphModule, Sequence[Any], Sequence[Any], frozenset[int], Layout | None], Any
-]
-"""(name, the part as a graph, fake operands, sizes, gathered weights among the operands, how gradients of its
-results lie if not like these) -> its body"""
+MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], Sequence[Any], frozenset[int]], Any]
+"""(name, the part as a graph, fake operands, sizes, gathered weights among the operands) -> its body"""
 
 
 class RegionCalls(NamedTuple):
@@ -56,21 +53,15 @@ class Outlined:
     calls: tuple[RegionCalls, ...] = ()
     reasons: tuple[str, ...] = ()
     """Why parts that repeat stayed."""
-    groups: tuple[tuple[int, ...], ...] = ()
-    """Numbers of calls of equal parts, in the order of forward."""
 
 
-def outline(
-    gm: fx.GraphModule, key: str, make_body: MakeBody, layouts: Mapping[int, Layout]
-) -> Outlined:
+def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
     """Return a copy of a captured graph in which bodies stand for its equal parts.
 
     Args:
         gm: from Dynamo; not changed.
         key: what else the bodies' code depends on, for their names.
         make_body: makes what the operators know of a body.
-        layouts: by the number of a call, how gradients of its results lie if not like these; calls with other ones
-            have other bodies.
     """
     copy = copy_graph_module(gm)
     hoist_gathers(copy)
@@ -82,30 +73,24 @@ def outline(
         return Outlined(gm, reasons=found.reasons)
     bodies: dict[str, Any] = {}
     calls: list[RegionCalls] = []
-    groups: list[tuple[int, ...]] = []
     num_calls = 0
     picked: dict[fx.Node, fx.Node] = {}
     for group in found.groups:
         symbols = _symbols(copy.graph, group[0])
         weights, inputs = _weights(group[0]), _inputs(group[0], symbols)
         captured = _body_of(copy, group[0], symbols)
-        numbers = range(num_calls, num_calls + len(group))
-        groups.append(tuple(numbers))
-        layers: dict[str, list[str]] = {}
-        for call, part in zip(numbers, group, strict=True):
-            layout = layouts.get(call)
-            name = _name(captured.graph, f"{key} {sorted(weights)} {layout or ''}")
-            if name not in bodies:
-                bodies[name] = make_body(name, captured, *inputs, weights, layout)
+        name = _name(captured.graph, f"{key} {sorted(weights)}")
+        if name not in bodies:
+            bodies[name] = make_body(name, captured, *inputs, weights)
+        layers = tuple(map(_layer_of, group))
+        for call, part in enumerate(group, num_calls):
             bodies[name].modules[call] = _innermost(_common_modules(part.nodes))
-            layers.setdefault(name, []).append(_layer_of(part))
             _replace(copy.graph, part, (name, call), symbols, picked)
-        num_nodes = len(group[0].nodes)
-        calls += [RegionCalls(name, num_nodes, tuple(each)) for name, each in layers.items()]
+        calls.append(RegionCalls(name, len(group[0].nodes), layers))
         num_calls += len(group)
     copy.graph.lint()
     copy.recompile()
-    return Outlined(copy, bodies, tuple(calls), found.reasons, tuple(groups))
+    return Outlined(copy, bodies, tuple(calls), found.reasons)
 
 
 def _symbols(graph: fx.Graph, part: Part) -> list[fx.Node]:

@@ -6,14 +6,30 @@ and `{'x': x, 'causal': causal}`. What has no default behind one that is fixed g
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from torchloom.serve.call.entry_names import given_name
 from torchloom.serve.contract.conditions import put
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.target import Target
+
+_NAMES = frozenset(
+    {
+        *("PLAIN", "STRIDED", "STATE", "SLOW", "FAILED", "FAILURES", "MODEL", "GLOBALS", "DTYPE"),
+        *("HANDLE", "FORWARD", "Tensor", "math", "torch", "inf", "nan"),
+        *("apart", "same", "type_words", "is_plainly_laid", "is_inference", "is_grad_enabled"),
+        *("is_autocast", "default_dtype", "function_modes", "dispatch_modes", "transform_level"),
+        *("is_jit_tracing", "_torchloom_entry", "MISSING", "is_eager", "EAGER"),
+    }
+)
+"""What the text of an entry refers to."""
+_MADE = re.compile(
+    r"(?:s_|n_|f_|given_).*|(?:kind|keys|dtype|device|fixed|run|table|default)\d+|_error"
+)
+"""Names of helpers and variables in an entry."""
 
 
 class EntrySignature:
@@ -43,7 +59,7 @@ class EntrySignature:
                 self.missing.append(each.name)
             has_default |= is_fixed or each.default is not each.empty
         self._scope["MISSING"] = object()
-        self.given = {p.name: given_name(p.name) for p in self.parameters}
+        self.given = {p.name: _given_name(p.name) for p in self.parameters}
         """What each parameter is called in conditions, so that it hides nothing that these use."""
 
     @property
@@ -124,3 +140,9 @@ class EntrySignature:
         if parameter.default is parameter.empty:
             return ""
         return f"={put(self._scope, 'default', parameter.default)}"
+
+
+def _given_name(name: str) -> str:
+    """Return what a parameter is called where its own name may be one that the conditions use."""
+    is_ours = name in _NAMES or "__" in name or hasattr(builtins, name) or _MADE.fullmatch(name)
+    return f"given_{name}" if is_ours else name
