@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import stat
 from pathlib import Path
 
 from torchloom.engine.checkpoints import folder
@@ -12,7 +11,6 @@ from torchloom.engine.checkpoints.manifest import (
     NAME,
     check_files,
     check_names,
-    has_manifest,
     read_manifest,
 )
 from torchloom.engine.checkpoints.retention import candidates
@@ -43,11 +41,6 @@ def choose(root: Path, tag: str | None, ranks: SaveExchange) -> Path:
     for name, path in told[0]:
         wrong = _verify(Path(path), ranks)
         if not wrong:
-            if not has_manifest(Path(path)) and ranks.rank == 0:
-                logger.warning(
-                    "checkpoint %s is of a version that kept no digests: it cannot be verified",
-                    path,
-                )
             return Path(path)
         reason = f"checkpoint {name!r} cannot be loaded: {_shown(wrong)}"
         if tag is not None:
@@ -104,9 +97,6 @@ def _verify(path: Path, ranks: SaveExchange) -> list[str]:
 def _look(path: Path, ranks: SaveExchange) -> tuple[str, list[str]]:
     if not path.is_dir():
         return "", [f"{path} is missing"]
-    if not has_manifest(path):
-        odd = [each for each in sorted(path.iterdir()) if not stat.S_ISREG(each.lstat().st_mode)]
-        return "old", [f"{each} is not a regular file" for each in odd]
     try:
         manifest = read_manifest(path)
         seal = hashlib.sha256((path / NAME).read_bytes()).hexdigest()

@@ -41,10 +41,9 @@ def export(
         kind, _, name = key.partition("/")
         if kind not in ("model", "buffer"):
             continue
-        shape = tuple(contents.params[name]) if kind == "model" else stored.shape
         kept = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
         check_dtype(name, kept)
-        weights.append(Weight(name, shape, kept))
+        weights.append(Weight(name, stored.shape, kept))
         keys[name] = key
     if not weights:
         raise CheckpointError(f"{contents.path} holds no weights")

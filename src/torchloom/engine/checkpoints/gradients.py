@@ -16,7 +16,7 @@ from torchloom.shard.shards import cut
 
 
 def read_gradients(
-    engine: Trained, contents: Contents, micro_steps: int, notes: list[str], factor: float
+    engine: Trained, contents: Contents, factor: float
 ) -> Iterator[Callable[[], object]]:
     """Read the gradients that were waiting for more micro-steps; drop those that wait here.
 
@@ -26,21 +26,14 @@ def read_gradients(
     Args:
         engine: whose gradients are replaced.
         contents: the checkpoint.
-        micro_steps: micro-steps of the run when it was saved.
-        notes: gets a sentence for the user where gradients are missing.
         factor: the loss scale now, divided by that of the checkpoint.
 
     Returns:
         Functions that each set one gradient; the first drops all that wait.
     """
     yield engine.local.zero_grad
-    if contents.version == 1 and micro_steps % engine.gradient_accumulation_steps():
-        notes.append(
-            "the checkpoint was saved in the middle of an accumulation, by a version that kept no "
-            "gradients: the next optimizer step lacks those micro-steps"
-        )
     layout, same = layout_of(engine.module), contents.world_size == engine.world.world_size
-    mine = contents.value("gradients") if "gradients" in contents else {}
+    mine = contents.value("gradients")
     for each in engine.local:
         spec, key = each.spec, f"grad/{each.spec.name}"
         local = [f"rank{rank}/{key}" for rank in range(contents.world_size)]

@@ -60,15 +60,6 @@ class Manifest:
         return sum(sums.size for sums in self.files.values())
 
 
-def has_manifest(path: Path) -> bool:
-    """Say whether the checkpoint lists its files: those of older versions do not."""
-    return (path / NAME).exists() or not (path / "engine.json").exists() or _names_new_files(path)
-
-
-def _names_new_files(path: Path) -> bool:
-    return (path / "index.json").exists() or (path / "rank_0.json").exists()
-
-
 def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest of a checkpoint.
 
@@ -94,7 +85,10 @@ def read_manifest(path: Path) -> Manifest:
             )
         return _parsed(body)
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing: the checkpoint is not complete") from None
+        raise CheckpointError(
+            f"{file} is missing: the checkpoint is not complete, or of a format before 3, which this "
+            "version does not read"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     except (

@@ -102,14 +102,12 @@ def _prepare_run(
     _check_scaler(engine, scaler_state, contents)
     saved_scale, scaler = float(scaler_state["scale"]), engine.scaler
     is_static = scaler.config is None or bool(scaler.config.static_scale)
-    if is_static or not contents.facts.get("scales_loss", saved_scale != 1.0):
+    if is_static or not contents.facts["scales_loss"]:
         # The scale is a setting, or the run that saved had none.
         scaler_state = {**scaler_state, "scale": scaler.scale}
     factor = float(scaler_state["scale"]) / saved_scale  # of gradients that wait
     ready.writes.append(lambda: engine.scaler.load_state_dict(scaler_state))
-    ready.writes += read_gradients(
-        engine, contents, ready.counters.micro_steps, ready.notes, factor
-    )
+    ready.writes += read_gradients(engine, contents, factor)
     if options.optimizer_states and engine.optimizer is not None and "groups" in contents:
         _check_kind(contents, "optimizer", engine.optimizer)
         groups = read_groups(engine, contents, strict=options.strict)
@@ -132,7 +130,7 @@ def _prepare_run(
 
 def _check_kind(contents: Contents, what: str, present: object) -> None:
     """Refuse states of another algorithm, which would be taken for this one's."""
-    saved = contents.facts.get(what)  # not in older checkpoints
+    saved = contents.facts[what]  # None: an import could not tell
     if saved is not None and saved != kind_of(present):
         flag = "load_optimizer_states" if what == "optimizer" else "load_lr_scheduler_states"
         raise CheckpointError(
@@ -191,7 +189,7 @@ def _counters(engine: Trained, contents: Contents) -> Counters:
     except TypeError as error:
         raise CheckpointError(f"{contents.path}: counters cannot be read: {error}") from error
     steps = engine.gradient_accumulation_steps()
-    saved = int(contents.facts.get("accumulation_steps", steps))
+    saved = int(contents.facts["accumulation_steps"])
     if saved == steps:
         return counters
     if counters.num_backwards or any(is_gradient(key) for key in contents.payload.index):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchloom.engine.checkpoints import folder
-from torchloom.engine.checkpoints.manifest import Manifest, check_sizes, has_manifest, read_manifest
+from torchloom.engine.checkpoints.manifest import Manifest, check_sizes, read_manifest
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
 
@@ -19,16 +19,9 @@ class Candidate(NamedTuple):
     tag: str
     path: Path
     manifest: Manifest | None
-    """None of one that is of an older version, or whose manifest cannot be read."""
+    """None where it cannot be read."""
     why_not: str = ""
     """Why its manifest cannot be read."""
-
-    @property
-    def order(self) -> tuple[int, float]:
-        """Sorts by the order of saving."""
-        if self.manifest is None:
-            return (0, _modified(self.path))
-        return (self.manifest.serial, self.manifest.saved_at)
 
 
 def candidates(root: Path) -> list[Candidate]:
@@ -37,13 +30,9 @@ def candidates(root: Path) -> list[Candidate]:
     One whose manifest cannot be read is placed by the time of its folder.
     """
     found = [candidate(root, tag) for tag in folder.tags(root)]
-    known = [each for each in found if each.manifest is not None or not each.why_not]
-    ordered = sorted(known, key=lambda each: each.order, reverse=True)
-    if ordered and ordered[0].manifest is None:
-        ordered.sort(
-            key=lambda each: each.tag != _named(root)
-        )  # older versions wrote `latest` last
-    for broken in (each for each in found if each.manifest is None and each.why_not):
+    read = [(each.manifest.serial, each.manifest.saved_at, each) for each in found if each.manifest]
+    ordered = [each for *_, each in sorted(read, key=lambda row: row[:2], reverse=True)]
+    for broken in (each for each in found if each.manifest is None):
         place = _modified(broken.path)
         at = next((i for i, each in enumerate(ordered) if _modified(each.path) <= place), None)
         ordered.insert(len(ordered) if at is None else at, broken)
@@ -53,8 +42,6 @@ def candidates(root: Path) -> list[Candidate]:
 def candidate(root: Path, tag: str) -> Candidate:
     """Return what is known of one checkpoint without reading its data."""
     path = folder.find(root, tag)
-    if not has_manifest(path):
-        return Candidate(tag, path, None)
     try:
         return Candidate(tag, path, read_manifest(path))
     except CheckpointError as error:
@@ -71,7 +58,7 @@ def prune(root: Path, keep: int, ident: str) -> None:
     """Remove all but the newest `keep` checkpoints that a load without a tag may take.
 
     One that lacks files does not count, so a whole one stays in its place. Checkpoints saved with
-    `save_latest=False`, those of older versions and folders with files of others stay.
+    `save_latest=False` and folders with files of others stay.
 
     Args:
         root: folder of all checkpoints.
@@ -89,13 +76,6 @@ def prune(root: Path, keep: int, ident: str) -> None:
             else:
                 folder.retire(each.path, ident)
         whole += not check_sizes(each.path, each.manifest)
-
-
-def _named(root: Path) -> str:
-    try:
-        return (root / folder.LATEST).read_text().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _modified(path: Path) -> float:

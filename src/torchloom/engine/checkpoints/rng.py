@@ -62,9 +62,9 @@ def read(path: Path) -> Callable[[], None]:
         version, internal, gauss = state["python"]
         python = (version, tuple(internal), gauss)
         random.Random().setstate(python)
-        numpy = _numpy_state(state.get("numpy"))
-        if numpy is not None:
-            np.random.RandomState().set_state(numpy)
+        kind, keys, position, has_gauss, cached = state["numpy"]
+        numpy = (kind, keys.numpy().astype(np.uint32), position, has_gauss, cached)
+        np.random.RandomState().set_state(numpy)
         cuda = state.get("cuda") if torch.cuda.is_available() else None
         if cuda is not None:
             torch.Generator("cuda").set_state(cuda)
@@ -78,16 +78,8 @@ def read(path: Path) -> Callable[[], None]:
     def restore() -> None:
         torch.set_rng_state(state["torch"])
         random.setstate(python)
-        if numpy is not None:
-            np.random.set_state(numpy)  # noqa: NPY002
+        np.random.set_state(numpy)  # noqa: NPY002
         if cuda is not None:
             torch.cuda.set_rng_state(cuda)
 
     return restore
-
-
-def _numpy_state(saved: Any) -> tuple[Any, ...] | None:
-    if saved is None:
-        return None  # written before NumPy's state was kept
-    kind, keys, position, has_gauss, cached = saved
-    return kind, keys.numpy().astype(np.uint32), position, has_gauss, cached
