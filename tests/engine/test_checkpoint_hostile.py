@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from support.checkpoints import copied, load_all, names_in, save_steps
-from torchloom.engine.checkpoints.digests import BLOCK, Sums
-from torchloom.engine.checkpoints.manifest import Manifest, read_manifest
+from torchloom.engine.checkpoints.manifest import BLOCK, Manifest, Sums, read_manifest
 
 
 class Runs:

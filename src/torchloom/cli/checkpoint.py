@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from torchloom.cli.failures import writing
+from torchloom.engine.checkpoints.choose import Candidate, candidate, candidates
 from torchloom.engine.checkpoints.contents import Contents, read_contents
 from torchloom.engine.checkpoints.deepspeed import import_deepspeed
-from torchloom.engine.checkpoints.export import export as export_weights
 from torchloom.engine.checkpoints.folder import check_tag, closed, find, is_checkpoint
 from torchloom.engine.checkpoints.manifest import check_files, check_names, check_sizes
-from torchloom.engine.checkpoints.retention import Candidate, candidate, candidates
+from torchloom.engine.checkpoints.weight_files import export as export_weights
 from torchloom.errors import CheckpointError, ConfigError
 
 checkpoint = typer.Typer(

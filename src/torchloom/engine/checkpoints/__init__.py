@@ -17,7 +17,7 @@ depend on how many ranks held it.
 
 from __future__ import annotations
 
-from torchloom.engine.checkpoints.restore import LoadOptions
+from torchloom.engine.checkpoints.load import LoadOptions
 from torchloom.engine.checkpoints.service import Checkpoints
 from torchloom.engine.checkpoints.trained import Counters
 

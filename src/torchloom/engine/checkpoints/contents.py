@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torchloom._torch.dcp import StoredTensor
+from torchloom.engine.checkpoints.encoding import decode
 from torchloom.engine.checkpoints.payload import Payload, first_line, from_json
-from torchloom.engine.checkpoints.plain import decode
 from torchloom.errors import CheckpointError
 
 FORMAT = 3

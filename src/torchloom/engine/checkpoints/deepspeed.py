@@ -10,22 +10,24 @@ from typing import Any
 
 from torch import Tensor
 
-from torchloom.engine.checkpoints.deepspeed_files import DeepSpeedFiles, Inert, read_files
-from torchloom.engine.checkpoints.deepspeed_params import (
+from torchloom.engine.checkpoints.deepspeed_files import (
+    DeepSpeedFiles,
     ImportedParam,
+    Inert,
     Pieces,
     is_stage3,
     optimizer_of,
     other_params,
+    read_files,
     trained_params,
 )
 from torchloom.engine.checkpoints.exchange import SaveExchange
 from torchloom.engine.checkpoints.folder import check_tag
 from torchloom.engine.checkpoints.lock import FolderLock
 from torchloom.engine.checkpoints.payload import PayloadPart, first_line
+from torchloom.engine.checkpoints.plain_values import Value, value_of
 from torchloom.engine.checkpoints.snapshot import EngineSnapshot
 from torchloom.engine.checkpoints.trained import Counters
-from torchloom.engine.checkpoints.values import Value, value_of
 from torchloom.engine.checkpoints.write import Request, write
 from torchloom.engine.scaling import LossScaler
 from torchloom.errors import CheckpointError

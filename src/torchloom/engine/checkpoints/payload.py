@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from torchloom._torch.dcp import StoredChunk, StoredTensor
-from torchloom.engine.checkpoints.digests import SummedFile
-from torchloom.engine.checkpoints.plain import dtype_of
+from torchloom.engine.checkpoints.encoding import dtype_of
+from torchloom.engine.checkpoints.manifest import SummedFile
 from torchloom.errors import CheckpointError
 from torchloom.shard.shard_tensor import boxes_of
 

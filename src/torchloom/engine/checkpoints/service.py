@@ -14,9 +14,8 @@ from torchloom.engine.checkpoints import snapshot
 from torchloom.engine.checkpoints.background import PendingSave, Staging
 from torchloom.engine.checkpoints.exchange import SaveExchange, answers, attempt
 from torchloom.engine.checkpoints.folder import check_tag
-from torchloom.engine.checkpoints.load import Loaded, load
+from torchloom.engine.checkpoints.load import Loaded, LoadOptions, load
 from torchloom.engine.checkpoints.lock import FolderLock
-from torchloom.engine.checkpoints.restore import LoadOptions
 from torchloom.engine.checkpoints.snapshot import EngineSnapshot
 from torchloom.engine.checkpoints.trained import Counters, Trained
 from torchloom.engine.checkpoints.write import Request, write
