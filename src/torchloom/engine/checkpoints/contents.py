@@ -12,7 +12,8 @@ from typing import Any
 
 from torchloom._torch.dcp import StoredTensor
 from torchloom.engine.checkpoints.encoding import decode
-from torchloom.engine.checkpoints.payload import Payload, first_line, from_json
+from torchloom.engine.checkpoints.manifest import first_line, reading
+from torchloom.engine.checkpoints.payload import Payload, from_json
 from torchloom.errors import CheckpointError
 
 FORMAT = 3
@@ -113,14 +114,8 @@ def _parsed(path: Path, facts: dict[str, Any], index: dict[str, StoredTensor]) -
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
+    with reading(path):
         found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged: it holds a {type(found).__name__}")
     return found

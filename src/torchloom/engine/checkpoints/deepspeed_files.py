@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from torchloom.engine.checkpoints.folder import check_tag
-from torchloom.engine.checkpoints.payload import first_line
+from torchloom.engine.checkpoints.manifest import first_line
 from torchloom.errors import CheckpointError
 
 _STATES = re.compile(

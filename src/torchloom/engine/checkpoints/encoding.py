@@ -25,19 +25,6 @@ KINDS = (
     "None, bool, int, float, complex, str, bytes, list, tuple, set, dict, defaultdict, Counter, "
     "OrderedDict, deque, tensors, NumPy arrays, torch.dtype and torch.device"
 )
-_LISTS: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset, "$deque": deque}
-_LIST_NAMES: dict[type, str] = {list: "", **{kind: mark for mark, kind in _LISTS.items()}}
-_MAPS: dict[str, Callable[[Any], Any]] = {
-    "$dict": dict,
-    "$ordered": OrderedDict,
-    "$counter": lambda pairs: Counter(dict(pairs)),
-}
-_MAP_NAMES: dict[type, str] = {
-    dict: "$dict",
-    OrderedDict: "$ordered",
-    Counter: "$counter",
-}
-_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (int, float, list, dict, set)}
 
 
 def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
@@ -56,14 +43,23 @@ def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
         return value
     if isinstance(value, Tensor):
         return {"$tensor": keep(plain_tensor(value, where))}
-    if kind in _MAP_NAMES:
-        return _encode_map(value, keep, where)
-    mark = _LIST_NAMES.get(kind)
-    if mark is None or getattr(value, "maxlen", None) is not None:
-        return _encode_rare(value, keep, where)
-    ordered = value if mark not in ("$set", "$frozenset") else sorted(value, key=repr)
-    items = [encode(item, keep, f"{where}[{i}]") for i, item in enumerate(ordered)]
-    return items if mark == "" else {mark: items}
+    if kind is list:
+        return [encode(item, keep, f"{where}[{i}]") for i, item in enumerate(value)]
+    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: encode(item, keep, f"{where}[{key!r}]") for key, item in value.items()}
+    if kind is defaultdict and _factory_name(value) not in (None, *_FACTORIES):
+        raise CheckpointError(
+            f"{where} is a defaultdict that makes missing values by {value.default_factory!r}, which a "
+            f"checkpoint cannot keep: use one of {', '.join(_FACTORIES)}, or a dict"
+        )
+    mark, apart, _ = _row_of(value, where)
+    if isinstance(value, Mapping) and kind is not defaultdict:
+        pairs = [
+            [encode(key, keep, f"a key of {where}"), encode(item, keep, f"{where}[{key!r}]")]
+            for key, item in value.items()
+        ]
+        return {mark: pairs}
+    return {mark: encode(apart(value), keep, where)}
 
 
 def decode(tree: Any, fetch: Callable[[str], Any]) -> Any:
@@ -83,16 +79,13 @@ def decode(tree: Any, fetch: Callable[[str], Any]) -> Any:
     mark = next(iter(tree), "")
     if not mark.startswith("$"):
         return {key: decode(item, fetch) for key, item in tree.items()}
-    held = tree[mark]
-    if mark in _MAPS:
-        return _MAPS[mark]([(decode(k, fetch), decode(v, fetch)) for k, v in held])
-    if mark in _LISTS:
-        return _LISTS[mark]([decode(item, fetch) for item in held])
-    if mark not in _RARE:
+    if mark == "$tensor":
+        return fetch(tree[mark])
+    if mark not in _BY_MARK:
         raise CheckpointError(
             f"a stored value is marked {mark!r}, which this version does not know"
         )
-    return _RARE[mark](held, fetch)
+    return _BY_MARK[mark](decode(tree[mark], fetch))
 
 
 def plain_tensor(value: Tensor, where: str) -> Tensor:
@@ -116,48 +109,16 @@ def plain_tensor(value: Tensor, where: str) -> Tensor:
     return value.detach().resolve_conj().resolve_neg()
 
 
-def _factory_name(value: defaultdict[Any, Any], where: str) -> str | None:
-    factory = value.default_factory
-    name = getattr(factory, "__name__", "")
-    if factory is None or _FACTORIES.get(name) is factory:
-        return name or None
-    raise CheckpointError(
-        f"{where} is a defaultdict that makes missing values by {factory!r}, which a checkpoint cannot "
-        f"keep: use one of {', '.join(_FACTORIES)}, or a dict"
-    )
-
-
-def _encode_map(value: Mapping[Any, Any], keep: Callable[[Tensor], str], where: str) -> Any:
-    mark = _MAP_NAMES[type(value)]
-    if mark == "$dict" and all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: encode(item, keep, f"{where}[{key!r}]") for key, item in value.items()}
-    pairs = [
-        [encode(key, keep, f"a key of {where}"), encode(item, keep, f"{where}[{key!r}]")]
-        for key, item in value.items()
-    ]
-    return {mark: pairs}
-
-
-def _encode_rare(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
-    if type(value) is deque:
-        return {"$bounded": [value.maxlen, encode(list(value), keep, where)]}
-    if type(value) is defaultdict:
-        return {"$default": [_factory_name(value, where), encode(dict(value), keep, where)]}
-    if type(value) in (np.ndarray, np.memmap) and value.dtype.kind in _NUMBERS:
-        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        # torch warns of memory that it may not write.
-        name = keep(torch.from_numpy(content if content.flags.writeable else content.copy()))
-        return {"$numpy": [value.dtype.str, list(value.shape), name]}
-    if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
-        return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
-    for kind, mark, spell in _SPELLINGS:
-        if type(value) is kind:
-            return {mark: spell(value)}
-    raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot "
-        f"keep: it holds JSON-able values and tensors ({KINDS}). Turn it into one of them, or leave "
-        "it out"
-    )
+def _row_of(value: Any, where: str) -> _Row:
+    kind = type(value)
+    holds_others = isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in _NUMBERS
+    row = _KINDS.get(np.generic if isinstance(value, np.generic) else kind)
+    if row is None or holds_others:
+        raise CheckpointError(
+            f"{where} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot keep: it holds "
+            f"JSON-able values and tensors ({KINDS}). Turn it into one of them, or leave it out"
+        )
+    return row
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -179,32 +140,62 @@ def _numeric(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def _array(held: Any, fetch: Callable[[str], Any]) -> Any:
-    dtype, shape, name = held
-    return fetch(name).numpy().view(_numeric(dtype)).reshape(shape).copy()
+def _tensor_of(value: np.ndarray[Any, Any]) -> Tensor:
+    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    # torch warns of memory that it may not write.
+    return torch.from_numpy(content if content.flags.writeable else content.copy())
+
+
+def _array(dtype: str, shape: list[int], content: Tensor) -> np.ndarray[Any, Any]:
+    return content.numpy().view(_numeric(dtype)).reshape(shape).copy()
+
+
+def _factory_name(value: defaultdict[Any, Any]) -> str | None:
+    factory = value.default_factory
+    return None if factory is None else next((n for n, f in _FACTORIES.items() if f is factory), "")
 
 
 _NUMBERS = "biufc"
-_SPELLINGS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
-    (float, "$float", repr),  # of a finite one is written as it is
-    (complex, "$complex", lambda value: [repr(value.real), repr(value.imag)]),
-    (bytes, "$bytes", lambda value: base64.b64encode(value).decode()),
-    (torch.Size, "$size", list),
-    (torch.dtype, "$dtype", lambda value: str(value).removeprefix("torch.")),
-    (torch.device, "$device", str),
-)
-_RARE: dict[str, Callable[[Any, Callable[[str], Any]], Any]] = {
-    "$tensor": lambda held, fetch: fetch(held),
-    "$numpy": _array,
-    "$scalar": lambda held, _: np.frombuffer(base64.b64decode(held[1]), _numeric(held[0]))[0],
-    "$float": lambda held, _: float(held),
-    "$complex": lambda held, _: complex(float(held[0]), float(held[1])),
-    "$bytes": lambda held, _: base64.b64decode(held),
-    "$size": lambda held, _: torch.Size(held),
-    "$dtype": lambda held, _: dtype_of(held),
-    "$device": lambda held, _: torch.device(held),
-    "$bounded": lambda held, fetch: deque(decode(held[1], fetch), maxlen=int(held[0])),
-    "$default": lambda held, fetch: defaultdict(
-        None if held[0] is None else _FACTORIES[held[0]], decode(held[1], fetch)
+_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (int, float, list, dict, set)}
+_Row = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
+_KINDS: dict[type, _Row] = {
+    tuple: ("$tuple", list, tuple),
+    set: ("$set", lambda value: sorted(value, key=repr), set),
+    frozenset: ("$frozenset", lambda value: sorted(value, key=repr), frozenset),
+    deque: (
+        "$bounded",
+        lambda value: [value.maxlen, list(value)],
+        lambda held: deque(held[1], maxlen=held[0]),
+    ),
+    dict: ("$dict", dict, dict),  # with keys that are no texts
+    OrderedDict: ("$ordered", dict, OrderedDict),
+    Counter: ("$counter", dict, lambda pairs: Counter(dict(pairs))),
+    defaultdict: (
+        "$default",
+        lambda value: [_factory_name(value), dict(value)],
+        lambda held: defaultdict(None if held[0] is None else _FACTORIES[held[0]], held[1]),
+    ),
+    float: ("$float", repr, float),  # a finite one is written as it is
+    complex: (
+        "$complex",
+        lambda value: [repr(value.real), repr(value.imag)],
+        lambda held: complex(*map(float, held)),
+    ),
+    bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
+    torch.Size: ("$size", list, torch.Size),
+    torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch."), dtype_of),
+    torch.device: ("$device", str, torch.device),
+    np.ndarray: (
+        "$array",
+        lambda value: [value.dtype.str, list(value.shape), _tensor_of(value)],
+        lambda held: _array(*held),
+    ),
+    np.generic: (
+        "$scalar",
+        lambda value: [value.dtype.str, value.tobytes()],
+        lambda held: np.frombuffer(held[1], _numeric(held[0]))[0],
     ),
 }
+"""Per kind the mark, what takes a value apart into simpler ones, and what puts it together again."""
+_KINDS[np.memmap] = _KINDS[np.ndarray]
+_BY_MARK = {mark: together for mark, _, together in _KINDS.values()}

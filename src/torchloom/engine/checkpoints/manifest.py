@@ -17,7 +17,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +105,35 @@ def write_summed(path: Path, content: bytes) -> Sums:
         return file.finish()
     finally:
         file.close()
+
+
+@contextlib.contextmanager
+def reading(path: Path, where: str = "") -> Iterator[None]:
+    """Raise what goes wrong while a file is read as one sentence that names it.
+
+    Args:
+        path: the file.
+        where: what of it is read, for the sentence: " at 'model/w'".
+
+    Raises:
+        CheckpointError: it is missing, cannot be read or is damaged.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # readers of JSON and of torch over damaged bytes raise anything
+        raise CheckpointError(f"{path} is damaged{where}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of an error's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 class DigestBlock(NamedTuple):
@@ -217,7 +246,12 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: it is missing, damaged, or of a later version.
     """
     file = path / NAME
-    try:
+    with reading(file):
+        if not file.exists():
+            raise CheckpointError(
+                f"{file} is missing: the checkpoint is not complete, or of a format before 3, which this "
+                "version does not read"
+            )
         if not stat.S_ISREG(file.lstat().st_mode):
             raise CheckpointError(f"{file} is not a regular file")
         raw = file.read_bytes()
@@ -234,22 +268,6 @@ def read_manifest(path: Path) -> Manifest:
                 "with the version that wrote it"
             )
         return _parsed(body)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{file} is missing: the checkpoint is not complete, or of a format before 3, which this "
-            "version does not read"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (
-        ArithmeticError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise CheckpointError(f"{file} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _parsed(body: dict[str, Any]) -> Manifest:

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchloom.engine.checkpoints.payload import first_line
-from torchloom.errors import CheckpointError
+from torchloom.engine.checkpoints.manifest import reading
 
 
 def file_name(rank: int) -> str:
@@ -53,7 +52,7 @@ def read(path: Path) -> Callable[[], None]:
     Raises:
         CheckpointError: it is missing or holds something else.
     """
-    try:
+    with reading(path):
         with path.open("rb") as file:
             state = torch.load(
                 io.BytesIO(file.read()), map_location="cpu", weights_only=True, mmap=False
@@ -68,12 +67,6 @@ def read(path: Path) -> Callable[[], None]:
         cuda = state.get("cuda") if torch.cuda.is_available() else None
         if cuda is not None:
             torch.Generator("cuda").set_state(cuda)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # torch's reader over damaged bytes raises anything
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
 
     def restore() -> None:
         torch.set_rng_state(state["torch"])

@@ -113,20 +113,6 @@ class Checkpoints:
         with ranks, torch.inference_mode(False):
             return load(engine, root, None if tag is None else check_tag(tag), options, ranks)
 
-    def on_rank0(self, what: str, failure: str, action: Callable[[], None]) -> None:
-        """Let rank 0 do something with the disk; all ranks call, and all learn how it went.
-
-        Args:
-            what: names the action, to compare ranks.
-            failure: the beginning of the error's message.
-            action: runs on rank 0 alone.
-
-        Raises:
-            CheckpointError: it failed.
-        """
-        with self._together(what, failure, dict) as ranks:
-            ranks.together(failure, action if ranks.rank == 0 else lambda: None)
-
     def in_step(
         self,
         what: str,

@@ -92,11 +92,9 @@ def take(
         "global_steps": counters.global_steps,
         "global_samples": counters.global_samples,
         "accumulation_steps": engine.gradient_accumulation_steps(),
-        "has_optimizer": engine.optimizer is not None,
         "scales_loss": engine.scaler.config is not None,
         "optimizer": kind_of(engine.optimizer),
         "scheduler": kind_of(engine.lr_scheduler),
-        "frozen_left_out": exclude_frozen,
         "model_config": config_of(engine.module),
     }
     # Each rank's list of divided states, without their values: a rank that lacks one would leave a

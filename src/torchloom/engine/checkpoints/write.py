@@ -198,19 +198,16 @@ class _Job:
 
     def _publish(self) -> None:
         with self._hold.alone:
-            self._finish()
-
-    def _finish(self) -> None:
-        root, path, request = self.request.root, self._folder, self.request
-        manifest = self._finish_files()
-        for token in path.glob("token-*"):
-            token.unlink()
-        write_summed(path / NAME, manifest.to_bytes())
-        sync_folder(path)
-        final = root / request.tag
-        replaced = folder.publish(path, final, self._ident)
-        self.partial = None
-        self._tidy(replaced)
+            path = self._folder
+            manifest = self._finish_files()
+            for token in path.glob("token-*"):
+                token.unlink()
+            write_summed(path / NAME, manifest.to_bytes())
+            sync_folder(path)
+            final = self.request.root / self.request.tag
+            replaced = folder.publish(path, final, self._ident)
+            self.partial = None
+            self._tidy(replaced)
 
     def _finish_files(self) -> Manifest:
         snapshot, path, world_size = self.snapshot, self._folder, self.ranks.world_size
