@@ -30,6 +30,16 @@ def test_a_right_operator_passes() -> None:
     assert report.num_inputs > 50
 
 
+def test_arguments_of_equal_sizes_do_not_broadcast() -> None:
+    @custom_op("check::product", fake=lambda x, y: x.new_empty(x.shape))
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).contiguous().clone()
+
+    report = check_op(product, [(X, X + 1)], compiled=False)
+    assert report.ok
+    assert report.num_inputs > 50
+
+
 def test_torchs_own_operators_pass() -> None:
     assert check_op(torch.ops.aten.gelu, [(torch.randn(4, 8, requires_grad=True),)], count=60).ok
 

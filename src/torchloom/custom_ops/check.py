@@ -83,7 +83,7 @@ def check_op(
             `torch.ops`.
         samples: examples of its arguments: tuples, or dicts of keyword arguments. The operator has
             to take each of them.
-        count: inputs to make of each example.
+        count: inputs that the operator takes, to make of each example.
         gradients: compare backward, if there is one, with finite differences.
         compiled: compare the operator compiled with dynamic shapes with eager.
         strict: raise if anything is found.
@@ -146,10 +146,15 @@ class _Check:
         against = self._look(example)
         if against is not None:
             raise OpCheckError(f"{self.name} refuses the example {example}: {against}")
-        made = list(calls_like(example, count))
-        accepted = [call for call in made if self._look(call) is None]
+        accepted: list[Call] = []
+        for call in calls_like(example):
+            if len(accepted) == count:
+                break
+            if self._look(call) is None:
+                accepted.append(call)
+            else:
+                self.report.num_refused += 1
         self.report.num_inputs += len(accepted)
-        self.report.num_refused += len(made) - len(accepted)
         return accepted
 
     def _look(self, call: Call) -> str | None:

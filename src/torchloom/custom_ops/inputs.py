@@ -59,8 +59,8 @@ def call_of(sample: Sequence[Any] | Mapping[str, Any]) -> Call:
     )
 
 
-def calls_like(example: Call, count: int) -> Iterator[Call]:
-    """Yield calls like an example with values of their own: one change each, then two, `count` at most.
+def calls_like(example: Call) -> Iterator[Call]:
+    """Yield calls like an example with values of their own: those with one change first, then with two.
 
     Whole numbers keep their range (they may be indices), floating-point values become signed: what an
     operator does to positive values alone is no reason to trust it.
@@ -70,9 +70,14 @@ def calls_like(example: Call, count: int) -> Iterator[Call]:
     for number, tensor in enumerate(tensors):
         for dim, size in enumerate(tensor.shape):
             places.setdefault(size, []).append((number, dim))
+    alone = [[place] for each in places.values() for place in each]
     together = [each for size, each in places.items() if len(each) > 1 and size != 1]
-    groups = [[place] for each in places.values() for place in each] + together
-    sizes = [{}, *(dict.fromkeys(group, size) for group in groups for size in SIZES)]
+    tied = {place for group in together for place in group}
+    sizes: list[dict[tuple[int, int], int]] = [{}]
+    for group in (*alone, *together):
+        # One of equal sizes that becomes 1 would broadcast, which is another call than the example's.
+        broadcasts = len(group) == 1 and group[0] in tied
+        sizes += [dict.fromkeys(group, size) for size in SIZES if not (broadcasts and size == 1)]
     layouts = ["", *_LAYOUT_DIMS]
     dtypes = [None, *FLOATS]
     choices = itertools.product(range(len(sizes)), range(len(layouts)), range(len(dtypes)), (0, 1))
@@ -85,8 +90,6 @@ def calls_like(example: Call, count: int) -> Iterator[Call]:
         if key not in seen and not changes_nothing:
             seen.add(key)
             yield call
-        if len(seen) == count:
-            return
 
 
 def _made(
