@@ -178,7 +178,6 @@ class _Job:
         files[rng.file_name(rank)] = write_summed(path / rng.file_name(rank), snapshot.generators)
         facts = {
             "values": {} if rank == 0 else {name: each.tree for name, each in chosen.items()},
-            "names": sorted(snapshot.values),
             "tensors": to_json(tensors),
             "files": files,
         }
