@@ -330,7 +330,7 @@ def _differences(real: Tensor, fake: Tensor) -> Iterator[tuple[str, Any, Any]]:
     for what in ("shape", "dtype", "device", "layout"):
         ours, theirs = getattr(real, what), getattr(fake, what)
         if ours != theirs:
-            yield what, *((tuple(ours), tuple(theirs)) if what == "shape" else (ours, theirs))
+            yield (what, tuple(ours), tuple(theirs)) if what == "shape" else (what, ours, theirs)
     if real.layout == fake.layout == torch.strided and real.shape == fake.shape and real.numel():
         ours, theirs = real.stride(), fake.stride()
         sizes = zip(real.shape, ours, theirs, strict=True)
