@@ -48,7 +48,6 @@ def test_exports() -> None:
         "no_sync",
         "overhead",
         "pad_tensors",
-        "propose_fake",
         "records",
         "register_compile_pass",
         "report",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchloom import backends, compiler, config, events, records, report, serve, shard
-    from torchloom.custom_ops import check_op, custom_op, propose_fake
+    from torchloom.custom_ops import check_op, custom_op
     from torchloom.engine import (
         Engine,
         all_reduce,
@@ -61,7 +61,6 @@ _EXPORTS = {
     "no_sync": ("torchloom.engine", "no_sync"),
     "overhead": ("torchloom.inspect", "overhead"),
     "pad_tensors": ("torchloom.engine.padding", "pad_tensors"),
-    "propose_fake": ("torchloom.custom_ops", "propose_fake"),
     "records": ("torchloom.records", None),
     "register_compile_pass": ("torchloom.pipeline", "register_compile_pass"),
     "report": ("torchloom.report", None),
@@ -104,7 +103,6 @@ __all__ = [
     "no_sync",
     "overhead",
     "pad_tensors",
-    "propose_fake",
     "records",
     "register_compile_pass",
     "report",

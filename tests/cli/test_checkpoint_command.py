@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from support.checkpoints import copied, flip_bit, names_in, save_steps
-from support.old_checkpoint import save_old
 from support.ranks import run_ranks
 from support.runs import make_engine, train, weights
 from torchloom.cli import make_app
@@ -35,7 +34,6 @@ def saved(tmp_path_factory):
     def fn(rank):
         engine, model = make_engine(3)
         train(engine, rank, 3)
-        save_old(engine, root / "old", "v1")
         return weights(model)
 
     return root, run_ranks(2, fn)[0]
@@ -56,7 +54,6 @@ def test_verify(saved, tmp_path) -> None:
     assert run("verify", root, "--tag", "global_step1")[0] == 0
     assert run("verify", root / "global_step1")[0] == 0
     assert run("verify", root / "global_step3")[0] == 1
-    assert run("verify", saved[0] / "old")[0] == 1
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "engine.json"])
@@ -84,13 +81,10 @@ def test_list_and_show(saved, tmp_path) -> None:
     assert facts["step"] == "3"
     assert facts["ranks"] == "2"
     assert "'lr': 0.01" in facts["groups"]
-    assert run("list", saved[0] / "old")[0] == 0
-    assert "ranks 2" in " ".join(run("show", saved[0] / "old")[1].split())
 
 
-@pytest.mark.parametrize("which", ["runs", "old"])
-def test_export(which, saved, tmp_path) -> None:
-    code, _ = run("export", saved[0] / which, "--to", tmp_path / "out")
+def test_export(saved, tmp_path) -> None:
+    code, _ = run("export", saved[0] / "runs", "--to", tmp_path / "out")
     assert code == 0
     found = load_file(tmp_path / "out" / "model.safetensors")
     expected = {name: value for name, value in saved[1].items() if name != "head.weight"}
@@ -152,14 +146,13 @@ class Runs:
 @pytest.mark.parametrize("command", ["verify", "list", "show", "export"])
 def test_hostile_files(command, saved, tmp_path) -> None:
     marker = tmp_path / "marker"
-    for which, tag in (("runs", "global_step3"), ("old", "v1")):
-        for name in names_in(saved[0] / which / tag):
-            root = copied(saved[0] / which, tmp_path / f"{which}-{name}")
-            (root / tag / name).write_bytes(pickle.dumps(Runs(marker)))
-            args = ["--to", tmp_path / "out"] if command == "export" else []
-            try:
-                code = run(command, root, *args)[0]
-            except CheckpointError:
-                continue
-            assert command in ("list", "show", "export") or code == 1
+    for name in names_in(saved[0] / "runs" / "global_step3"):
+        root = copied(saved[0] / "runs", tmp_path / name)
+        (root / "global_step3" / name).write_bytes(pickle.dumps(Runs(marker)))
+        args = ["--to", tmp_path / "out"] if command == "export" else []
+        try:
+            code = run(command, root, *args)[0]
+        except CheckpointError:
+            continue
+        assert command in ("list", "show", "export") or code == 1
     assert not marker.exists()

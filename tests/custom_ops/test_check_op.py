@@ -30,6 +30,16 @@ def test_a_right_operator_passes() -> None:
     assert report.num_inputs > 50
 
 
+def test_arguments_of_equal_sizes_do_not_broadcast() -> None:
+    @custom_op("check::product", fake=lambda x, y: x.new_empty(x.shape))
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).contiguous().clone()
+
+    report = check_op(product, [(X, X + 1)], compiled=False)
+    assert report.ok
+    assert report.num_inputs > 50
+
+
 def test_torchs_own_operators_pass() -> None:
     assert check_op(torch.ops.aten.gelu, [(torch.randn(4, 8, requires_grad=True),)], count=60).ok
 
@@ -61,7 +71,7 @@ def test_results_that_alias_some_inputs() -> None:
         return x.contiguous()
 
     torch.library.opcheck(alias.defined, (X.t(),))
-    assert "alias 0" in kinds(alias, (X.t(),), compiled=False)
+    assert "alias" in kinds(alias, (X.t(),), compiled=False)
 
 
 def test_writes_that_change_nothing_here() -> None:
@@ -105,7 +115,7 @@ def test_a_fake_that_branches_on_a_size() -> None:
 
     report = check_op(branches, [(X,)], count=60, strict=False)
     (branch,) = (each for each in report.findings if each.kind == "branch")
-    assert "> 4" in branch.says or "4 <" in branch.says or ">= 5" in branch.says
+    assert any(text in branch.says for text in ("> 4", "4 <", ">= 5", "<= 4"))
     assert "test_check_op.py" in branch.says
 
 
@@ -115,7 +125,7 @@ def test_results_that_share_memory_with_each_other() -> None:
         made = x * 2
         return [made, made]
 
-    assert "alias 1" in kinds(twins, (X,), compiled=False)
+    assert "alias" in kinds(twins, (X,), compiled=False)
 
 
 def test_a_wrong_backward() -> None:
@@ -134,6 +144,21 @@ def test_a_wrong_backward() -> None:
     right = lambda ctx, grad: 2 * grad * ctx.saved_tensors[0]  # noqa: E731
     square.register_autograd(right, setup_context=setup)
     assert kinds(square, (X,)) == set()
+
+
+def test_what_torchs_own_check_finds_is_worded() -> None:
+    calls = []
+
+    @custom_op("check::counts", fake=torch.empty_like)
+    def counts(x: Tensor) -> Tensor:
+        calls.append(x)
+        return x + len(calls)
+
+    report = check_op(counts, [(X,)], count=20, strict=False)
+    (found,) = report.findings
+    assert found.kind == "compiled" and "other values compiled than eager" in found.says
+    assert "\n" not in found.says
+    assert check_op(counts, [(X,)], count=20, compiled=False).ok
 
 
 def test_a_fake_that_refuses_what_the_operator_takes() -> None:
@@ -179,7 +204,7 @@ def test_errors_name_sample_and_difference() -> None:
         OpCheckError, match=r"check::raised has shape \(\d, \d\), its fake says \(4, 8\)"
     ):
         check_op(raised, [(X,)], count=20)
-    with pytest.raises(TypeError, match="no operator"):
+    with pytest.raises(TypeError, match="is no operator"):
         check_op(lambda x: x, [(X,)])
     with pytest.raises(OpCheckError, match="no samples"):
         check_op(raised, [])

@@ -14,7 +14,7 @@ from support.checkpoints import flip_bit, leftovers, names_in, outcome, state_of
 from support.ranks import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from torchloom.engine.checkpoints import write as writing
-from torchloom.engine.checkpoints.retention import candidates
+from torchloom.engine.checkpoints.choose import candidates
 
 
 def slow_disk(seconds):

@@ -15,7 +15,7 @@ from support.checkpoints import leftovers, names_in, outcome, save_steps, state_
 from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom.engine.checkpoints import folder
-from torchloom.engine.checkpoints.digests import SummedFile
+from torchloom.engine.checkpoints.manifest import SummedFile
 
 
 @pytest.mark.parametrize("who", [0, 1])

@@ -23,8 +23,7 @@ from support.models import tricky
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from torchloom._torch.dcp import StoredChunk, StoredTensor
-from torchloom.engine.checkpoints.parts import Writers
-from torchloom.engine.checkpoints.payload import Payload, PayloadPart
+from torchloom.engine.checkpoints.payload import Payload
 from torchloom.errors import CheckpointError
 from torchloom.shard import sharded_state_dict
 
@@ -116,43 +115,6 @@ def test_an_engine_reads_what_fsdp2_wrote(tmp_path) -> None:
 
     for expected, found in run_ranks(2, run):
         assert_equal(found, expected)
-
-
-def test_a_checkpoint_whose_tensors_are_flat_loads(tmp_path, monkeypatch) -> None:
-    """Format 2, which versions before wrote."""
-
-    def flat_whole(self: Writers, key: str, spec: Any, tensor: Any) -> list[PayloadPart]:
-        if self._of[spec.name] != self._rank:
-            return []
-        return [PayloadPart(key, tensor.detach().reshape(-1), (spec.numel,))]
-
-    by_box = Writers.shard
-
-    def flat_shard(self: Writers, key: str, spec: Any, tensor: Any) -> list[PayloadPart]:
-        found = by_box(self, key, spec, tensor)
-        return [PayloadPart(key, part.tensor, (spec.numel,), part.first) for part in found]
-
-    monkeypatch.setattr(Writers, "whole", flat_whole)
-    monkeypatch.setattr(Writers, "shard", flat_shard)
-    monkeypatch.setattr("torchloom.engine.checkpoints.write.FORMAT", 2)
-
-    def old(rank: int) -> Any:
-        engine, model = make_engine(3, gradient_accumulation_steps=2)
-        train(engine, rank, 2)
-        engine.save_checkpoint(tmp_path)
-        return train(engine, rank, 2, first=2), weights(model)
-
-    (losses, expected), *_ = ranks.run_ranks(2, old)
-    monkeypatch.undo()
-
-    def resume(rank: int) -> Any:
-        engine, model = make_engine(3, seed=5, gradient_accumulation_steps=2)
-        engine.load_checkpoint(tmp_path)
-        return train(engine, rank, 2, first=2), weights(model)
-
-    (resumed, found), *_ = ranks.run_ranks(2, resume)
-    assert resumed == losses
-    assert_equal(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,12 @@ def test_a_branch_on_the_batch_is_refused_split_or_hidden(tmp_path):
     assert "keeps what it promises" in text
 
 
+def test_a_fake_is_fitted_and_checked(tmp_path):
+    text = run(tmp_path, EXAMPLES / "fit_a_fake.py")
+    assert "x.new_empty((x.shape[0], x.shape[1] - width + 1,), dtype=x.dtype)" in text
+    assert "examples::window_sums: 0 findings" in text
+
+
 def text_behind(word: str, output: str) -> str:
     """Return the line behind the one that begins with a word; loggers of torch may say something before."""
     return re.split(rf"^{word}.*\n", output, maxsplit=1, flags=re.MULTILINE)[1].splitlines()[0]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import torchloom
 from torchloom.config import load_config
 from torchloom.engine.checkpoints.contents import read_contents
-from torchloom.engine.checkpoints.export import export
+from torchloom.engine.checkpoints.weight_files import export
 from torchloom.shard import layout_of, local_shard, sharded_models
 from torchloom.shard.shards import cut
 from torchloom.shard.state import gather_whole

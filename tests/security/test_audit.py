@@ -72,7 +72,6 @@ KNOWN = {
     ("recipes/train/worker.py", "broadcast_object_list"): RANKS,
     ("compiler/backend_fn.py", "import_module"): USERS,
     ("files.py", "CDLL"): "the C library that is loaded already",
-    ("custom_ops/fit.py", "exec"): GENERATED,
     ("runtime/transports/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
     ("runtime/transports/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
     (

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from torchloom.cli.failures import writing
+from torchloom.engine.checkpoints.choose import Candidate, candidate, candidates
 from torchloom.engine.checkpoints.contents import Contents, read_contents
 from torchloom.engine.checkpoints.deepspeed import import_deepspeed
-from torchloom.engine.checkpoints.export import export as export_weights
 from torchloom.engine.checkpoints.folder import check_tag, closed, find, is_checkpoint
 from torchloom.engine.checkpoints.manifest import check_files, check_names, check_sizes
-from torchloom.engine.checkpoints.retention import Candidate, candidate, candidates
+from torchloom.engine.checkpoints.weight_files import export as export_weights
 from torchloom.errors import CheckpointError, ConfigError
 
 checkpoint = typer.Typer(
@@ -67,7 +67,7 @@ def list_(folder: Folder) -> None:
     for each in _all(folder):
         manifest = each.manifest
         if manifest is None:
-            table.add_row(each.tag, "", "", "", "", each.why_not or "version 1: without digests")
+            table.add_row(each.tag, "", "", "", "", each.why_not)
             continue
         wrong = check_sizes(each.path, manifest)
         state = wrong[0] if wrong else "complete" if manifest.is_latest else "complete, not latest"
@@ -112,7 +112,7 @@ def export(
     if not 0 < shard_gb * _GB < math.inf:
         raise ConfigError(f"--shard-gb {shard_gb}: use a positive number of GB, such as 5")
     chosen = next(iter(_chosen(folder, tag)))
-    wrong = [] if chosen.manifest is None and not chosen.why_not else _wrong(chosen)
+    wrong = _wrong(chosen)
     if wrong:
         raise CheckpointError(f"checkpoint {chosen.tag!r} is damaged: {'; '.join(wrong[:3])}")
     contents = read_contents(chosen.path)
@@ -183,17 +183,15 @@ def _one(path: Path) -> Candidate:
 
 
 def _wrong(each: Candidate) -> list[str]:
-    if each.why_not:
-        return [each.why_not]
     if each.manifest is None:
-        return ["it is of a version that kept no digests: it cannot be verified"]
+        return [each.why_not]
     return check_names(each.path, each.manifest) + check_files(each.path, each.manifest)
 
 
 def _facts(chosen: Candidate, contents: Contents) -> Iterator[tuple[str, object]]:
     facts, index = contents.facts, contents.payload.index
     yield "path", contents.path
-    yield "format", contents.version
+    yield "format", contents.facts["format"]
     if chosen.manifest is not None:
         yield "saved", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(chosen.manifest.saved_at))
         yield "by torchloom", chosen.manifest.facts.get("torchloom")

@@ -1,31 +1,45 @@
-"""Check an operator against what it promises, on a family of inputs made from one example.
+"""Check an operator against what it promises, on a family of inputs made from each example.
 
     fake        shapes, strides, dtypes, devices and aliases of results, as the real operator has them
     writes      arguments that are written to are declared, all of them
     aliases     results are new tensors, whatever the input
-    symbols     the fake takes any size: no branch, no constant that only the example has
+    branch      the fake takes any size: no decision by a size
     gradient    backward against finite differences
-    compiled    `torch.compile` with dynamic shapes gives what eager gives
+    opcheck     what `torch.library.opcheck` finds on the example: schema, autograd registration, fake, and
+                compiled with dynamic shapes
 
-`torch.library.opcheck` runs its tests on one call; most mistakes show in other ones.
+opcheck looks at one call; most mistakes show in other ones.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchloom.custom_ops.dims import free_dims, refusal
-from torchloom.custom_ops.look import Finding, look
-from torchloom.custom_ops.samples import Dims, Sample, TensorLike, family, sample_of, smaller
-from torchloom.custom_ops.symbolic import Branch, branches_of
-from torchloom.custom_ops.target import CheckedOperator, target_of, tensors_in
+from torchloom._torch.operators import has_autograd_kernel
+from torchloom._torch.tensors import fake_mode
+from torchloom.custom_ops.inputs import Call, call_of, calls_like, tensors_in
 from torchloom.errors import OpCheckError
+from torchloom.pieces.symbols import SizeGuard, size_guards
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One broken promise, on the first input that shows it."""
+
+    kind: str
+    """fake, write, alias, branch, schema, gradient or compiled; with what of it differs."""
+    sample: str
+    says: str
+    """What differs."""
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.says}\n    on {self.sample}\n    {self.fix}"
 
 
 @dataclass(kw_only=True)
@@ -53,28 +67,25 @@ class OpReport:
         return "\n".join([head, *map(str, self.findings), *(f"note: {n}" for n in self.notes)])
 
 
-Args = Sequence[Any] | Mapping[str, Any]
-
-
 def check_op(
     op: Any,
-    samples: Iterable[Args],
+    samples: Iterable[Sequence[Any] | Mapping[str, Any]],
     *,
     count: int = 200,
     gradients: bool = True,
     compiled: bool = True,
     strict: bool = True,
 ) -> OpReport:
-    """Check an operator on a family of inputs made from examples.
+    """Check an operator on a family of inputs made from examples, and by `torch.library.opcheck`.
 
     Args:
         op: what `torchloom.custom_op` or `torch.library.custom_op` returned, or an operator of
             `torch.ops`.
         samples: examples of its arguments: tuples, or dicts of keyword arguments. The operator has
             to take each of them.
-        count: inputs to make of each example.
+        count: inputs that the operator takes, to make of each example.
         gradients: compare backward, if there is one, with finite differences.
-        compiled: compare `torch.compile(dynamic=True)` with eager.
+        compiled: compare the operator compiled with dynamic shapes with eager.
         strict: raise if anything is found.
 
     Returns:
@@ -82,6 +93,7 @@ def check_op(
 
     Raises:
         OpCheckError: something was found, and `strict`; or an example is refused.
+        TypeError: `op` is no operator.
 
     Example:
         >>> @torch.library.custom_op("docs::twice", mutates_args=())
@@ -93,188 +105,266 @@ def check_op(
         >>> check_op(twice, [(torch.randn(4, 8),)], count=30, compiled=False).ok
         True
     """
-    target = target_of(op)
-    report = OpReport(name=target.name)
-    found: dict[str, Finding] = {}
-    num_examples = 0
-    for each in samples:
-        num_examples += 1
-        example = sample_of((), each) if isinstance(each, Mapping) else sample_of(each)
-        _check_example(target, example, count, report, found)
-        dims = free_dims(target, example)
-        for branch in branches_of(target, example, dims):
-            found.setdefault(f"branch {branch.condition}", _branch(target, branch, example))
-        if gradients:
-            _check_gradient(target, example, dims, report, found)
-        if compiled:
-            _check_compiled(target, example, dims, report, found)
-    if not num_examples:
-        raise OpCheckError(
-            f"{target.name} was given no samples: pass at least one call's arguments"
+    defined = getattr(op, "_opoverload", op)
+    overload = getattr(defined, "default", defined)  # torch.ops.aten.gelu stands for its default
+    if not hasattr(overload, "_schema"):
+        raise TypeError(
+            f"{op!r} is no operator: pass what @custom_op returned, or one of torch.ops"
         )
-    report.findings += found.values()
+    check = _Check(overload, OpReport(name=overload._schema.name))
+    examples = [call_of(sample) for sample in samples]
+    if not examples:
+        raise OpCheckError(f"{check.name} was given no samples: pass at least one call's arguments")
+    for example in examples:
+        accepted = check.family(example, count)
+        check.branches(example, accepted)
+        if gradients and _has_backward(op, overload):
+            check.gradient(example)
+        check.by_torch(example, gradients=gradients, compiled=compiled)
+    report = check.report
     if strict and not report.ok:
         raise OpCheckError(str(report))
     return report
 
 
-def _check_example(
-    target: CheckedOperator,
-    example: Sample,
-    count: int,
-    report: OpReport,
-    found: dict[str, Finding],
-) -> None:
-    against = refusal(target, example)
-    if against is not None:
-        raise OpCheckError(f"{target.name} refuses the example {example}: {against}")
-    dims = free_dims(target, example)
-    for sample in family(example, dims, count):
-        findings = look(target, sample)
-        if findings is None:
-            report.num_refused += 1
-            continue
-        report.num_inputs += 1
-        for finding in findings:
-            if finding.kind not in found:
-                found[finding.kind] = _shrunk(target, sample, dims, finding)
+class _Check:
+    """One operator under check, and the first finding of each kind."""
 
+    def __init__(self, overload: Any, report: OpReport) -> None:
+        self.overload, self.name, self.report = overload, report.name, report
+        arguments = overload._schema.arguments
+        self.arguments = [each.name for each in arguments]
+        self.written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
 
-def _shrunk(
-    target: CheckedOperator, sample: Sample, dims: Sequence[Dims], finding: Finding
-) -> Finding:
-    """Return the same finding on the simplest sample that shows it."""
-    again = True
-    while again:
-        again = False
-        for simpler in smaller(sample, dims):
-            for other in look(target, simpler) or ():
-                if other.kind == finding.kind:
-                    sample, finding, again = simpler, other, True
-                    break
-            if again:
+    def find(self, kind: str, call: Call, says: str, fix: str) -> None:
+        """Note a finding, unless one of its kind is there."""
+        if all(each.kind != kind for each in self.report.findings):
+            self.report.findings.append(Finding(kind=kind, sample=str(call), says=says, fix=fix))
+
+    def family(self, example: Call, count: int) -> list[Call]:
+        """Look at the example and at calls like it; return those that the operator takes."""
+        against = self._look(example)
+        if against is not None:
+            raise OpCheckError(f"{self.name} refuses the example {example}: {against}")
+        accepted: list[Call] = []
+        for call in calls_like(example):
+            if len(accepted) == count:
                 break
-    return finding
+            if self._look(call) is None:
+                accepted.append(call)
+            else:
+                self.report.num_refused += 1
+        self.report.num_inputs += len(accepted)
+        return accepted
 
-
-def _check_gradient(
-    target: CheckedOperator,
-    example: Sample,
-    dims: Sequence[Dims],
-    report: OpReport,
-    found: dict[str, Finding],
-) -> None:
-    if not target.has_backward or target.mutates:
-        return
-    small = _sized(target, example, dims, (3, 2, 4, 5))
-    doubled = small.with_tensors([_doubled(each) for each in small.tensors])
-    if refusal(target, doubled) is not None:
-        report.notes.append(f"the gradient is not checked: {target.name} takes no float64")
-        return
-    args, kwargs = doubled.make()
-
-    def forward(*tensors: Tensor) -> Any:
-        given = iter(tensors)
-        values = [_replaced(value, given) for value in args]
-        named = {name: _replaced(value, given) for name, value in kwargs.items()}
-        result = tensors_in(target.call(*values, **named))
-        return tuple(each for each in result if each.dtype.is_floating_point)
-
-    tensors = tensors_in([*args, *kwargs.values()])
-    if not any(tensor.requires_grad for tensor in tensors):
-        return
-    try:
-        torch.autograd.gradcheck(forward, tuple(tensors), eps=1e-6, atol=1e-5, rtol=1e-3)
-    except Exception as error:  # noqa: BLE001 - a backward may raise anything
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        found.setdefault(
-            "gradient",
-            Finding(
-                kind="gradient",
-                sample=str(doubled),
-                says=f"backward of {target.name} does not match finite differences: {first}",
-                fix="compare the formula in register_autograd with the operator's own",
-            ),
-        )
-
-
-def _check_compiled(
-    target: CheckedOperator,
-    example: Sample,
-    dims: Sequence[Dims],
-    report: OpReport,
-    found: dict[str, Finding],
-) -> None:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return target.call(*args, **kwargs)
-
-    # A code object of its own: torch counts recompiles per code object, and gives up after some.
-    fresh = types.FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)
-    compiled = torch.compile(fresh, backend="aot_eager", fullgraph=True, dynamic=True)
-    for sizes in ((5, 7, 11, 13), (3, 4, 6, 9)):
-        sample = _sized(target, example, dims, sizes)
-        results = []
+    def _look(self, call: Call) -> str | None:
+        """Compare one call with its fake and with what is declared; return why the operator refuses it."""
+        fake = self._fake(call)
+        named = {**dict(zip(self.arguments, call.args, strict=False)), **call.kwargs}
+        tensors = {name: tensors_in(value) for name, value in named.items()}
+        before = {name: [_bytes(each) for each in held] for name, held in tensors.items()}
         try:
-            for run in (call, compiled):
-                args, kwargs = sample.make()
-                with torch.no_grad():
-                    results.append([*tensors_in(run(*args, **kwargs)), *tensors_in(args)])
-        except Exception as error:  # noqa: BLE001 - compilers raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            says = f"{target.name} cannot be compiled: {reason}"
-            fix = "see the other findings: its fake decides what compilers believe"
-        else:
-            if all(map(_equal, *results)):
+            with torch.no_grad():
+                result = self.overload(*call.args, **call.kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever it raises, the input is none of its own
+            if "may not alias" in str(error):  # torch's own check of a result of `custom_op`
+                self._find_alias(call, "a result", "an argument or another result")
+                return None
+            return f"{type(error).__name__}: {_first_line(error)}"
+        declared = {_storage(each) for name in self.written for each in tensors.get(name, ())}
+        for name, held in tensors.items():
+            if all(map(torch.equal, before[name], map(_bytes, held))):
                 continue
-            says = f"{target.name} compiled gives other values than eager"
-            fix = "see the other findings; an operator that draws random numbers or keeps a state differs, too"
-        found.setdefault(
-            "compiled", Finding(kind="compiled", sample=str(sample), says=says, fix=fix)
+            if name not in self.written and not declared & set(map(_storage, held)):
+                self.find(
+                    f"write {name}",
+                    call,
+                    f"{self.name} writes to {name!r}, which mutates_args does not name",
+                    f"add it: mutates_args={tuple(sorted(self.written | {name}))!r}, or work on "
+                    f"{name}.clone()",
+                )
+        if not any(each.alias_info is not None for each in self.overload._schema.returns):
+            owners = {_storage(each): repr(n) for n, held in tensors.items() for each in held}
+            for number, output in enumerate(tensors_in(result)):
+                other = owners.setdefault(_storage(output), f"result {number}")
+                if other != f"result {number}":
+                    self._find_alias(call, f"result {number}", other)
+        self._compare(call, tensors_in(result), fake)
+        return None
+
+    def _find_alias(self, call: Call, one: str, other: str) -> None:
+        self.find(
+            "alias",
+            call,
+            f"{one} of {self.name} shares memory with {other}",
+            "results must be new tensors whatever the input: return a clone() there",
         )
-        return
+
+    def _fake(self, call: Call) -> list[Tensor] | Exception:
+        mode = fake_mode()
+        faked = call.with_tensors([mode.from_tensor(each) for each in call.tensors])
+        try:
+            with mode, torch.no_grad():
+                return tensors_in(self.overload(*faked.args, **faked.kwargs))
+        except Exception as error:  # noqa: BLE001 - a fake may raise anything
+            return error
+
+    def _compare(self, call: Call, results: list[Tensor], fake: list[Tensor] | Exception) -> None:
+        if isinstance(fake, Exception):
+            self.find(
+                "fake raises",
+                call,
+                f"the fake of {self.name} raises on an input that the operator takes: {_first_line(fake)}",
+                "a fake has to take all that its operator takes",
+            )
+            return
+        if len(results) != len(fake):
+            says = f"{self.name} returns {len(results)} tensors, its fake {len(fake)}"
+            self.find("fake count", call, says, "return as many from the fake")
+        for number, (real, like) in enumerate(zip(results, fake, strict=False)):
+            for what, ours, theirs in _differences(real, like):
+                self.find(
+                    f"fake {what} {number}",
+                    call,
+                    f"result {number} of {self.name} has {what} {ours}, its fake says {theirs}",
+                    _FIXES.get(what, f"give the fake's result the operator's {what}"),
+                )
+
+    def branches(self, example: Call, accepted: Sequence[Call]) -> None:
+        """Find decisions of the fake by a size that another input takes the other way."""
+        varying = [[size > 1 for size in tensor.shape] for tensor in example.tensors]
+        try:
+            guards = size_guards(self.overload, example.args, example.kwargs, varying)
+        except Exception:  # noqa: BLE001 - a fake that raises is found by the runs on plain sizes
+            return
+        for guard in guards:
+            other = next((call for call in accepted if _contradicts(guard, example, call)), None)
+            if other is not None:
+                self.find(
+                    "branch",
+                    example,
+                    f"the fake of {self.name} decides by a size: {guard.text} ({guard.where}), which "
+                    f"does not hold for {other}",
+                    "a fake's result has to follow from its arguments' sizes by formulas; decide in "
+                    "the operator, or make two operators",
+                )
+
+    def gradient(self, example: Call) -> None:
+        """Compare backward with finite differences, in float64."""
+        doubled = [
+            each.detach().double().requires_grad_() if each.is_floating_point() else each.detach()
+            for each in example.tensors
+        ]
+        if self.written or not any(each.requires_grad for each in doubled):
+            return
+
+        def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
+            call = example.with_tensors(tensors)
+            results = tensors_in(self.overload(*call.args, **call.kwargs))
+            return tuple(each for each in results if each.is_floating_point())
+
+        try:
+            with torch.no_grad():
+                forward(*doubled)
+        except Exception:  # noqa: BLE001 - the operator takes no such input
+            self.report.notes.append(f"the gradient is not checked: {self.name} takes no float64")
+            return
+        try:
+            torch.autograd.gradcheck(forward, tuple(doubled), fast_mode=True)
+        except Exception as error:  # noqa: BLE001 - a backward may raise anything
+            self.find(
+                "gradient",
+                example.with_tensors(doubled),
+                f"backward of {self.name} does not match finite differences: {_first_line(error)}",
+                "compare the formula in register_autograd with the operator's own",
+            )
+
+    def by_torch(self, example: Call, *, gradients: bool, compiled: bool) -> None:
+        """Run torch's own check on the example."""
+        wanted = {"test_autograd_registration": gradients, "test_aot_dispatch_dynamic": compiled}
+        utils = [name for name in _OPCHECK if wanted.get(name, True)]
+        told = torch.library.opcheck(
+            self.overload,
+            tuple(example.args),
+            example.kwargs,
+            test_utils=utils,
+            raise_exception=False,
+        )
+        for name, error in told.items():
+            if error != "SUCCESS":
+                kind, says, fix = _OPCHECK[name]
+                self.find(kind, example, f"{self.name} {says}: {_first_line(error)}", fix)
 
 
-def _sized(
-    target: CheckedOperator, example: Sample, dims: Sequence[Dims], sizes: Sequence[int]
-) -> Sample:
-    """Return the example with other sizes, as far as the operator takes them."""
-    sample = example
-    for number, group in enumerate(dims):
-        other = group.set(sample, sizes[number % len(sizes)])
-        if refusal(target, other) is None:
-            sample = other
-    return sample
+_OPCHECK = {
+    "test_schema": (
+        "schema",
+        "writes or returns arguments otherwise than its schema says",
+        "name all that it writes in mutates_args, and return new tensors",
+    ),
+    "test_autograd_registration": (
+        "gradient",
+        "has a backward where autograd does not look for it",
+        "register it by register_autograd",
+    ),
+    "test_faketensor": (
+        "fake",
+        "has a fake that differs from it",
+        "make the fake's results as the operator does",
+    ),
+    "test_aot_dispatch_dynamic": (
+        "compiled",
+        "cannot be compiled, or gives other values compiled than eager",
+        "see the other findings; an operator that draws random numbers or keeps a state differs, too",
+    ),
+}
+"""What opcheck tries: kind of the finding, what is wrong, what to do."""
+_FIXES = {
+    "shape": "compute the fake's sizes from those of its arguments, with no number of the example",
+    "stride": "make the fake's result as the operator does: new_empty() is contiguous, empty_like() "
+    "keeps the strides of its argument",
+}
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(
-        torch.nan_to_num(one) if one.dtype.is_floating_point else one,
-        torch.nan_to_num(other) if other.dtype.is_floating_point else other,
-    )
+def _differences(real: Tensor, fake: Tensor) -> Iterator[tuple[str, Any, Any]]:
+    for what in ("shape", "dtype", "device", "layout"):
+        ours, theirs = getattr(real, what), getattr(fake, what)
+        if ours != theirs:
+            yield (what, tuple(ours), tuple(theirs)) if what == "shape" else (what, ours, theirs)
+    if real.layout == fake.layout == torch.strided and real.shape == fake.shape and real.numel():
+        ours, theirs = real.stride(), fake.stride()
+        sizes = zip(real.shape, ours, theirs, strict=True)
+        if any(one != other for size, one, other in sizes if size > 1):
+            yield "stride", ours, theirs
 
 
-def _doubled(like: TensorLike) -> TensorLike:
-    if like.dtype.is_floating_point:
-        return replace(like, dtype=torch.float64, requires_grad=True)
-    return like
+def _contradicts(guard: SizeGuard, example: Call, call: Call) -> bool:
+    """Return whether a call has sizes for which a guard does not hold."""
+    sizes: dict[float, float] = {}
+    for one, other in zip(example.tensors, call.tensors, strict=True):
+        for before, after in zip(one.shape, other.shape, strict=True):
+            if sizes.setdefault(before, after) != after:
+                return False  # sizes that are one symbol have become two
+    return guard.hints <= sizes.keys() and not guard.holds(sizes)
 
 
-def _replaced(value: Any, given: Any) -> Any:
-    if isinstance(value, Tensor):
-        return next(given)
-    if isinstance(value, list) and any(isinstance(each, Tensor) for each in value):
-        return [_replaced(each, given) for each in value]
-    return value
+def _has_backward(op: Any, overload: Any) -> bool:
+    defined = getattr(op, "defined", op)
+    if hasattr(defined, "_backward_fn"):
+        return defined._backward_fn is not None
+    return has_autograd_kernel(overload)
 
 
-def _branch(target: CheckedOperator, branch: Branch, example: Sample) -> Finding:
-    return Finding(
-        kind="branch",
-        sample=str(example),
-        says=(
-            f"the fake of {target.name} decides by a size: {branch.condition} "
-            f"({branch.where}), which does not hold for {branch.counterexample}"
-        ),
-        fix="a fake's result has to follow from its arguments' sizes by formulas; decide in the "
-        "operator, or make two operators",
-    )
+def _first_line(error: object) -> str:
+    """Return the first line of what an error says, or its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return a copy of all bytes of a tensor's memory, those around a slice included."""
+    storage = tensor.detach().untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).clone()

@@ -9,13 +9,7 @@ from typing import Any
 import torch
 
 from torchloom._torch.operators import keep_calls
-from torchloom.custom_ops.fit import Proposal, propose_fake
 from torchloom.errors import OpError
-from torchloom.log import get_logger
-
-logger = get_logger(__name__)
-
-INFER = "infer"
 
 
 class CustomOp:
@@ -63,10 +57,10 @@ class CustomOp:
         """Register what it returns on tensors without data; also as a decorator.
 
         Raises:
-            OpError: `fn` takes other arguments.
+            OpError: `fn` is no function, or takes other arguments.
         """
-        if isinstance(fn, Proposal):
-            fn = fn.fake
+        if not callable(fn):
+            raise OpError(f"the fake of {self.schema} is a function of its arguments, not {fn!r}")
         arguments = self.overload._schema.arguments
         by_place = [each.name for each in arguments if not each.kwarg_only]
         by_name = {each.name: None for each in arguments if each.kwarg_only}
@@ -90,14 +84,15 @@ class CustomOp:
             if not self.overload._schema.is_mutable:
                 keep_calls(self.overload)
             return
-        schema, name = self.schema, self.__name__
+        given = ", ".join(each.name for each in self.overload._schema.arguments)
+        message = (
+            f"{self.schema} returns something and has no fake, so it cannot be compiled: decorate a "
+            f"function that makes such results of shapes alone with @{self.__name__}.register_fake, such "
+            f"as `lambda {given}: torch.empty_like({given.partition(',')[0]})`"
+        )
 
         def missing(*args: Any, **kwargs: Any) -> Any:
-            raise OpError(
-                f"{schema} returns something and has no fake, so it cannot be compiled: decorate a "
-                f"function that makes such results of shapes alone with @{name}.register_fake, or let "
-                f"torchloom.propose_fake({name}, samples) write one"
-            )
+            raise OpError(message)
 
         self.defined.register_fake(missing)
 
@@ -108,8 +103,7 @@ def custom_op(
     /,
     *,
     mutates_args: str | Iterable[str] = (),
-    fake: Callable[..., Any] | str | None = None,
-    samples: Sequence[Sequence[Any]] = (),
+    fake: Callable[..., Any] | None = None,
     device_types: str | Sequence[str] | None = None,
     schema: str | None = None,
     tags: Any = None,
@@ -123,17 +117,15 @@ def custom_op(
         name: "namespace::name".
         fn: the function; without it a decorator is returned.
         mutates_args: names of the arguments that it writes to, or "unknown" for all.
-        fake: what it returns, computed without data: a function of the same arguments, or "infer":
-            watch the operator on `samples`, and use (and log) what `propose_fake` finds. Needed by
-            operators that return something, here or by `register_fake`, before they are compiled.
-        samples: examples of its arguments, for "infer".
+        fake: what it returns, computed without data: a function of the same arguments. Needed by operators
+            that return something, here or by `register_fake`, before they are compiled.
         device_types: devices that `fn` is for, e.g. "cpu"; all of them by default.
         schema: instead of annotations.
         tags: see `torch.library.custom_op`.
 
     Raises:
         OpError: no name with a namespace, an annotation that is none of a schema, an argument in
-            `mutates_args` that does not exist, or a fake that cannot be proposed.
+            `mutates_args` that does not exist, or a fake that takes other arguments.
 
     Example:
         >>> @custom_op("docs::scale", fake=lambda x, by: torch.empty_like(x))
@@ -165,18 +157,7 @@ def custom_op(
             raise OpError(f"{name} cannot become an operator: {error}") from error
         made = CustomOp(defined, function)
         made._demand_fake()
-        if fake == INFER:
-            proposal = propose_fake(made, samples)
-            logger.warning(
-                "the fake of %s was inferred from %d calls; read it, and put it into your code:\n%s",
-                name,
-                proposal.num_calls,
-                proposal.source,
-            )
-            made.register_fake(proposal.fake)
-        elif isinstance(fake, str):
-            raise OpError(f"{name}: fake is a function or {INFER!r}, not {fake!r}")
-        elif fake is not None:
+        if fake is not None:
             made.register_fake(fake)
         return made
 

@@ -113,7 +113,12 @@ def save_file(model: nn.Module, path: Path, dtype: torch.dtype, checkpoints: Che
         for name, value in weights.items()
         if name in first
     }
-    checkpoints.on_rank0("the weights to export", _failure(path), lambda: _pickle(chosen, path))
+
+    def pickle_on_rank0() -> None:
+        if dist.get_rank() == 0:
+            _pickle(chosen, path)
+
+    checkpoints.in_step("the weights to export", _failure(path), dict, pickle_on_rank0)
     return str(path)
 
 

@@ -93,9 +93,8 @@ DISTRIBUTED = (
     ),
     *each(
         "torch.distributed.checkpoint.metadata",
-        "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta"
-        " TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
-        "write and read the metadata file of a checkpoint",
+        "ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties TensorStorageMetadata",
+        "write the metadata file of a checkpoint",
         _NO_DCP,
     ),
     PrivateName(
@@ -107,11 +106,6 @@ DISTRIBUTED = (
     PrivateName(
         name="torch.distributed.checkpoint.filesystem._StorageInfo",
         used_for="say where a tensor is in a checkpoint",
-        without=_NO_DCP,
-    ),
-    PrivateName(
-        name="torch.serialization._get_layout",
-        used_for="read the layout of a tensor in a checkpoint's metadata",
         without=_NO_DCP,
     ),
 )

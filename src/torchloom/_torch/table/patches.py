@@ -174,12 +174,4 @@ PATCHES = (
         " twice",
         without="the sentence that a rank ends with stands between two stacks",
     ),
-    Patch(
-        name="torch.distributed.checkpoint.FileSystemReader.read_metadata",
-        where="torchloom._torch.dcp.read_dcp_metadata",
-        because="it unpickles the metadata file as it is, which runs any code in it; an unpickler of"
-        " our own admits the records of such a file alone",
-        issue="pytorch/pytorch#189308",
-        without="loading a checkpoint of others would run what is in it",
-    ),
 )

@@ -11,13 +11,13 @@
     <dir>/latest             the newest tag
 
 `snapshot` collects the state, `write` and `load` move it, `manifest` and `digests` verify it.
-Every tensor of weights and states is stored flat and without padding, so its stored shape does not
+Every tensor of weights and states is stored without padding under its whole shape, so what is stored does not
 depend on how many ranks held it.
 """
 
 from __future__ import annotations
 
-from torchloom.engine.checkpoints.restore import LoadOptions
+from torchloom.engine.checkpoints.load import LoadOptions
 from torchloom.engine.checkpoints.service import Checkpoints
 from torchloom.engine.checkpoints.trained import Counters
 

@@ -1,7 +1,6 @@
-"""What a checkpoint on the disk holds: facts, plain values and tensors, of this and older versions.
+"""What a checkpoint on the disk holds: facts, plain values and tensors.
 
-Reading executes nothing of it: JSON, tensors read as such, and for version 1 the metadata of
-torch.distributed.checkpoint through an unpickler that knows its records alone.
+Reading executes nothing of it: facts and values are JSON, and tensors are read as such.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchloom._torch.dcp import StoredTensor, read_dcp_metadata
-from torchloom.engine.checkpoints.payload import Payload, first_line, from_json
-from torchloom.engine.checkpoints.plain import decode
+from torchloom._torch.dcp import StoredTensor
+from torchloom.engine.checkpoints.encoding import decode
+from torchloom.engine.checkpoints.manifest import first_line, reading
+from torchloom.engine.checkpoints.payload import Payload, from_json
 from torchloom.errors import CheckpointError
 
 FORMAT = 3
-"""Of what a checkpoint holds. 3: tensors have their whole shape; 2: they are flat; 1: nothing is verified."""
-_OLD_COUNTERS = ("global_steps", "global_samples", "micro_steps")
+"""Of what a checkpoint holds."""
 
 
 @dataclass
@@ -26,7 +25,6 @@ class Contents:
     """One checkpoint, as one rank reads it."""
 
     path: Path
-    version: int
     facts: dict[str, Any]
     payload: Payload
     world_size: int
@@ -85,12 +83,10 @@ def read_contents(path: Path, rank: int | None = None, world_size: int | None = 
     facts = _read_json(path / "engine.json")
     try:
         version = facts["format"]
-        if version == 1:
-            return _old(path, facts)
-        if version not in (2, FORMAT):
+        if version != FORMAT:
             raise CheckpointError(
-                f"checkpoint {str(path)!r} has format {version!r}, this version reads 1 to {FORMAT}: "
-                "load it with the version of torchloom that wrote it"
+                f"checkpoint {str(path)!r} has format {version!r}, this version reads {FORMAT}: load it "
+                "with the version of torchloom that wrote it"
             )
         contents = _parsed(path, facts, from_json(_read_json(path / "index.json")))
         if rank is not None and rank > 0 and world_size == contents.world_size:
@@ -108,7 +104,6 @@ def read_contents(path: Path, rank: int | None = None, world_size: int | None = 
 def _parsed(path: Path, facts: dict[str, Any], index: dict[str, StoredTensor]) -> Contents:
     return Contents(
         path=path,
-        version=int(facts["format"]),
         facts=facts,
         payload=Payload(path, index),
         world_size=int(facts["world_size"]),
@@ -118,59 +113,9 @@ def _parsed(path: Path, facts: dict[str, Any], index: dict[str, StoredTensor]) -
     )
 
 
-def _old(path: Path, facts: dict[str, Any]) -> Contents:
-    """Bring version 1 into the form of this one."""
-    try:
-        index = read_dcp_metadata(path / ".metadata")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path / '.metadata'} is missing") from None
-    except Exception as error:  # an unpickler over damaged bytes raises anything
-        raise CheckpointError(
-            f"{path / '.metadata'} is damaged: {type(error).__name__}: {first_line(error)}"
-        ) from error
-    trees: dict[str, Any] = {
-        "counters": {name: int(facts[name]) for name in _OLD_COUNTERS},
-        "scaler": dict(facts["scaler"]),
-        "client_state": dict(facts["client_state"]),
-    }
-    if facts["scheduler"] is not None:
-        trees["scheduler"] = dict(facts["scheduler"])
-    if facts["has_optimizer"]:
-        trees["groups"] = [dict(group) for group in facts["groups"]]
-    for key in index:
-        kind, _, rest = key.partition("/")
-        if kind == "buffer":
-            trees[key] = {"$tensor": key}
-        elif kind == "optim":
-            trees.setdefault(f"optim/{rest.rpartition('/')[0]}", [])
-    contents = _parsed(path, {**facts, "values": trees, "own": []}, index)
-    for key, stored in index.items():
-        kind, _, rest = key.partition("/")
-        name, _, state = rest.rpartition("/")
-        if kind == "optim":
-            numel = _numel(contents.params[name])
-            is_shard = stored.shape == (numel,)
-            entry = [state, "piece", None] if is_shard else [state, "value", {"$tensor": key}]
-            trees[f"optim/{name}"].append(entry)
-    return contents
-
-
-def _numel(shape: list[int]) -> int:
-    numel = 1
-    for size in shape:
-        numel *= size
-    return numel
-
-
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
+    with reading(path):
         found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged: it holds a {type(found).__name__}")
     return found

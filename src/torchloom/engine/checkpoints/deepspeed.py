@@ -10,44 +10,70 @@ from typing import Any
 
 from torch import Tensor
 
-from torchloom.engine.checkpoints.deepspeed_files import DeepSpeedFiles, Inert, read_files
-from torchloom.engine.checkpoints.deepspeed_params import (
+from torchloom.engine.checkpoints.deepspeed_files import (
+    DeepSpeedFiles,
     ImportedParam,
+    Inert,
     Pieces,
     is_stage3,
     optimizer_of,
     other_params,
+    read_files,
     trained_params,
 )
 from torchloom.engine.checkpoints.exchange import SaveExchange
 from torchloom.engine.checkpoints.folder import check_tag
 from torchloom.engine.checkpoints.lock import FolderLock
-from torchloom.engine.checkpoints.payload import PayloadPart, first_line
+from torchloom.engine.checkpoints.manifest import first_line
+from torchloom.engine.checkpoints.payload import PayloadPart
+from torchloom.engine.checkpoints.plain_values import Value, value_of
 from torchloom.engine.checkpoints.snapshot import EngineSnapshot
 from torchloom.engine.checkpoints.trained import Counters
-from torchloom.engine.checkpoints.values import Value, value_of
 from torchloom.engine.checkpoints.write import Request, write
 from torchloom.engine.scaling import LossScaler
 from torchloom.errors import CheckpointError
 
-_SETTINGS = {
-    *("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov"),
-    *("amsgrad", "maximize", "alpha", "centered"),
-}
+_SETTINGS = frozenset(
+    [
+        "lr",
+        "initial_lr",
+        "betas",
+        "eps",
+        "weight_decay",
+        "momentum",
+        "dampening",
+        "nesterov",
+        "amsgrad",
+        "maximize",
+        "alpha",
+        "centered",
+    ]
+)
 """Of a parameter group: what is not of one implementation of an optimizer."""
-_OWN = {
-    *(
+_OWN = frozenset(
+    [
         "module",
         "buffer_names",
         "optimizer",
         "param_shapes",
         "frozen_param_shapes",
         "shared_params",
-    ),
-    *("frozen_param_fragments", "lr_scheduler", "data_sampler", "random_ltd", "skipped_steps"),
-    *("sparse_tensor_module_names", "global_steps", "global_samples", "dp_world_size", "ds_config"),
-    *("mp_world_size", "ds_version", "checkpoint_parallel_dimensions", "universal_checkpoint_info"),
-}
+        "frozen_param_fragments",
+        "lr_scheduler",
+        "data_sampler",
+        "random_ltd",
+        "skipped_steps",
+        "sparse_tensor_module_names",
+        "global_steps",
+        "global_samples",
+        "dp_world_size",
+        "ds_config",
+        "mp_world_size",
+        "ds_version",
+        "checkpoint_parallel_dimensions",
+        "universal_checkpoint_info",
+    ]
+)
 """Keys of DeepSpeed's; all others are of the caller's `client_state`."""
 
 
@@ -125,11 +151,9 @@ def _snapshot(files: DeepSpeedFiles, notes: list[str]) -> EngineSnapshot:
         "global_steps": steps,
         "global_samples": samples,
         "accumulation_steps": 1,
-        "has_optimizer": True,
         "scales_loss": isinstance(scaler, Inert) and vars(scaler).get("cur_scale", 1.0) != 1.0,
         "optimizer": _optimizer_kind(config),
         "scheduler": kind,
-        "frozen_left_out": False,
         "imported": f"DeepSpeed {model['ds_version']}",
     }
     tied = {name: of for name, of in (model["shared_params"] or {}).items() if of in params}

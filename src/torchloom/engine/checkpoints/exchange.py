@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from torchloom._torch.distributed import default_store
 from torchloom._torch.hush import hushed_store
-from torchloom.engine.checkpoints.payload import first_line
+from torchloom.engine.checkpoints.manifest import first_line
 from torchloom.errors import CheckpointError, PeerLostError, TorchloomError
 from torchloom.runtime.lines import how_gone, patience_s
 

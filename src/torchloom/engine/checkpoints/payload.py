@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from torchloom._torch.dcp import StoredChunk, StoredTensor
-from torchloom.engine.checkpoints.digests import SummedFile
-from torchloom.engine.checkpoints.plain import dtype_of
+from torchloom.engine.checkpoints.encoding import dtype_of
+from torchloom.engine.checkpoints.manifest import SummedFile, reading
 from torchloom.errors import CheckpointError
 from torchloom.shard.shard_tensor import boxes_of
 
@@ -183,10 +183,8 @@ class Payload:
         Raises:
             CheckpointError: it is not there, or cannot be read.
         """
-        each = self._entry(key)
-        if len(each.chunks) == 1 and each.chunks[0].sizes == each.shape:
-            return self._read(key, each, each.chunks[0])
-        return self.part(key, 0, math.prod(each.shape)).reshape(each.shape)
+        shape = self._entry(key).shape
+        return self.part(key, 0, math.prod(shape)).reshape(shape)
 
     def ranges(self, key: str) -> list[tuple[int, int]]:
         """Return the ranges of the flattened tensor that were written, in order: first element and number.
@@ -252,16 +250,9 @@ class Payload:
         path = self.folder / chunk.file
         if Path(chunk.file).name != chunk.file:
             raise CheckpointError(f"{self.folder}: {key!r} is said to be in {chunk.file!r}")
-        try:
-            with path.open("rb", buffering=0) as file:
-                region: Any = _Region(file, chunk.start, chunk.length)
-                value = torch.load(region, map_location="cpu", weights_only=True, mmap=False)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing") from None
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-        except Exception as error:  # torch's reader over damaged bytes raises anything
-            raise CheckpointError(f"{path} is damaged at {key!r}: {first_line(error)}") from error
+        with reading(path, f" at {key!r}"), path.open("rb", buffering=0) as file:
+            region: Any = _Region(file, chunk.start, chunk.length)
+            value = torch.load(region, map_location="cpu", weights_only=True, mmap=False)
         if (
             type(value) is not Tensor
             or value.layout != torch.strided
@@ -270,9 +261,3 @@ class Payload:
         ):
             raise CheckpointError(f"{path} is damaged: it holds something else than {key!r}")
         return value
-
-
-def first_line(error: BaseException) -> str:
-    """Return the beginning of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchloom.engine.checkpoints.payload import first_line
-from torchloom.errors import CheckpointError
+from torchloom.engine.checkpoints.manifest import reading
 
 
 def file_name(rank: int) -> str:
@@ -53,7 +52,7 @@ def read(path: Path) -> Callable[[], None]:
     Raises:
         CheckpointError: it is missing or holds something else.
     """
-    try:
+    with reading(path):
         with path.open("rb") as file:
             state = torch.load(
                 io.BytesIO(file.read()), map_location="cpu", weights_only=True, mmap=False
@@ -62,32 +61,18 @@ def read(path: Path) -> Callable[[], None]:
         version, internal, gauss = state["python"]
         python = (version, tuple(internal), gauss)
         random.Random().setstate(python)
-        numpy = _numpy_state(state.get("numpy"))
-        if numpy is not None:
-            np.random.RandomState().set_state(numpy)
+        kind, keys, position, has_gauss, cached = state["numpy"]
+        numpy = (kind, keys.numpy().astype(np.uint32), position, has_gauss, cached)
+        np.random.RandomState().set_state(numpy)
         cuda = state.get("cuda") if torch.cuda.is_available() else None
         if cuda is not None:
             torch.Generator("cuda").set_state(cuda)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # torch's reader over damaged bytes raises anything
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
 
     def restore() -> None:
         torch.set_rng_state(state["torch"])
         random.setstate(python)
-        if numpy is not None:
-            np.random.set_state(numpy)  # noqa: NPY002
+        np.random.set_state(numpy)  # noqa: NPY002
         if cuda is not None:
             torch.cuda.set_rng_state(cuda)
 
     return restore
-
-
-def _numpy_state(saved: Any) -> tuple[Any, ...] | None:
-    if saved is None:
-        return None  # written before NumPy's state was kept
-    kind, keys, position, has_gauss, cached = saved
-    return kind, keys.numpy().astype(np.uint32), position, has_gauss, cached

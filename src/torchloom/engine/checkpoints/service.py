@@ -14,9 +14,8 @@ from torchloom.engine.checkpoints import snapshot
 from torchloom.engine.checkpoints.background import PendingSave, Staging
 from torchloom.engine.checkpoints.exchange import SaveExchange, answers, attempt
 from torchloom.engine.checkpoints.folder import check_tag
-from torchloom.engine.checkpoints.load import Loaded, load
+from torchloom.engine.checkpoints.load import Loaded, LoadOptions, load
 from torchloom.engine.checkpoints.lock import FolderLock
-from torchloom.engine.checkpoints.restore import LoadOptions
 from torchloom.engine.checkpoints.snapshot import EngineSnapshot
 from torchloom.engine.checkpoints.trained import Counters, Trained
 from torchloom.engine.checkpoints.write import Request, write
@@ -113,20 +112,6 @@ class Checkpoints:
         ranks = self._together("the checkpoint to load", failure, look)
         with ranks, torch.inference_mode(False):
             return load(engine, root, None if tag is None else check_tag(tag), options, ranks)
-
-    def on_rank0(self, what: str, failure: str, action: Callable[[], None]) -> None:
-        """Let rank 0 do something with the disk; all ranks call, and all learn how it went.
-
-        Args:
-            what: names the action, to compare ranks.
-            failure: the beginning of the error's message.
-            action: runs on rank 0 alone.
-
-        Raises:
-            CheckpointError: it failed.
-        """
-        with self._together(what, failure, dict) as ranks:
-            ranks.together(failure, action if ranks.rank == 0 else lambda: None)
 
     def in_step(
         self,

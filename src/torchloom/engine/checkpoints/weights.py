@@ -101,7 +101,7 @@ def whole_weights(engine: Trained, contents: Contents) -> dict[str, Tensor]:
     """
     module, layout = engine.module, layout_of(engine.module)
     source = {
-        spec.name: contents.payload.whole(f"model/{spec.name}").reshape(spec.shape)
+        spec.name: contents.payload.whole(f"model/{spec.name}")
         for spec in layout
         if f"model/{spec.name}" in contents.payload
     }

@@ -17,18 +17,19 @@ import io
 import json
 import secrets
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torchloom
-from torchloom._torch.dcp import write_dcp_metadata
-from torchloom.engine.checkpoints import folder, names, rng
+from torchloom._torch.dcp import StoredTensor, write_dcp_metadata
+from torchloom.engine.checkpoints import folder, rng
+from torchloom.engine.checkpoints.choose import next_serial, prune
 from torchloom.engine.checkpoints.contents import FORMAT
-from torchloom.engine.checkpoints.digests import SummedFile, Sums, write_summed
 from torchloom.engine.checkpoints.exchange import SaveExchange
 from torchloom.engine.checkpoints.lock import FolderLock, Hold
-from torchloom.engine.checkpoints.manifest import NAME, Manifest
+from torchloom.engine.checkpoints.manifest import NAME, Manifest, SummedFile, Sums, write_summed
 from torchloom.engine.checkpoints.payload import (
     PayloadPart,
     from_json,
@@ -36,7 +37,6 @@ from torchloom.engine.checkpoints.payload import (
     to_json,
     write_parts,
 )
-from torchloom.engine.checkpoints.retention import next_serial, prune
 from torchloom.engine.checkpoints.snapshot import EngineSnapshot
 from torchloom.errors import CheckpointError
 from torchloom.files import sync_folder, write_whole
@@ -178,7 +178,6 @@ class _Job:
         files[rng.file_name(rank)] = write_summed(path / rng.file_name(rank), snapshot.generators)
         facts = {
             "values": {} if rank == 0 else {name: each.tree for name, each in chosen.items()},
-            "names": sorted(snapshot.values),
             "tensors": to_json(tensors),
             "files": files,
         }
@@ -198,19 +197,16 @@ class _Job:
 
     def _publish(self) -> None:
         with self._hold.alone:
-            self._finish()
-
-    def _finish(self) -> None:
-        root, path, request = self.request.root, self._folder, self.request
-        manifest = self._finish_files()
-        for token in path.glob("token-*"):
-            token.unlink()
-        write_summed(path / NAME, manifest.to_bytes())
-        sync_folder(path)
-        final = root / request.tag
-        replaced = folder.publish(path, final, self._ident)
-        self.partial = None
-        self._tidy(replaced)
+            path = self._folder
+            manifest = self._finish_files()
+            for token in path.glob("token-*"):
+                token.unlink()
+            write_summed(path / NAME, manifest.to_bytes())
+            sync_folder(path)
+            final = self.request.root / self.request.tag
+            replaced = folder.publish(path, final, self._ident)
+            self.partial = None
+            self._tidy(replaced)
 
     def _finish_files(self) -> Manifest:
         snapshot, path, world_size = self.snapshot, self._folder, self.ranks.world_size
@@ -225,7 +221,7 @@ class _Job:
             own |= facts["values"].keys()
         index = merged(indices)
         metadata = io.BytesIO()
-        write_dcp_metadata(metadata, dict(names.for_others(index, snapshot.tied)))
+        write_dcp_metadata(metadata, dict(named_for_others(index, snapshot.tied)))
         facts = {
             "format": FORMAT,
             **snapshot.facts,
@@ -272,3 +268,30 @@ class _Job:
 
 def _text(facts: Any, indent: int | None = None) -> bytes:
     return (json.dumps(facts, indent=indent) + "\n").encode()
+
+
+def named_for_others(
+    index: Mapping[str, StoredTensor], tied: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, ...], StoredTensor]]:
+    """Yield the tensors of an index with the path that each has in a nested state dict of other programs.
+
+    Weights and buffers have the names of `model.state_dict()`, also each other name of a tied weight; optimizer
+    states those of `{"optim": get_optimizer_state_dict(model, optimizer)}`. They stand in `.metadata` alone.
+
+    Args:
+        index: of a checkpoint, by its own names.
+        tied: other names of parameters and buffers; see `tied_names`.
+    """
+    aliases: dict[str, list[str]] = {}
+    for alias, name in tied.items():
+        aliases.setdefault(name, []).append(alias)
+    for key, stored in index.items():
+        kind, _, rest = key.partition("/")
+        if kind in ("model", "buffer"):
+            for name in (rest, *aliases.get(rest, ())):
+                yield (name,), stored
+        elif kind == "optim":
+            param, _, state = rest.rpartition("/")
+            yield ("optim", "state", param, state), stored
+        else:
+            yield (key,), stored

@@ -1,0 +1,201 @@
+"""Values as JSON and tensors, and back: what a checkpoint keeps besides weights.
+
+    encode({"step": 3, "mean": tensor, 5: (1, inf)})
+        {"$dict": [["step", 3], ["mean", {"$tensor": "0"}], [5, {"$tuple": [1, {"$float": "inf"}]}]]}
+
+Nothing is pickled: what is read can only be numbers, texts, plain containers and tensors. A value of
+another kind is refused when it is saved, by its place, instead of being lost when it is loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchloom.errors import CheckpointError
+
+KINDS = (
+    "None, bool, int, float, complex, str, bytes, list, tuple, set, dict, defaultdict, Counter, "
+    "OrderedDict, deque, tensors, NumPy arrays, torch.dtype and torch.device"
+)
+
+
+def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
+    """Return `value` as what JSON can hold; tensors are handed to `keep`, which names them.
+
+    Args:
+        value: numbers, texts, tensors, and containers of them.
+        keep: takes a tensor and returns the name to find it by.
+        where: what the value is, for messages.
+
+    Raises:
+        CheckpointError: a part of it is of a kind that cannot be kept.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+        return value
+    if isinstance(value, Tensor):
+        return {"$tensor": keep(plain_tensor(value, where))}
+    if kind is list:
+        return [encode(item, keep, f"{where}[{i}]") for i, item in enumerate(value)]
+    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: encode(item, keep, f"{where}[{key!r}]") for key, item in value.items()}
+    if kind is defaultdict and _factory_name(value) not in (None, *_FACTORIES):
+        raise CheckpointError(
+            f"{where} is a defaultdict that makes missing values by {value.default_factory!r}, which a "
+            f"checkpoint cannot keep: use one of {', '.join(_FACTORIES)}, or a dict"
+        )
+    mark, apart, _ = _row_of(value, where)
+    if isinstance(value, Mapping) and kind is not defaultdict:
+        pairs = [
+            [encode(key, keep, f"a key of {where}"), encode(item, keep, f"{where}[{key!r}]")]
+            for key, item in value.items()
+        ]
+        return {mark: pairs}
+    return {mark: encode(apart(value), keep, where)}
+
+
+def decode(tree: Any, fetch: Callable[[str], Any]) -> Any:
+    """Return the value that `encode` made `tree` of.
+
+    Args:
+        tree: what JSON held.
+        fetch: returns the tensor of a name.
+
+    Raises:
+        CheckpointError: the tree is not one that `encode` makes.
+    """
+    if isinstance(tree, list):
+        return [decode(item, fetch) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    mark = next(iter(tree), "")
+    if not mark.startswith("$"):
+        return {key: decode(item, fetch) for key, item in tree.items()}
+    if mark == "$tensor":
+        return fetch(tree[mark])
+    if mark not in _BY_MARK:
+        raise CheckpointError(
+            f"a stored value is marked {mark!r}, which this version does not know"
+        )
+    return _BY_MARK[mark](decode(tree[mark], fetch))
+
+
+def plain_tensor(value: Tensor, where: str) -> Tensor:
+    """Return a tensor as one that a file can hold and that is the same when it is read.
+
+    Raises:
+        CheckpointError: it is of a class, layout or device that would not come back.
+    """
+    odd = None
+    if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        odd = f"a {type(value).__module__}.{type(value).__qualname__}"
+    elif value.is_meta:
+        odd = "a tensor on meta, without values"
+    elif value.layout != torch.strided or value.is_quantized or value.is_nested:
+        odd = f"a {'quantized' if value.is_quantized else value.layout} tensor"
+    if odd is not None:
+        raise CheckpointError(
+            f"{where} is {odd}, which a checkpoint cannot keep: it holds plain dense tensors. Turn it "
+            "into one, or leave it out"
+        )
+    return value.detach().resolve_conj().resolve_neg()
+
+
+def _row_of(value: Any, where: str) -> _Row:
+    kind = type(value)
+    holds_others = isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in _NUMBERS
+    row = _KINDS.get(np.generic if isinstance(value, np.generic) else kind)
+    if row is None or holds_others:
+        raise CheckpointError(
+            f"{where} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot keep: it holds "
+            f"JSON-able values and tensors ({KINDS}). Turn it into one of them, or leave it out"
+        )
+    return row
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the torch dtype of a name such as "float32".
+
+    Raises:
+        CheckpointError: torch has no such dtype.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"a stored tensor has dtype {name!r}, which torch does not know")
+    return found
+
+
+def _numeric(name: str) -> np.dtype[Any]:
+    dtype = np.dtype(name)
+    if dtype.kind not in _NUMBERS:
+        raise CheckpointError(f"a stored NumPy value has dtype {name!r}, which holds no numbers")
+    return dtype
+
+
+def _tensor_of(value: np.ndarray[Any, Any]) -> Tensor:
+    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    # torch warns of memory that it may not write.
+    return torch.from_numpy(content if content.flags.writeable else content.copy())
+
+
+def _array(dtype: str, shape: list[int], content: Tensor) -> np.ndarray[Any, Any]:
+    return content.numpy().view(_numeric(dtype)).reshape(shape).copy()
+
+
+def _factory_name(value: defaultdict[Any, Any]) -> str | None:
+    factory = value.default_factory
+    return None if factory is None else next((n for n, f in _FACTORIES.items() if f is factory), "")
+
+
+_NUMBERS = "biufc"
+_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (int, float, list, dict, set)}
+_Row = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
+_KINDS: dict[type, _Row] = {
+    tuple: ("$tuple", list, tuple),
+    set: ("$set", lambda value: sorted(value, key=repr), set),
+    frozenset: ("$frozenset", lambda value: sorted(value, key=repr), frozenset),
+    deque: (
+        "$bounded",
+        lambda value: [value.maxlen, list(value)],
+        lambda held: deque(held[1], maxlen=held[0]),
+    ),
+    dict: ("$dict", dict, dict),  # with keys that are no texts
+    OrderedDict: ("$ordered", dict, OrderedDict),
+    Counter: ("$counter", dict, lambda pairs: Counter(dict(pairs))),
+    defaultdict: (
+        "$default",
+        lambda value: [_factory_name(value), dict(value)],
+        lambda held: defaultdict(None if held[0] is None else _FACTORIES[held[0]], held[1]),
+    ),
+    float: ("$float", repr, float),  # a finite one is written as it is
+    complex: (
+        "$complex",
+        lambda value: [repr(value.real), repr(value.imag)],
+        lambda held: complex(*map(float, held)),
+    ),
+    bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
+    torch.Size: ("$size", list, torch.Size),
+    torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch."), dtype_of),
+    torch.device: ("$device", str, torch.device),
+    np.ndarray: (
+        "$array",
+        lambda value: [value.dtype.str, list(value.shape), _tensor_of(value)],
+        lambda held: _array(*held),
+    ),
+    np.generic: (
+        "$scalar",
+        lambda value: [value.dtype.str, value.tobytes()],
+        lambda held: np.frombuffer(held[1], _numeric(held[0]))[0],
+    ),
+}
+"""Per kind the mark, what takes a value apart into simpler ones, and what puts it together again."""
+_KINDS[np.memmap] = _KINDS[np.ndarray]
+_BY_MARK = {mark: together for mark, _, together in _KINDS.values()}
