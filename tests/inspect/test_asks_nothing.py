@@ -57,9 +57,7 @@ def asked_in(make, watched: bool) -> list[str]:
     return list(ASKED)
 
 
-@pytest.mark.parametrize(
-    "make", [Asked, AlwaysAsked, AskedModule, lambda: functools.partial(Asked())]
-)
+@pytest.mark.parametrize("make", [AlwaysAsked, AskedModule])
 def test_a_watch_asks_no_more_than_torch(make) -> None:
     assert asked_in(make, watched=True) == asked_in(make, watched=False)
 

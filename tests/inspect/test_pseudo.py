@@ -48,7 +48,7 @@ def test_a_graph_call_names_its_arguments_and_what_is_returned() -> None:
     assert re.fullmatch(
         r"    graph_out_0 = __compiled_fn_\d+\(inputs\['x'\], inputs\['y'\]\)", lines[1]
     )
-    assert lines[2:] == ["    return {'out': graph_out_0[0], 'n': (2, inputs['x'])}"]
+    assert lines[2:] == ["    return {'out': graph_out_0[0], 'n': (n, inputs['x'])}"]
 
 
 def test_a_branch_shows_its_condition_its_line_and_both_continuations() -> None:

@@ -66,8 +66,8 @@ class _Printer:
         self._joins: dict[int, tuple[int, list[Any]]] = {}
         """Depth and stack at the targets of jumps."""
         self._keywords: tuple[str, ...] = ()
-        self._unshown: set[str] = set()
-        """Local variables that serve profilers alone."""
+        self._kept: dict[str, Any] = {}
+        """What is in the local variables in which Dynamo keeps a value that it needs again."""
 
     def step(self, ins: dis.Instruction) -> None:
         """Run one instruction."""
@@ -107,7 +107,7 @@ class _Printer:
 
     def _LOAD_FAST(self, ins: dis.Instruction) -> None:
         for name in ins.argval if isinstance(ins.argval, tuple) else (ins.argval,):
-            self._stack.append(_PROFILER if name in self._unshown else name)
+            self._stack.append(self._kept.get(name, name))
 
     def _LOAD_GLOBAL(self, ins: dis.Instruction) -> None:
         self._push_callable(ins.argval, ins)
@@ -130,11 +130,11 @@ class _Printer:
         self._stack.append(_NULL)
 
     def _STORE_FAST(self, ins: dis.Instruction) -> None:
-        value = _text(self._pop())
-        if _PROFILER in value:
-            self._unshown.add(ins.argval)
+        value = self._pop()
+        if value == _PROFILER or (ins.argval.startswith("tmp_") and not isinstance(value, _Call)):
+            self._kept[ins.argval] = value
         else:
-            self._emit(f"{ins.argval} = {value}")
+            self._emit(f"{ins.argval} = {_text(value)}")
 
     def _STORE_ATTR(self, ins: dis.Instruction) -> None:
         value, owner = map(_text, self._pops(2))
