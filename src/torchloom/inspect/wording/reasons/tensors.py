@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from torchloom.inspect.wording.reasons.base import Reason, in_words, rules
-from torchloom.inspect.wording.reasons.fixes import APART
+from torchloom.inspect.wording.reasons.base import APART, Reason, in_words, rules
 
 
 def _size(source: str, what: str, index: str, expected: str, actual: str) -> Reason:
