@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torchloom._torch import dispatch, introspect
 from torchloom.inspect.api.entries import sort_key
 from torchloom.inspect.live.target import entries_of, frame_locals, target_of
-from torchloom.inspect.wording.reasons.read import OTHER_BACKEND, Miss, miss_of
+from torchloom.inspect.wording.reasons import OTHER_BACKEND, Miss, miss_of
 
 
 class CallReport(NamedTuple):

@@ -19,7 +19,7 @@ from torchloom.inspect.live.target import TargetFunction, frame_locals, twin_of
 from torchloom.inspect.pseudo import pseudo_source
 from torchloom.inspect.wording.breaks import first_reason
 from torchloom.inspect.wording.expression import expression
-from torchloom.inspect.wording.reasons.read import miss_of
+from torchloom.inspect.wording.reasons import miss_of
 from torchloom.log import get_logger
 from torchloom.records import Continuation
 

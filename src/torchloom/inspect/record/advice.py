@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from torchloom._torch import introspect
 from torchloom.inspect.record.compiles import Compile
-from torchloom.inspect.wording.reasons.base import ATTRIBUTE_FIX, DYNAMIC_FIX, constant_fix
+from torchloom.inspect.wording.fixes import ATTRIBUTE_FIX, DYNAMIC_FIX, constant_fix
 from torchloom.records import Function, Recompile
 
 _CLOSURE_FIX = "a closure variable is a constant of the graph: pass it as an argument"

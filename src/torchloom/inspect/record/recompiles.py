@@ -9,11 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from torchloom.inspect.wording.english import source_in_words
-from torchloom.inspect.wording.hider import Hider
-from torchloom.inspect.wording.reasons import reason_of
-from torchloom.inspect.wording.reasons.base import (
-    ANOTHER,
-    ANOTHER_LENGTH,
+from torchloom.inspect.wording.fixes import (
     APART,
     ATTRIBUTE_FIX,
     DYNAMIC_FIX,
@@ -21,6 +17,8 @@ from torchloom.inspect.wording.reasons.base import (
     NAN,
     TYPES,
 )
+from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.reasons import ANOTHER, ANOTHER_LENGTH, reason_of
 from torchloom.inspect.wording.scrub import without_addresses, without_values
 from torchloom.records import Entry, Guard, Recompile
 
