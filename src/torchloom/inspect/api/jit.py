@@ -13,7 +13,7 @@ from torch import fx
 from torchloom._torch import dispatch, fallback, introspect
 from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
-from torchloom.inspect.live.guards import guards_of
+from torchloom.inspect.api.entries import LiveGuard, sort_key
 from torchloom.inspect.live.rewritten import continuations_of, graph_name
 from torchloom.inspect.live.target import TargetFunction, frame_locals, twin_of
 from torchloom.inspect.pseudo import pseudo_source
@@ -50,10 +50,11 @@ class CompiledEntry:
         return f"if {self.guard.brief()}:\n    {self.code.expression}"
 
 
-class EntryGuard:
+class EntryGuard(LiveGuard):
     """The condition for using an entry. Call it with the function's arguments: it returns a bool."""
 
     def __init__(self, raw: Any, target: TargetFunction) -> None:
+        super().__init__(raw.guard_manager, target.code)
         self._raw, self._target = raw, target
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> bool:
@@ -68,16 +69,9 @@ class EntryGuard:
         failure = introspect.guard_failure(self._raw, values)
         return None if failure is None else miss_of(str(self._raw.compile_id), failure).english
 
-    def __str__(self) -> str:
-        return "\n".join(guard.english for guard in guards_of(self._raw.guard_manager))
-
     def brief(self) -> str:
         """Return the guards about arguments, on one line."""
-        about = [
-            guard.english
-            for guard in guards_of(self._raw.guard_manager)
-            if guard.source.startswith("L[")
-        ]
+        about = [guard.english for guard in self.records() if guard.source.startswith("L[")]
         return " and ".join(about) or "always"
 
 
@@ -200,7 +194,7 @@ class JitFunction:
     def compiled_entries(self) -> list[CompiledEntry]:
         """The entries that calls can hit now, the oldest first."""
         raws = introspect.cache_entries(self._target.code)
-        raws.sort(key=lambda raw: [int(part) for part in str(raw.compile_id).split("/")])
+        raws.sort(key=lambda raw: sort_key(str(raw.compile_id)))
         return [
             CompiledEntry(
                 EntryGuard(raw, self._target),

@@ -168,9 +168,7 @@ class _Printer:
         self._stack.append(f"{{{', '.join(f'{key}: {value}' for key, value in pairs)}}}")
 
     def _BUILD_SLICE(self, ins: dis.Instruction) -> None:
-        parts = self._pops(ins.arg or 2)
-        is_known = all(each is None or type(each) is int for each in parts)
-        self._stack.append(slice(*parts) if is_known else ":".join(map(_text, parts)))
+        self._stack.append(slice(*self._pops(ins.arg or 2)))
 
     def _LIST_EXTEND(self, ins: dis.Instruction) -> None:
         values, into = self._pop(), self._stack[-(ins.arg or 1)]
@@ -179,24 +177,22 @@ class _Printer:
 
     def _BINARY_SUBSCR(self, ins: dis.Instruction) -> None:
         owner, index = self._pops(2)
-        if isinstance(owner, (list, tuple)) and isinstance(index, (int, slice)):
-            self._stack.append(owner[index])
-        else:
-            self._stack.append(f"{_text(owner)}[{_text(index)}]")
+        is_known = isinstance(owner, (list, tuple)) and isinstance(index, (int, slice))
+        self._stack.append(owner[index] if is_known else f"{_text(owner)}[{_text(index)}]")
 
     def _BINARY_OP(self, ins: dis.Instruction) -> None:
         (self._BINARY_SUBSCR if ins.argrepr == "[]" else self._other)(ins)
 
     def _STORE_SUBSCR(self, ins: dis.Instruction) -> None:
         value, owner, index = self._pops(3)
-        if isinstance(owner, list) and isinstance(index, (int, slice)):
+        if isinstance(owner, list):
             owner[index] = value
         else:
             self._emit(f"{_text(owner)}[{_text(index)}] = {_text(value)}")
 
     def _DELETE_SUBSCR(self, ins: dis.Instruction) -> None:
         owner, index = self._pops(2)
-        if isinstance(owner, list) and isinstance(index, (int, slice)):
+        if isinstance(owner, list):
             del owner[index]
         else:
             self._emit(f"del {_text(owner)}[{_text(index)}]")
@@ -257,8 +253,7 @@ def _text(value: Any) -> str:
         inner = ", ".join(_text(each) for each in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
     if isinstance(value, slice):
-        parts = (value.start, value.stop, *([] if value.step is None else [value.step]))
-        return ":".join("" if each is None else str(each) for each in parts)
+        return ":".join("" if each is None else _text(each) for each in (value.start, value.stop))
     return str(value)
 
 

@@ -59,6 +59,11 @@ class Compile:
         return self.rewritten is not None or bool(self.entry.artifacts)
 
     @property
+    def continuations(self) -> Sequence[tuple[str, CodeType]]:
+        """Global name and code of each continuation behind its graph breaks."""
+        return () if self.rewritten is None else self.rewritten.continuations
+
+    @property
     def continues(self) -> CodeType | None:
         """The function that the code continues behind a graph break."""
         if self.rewritten is not None:

@@ -6,7 +6,6 @@ as the continuation.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -23,38 +22,37 @@ def parents_of(groups: Mapping[Group, Sequence[Compile]]) -> dict[Group, Group]:
     Args:
         groups: compiles by (epoch, frame id, name).
     """
-    by_code = {(key[0], id(each.code)): key for key, group in groups.items() for each in group}
-    callers = _callers(groups, by_code)
-    found = {}
+    by_code, callers = _by_code(groups), _callers(groups)
+
+    def caller(key: Group) -> Group | None:
+        found = (each for c in groups[key] for each in callers.get((key[0], id(c.code)), ()))
+        return next((each for each in found if each != key), None)
+
+    parents = {}
     for key, group in groups.items():
         wholes = (by_code.get((key[0], id(each.continues))) for each in group if each.continues)
         parent = next((whole for whole in wholes if whole is not None), None)
-        # The rest of a function that was inlined: below the one whose code calls it.
-        parent = _outermost(key, callers) if parent is None else parent
+        # The rest of a function that was inlined: below the outermost one that leads to it.
+        above, seen = caller(key) if parent is None else None, {key}
+        while above is not None and above not in seen:
+            seen.add(above)
+            parent, above = above, caller(above)
         if parent is not None:
-            found[key] = parent
-    return found
+            parents[key] = parent
+    return parents
 
 
-def _callers(
-    groups: Mapping[Group, Sequence[Compile]], by_code: Mapping[tuple[int, int], Group]
-) -> dict[Group, Group]:
-    """Return, by continuation, the group whose rewritten code calls it."""
-    found: dict[Group, Group] = {}
+def _by_code(groups: Mapping[Group, Sequence[Compile]]) -> dict[tuple[int, int], Group]:
+    return {(key[0], id(each.code)): key for key, group in groups.items() for each in group}
+
+
+def _callers(groups: Mapping[Group, Sequence[Compile]]) -> dict[tuple[int, int], list[Group]]:
+    """Return, by the epoch and the code of a continuation, the group of each entry that calls it."""
+    found: dict[tuple[int, int], list[Group]] = {}
     for key, group in groups.items():
         for each in group:
-            for _, code in () if each.rewritten is None else each.rewritten.continuations:
-                child = by_code.get((key[0], id(code)))
-                if child is not None and child != key:
-                    found.setdefault(child, key)
-    return found
-
-
-def _outermost(key: Group, callers: Mapping[Group, Group]) -> Group | None:
-    found, seen = callers.get(key), {key}
-    while found is not None and found not in seen and found in callers:
-        seen.add(found)
-        found = callers[found]
+            for _, code in each.continuations:
+                found.setdefault((key[0], id(code)), []).append(key)
     return found
 
 
@@ -67,27 +65,20 @@ def count_through_continuations(
         functions: by group, with the calls of their other entries.
         groups: the compiles of each function.
     """
-    named = Counter(
-        (each.key[0], id(code))
-        for group in groups.values()
-        for each in group
-        if each.rewritten is not None
-        for _, code in each.rewritten.continuations
-    )
-    by_code = {(key[0], id(each.code)): key for key, group in groups.items() for each in group}
+    by_code, callers = _by_code(groups), _callers(groups)
     # Dynamo meets a continuation after the code that calls it: go from the innermost outwards.
     for key in sorted(groups, key=lambda key: key[:2], reverse=True):
         for each in groups[key]:
-            rewritten = each.rewritten
-            if not each.is_entry or rewritten is None or graph_name(rewritten.transformed):
+            if (
+                not each.is_entry
+                or each.rewritten is None
+                or graph_name(each.rewritten.transformed)
+            ):
                 continue
-            codes = [(key[0], id(code)) for _, code in rewritten.continuations]
-            child = (
-                functions.get(by_code[codes[0]])
-                if len(codes) == 1 and codes[0] in by_code
-                else None
-            )
-            if child is None or named[codes[0]] != 1 or not _is_counted(child):
+            codes = [(key[0], id(code)) for _, code in each.continuations]
+            is_one = len(codes) == 1 and len(callers[codes[0]]) == 1 and codes[0] in by_code
+            child = functions[by_code[codes[0]]] if is_one else None
+            if child is None or not _is_counted(child):
                 each.entry.is_counted = False
                 continue
             each.entry.num_hits = child.num_hits + child.num_eager_calls

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchloom import events
 from torchloom.inspect.record.compiles import Compile, CompileKey
-from torchloom.records import Alive, Artifact, Decision, GraphPlan, PassRun, Peak, Session, Standing
+from torchloom.records import Alive, Artifact, GraphPlan, PassRun, Peak, Session, Standing
+from torchloom.records.io import from_plain
 
 
 def add_passes_and_bodies(
@@ -76,20 +76,16 @@ def note_memory(session: Session, collected: Sequence[events.Event]) -> None:
 
 
 def _plan(event: events.GraphPlanned) -> GraphPlan:
-    known = {each.name for each in dataclasses.fields(GraphPlan)} & event.plan.keys()
-    facts: dict[str, Any] = {name: event.plan[name] for name in known}
-    fields = {each.name for each in dataclasses.fields(Decision)}
-    facts["decisions"] = [
-        Decision(**{name: each[name] for name in fields}) for each in facts["decisions"]
-    ]
-    facts.update(
-        graph=event.graph,
-        planning_s=event.planning_s,
-        num_tries=event.num_tries,
-        resident=dict(facts["resident"]),
-        pieces=dict(facts["pieces"]),
-    )
-    return GraphPlan(**facts)
+    facts = {
+        **event.plan,
+        "graph": event.graph,
+        "planning_s": event.planning_s,
+        "num_tries": event.num_tries,
+        "decisions": list(event.plan["decisions"]),
+        "resident": dict(event.plan["resident"]),
+        "pieces": dict(event.plan["pieces"]),
+    }
+    return from_plain(GraphPlan, facts)
 
 
 def _peak(graph: str, contents: Mapping[str, Any]) -> Peak:
