@@ -11,7 +11,6 @@ import copy
 import dis
 import sys
 from collections.abc import Collection, Mapping
-from itertools import pairwise
 from types import CodeType
 from typing import Any
 
@@ -48,9 +47,9 @@ def statements(code: CodeType, reached: Collection[int], texts: Mapping[int, str
     printer = _Printer(code.co_consts, texts)
     every = list(dis.get_instructions(code))
     shown = [ins for ins in every if ins.offset in reached]
-    for ins, following in pairwise([*shown, None]):
-        is_over_handlers = ins.opname == "JUMP_FORWARD" and following is not None
-        if not (is_over_handlers and following.offset == ins.argval):
+    for ins, following in zip(shown, [*shown[1:], None], strict=True):
+        is_next = following is not None and following.offset == ins.argval
+        if not (ins.opname == "JUMP_FORWARD" and is_next):
             printer.step(ins)
     if any(ins.opname in _HANDLERS for ins in every):
         printer.lines.append("# exception handlers are not shown")
