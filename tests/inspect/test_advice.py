@@ -15,8 +15,8 @@ from torch import nn
 import torchloom
 from torchloom._torch.module_calls import compile_in_place
 from torchloom.inspect.wording.english import guard_in_words
+from torchloom.inspect.wording.fixes import constant_fix
 from torchloom.inspect.wording.reasons import reason_of
-from torchloom.inspect.wording.reasons.fixes import constant_fix
 from torchloom.inspect.wording.scrub import without_addresses
 from torchloom.records import Session
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 
@@ -32,7 +30,7 @@ def test_over_the_limit_of_a_whole_graph_the_original_runs() -> None:
     assert len(f.failures) == 1
     strict = torchloom.jit(f._fn, backend="eager", fullgraph=True, recompile_limit=1, strict=True)
     strict(X, "a")
-    assert agree(strict, X, "bb") == "error"
+    assert what_happens(strict, X, "bb") == "error"
 
 
 def test_a_whole_graph_with_nothing_in_it_runs_once() -> None:
@@ -126,7 +124,7 @@ def test_a_failing_frame_is_left_alone_and_its_reason_kept() -> None:
 
     assert agree(f, X) == "compile"
     assert "not today" in f.failures[0]
-    assert agree(f, X) == "eager"
+    assert torchloom.entries(f) == []
     other = torch.compile(f._fn, backend="eager")
     assert agree(other, X) == "compile"
 
@@ -150,8 +148,6 @@ def test_a_forbidden_recompile_of_a_jit() -> None:
 
     f(X)
     with torch.compiler.set_stance("fail_on_recompile"):
-        assert agree(f, Y) == "error"
+        assert what_happens(f, Y) == "error"
     with torch._dynamo.config.patch(error_on_recompile=True):
-        assert torchloom.explain_call(f, Y).action == "eager"
-        with contextlib.suppress(Exception):
-            assert what_happens(f, Y) != "error"
+        assert f(Y).tolist() == [2, 2, 2]

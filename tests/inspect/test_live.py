@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from support.pool import run_ranks
 from support.runs import make_engine, train
 from torchloom.compiler import CompiledModuleWrapper
 from torchloom.errors import InspectError
+from torchloom.inspect.live.target import name_of
 
 
 class A(nn.Module):
@@ -98,8 +101,6 @@ def test_defaults_and_closures_are_bound() -> None:
 
 
 def test_a_decorated_function_is_bound_as_it_is_called() -> None:
-    import functools
-
     def decorate(fn):
         @functools.wraps(fn)
         def wrapper(*args, **kwargs):
@@ -181,3 +182,11 @@ def test_overhead_is_measured_in_parts() -> None:
     with pytest.raises(InspectError, match="not compiled"):
         torchloom.overhead(fn, x)
     assert len(torchloom.entries(compiled)) == 1
+
+
+def test_names_of_routines_and_classes() -> None:
+    assert name_of(len) == "len"
+    assert name_of(torch.sin) == "sin"
+    assert name_of(str.upper) == "str.upper"
+    assert name_of(nn.Linear) == "Linear"
+    assert name_of(functools.partial(nn.Linear(2, 2))) == "partial(Linear)"

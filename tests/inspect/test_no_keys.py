@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 import torchloom
-from torchloom.inspect.wording.hider import Hider
-from torchloom.inspect.wording.keys import keys_in
-from torchloom.inspect.wording.vocabulary import Words
+from torchloom.inspect.wording.hider import Hider, Words, keys_in
 from torchloom.records import to_json
 from torchloom.report.page import write_page
 

@@ -1,162 +1,243 @@
-"""Pseudo-source: readable where the bytecode is ordinary, and text whatever it is."""
+"""Pseudo-source: what Dynamo wrote as calls, branches and the user's lines; anything else as text all the same."""
 
 from __future__ import annotations
 
 import argparse
-import ast
-import dataclasses
-import difflib
-import inspect
+import collections
 import json
-import logging
+import re
 import sys
 import types
-import typing
 
 import pytest
+import torch
+from torch._dynamo.convert_frame import register_bytecode_hook
 
-from torchloom.inspect.pseudo import pseudo_source
+import torchloom
+from torchloom.inspect.pseudo import bytecode_listing, pseudo_source
+from torchloom.inspect.pseudo.constants import without_ids
+from torchloom.inspect.wording.scrub import without_addresses
+from torchloom.records import to_json
 
-
-def text_of(fn) -> str:
-    return pseudo_source(fn.__code__, "f")
-
-
-def branch(inputs):
-    x = inputs["x"]
-    y = inputs["y"]
-    if x.mean() > 0.5:
-        x = x / 1.1
-    return x * y
+ADDRESS = re.compile(r"\d{12,}|0x[0-9a-f]{6,}")
+X = torch.arange(1.0, 5.0)
 
 
-def test_branches_become_a_tree() -> None:
-    text = text_of(branch)
-    assert "x = inputs['x']" in text
-    assert "if x.mean() > 0.5:\n        x = x / 1.1\n        return x * y\n    return x * y" in text
+def texts_of(fn, *args) -> list[str]:
+    """Return the text of what Dynamo makes of a function, and then of what follows its graph breaks."""
+    seen = []
+    handle = register_bytecode_hook(lambda old, new: seen.append((old, new)))
+    try:
+        torch.compile(fn, backend="eager")(*args)
+    finally:
+        handle.remove()
+    return [pseudo_source(new, old.co_name, original=old) for old, new in seen]
 
 
-def test_both_sides_run_as_written() -> None:
-    """What is printed for code without loops and handlers is Python that computes the same."""
+def continued(fn) -> list[str]:
+    return [each.source for each in torchloom.entries(fn)[0].continuations]
 
-    def fn(a, b, flag=None):
-        c = [a, b, *range(a)]
-        d = {"k": c, "n": -a}
-        c.append(d["n"] + b * 2 - (a - b))
-        if flag is None:
-            return c, d["k"][0], c[1:], f"{a}-{b:>4}"
-        if not flag and a < b:
-            d["extra"] = (a,)
-            return dict(d, more=b)
-        c[0] += 5
-        return max(c, key=lambda v: -v) if False else max(c[0], b)
 
-    found: dict[str, object] = {}
-    exec(
-        compile(ast.parse(text_of(fn).replace("(a, b, flag)", "(a, b, flag=None)")), "x", "exec"),
-        found,
+def test_a_graph_call_names_its_arguments_and_what_is_returned() -> None:
+    def scaled(inputs, *, n=2):
+        return {"out": inputs["x"] * inputs["y"] + n, "n": (n, inputs["x"])}
+
+    (text,) = texts_of(scaled, {"x": X, "y": X.clone()})
+    lines = text.splitlines()
+    assert lines[0] == "def scaled(inputs, *, n):"
+    assert re.fullmatch(
+        r"    graph_out_0 = __compiled_fn_\d+\(inputs\['x'\], inputs\['y'\]\)", lines[1]
     )
-    for args in [(1, 2), (3, 2), (1, 2, True), (1, 5, False), (5, 1, False)]:
-        assert found["f"](*args) == fn(*args), args
+    assert lines[2:] == ["    return {'out': graph_out_0[0], 'n': (n, inputs['x'])}"]
 
 
-def test_order_of_effects_is_kept() -> None:
-    def fn(x):
-        old = x[0]
-        first = (x.pop(), old, x.pop())
-        x[0] = old
-        return first, x[0]
+def test_a_branch_shows_its_condition_its_line_and_both_continuations() -> None:
+    def branch(x, y):
+        x = x + 1
+        if x.mean() > 0.5:
+            x = x / 1.1
+        return x * y
 
-    found: dict[str, object] = {}
-    exec(text_of(fn), found)
-    assert found["f"]([1, 2, 3, 4]) == fn([1, 2, 3, 4])
-
-
-def test_values_that_wait_on_the_stack_are_settled_before_a_call() -> None:
-    def fn(x):
-        return [x[0], x.append(9), x[-1], len(x)]
-
-    found: dict[str, object] = {}
-    exec(text_of(fn), found)
-    assert found["f"]([1]) == fn([1])
+    text, _ = texts_of(branch, X, X)
+    *_, line, condition, taken, other = text.splitlines()
+    assert (line, condition) == ("    # if x.mean() > 0.5:", "    if graph_out_0[0]:")
+    assert taken.startswith("        return __resume_at_")
+    assert taken.endswith("graph_out_0[1], y)")
+    assert other.startswith("    return __resume_at_")
+    first, second = continued(branch)
+    assert first.splitlines()[1:] == ["        x = x / 1.1", "    return x * y"]
+    assert second.splitlines()[1:] == ["    return x * y"]
 
 
-def test_loops_and_handlers() -> None:
-    def fn(items):
-        total = 0
-        for item in items:
-            if item < 0:
-                continue
-            total += item
-        while total > 10:
-            total -= 3
+def test_a_break_shows_the_call_the_users_line_and_what_is_resumed() -> None:
+    def broken(x, n):
+        y = x + 1
+        torch._dynamo.graph_break()
+        for i in range(n):
+            y = y * i
+            print(i)
+        return y
+
+    text, *_ = texts_of(broken, X, 2)
+    assert "    # torch._dynamo.graph_break()\n    t1 = torch._dynamo.graph_break()" in text
+    assert text.splitlines()[-1].startswith("    return __resume_at_")
+    assert "t1, " in text.splitlines()[-1]
+    (rest,) = continued(broken)
+    body = ["for i in range(n):", "    y = y * i", "    print(i)", "return y"]
+    assert rest.splitlines()[1:] == [f"    {line}" for line in body]
+
+
+def test_with_and_try() -> None:
+    def guarded(x):
+        with torch.no_grad():
+            y = x + 1
+            torch._dynamo.graph_break()
+            z = y + 2
         try:
-            total.missing()
-        finally:
-            total = -total
+            return z.tolist()
+        except ValueError:
+            return None
+
+    first, second = texts_of(guarded, X)
+    assert ".__enter__()" in first
+    assert first.endswith("# exception handlers are not shown")
+    assert "__compiled_fn_" in second
+    assert "    return z.tolist()" in second  # Dynamo leaves the user's own code behind the graph
+    (rest,) = continued(guarded)
+    assert "except ValueError:" in rest
+    assert "return None" in rest
+
+
+def test_a_closure_is_handed_to_what_follows_a_break() -> None:
+    k = 2
+
+    def counted(x):
+        nonlocal k
+        k = k + 1
+        y = x + k
+        torch._dynamo.graph_break()
+        return y + k, lambda q: q + k
+
+    first, second = texts_of(counted, X)
+    assert "    k = 3\n" in first
+    assert re.search(r"return __resume_at_\w+\(\(k,\)\)\(", first)
+    assert "<code <lambda>>" in second
+    (rest,) = continued(counted)
+    assert rest.endswith("    return y + k, lambda q: q + k")
+
+
+def test_effects_of_a_function_are_shown() -> None:
+    def stored(x, d, e):
+        d.append(x + 1)
+        e["k"] = x
+        return x + 2
+
+    (text,) = texts_of(stored, X, [], {})
+    assert "d[:] = [" in text or "d.append(" in text or ".extend(" in text, text
+    assert "'k'" in text
+
+
+def test_instructions_that_are_not_known_stand_as_comments() -> None:
+    def merged(a, b):
+        c = a + b if a else b
+        return [i for i in c]  # noqa: C416
+
+    text = pseudo_source(merged.__code__, original=merged.__code__)
+    assert "    if a:\n        # " in text
+    assert "not readable" not in text
+    assert "    return " in text
+
+
+def test_users_lines_of_any_function() -> None:
+    def fn(a, b, /, *args, c, **kwargs):
+        total = max(
+            a,
+            b,
+        )
+        if total > 10:
+            total -= 3
+        else:
+            total = 0
         return total
 
-    text = text_of(fn)
-    assert "for t1 in items:" in text
-    assert "while True:" in text
-    assert "# exception handlers are not shown" in text
+    text = pseudo_source(fn.__code__, "f")
+    assert text.startswith("def f(a, b, /, *args, c, **kwargs):\n    total = max(\n")
+    assert "    else:\n        total = 0\n    return total" in text
+
+    async def gives():
+        yield 1
+
+    assert pseudo_source(gives.__code__) == "async def gives():\n    yield 1"
 
 
-def test_parameters() -> None:
-    def fn(a, b, *args, c, **kwargs):
-        return a
-
-    assert text_of(fn).startswith("def f(a, b, *args, c, **kwargs):")
-
-
-def test_no_addresses() -> None:
-    def fn():
-        return lambda: 1
-
-    assert "0x" not in text_of(fn)
+def test_without_source_the_instructions_are_shown() -> None:
+    found: dict = {}
+    exec(
+        compile("def fn(items):\n    for i in items:\n        yield i\n", "no file", "exec"), found
+    )
+    text = pseudo_source(found["fn"].__code__)
+    assert text.startswith("def fn(items):")
+    assert "# YIELD_VALUE" in text
+    assert "# FOR_ITER" in text
 
 
-@pytest.mark.parametrize(
-    "module", [json, inspect, argparse, typing, dataclasses, logging, difflib, ast]
-)
+@pytest.mark.parametrize("module", [json, argparse])
 def test_total_over_the_standard_library(module) -> None:
-    count = 0
     for value in vars(module).values():
-        members = vars(value).values() if isinstance(value, type) else [value]
-        for fn in members:
+        for fn in vars(value).values() if isinstance(value, type) else [value]:
             if isinstance(fn, types.FunctionType):
-                text = pseudo_source(fn.__code__)
-                assert text.startswith(("def ", "async def ")), text
-                assert len(text) > 10
-                count += 1
-    assert count > 5
+                for original in (None, fn.__code__):
+                    text = pseudo_source(fn.__code__, original=original)
+                    assert text.startswith(("def ", "async def ")), text
 
 
 @pytest.mark.skipif(
     sys.version_info >= (3, 12), reason="Python itself crashes as it makes such code"
 )
 def test_broken_bytecode_is_still_text() -> None:
-    code = branch.__code__.replace(co_code=bytes([255, 0, 254, 3]) + branch.__code__.co_code)
-    assert isinstance(pseudo_source(code), str)
-    empty = branch.__code__.replace(co_code=b"\x64\x00" * 3)
-    assert isinstance(pseudo_source(empty), str)
+    code = test_with_and_try.__code__
+    for broken in (bytes([255, 0, 254, 3]) + code.co_code, b"\x64\x00" * 3):
+        for original in (None, code):
+            text = pseudo_source(code.replace(co_code=broken), original=original)
+            assert isinstance(text, str)
+            assert len(text) > 10
 
 
-def test_what_dynamo_writes() -> None:
-    import torch
-    from torch._dynamo.convert_frame import register_bytecode_hook
+def test_no_addresses_in_records_and_sources() -> None:
+    def with_a_queue(x):
+        return collections.deque([x, x * 2], maxlen=3), lambda: 1
 
-    seen = []
-    handle = register_bytecode_hook(lambda old, new: seen.append(new))
-    try:
-        inputs = {"x": torch.rand(10), "y": torch.rand(10)}
-        torch._dynamo.reset()
-        torch.compile(branch, backend="eager")(inputs)
-    finally:
-        handle.remove()
-        torch._dynamo.reset()
-    text = pseudo_source(seen[0], "branch")
-    assert "__compiled_fn_" in text
-    assert text.count("return __resume_at_") == 2
-    assert "<?>" not in text
-    assert "\n    # " not in text.replace("# exception handlers", "")
+    compiled = torch.compile(with_a_queue, backend="eager")
+    with torchloom.watch() as w:
+        compiled(X)
+    entry = next(iter(w.record.entries()))
+    for text in (entry.pseudo_source, entry.bytecode):
+        assert "___module_deque_" in text
+    assert not re.search(r"___module_\w*\d{12}", json.dumps(to_json(w.record)))
+    for live in torchloom.entries(compiled):
+        assert not ADDRESS.search(live.source)
+        assert not ADDRESS.search(live.bytecode)
+    assert not ADDRESS.search(bytecode_listing(with_a_queue.__code__))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("___module_deque_140586701475392_c1(x)", "___module_deque_<id>_c1(x)"),
+        ("L['x'] is 140586701475392", "L['x'] is <id>"),
+        ("__obj_140586701475392", "__obj_<id>"),
+        ("a140586701475392b", "a140586701475392b"),
+        ("x == 1405867", "x == 1405867"),
+        ("__compiled_fn_1_01ff8736_ff4f_4757_94c3_154291234634(x)", "__compiled_fn_1(x)"),
+    ],
+)
+def test_addresses_in_names(text: str, shown: str) -> None:
+    assert without_addresses(text) == shown
+
+
+def test_names_with_different_addresses_stay_different() -> None:
+    names = ["a_140586701475392_c1", "a_140586701475393_c1", "x"]
+    assert without_ids(names) == ("a_id1_c1", "a_id2_c1", "x")
+    assert without_ids(["__compiled_fn_1_01ff8736_ff4f_4757_94c3_154291234634"]) == (
+        "__compiled_fn_1",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.inspect.record.recompile_reasons import parse_reason, parse_reasons
+from torchloom.inspect.record.recompiles import parse_reason, parse_reasons
 
 
 @pytest.mark.parametrize(

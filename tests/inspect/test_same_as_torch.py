@@ -15,7 +15,7 @@ import torch
 import torchloom
 from support.compiled_programs import PROGRAMS
 from support.more_compiled_programs import MORE_PROGRAMS
-from torchloom.inspect.live.lines import is_library
+from torchloom.inspect.live.guards import is_library
 
 _LOGS = ("torch._dynamo.guards.__recompiles", "torch._dynamo.symbolic_convert.__graph_breaks")
 

@@ -1,21 +1,17 @@
-"""What Dynamo does with a call: which entries it asks, whether it compiles when none fits. Changes nothing.
+"""What Dynamo does with a call: the compiled function behind what is called, which entries it asks. Changes nothing.
 
 The rows of `table.inspection` say which of it a torch lacks, and what is answered there.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from torchloom._torch import notes
-from torchloom._torch.fallback import FallsBack, counts_whole_graphs
 from torchloom._torch.introspect import CacheEntry, guard_leaves
-from torchloom._torch.marks import Mark
 
 
 class Compilation(NamedTuple):
@@ -27,12 +23,6 @@ class Compilation(NamedTuple):
     """Number of `isolate_recompiles=True`; -1 where entries are shared."""
     limit: int | None
     """`recompile_limit=` of the function."""
-    is_whole_graph: bool
-    """Whether failures are raised."""
-    is_run_only: bool = False
-    """Whether nothing is compiled, as by `torch._dynamo.run`."""
-    falls_back: bool = False
-    """Whether the original runs where compiling fails, as under torchloom.jit."""
 
 
 def compilation_of(fn: Any) -> Compilation | None:
@@ -43,16 +33,12 @@ def compilation_of(fn: Any) -> Compilation | None:
     if wrapper is None:
         return None
     cells = zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=False)
-    found = {name: cell.cell_contents for name, cell in cells if name in ("callback", "self")}
-    callback = found.get("callback")
+    callback = next((cell.cell_contents for name, cell in cells if name == "callback"), None)
     convert = getattr(callback, "_torchdynamo_orig_backend", None)
     return Compilation(
         None if convert is None else innermost_backend(convert),
         getattr(wrapper, "_isolate_recompiles_id", -1),
         getattr(convert, "_recompile_limit", None),
-        type(convert).__name__ == "ConvertFrameAssert",
-        callback is False,
-        isinstance(callback, FallsBack),
     )
 
 
@@ -103,7 +89,19 @@ def held_by_class(fn: Any) -> Any:
     return None
 
 
-def is_disabled(fn: Any) -> bool:
+def decided_without_guards(fn: Any) -> str | None:
+    """Return what decides about all calls whatever the guards say, in words; None if nothing does."""
+    from torch._dynamo import config, eval_frame
+
+    stance = eval_frame._stance
+    if stance.stance != "default" or getattr(stance, "skip_guard_eval_unsafe", False):
+        return f"torch.compiler.set_stance is in force ({stance.stance})"
+    if config.disable:
+        return "torch._dynamo.config.disable is set"
+    return "torch.compiler.disable stands in front of it" if _is_disabled(fn) else None
+
+
+def _is_disabled(fn: Any) -> bool:
     """Return whether torch.compiler.disable stands in front of what was compiled."""
     fn = _run_by(fn)
     for _ in range(20):
@@ -165,16 +163,9 @@ def asked(entries: Sequence[CacheEntry], how: Compilation | None) -> Iterator[Ca
         yield from (entry for entry in entries if entry.region == -1)
 
 
-def is_same_backend(entry: CacheEntry, how: Compilation | None) -> bool:
+def is_same_backend(entry: CacheEntry, how: Compilation) -> bool:
     """Return whether an entry was compiled by the backend of the call."""
-    from torch._dynamo import eval_frame
-
-    backend = None if how is None else how.backend
-    forced = getattr(eval_frame._stance, "backend", None)
-    if forced is not None and how is not None:
-        backend = eval_frame.get_compiler_fn(forced)
-        return _is_same(_innermost(entry.backend), _innermost(backend))
-    return backend is None or _is_same(entry.backend, backend)
+    return how.backend is None or _is_same(entry.backend, how.backend)
 
 
 def _is_same(backend: Any, other: Any) -> bool:
@@ -185,128 +176,18 @@ def _is_same(backend: Any, other: Any) -> bool:
         return False
 
 
-def _innermost(backend: Any) -> Any:
-    from torch._dynamo.eval_frame import innermost_backend
-
-    return innermost_backend(backend)
-
-
-def stance() -> str:
-    """Return what `torch.compiler.set_stance` asks for; "eager_on_recompile" where Dynamo is disabled."""
-    from torch._dynamo import config, eval_frame
-
-    found = str(eval_frame._stance.stance)
-    return "eager_on_recompile" if config.disable and found == "default" else found
-
-
-def is_forbidden() -> bool:
-    """Return whether `torch.compiler.set_stance` forbids compiling."""
-    return stance() == "fail_on_recompile"
-
-
-def skips_guards() -> bool:
-    """Return whether `set_stance(skip_guard_eval_unsafe=True)` is in force."""
-    from torch._dynamo import eval_frame
-
-    return bool(getattr(eval_frame._stance, "skip_guard_eval_unsafe", False))
-
-
-def is_limit_an_error(how: Compilation | None) -> bool:
-    """Return whether a call over a recompile limit raises."""
-    from torch._dynamo import config
-
-    whole = how is not None and how.is_whole_graph
-    return whole or bool(getattr(config, "fail_on_recompile_limit_hit", False))
-
-
-def is_in_dispatch_mode() -> bool:
-    """Return whether a mode of the program's is active inside of which Dynamo compiles nothing."""
-    try:
-        from torch._dynamo import config
-        from torch.utils import _python_dispatch as modes
-
-        if getattr(config, "inline_torch_dispatch_torch_compile", False):
-            return bool(modes.any_torch_dispatch_mode_on_stack())
-        return bool(modes.is_in_any_mode_without_ignore_compile_internals())
-    except (ImportError, AttributeError):
-        return False
-
-
-def is_recompile_an_error() -> bool:
-    """Return whether Dynamo is told to raise where no entry fits."""
-    from torch._dynamo import config
-
-    return bool(getattr(config, "error_on_recompile", False))
-
-
-def is_never_compiled(code: CodeType) -> bool:
-    """Return whether a function is of a kind that Dynamo runs as it is."""
-    return bool(code.co_flags & inspect.CO_GENERATOR)
-
-
-def has_examples(code: CodeType) -> bool:
-    """Return whether the stance `eager_then_compile` has seen a call of a function."""
-    from torch._dynamo import eval_frame
-
-    key = code.co_filename + str(code.co_firstlineno)
-    examples = getattr(eval_frame, "get_example_inputs", None)
-    return examples is None or bool(examples(key))
-
-
-def exceeded_limit(
-    entries: Sequence[CacheEntry],
-    how: Compilation | None,
-    values: Mapping[str, Any],
-    mark: Mark | None,
-) -> str | None:
-    """Return the limit that keeps a call that no entry fits from being compiled, in words.
+def num_alike(entries: Sequence[CacheEntry], values: Mapping[str, Any]) -> int:
+    """Return how many entries count against the recompile limit of a call.
 
     Args:
-        entries: all of the function.
-        how: as it is compiled.
+        entries: those of the function in the region of the call.
         values: the local variables with which the call begins.
-        mark: what Dynamo keeps on the function's code.
     """
-    from torch._dynamo import cache_size, config, convert_frame
+    from torch._dynamo import cache_size
 
-    region = -1 if how is None else how.region
     frame: Any = SimpleNamespace(f_locals=dict(values))
-    own = [entry for entry in entries if entry.region == region]
     # Not by `compute_cache_size`, which takes entries in another form up to torch 2.12.
-    num_alike = sum(cache_size._has_same_id_matched_objs(frame, each) for each in own)
-    limit = config.recompile_limit if how is None or how.limit is None else how.limit
-    if num_alike >= limit:
-        return f"the limit of {limit} entries is reached"
-    most = config.accumulated_recompile_limit
-    frames = {entry.compile_id.frame_id for entry in entries}
-    if mark is not None and mark.frame_id is not None:
-        frames.add(mark.frame_id)
-    attempts = max((convert_frame.FRAME_COMPILE_COUNTER.get(each, 0) for each in frames), default=0)
-    if max(len(entries), attempts) >= most:
-        return f"the limit of {most} compiles in all is reached"
-    # The notes do not tell regions apart.
-    is_noted = region == -1 and any(notes.was_refused(frame_id, own) for frame_id in frames)
-    return LIMIT_BEFORE if mark is None and is_noted else None
-
-
-LIMIT_BEFORE = "a recompile limit was reached before, and Dynamo remembers it"
-
-
-def is_eager_an_error(how: Compilation | None) -> bool:
-    """Return whether a call in which nothing compiled runs raises: of a whole graph, where torch counts."""
-    from torch._dynamo import eval_frame
-
-    whole = how is not None and how.is_whole_graph
-    return whole and counts_whole_graphs() and eval_frame._stance.stance == "default"
-
-
-def calls_functions(code: CodeType) -> bool:
-    """Return whether a function calls anything, which Dynamo may have compiled by itself."""
-    names = (
-        each.opname
-        for each in dis.get_instructions(code.replace(co_consts=(None,) * len(code.co_consts)))
-    )
-    return any(name.startswith("CALL") and "INTRINSIC" not in name for name in names)
+    return sum(cache_size._has_same_id_matched_objs(frame, each) for each in entries)
 
 
 def run_only(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -46,14 +46,6 @@ def original_module(module: torch.nn.Module) -> torch.nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
-def has_global_hooks() -> bool:
-    """Return whether hooks are registered for all modules."""
-    from torch.nn.modules import module as shared
-
-    kinds = ("forward", "forward_pre", "backward", "backward_pre")
-    return any(getattr(shared, f"_global_{kind}_hooks", None) for kind in kinds)
-
-
 def place_of(code: CodeType) -> tuple[str, int]:
     """Return the file and line of what a code object runs.
 

@@ -39,7 +39,7 @@ def from_json(data: Mapping[str, Any], name: str = "the record") -> Session:
             "use the torchloom that wrote it, or a newer one"
         )
     try:
-        return _build(Session, data)
+        return from_plain(Session, data)
     except (TypeError, ValueError, AttributeError) as error:
         raise RecordError(f"{name} is damaged: {error}") from error
 
@@ -78,7 +78,7 @@ def load_record(path: str | Path) -> Session:
     return from_json(data, repr(str(path)))
 
 
-def _build(of: type[Any], data: Any) -> Any:
+def from_plain(of: type[Any], data: Any) -> Any:
     """Build a dataclass, and the dataclasses in its lists, from plain data."""
     if not isinstance(data, Mapping):
         raise TypeError(f"a {of.__name__} is written as {type(data).__name__}")
@@ -95,7 +95,7 @@ def _value(name: str, hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is list and args and dataclasses.is_dataclass(args[0]):
         if not isinstance(value, list):
             raise TypeError(f"{name}, a list, is written as {type(value).__name__}")
-        return [_build(args[0], each) for each in value]
+        return [from_plain(args[0], each) for each in value]
     if not _fits(hint, value):
         raise TypeError(f"{name} cannot be {type(value).__name__}")
     return value

@@ -184,13 +184,6 @@ CORE = (
         "see operators below autograd; run some for real inside of a compiler",
         _NO_IMPORT,
     ),
-    *each(
-        "torch.utils._python_dispatch",
-        "any_torch_dispatch_mode_on_stack is_in_any_mode_without_ignore_compile_internals",
-        "know that Dynamo compiles nothing inside of a dispatch mode",
-        "`explain_call` takes a call inside of a dispatch mode for one that compiles",
-        is_needed=False,
-    ),
     PrivateName(
         name="torch.UntypedStorage._cdata",
         used_for="tell whether two tensors share memory",

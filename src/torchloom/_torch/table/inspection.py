@@ -8,7 +8,6 @@ _NO_ENTRIES = "`entries`, `explain` and `explain_call` fail"
 _NO_CALLS = "`explain_call` fails"
 _NO_WATCH = "`watch` fails"
 _LESS = "`watch` and `explain` show less"
-_GUESS = "`explain_call` goes by Dynamo's notes, and may be wrong after an error"
 _RAISED = "under `jit` the error of a compile is raised, and the function does not run eagerly"
 
 INSPECTION = (
@@ -53,23 +52,10 @@ INSPECTION = (
         _LESS,
         is_needed=False,
     ),
-    *each(
-        "torch._C._dynamo.eval_frame",
-        "set_eval_frame",
-        "ask what Dynamo does with a code object",
-        _GUESS,
-    ),
-    PrivateName(
-        name="torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id",
-        used_for="ask within a region of `isolate_recompiles=True`",
-        without="there are no such regions",
-        since="2.13",
-        is_needed=False,
-    ),
     PrivateName(
         name="torch._C._dynamo.eval_frame.set_guard_complete_hook",
         used_for="count lookups that hit",
-        without="`watch` counts no hits, and `explain_call` goes by Dynamo's notes",
+        without="`watch` counts no hits",
         is_needed=False,
     ),
     PrivateName(
@@ -78,12 +64,6 @@ INSPECTION = (
         without="it does not raise",
         since="2.12",
         is_needed=False,
-    ),
-    *each(
-        "torch._dynamo.types",
-        "ConvertFrameReturn FrameAction.DEFAULT FrameExecStrategy",
-        "ask what Dynamo does with a code object",
-        _GUESS,
     ),
     *each(
         "torch._dynamo.cache_size",
@@ -100,16 +80,9 @@ INSPECTION = (
     ),
     *each(
         "torch._dynamo.config",
-        "accumulated_recompile_limit disable suppress_errors",
-        "know what Dynamo does with a call that no entry fits",
+        "disable suppress_errors",
+        "know that Dynamo is disabled; let one function fall back",
         _NO_CALLS,
-    ),
-    *each(
-        "torch._dynamo.config",
-        "error_on_recompile fail_on_recompile_limit_hit inline_torch_dispatch_torch_compile",
-        "know what Dynamo does with a call that no entry fits",
-        "`explain_call` does not know of this setting",
-        is_needed=False,
     ),
     *each(
         "torch._dynamo.config",
@@ -117,12 +90,6 @@ INSPECTION = (
         "list settings that were changed",
         _LESS,
         is_needed=False,
-    ),
-    *each(
-        "torch._dynamo.convert_frame",
-        "FRAME_COMPILE_COUNTER input_codes",
-        "know what Dynamo has met",
-        _NO_CALLS,
     ),
     PrivateName(
         name="torch._dynamo.convert_frame.compile_lock",
@@ -165,17 +132,6 @@ INSPECTION = (
         name="torch._dynamo.eval_frame._stance",
         used_for="know what `torch.compiler.set_stance` asks for",
         without="`explain_call` fails, and served calls do not hear `force_eager`",
-    ),
-    PrivateName(
-        name="torch._dynamo.eval_frame.get_compiler_fn",
-        used_for="know what `torch.compiler.set_stance` asks for",
-        without=_NO_CALLS,
-    ),
-    PrivateName(
-        name="torch._dynamo.eval_frame.get_example_inputs",
-        used_for="know whether the stance `eager_then_compile` has seen a call",
-        without="each call counts as seen",
-        is_needed=False,
     ),
     *each(
         "torch._dynamo.eval_frame:",
@@ -224,14 +180,14 @@ INSPECTION = (
     PrivateName(
         name="torch._dynamo.utils._compilation_metrics",
         used_for="read what Dynamo noted of its last compiles",
-        without="`explain_call` does not know why Dynamo gave a function up",
+        without="`jit` does not say why Dynamo gave a function up",
         is_needed=False,
     ),
     *each(
         "torch._dynamo.utils.CompilationMetrics",
-        "co_name co_filename co_firstlineno compile_id fail_type fail_reason guard_count is_forward",
+        "fail_type fail_reason",
         "read what Dynamo noted of its last compiles",
-        "`explain_call` does not know why Dynamo gave a function up",
+        "`jit` does not say why Dynamo gave a function up",
         is_needed=False,
     ),
 )

@@ -10,8 +10,7 @@ from types import CodeType
 from typing import Any
 
 from torchloom._torch import introspect
-from torchloom.inspect.live.guards import guards_of
-from torchloom.inspect.live.lines import resolve_lines
+from torchloom.inspect.live.guards import guards_of, resolve_lines
 from torchloom.inspect.live.rewritten import continuations_of
 from torchloom.inspect.live.target import entries_of, resumed, target_of
 from torchloom.inspect.pseudo import bytecode_listing, pseudo_source

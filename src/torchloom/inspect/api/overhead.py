@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-import timeit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from torch.utils import benchmark
 
 from torchloom._torch import introspect
 from torchloom.errors import InspectError
@@ -13,12 +13,11 @@ from torchloom.inspect.api.explain_call import explain_call
 from torchloom.inspect.live.guards import guards_of
 from torchloom.inspect.live.target import frame_locals, target_of
 
-_ROUNDS = 7
-_ROUND_S = 0.02
+_MEASURED_S = 0.15
 
 
 class Overhead(NamedTuple):
-    """Microseconds per call: medians over 7 rounds in which the three take turns."""
+    """Microseconds per call: medians of `torch.utils.benchmark`."""
 
     eager_us: float
     compiled_us: float
@@ -76,32 +75,14 @@ def overhead(fn: Any, /, *args: Any, **kwargs: Any) -> Overhead:
     raw = next(e for e in introspect.cache_entries(target.code) if str(e.compile_id) == call.hit)
     check = raw.guard_manager.check
     given = (*target.leading, *args)
-    runs: dict[str, Callable[[], Any]] = {
-        "eager": lambda: target.fn(*given, **{**target.keywords, **kwargs}),
-        "compiled": lambda: fn(*args, **kwargs),
-        "guard": lambda: check(values),
-    }
-    medians_us = _medians_us(runs)
     return Overhead(
-        eager_us=medians_us["eager"],
-        compiled_us=medians_us["compiled"],
-        guard_us=medians_us["guard"],
+        eager_us=_median_us(lambda: target.fn(*given, **{**target.keywords, **kwargs})),
+        compiled_us=_median_us(lambda: fn(*args, **kwargs)),
+        guard_us=_median_us(lambda: check(values)),
         num_guards=len(guards_of(raw.guard_manager)),
     )
 
 
-def _medians_us(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the median microseconds of each run. The runs take turns, so load on the machine hits all alike."""
-    samples_s: dict[str, list[float]] = {name: [] for name in runs}
-    numbers = {name: _number(run) for name, run in runs.items()}
-    for _ in range(_ROUNDS):
-        for name, run in runs.items():
-            samples_s[name].append(timeit.timeit(run, number=numbers[name]) / numbers[name])
-    return {name: statistics.median(found) * 1e6 for name, found in samples_s.items()}
-
-
-def _number(run: Callable[[], Any]) -> int:
-    """Return how many calls fill one round."""
-    run()
-    once = max(timeit.timeit(run, number=3) / 3, 1e-8)
-    return max(1, min(1000, int(_ROUND_S / once)))
+def _median_us(run: Callable[[], Any]) -> float:
+    timer = benchmark.Timer("run()", globals={"run": run})
+    return timer.blocked_autorange(min_run_time=_MEASURED_S).median * 1e6

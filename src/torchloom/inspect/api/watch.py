@@ -10,11 +10,9 @@ import time
 from pathlib import Path
 
 from torchloom.errors import InspectError
-from torchloom.inspect.heard import Heard
-from torchloom.inspect.listen.collector import Collector
-from torchloom.inspect.listen.hooks import quietly
-from torchloom.inspect.record.process import describe_process
-from torchloom.inspect.record.session import build_session
+from torchloom.inspect.collected import Collected
+from torchloom.inspect.listen.collector import Collector, quietly
+from torchloom.inspect.record.session import build_session, describe_process
 from torchloom.log import get_logger
 from torchloom.records import Function, Session, save_record
 
@@ -52,9 +50,9 @@ class Watch:
         collector, self._collector = self._collector, None
         if collector is None:
             return
-        heard = collector.close()
-        self.num_lookups = heard.num_lookups
-        self._record = _recorded(heard)
+        collected = collector.close()
+        self.num_lookups = collected.num_lookups
+        self._record = _recorded(collected)
         if self._path is not None:
             _save(self._record, self._path)
 
@@ -117,18 +115,18 @@ def watch(path: str | Path | None = None) -> Watch:
     return Watch(path)
 
 
-def _recorded(heard: Heard) -> Session:
+def _recorded(collected: Collected) -> Session:
     started = time.perf_counter()
     try:
-        session = build_session(heard)
+        session = build_session(collected)
     except Exception as error:  # any bug of ours: what is watched must not fail for its watcher
         logger.warning("the record could not be made: %s", type(error).__name__, exc_info=True)
         session = Session(orphans=[f"the record could not be made: {type(error).__name__}"])
-    session.started_at_s, session.duration_s = heard.started_at_s, heard.duration_s
+    session.started_at_s, session.duration_s = collected.started_at_s, collected.duration_s
     quietly(describe_process)(session)
-    session.overhead["tap_ms"] = heard.listening_ms
+    session.overhead["tap_ms"] = collected.listening_ms
     session.overhead["build_ms"] = (time.perf_counter() - started) * 1e3
-    for what, number in heard.num_dropped.items():
+    for what, number in collected.num_dropped.items():
         session.overhead[f"{what}_dropped"] = number
     return session
 

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from types import CodeType
+from types import CodeType, FrameType
+from typing import Any
 
 from torchloom import events
 from torchloom._torch import compiling, introspect
-from torchloom.inspect.heard import Heard, Rewriting
-from torchloom.inspect.listen.eager_calls import EagerCounter
-from torchloom.inspect.listen.hit_counter import HitCounter
-from torchloom.inspect.listen.hooks import caller_of_lookup, quietly
-from torchloom.inspect.listen.trace import TraceTap
-from torchloom.inspect.live.naming import named
+from torchloom.inspect.collected import Collected, Rewriting
+from torchloom.inspect.listen.calls import EagerCounter, HitCounter
+from torchloom.inspect.listen.trace import TraceTap, wrapped_callable
 from torchloom.inspect.live.rewritten import continuations
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
+
+_HERE = ("torchloom/inspect/", "torchloom/_torch/")
+
+
+def quietly(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that logs its errors and raises none."""
+
+    def guarded(*args: Any) -> None:
+        try:
+            hook(*args)
+        except Exception as error:  # noqa: BLE001  any bug of ours: the program that is watched goes on
+            logger.debug("a hook of a watch failed: %s", type(error).__name__)
+
+    return guarded
+
+
+def caller_of_lookup() -> FrameType | None:
+    """Return the frame that calls the function whose entries Dynamo has just searched."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and any(part in frame.f_code.co_filename for part in _HERE):
+        frame = frame.f_back
+    return frame
+
 
 _MAX_EVENTS = 100_000
 """A training step emits some tens of events: this bounds the memory of a watch that stays open for days."""
@@ -47,7 +73,7 @@ class Collector:
             stack.enter_context(self._tap)
             self._stack = stack.pop_all()
 
-    def close(self) -> Heard:
+    def close(self) -> Collected:
         """Remove all hooks and return what they collected."""
         duration_s = time.perf_counter() - self._started if self._stack else 0.0
         self._epoch()  # also of a reset that no compile has followed
@@ -58,7 +84,7 @@ class Collector:
         if stack is not None:
             stack.close()
         dropped = {"events": self._recorder.num_dropped, "texts": self._tap.num_dropped}
-        return Heard(
+        return Collected(
             rows=self._tap.rows,
             rewritings=self._rewritings,
             num_hits=num_hits,
@@ -84,7 +110,6 @@ class Collector:
 
     def _on_bytecode(self, original: CodeType, transformed: CodeType) -> None:
         namespace = compiling.compiling_globals() or {}
-        wrapped = compiling.compiling_wrapped()
         rewriting = Rewriting(
             introspect.current_compile_id() or "?",
             original,
@@ -92,7 +117,7 @@ class Collector:
             self._epoch(),
             compiling.continued_code(original),
             continuations(transformed, namespace),
-            None if wrapped is None else named(wrapped),
+            wrapped_callable(),
             compiling.traced_code(),
         )
         self._rewritings.append(rewriting)

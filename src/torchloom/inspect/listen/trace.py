@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torchloom._torch import compiling
-from torchloom.inspect.heard import Row
-from torchloom.inspect.live.naming import Named, named
+from torchloom.inspect.collected import Row
+from torchloom.inspect.live.target import Named, named
 
 LOGGER = "torch.__trace"
 
@@ -38,7 +38,8 @@ _BULK_CHARS = 2000
 _BEGINS = frozenset({"dynamo_start", "recompile_reasons", "compilation_metrics"})
 
 
-def _wrapped() -> Named | None:
+def wrapped_callable() -> Named | None:
+    """Return what this thread compiles through a wrapper function of torch's; None for any other function."""
     try:
         found = compiling.compiling_wrapped()
         return None if found is None else named(found)
@@ -106,7 +107,7 @@ class TraceTap(logging.Handler):
             compiling.compiling_code() if kind in _BEGINS else None,
             compiling.compiling_stack() if kind == "dynamo_start" else (),
             compiling.guards_being_built_us() if kind == "dynamo_cpp_guards_str" else None,
-            _wrapped() if kind in _BEGINS else None,
+            wrapped_callable() if kind in _BEGINS else None,
         )
         with self._guard:
             self.rows.append(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, MappingProxyType, MethodType
 from typing import Any, NamedTuple
@@ -12,8 +13,52 @@ from torch import nn
 
 from torchloom._torch import dispatch, introspect
 from torchloom.errors import InspectError
-from torchloom.inspect.live.naming import name_of
 from torchloom.inspect.live.rewritten import continuations
+
+
+class Named(NamedTuple):
+    """A callable that torch compiles through a wrapper function of its own: a partial, a callable object, a
+    module of torch.nn."""
+
+    name: str
+    file: str
+    line: int
+
+
+def name_of(fn: Any) -> str:
+    """Return a name for a callable that is no plain function.
+
+    Example:
+        >>> name_of(functools.partial(name_of, 3))
+        'partial(name_of)'
+    """
+    if isinstance(fn, functools.partial):
+        return f"partial({name_of(fn.func)})"
+    name = getattr(fn, "__name__" if inspect.isbuiltin(fn) else "__qualname__", None)
+    return name if isinstance(name, str) else type(fn).__qualname__
+
+
+def short_name(name: str) -> str:
+    """Return a qualified name without the functions around it.
+
+    Example:
+        >>> short_name("partial(build.<locals>.Block.forward)")
+        'partial(Block.forward)'
+    """
+    return re.sub(r"[\w.<>]*<locals>\.", "", name)
+
+
+def named(fn: Any) -> Named:
+    """Return name, file and line of a callable that is no plain function."""
+    name, inner = name_of(fn), fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if isinstance(inner, nn.Module):
+        inner, name = type(inner).forward, f"{name}.forward"
+    elif not inspect.isroutine(inner):
+        inner = type(inner).__call__
+    code = getattr(introspect.innermost(getattr(inner, "__func__", inner)), "__code__", None)
+    return Named(name, *(("", 0) if code is None else introspect.place_of(code)))
 
 
 class TargetFunction(NamedTuple):

@@ -7,20 +7,19 @@ that were read while tracing. Printing them would copy secrets and tensors into 
 
 from __future__ import annotations
 
-import dis
+import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
-from torchloom.inspect.pseudo.names import without_ids
-
+_ADDRESS = re.compile(r"(?<![^\W_])\d{12,}(?![^\W_])")
+_GRAPH_ID = re.compile(r"(__compiled_fn_\d+)_[0-9a-f]{8}_[0-9a-f_]{27}")
 _NUMBERS = (bool, type(None), type(...), float, complex)
 _MAX_BITS = 256
 """Longer integers are hidden: Python refuses to print integers of some thousand digits."""
 _MAX_CHARS = 200
 _PLAIN_TORCH = ("dtype", "device", "layout", "memory_format")
-_TAKES_NAMES = ("CALL_KW", "CALL_FUNCTION_KW")
 _type_name = type.__dict__["__name__"].__get__
 
 
@@ -45,21 +44,14 @@ def without_values(code: CodeType, original: CodeType | None = None) -> CodeType
     """
     source = code if original is None else original
     known = frozenset(_texts(source.co_consts)) | {*code.co_names, *code.co_varnames}
-    shown = code.replace(
+    return code.replace(
         co_consts=tuple(_shown(each, known) for each in code.co_consts),
         co_names=without_ids(code.co_names),
     )
-    names = _name_constants(shown)
-    if not names:
-        return shown
-    consts = list(shown.co_consts)
-    for index in names:
-        consts[index] = _shown(code.co_consts[index], None)
-    return shown.replace(co_consts=tuple(consts))
 
 
-def _shown(value: Any, known: Collection[str | bytes] | None) -> Any:  # noqa: PLR0911
-    """Return a literal as it is, anything else as its type; `known` None shows every string."""
+def _shown(value: Any, known: Collection[str | bytes]) -> Any:  # noqa: PLR0911
+    """Return a literal as it is, anything else as its type."""
     kind = type(value)
     # Types are compared by identity alone: a metaclass of the program may define `==`.
     if any(kind is each for each in (CodeType, *_NUMBERS, *_plain_torch())):
@@ -67,13 +59,11 @@ def _shown(value: Any, known: Collection[str | bytes] | None) -> Any:  # noqa: P
     if kind is int:
         return value if value.bit_length() <= _MAX_BITS else Hidden("<int>")
     if kind is str or kind is bytes:
-        if known is not None and value not in known:
+        if value not in known:
             return Hidden(f"<{kind.__name__}>")
         return value if len(value) <= _MAX_CHARS else Hidden(f"{value[:_MAX_CHARS]!r}...")
-    if kind is tuple:
-        return tuple(_shown(each, known) for each in value)
-    if kind is frozenset:
-        return frozenset(_shown(each, known) for each in value)
+    if kind is tuple or kind is frozenset:
+        return kind(_shown(each, known) for each in value)
     if kind is slice:
         parts = (_shown(each, known) for each in (value.start, value.stop, value.step))
         return slice(*parts)
@@ -98,15 +88,16 @@ def _texts(consts: tuple[Any, ...] | frozenset[Any]) -> Iterator[str | bytes]:
             yield from _texts(each.co_consts)
 
 
-def _name_constants(code: CodeType) -> set[int]:
-    """Return which constants name the keyword arguments of calls."""
-    found: set[int] = set()
-    previous = None
-    for ins in dis.get_instructions(code):
-        if ins.opname == "KW_NAMES" and ins.arg is not None:
-            found.add(ins.arg)
-        if ins.opname in _TAKES_NAMES and previous is not None and previous.arg is not None:
-            found.add(previous.arg)
-        if ins.opname not in ("CACHE", "EXTENDED_ARG"):
-            previous = ins
-    return found
+def without_ids(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names without the addresses and the ids of graphs that Dynamo puts into some.
+
+    Example:
+        >>> without_ids(["___module_deque_140586701475392_c1", "x"])
+        ('___module_deque_id1_c1', 'x')
+    """
+    seen: dict[str, str] = {}
+
+    def number(match: re.Match[str]) -> str:
+        return seen.setdefault(match[0], f"id{len(seen) + 1}")
+
+    return tuple(_ADDRESS.sub(number, _GRAPH_ID.sub(r"\1", name)) for name in names)

@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from types import CodeType
 
 from torchloom._torch import introspect
-from torchloom.inspect.heard import EagerCalls
-from torchloom.inspect.live.naming import Named, short_name
+from torchloom.inspect.collected import EagerCalls
 from torchloom.inspect.live.rewritten import RESUME
+from torchloom.inspect.live.target import Named, short_name
 from torchloom.inspect.record.advice import advise
-from torchloom.inspect.record.compiles import Compile, CompileKey
-from torchloom.inspect.record.indirect_hits import count_through_continuations
-from torchloom.inspect.record.parents import parents_of
-from torchloom.inspect.record.places import Places
+from torchloom.inspect.record.compiles import Compile, CompileKey, Places
+from torchloom.inspect.record.continuations import count_through_continuations, parents_of
 from torchloom.records import Function
 
 _Group = tuple[int, int, str]

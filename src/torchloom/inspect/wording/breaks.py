@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from torchloom._torch import introspect
-from torchloom.inspect.wording.hider import told
-from torchloom.inspect.wording.vocabulary import Words
+from torchloom.inspect.wording.hider import Words, told
 from torchloom.records import Break
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')

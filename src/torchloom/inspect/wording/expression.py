@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 from typing import Any
 
 from torch import fx
 
-_INFIX = {
-    "add": ("+", 1),
-    "sub": ("-", 1),
-    "mul": ("*", 2),
-    "truediv": ("/", 2),
-    "div": ("/", 2),
-    "matmul": ("@", 2),
-    "pow": ("**", 4),
+_INFIX: dict[str, ast.operator] = {
+    "add": ast.Add(),
+    "sub": ast.Sub(),
+    "mul": ast.Mult(),
+    "truediv": ast.Div(),
+    "div": ast.Div(),
+    "matmul": ast.MatMult(),
+    "pow": ast.Pow(),
 }
 _MAX_CHARS = 500
 
@@ -25,39 +26,36 @@ def expression(graph: fx.Graph) -> str:
     Inputs have the name that the user gave them. Long expressions end in "...".
     """
     *_, output = graph.nodes
-    results = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
-    texts = [_text(each)[0] for each in results]
-    text = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+    result = output.args[0]
+    if isinstance(result, (tuple, list)):
+        tree = ast.Tuple([_tree(each) for each in result], ast.Load())
+        text = ast.unparse(tree.elts[0] if len(result) == 1 else tree)
+    else:
+        text = ast.unparse(_tree(result))
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
 
 
-def _text(value: Any) -> tuple[str, int]:  # noqa: PLR0911
-    """Return the text of a value, and how strongly its outermost operator binds."""
+def _tree(value: Any) -> ast.expr:
+    """Return a value as a tree of Python, whose text has the parentheses that it needs."""
     if not isinstance(value, fx.Node):
-        return repr(value), 9
-    if value.op == "placeholder":
-        return _input_name(value), 9
-    if value.op == "get_attr":
-        return str(value.target), 9
+        return ast.Name(repr(value))
+    if value.op in ("placeholder", "get_attr"):
+        is_input = value.op == "placeholder"
+        return ast.Name(_input_name(value) if is_input else str(value.target))
     name = value.target if isinstance(value.target, str) else value.target.__name__
     name = name.removesuffix(".default").removesuffix(".Tensor")
-    args = [_text(arg) for arg in value.args]
+    args = [_tree(each) for each in value.args]
     if value.target is operator.getitem:
-        return f"{args[0][0]}[{args[1][0]}]", 9
+        return ast.Subscript(args[0], args[1], ast.Load())
     if name == "neg":
-        return f"-{_wrapped(args[0], 3)}", 3
+        return ast.UnaryOp(ast.USub(), args[0])
     if name in _INFIX and len(args) == 2:
-        sign, strength = _INFIX[name]
-        return f"{_wrapped(args[0], strength)} {sign} {_wrapped(args[1], strength + 1)}", strength
-    texts = [text for text, _ in args] + [f"{k}={_text(v)[0]}" for k, v in value.kwargs.items()]
-    if value.op == "call_method" and texts:
-        return f"{_wrapped(args[0], 9)}.{name}({', '.join(texts[1:])})", 9
-    return f"{name}({', '.join(texts)})", 9
-
-
-def _wrapped(part: tuple[str, int], strength: int) -> str:
-    text, own = part
-    return text if own >= strength else f"({text})"
+        return ast.BinOp(args[0], _INFIX[name], args[1])
+    called: ast.expr = ast.Name(name)
+    if value.op == "call_method" and args:
+        called, *args = ast.Attribute(args[0], name, ast.Load()), *args[1:]
+    keywords = [ast.keyword(key, _tree(each)) for key, each in value.kwargs.items()]
+    return ast.Call(called, args, keywords)
 
 
 def _input_name(node: fx.Node) -> str:

@@ -1,13 +1,15 @@
-"""Completes the reasons of a recompile from the guards of the entry that it made."""
+"""Why Dynamo recompiled: the older entry, what it expected, what it got, and what the new entry makes of it."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator, Sequence
 
-from torchloom.inspect.record.module_members import is_in_module
+from torch import nn
+
 from torchloom.inspect.wording.english import source_in_words
-from torchloom.inspect.wording.reasons.base import ANOTHER, ANOTHER_LENGTH
-from torchloom.inspect.wording.reasons.fixes import (
+from torchloom.inspect.wording.fixes import (
     APART,
     ATTRIBUTE_FIX,
     DYNAMIC_FIX,
@@ -15,10 +17,94 @@ from torchloom.inspect.wording.reasons.fixes import (
     NAN,
     TYPES,
 )
+from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.reasons import ANOTHER, ANOTHER_LENGTH, reason_of
+from torchloom.inspect.wording.scrub import without_addresses, without_values
 from torchloom.records import Entry, Guard, Recompile
 
-_SIZE = re.compile(r"size\((\d+)\) == ")
 _CLASS = re.compile(r"<class '([^']+)'>")
+_TABLE = re.compile(r"\._(?:modules|parameters|buffers)\b")
+
+
+def is_in_module(source: str, guards: Sequence[Guard]) -> bool | None:
+    """Return whether the source of a value leads through a module; None where that is not known.
+
+    Args:
+        source: as Dynamo writes it.
+        guards: of the entry; those on types tell what the source leads through.
+    """
+    if _TABLE.search(source):
+        return True
+    types = {g.source: found.group(1) for g in guards if (found := _CLASS.search(g.text))}
+    owners = [types.get(owner) for owner in _owners(source)]
+    modules = _names_of_modules(nn.Module)
+    if any(name in modules for name in owners):
+        return True
+    return None if None in owners else False
+
+
+def _owners(source: str) -> Iterator[str]:
+    """Yield the sources of what holds a value: of `L['a'].b[0]` those of a and b."""
+    for match in re.finditer(r"\.\w+|\[[^\[\]]+\]", source):
+        owner = source[: match.start()]
+        if owner not in ("L", "G") and not owner.endswith(".__dict__"):
+            yield owner
+
+
+def _names_of_modules(base: type) -> set[str]:
+    """Return the classes of modules as Python prints them, local ones as well."""
+    found, waiting = set(), [base]
+    while waiting:
+        each = waiting.pop()
+        name = f"{each.__module__}.{each.__qualname__}"
+        if name not in found:
+            found.add(name)
+            waiting += type.__subclasses__(each)
+    return found
+
+
+def parse_reasons(payload: str, hider: Hider | None = None) -> list[Recompile]:
+    """Read one `recompile_reasons`: a text, or a JSON list of texts, one per older entry.
+
+    Args:
+        payload: as Dynamo logs it.
+        hider: notes the keys that the texts name.
+    """
+    try:
+        data = json.loads(payload)
+    except ValueError:
+        data = payload
+    texts = data if isinstance(data, list) else [data]
+    return [parse_reason(str(text), hider) for text in texts]
+
+
+def parse_reason(text: str, hider: Hider | None = None) -> Recompile:
+    """Read one reason, such as `0/0: tensor 'x' size mismatch at index 0. expected 10, actual 8`.
+
+    Example:
+        >>> r = parse_reason("0/0: tensor 'x' size mismatch at index 0. expected 10, actual 8")
+        >>> r.entry, r.expected, r.actual
+        ('0/0', 'size(0) == 10', '8')
+    """
+    entry, _, rest = text.partition(": ")
+    if not re.fullmatch(r"[\d/]+", entry.strip()):
+        entry, rest = "", text
+    body = rest.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
+    if hider is not None:
+        hider.note(body)
+    body = without_values(body, keys_too=hider is None)
+    reason = reason_of(body)
+    return Recompile(
+        entry=entry.strip(),
+        source=reason.source,
+        expected=reason.expected,
+        actual=reason.actual,
+        text=without_addresses(body),
+        fix=reason.fix,
+    )
+
+
+_SIZE = re.compile(r"size\((\d+)\) == ")
 _SIZES = re.compile(r"size=\[([^\]]*)\]")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchloom.inspect.heard import EagerCalls, Heard, Row
+from torchloom.inspect.collected import Collected, EagerCalls, Row
 from torchloom.inspect.listen.collector import Collector
 from torchloom.inspect.record.session import build_session
 from torchloom.records import Session
@@ -15,7 +15,7 @@ def row(kind: str, body: object = None, payload: str | None = None) -> Row:
 
 
 def test_nothing_heard_is_an_empty_record() -> None:
-    assert build_session(Heard()) == Session()
+    assert build_session(Collected()) == Session()
 
 
 def test_rows_become_an_entry() -> None:
@@ -26,7 +26,7 @@ def test_rows_become_an_entry() -> None:
         row("compilation_metrics", {"co_name": "f", "entire_frame_compile_time_s": 0.5}),
         row("a_kind_of_the_future"),
     ]
-    record = build_session(Heard(rows=rows, num_resets=2))
+    record = build_session(Collected(rows=rows, num_resets=2))
     (function,) = record.functions
     (entry,) = function.entries
     assert (function.name, function.file, function.line) == ("f", "demo.py", 3)
@@ -38,7 +38,7 @@ def test_rows_become_an_entry() -> None:
 def test_eager_calls_over_a_limit_name_it() -> None:
     code = (lambda x: x).__code__
     eager = EagerCalls({(0, code): 3}, {(0, code): 8}, num_unknown=1)
-    record = build_session(Heard(eager=eager))
+    record = build_session(Collected(eager=eager))
     (function,) = record.functions
     assert function.num_eager_calls == 3
     assert record.num_eager_calls == 4
@@ -50,10 +50,10 @@ def test_a_collector_returns_what_its_hooks_collected() -> None:
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     for _ in range(2):
         compiled(torch.ones(2))
-    heard = collector.close()
-    assert len(heard.rewritings) == 1
-    assert list(heard.num_hits.values()) == [2]
-    assert any(each.kind == "dynamo_start" for each in heard.rows)
-    assert heard.num_lookups > 0
-    assert heard.duration_s > 0
-    assert heard.num_dropped == {}
+    collected = collector.close()
+    assert len(collected.rewritings) == 1
+    assert list(collected.num_hits.values()) == [2]
+    assert any(each.kind == "dynamo_start" for each in collected.rows)
+    assert collected.num_lookups > 0
+    assert collected.duration_s > 0
+    assert collected.num_dropped == {}

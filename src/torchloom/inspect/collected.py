@@ -1,4 +1,4 @@
-"""The data that the hooks in `listen` collect and `record` reads; the two packages do not import each other."""
+"""What the hooks of a watch collected: `listen` makes it, `record` reads it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from torchloom import events
-from torchloom.inspect.live.naming import Named
+from torchloom.inspect.live.target import Named
 
 _LIMIT_ERRORS = ("Unsupported", "FailOnRecompileLimitHit")
 
@@ -76,7 +76,7 @@ class EagerCalls:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
+class Collected:
     """Everything that the hooks of one watch have collected."""
 
     rows: Sequence[Row] = ()

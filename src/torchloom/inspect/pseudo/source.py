@@ -1,0 +1,131 @@
+"""The entry points: pseudo-source and a listing of any bytecode."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import linecache
+import textwrap
+from types import CellType, CodeType, FunctionType
+
+from torchloom.inspect.pseudo.constants import Hidden, without_values
+from torchloom.inspect.pseudo.rewritten import CONTINUATION, GRAPH, statements
+
+_INDENT = "    "
+_ENDS = (
+    "RETURN_VALUE",
+    "RETURN_CONST",
+    "RAISE_",
+    "RERAISE",
+    "JUMP_FORWARD",
+    "JUMP_ABSOLUTE",
+    "JUMP_BACKWARD",
+)
+"""Instructions behind which the next one does not follow."""
+
+
+def pseudo_source(
+    code: CodeType, title: str | None = None, *, original: CodeType | None = None
+) -> str:
+    """Return readable text of a code object; never raises, and shows no objects.
+
+    Of code that Dynamo wrote, these are its calls of graphs and of continuations, its branches and the user's
+    lines at which they are; of other code the user's own lines. The rest is shown as its instructions.
+
+    Args:
+        code: any bytecode, as compiled or as rewritten by Dynamo.
+        title: what to call the function; default: the code's own name.
+        original: what Dynamo rewrote. Strings that it lacks are values of the program: not shown.
+    """
+    try:
+        shown = without_values(code, code if original is None else original)
+        is_rewritten = original is not None or any(
+            name.startswith((GRAPH, CONTINUATION)) for name in code.co_names
+        )
+        lines = None if is_rewritten else _user_lines(shown)
+        if lines is None:
+            lines = statements(shown, _reached(shown, handlers=False), user_texts(shown))
+        start = (
+            "async def"
+            if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)
+            else "def"
+        )
+        head = f"{start} {title or code.co_name}{_parameters(shown)}:"
+        return "\n".join([head, *(_INDENT + line for line in lines)])
+    except Exception as error:  # noqa: BLE001  bytecode of any later Python: a listing is better than nothing
+        return _listed(code, original, error)
+
+
+def bytecode_listing(code: CodeType, original: CodeType | None = None) -> str:
+    """Return the instructions of a code object, one per line; constants as in `pseudo_source`."""
+    shown = without_values(code, original)
+    consts = tuple(
+        Hidden(f"<code {each.co_name}>") if isinstance(each, CodeType) else each
+        for each in shown.co_consts
+    )
+    return dis.Bytecode(shown.replace(co_consts=consts)).dis()
+
+
+def _listed(code: CodeType, original: CodeType | None, error: Exception) -> str:
+    reason = f"{type(error).__name__}: {error}"
+    try:
+        listing = bytecode_listing(code, original)
+    except Exception:  # noqa: BLE001  `dis` on code that it does not know: nothing is left to show
+        return f"# not readable ({reason})"
+    return f"# not readable as source ({reason}); bytecode:\n{listing}"
+
+
+def _parameters(code: CodeType) -> str:
+    cells = tuple(CellType() for _ in code.co_freevars)
+    return str(inspect.signature(FunctionType(code, {}, closure=cells or None)))
+
+
+def user_texts(code: CodeType) -> dict[int, str]:
+    """Return the source of each line that begins in a code object, by the offset of its first instruction."""
+    texts = {
+        at: linecache.getline(code.co_filename, line).strip()
+        for at, line in dis.findlinestarts(code)
+        if line and line > code.co_firstlineno
+    }
+    return {at: text for at, text in texts.items() if text}
+
+
+def _user_lines(code: CodeType) -> list[str] | None:
+    """Return the source of the lines that a code object can reach; None where there is no source."""
+    reached, at = _reached(code, handlers=True), 0
+    lines: dict[int, bool] = {}
+    starts = dict(dis.findlinestarts(code))
+    for ins in dis.get_instructions(code):
+        at = starts.get(ins.offset) or at
+        if at > code.co_firstlineno and ins.opname not in ("RESUME", "NOP", "CACHE"):
+            lines[at] = lines.get(at, False) or ins.offset in reached
+    shown = [line for line in lines if lines[line]]
+    if not shown:
+        return None
+    # A line without instructions, such as `else:`, goes with the lines around it.
+    wanted = (line for line in range(min(shown), max(shown) + 1) if lines.get(line, True))
+    texts = [linecache.getline(code.co_filename, line).rstrip() for line in wanted]
+    return textwrap.dedent("\n".join(texts)).splitlines() if any(texts) else None
+
+
+def _reached(code: CodeType, *, handlers: bool) -> set[int]:
+    """Return the offsets of the instructions that can run, with or without handlers of exceptions."""
+    bytecode = dis.Bytecode(code)
+    instructions = list(bytecode)
+    index = {ins.offset: i for i, ins in enumerate(instructions)}
+    ranges = getattr(bytecode, "exception_entries", ()) if handlers else ()
+    found: set[int] = set()
+    todo = [0]
+    while todo:
+        at = todo.pop()
+        if at in found or at not in index:
+            continue
+        found.add(at)
+        ins = instructions[index[at]]
+        if not ins.opname.startswith(_ENDS) and index[at] + 1 < len(instructions):
+            todo.append(instructions[index[at] + 1].offset)
+        jumps = ins.opcode in dis.hasjrel or ins.opcode in dis.hasjabs
+        if jumps and (handlers or not ins.opname.startswith("SETUP_")):
+            todo.append(ins.argval)
+        todo += [each.target for each in ranges if each.start <= at < each.end]
+    return found
