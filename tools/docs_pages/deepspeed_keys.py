@@ -260,10 +260,12 @@ def all_rows() -> list[Row]:
 
 
 def _group(title: str, rows: list[Row]) -> str:
-    """Return a table with one line for keys that have the same outcome."""
+    """Return a table with one line for keys that have the same outcome, without those that work."""
     keys = [row.key for row in rows]
     alike: dict[tuple[str, str], list[str]] = {}
     for row in rows:
+        if row.outcome == "works":
+            continue
         shown = _shown(row, keys.count(row.key) > 1)
         alike.setdefault((row.outcome, row.why), []).append(shown)
     lines = [

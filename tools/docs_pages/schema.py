@@ -8,6 +8,7 @@ from torchloom.config.optimizer import DEEPSPEED_ONLY, TABLES
 from torchloom.config.scheduler import SCHEDULES
 from torchloom.config.schema import ConfigSchema
 
+_OUTCOMES = "migrating/deepspeed.md#configuration"
 _DISPLAY = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 
 
@@ -50,17 +51,9 @@ def _table(keys: list[Key]) -> str:
 
 
 def _others(keys: list[Key]) -> str:
-    """Return one line for keys that are treated alike."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    for key in keys:
-        instead = key.instead or "capped, and reported as asked / used"
-        alike.setdefault((key.treatment, instead), []).append(_names(key))
-    lines = ["| other keys | treatment | instead |", "|---|---|---|"]
-    lines += [
-        f"| {', '.join(names)} | {treatment} | {_cell(instead)} |"
-        for (treatment, instead), names in alike.items()
-    ]
-    return "\n".join(lines)
+    """Return the keys that change nothing or are refused, in a sentence."""
+    names = ", ".join(f"`{name}`" for key in keys for name in (key.name, *key.aliases, *key.old))
+    return f"[Without effect, or refused]({_OUTCOMES}): {names}."
 
 
 def _names(key: Key) -> str:
