@@ -40,7 +40,12 @@ def _section_table(of: type[Section], paths: list[str]) -> str:
     used = [key for key in keys if key.treatment == "used"]
     others = [key for key in keys if key.treatment != "used"]
     return "\n\n".join(
-        [f"### {title}", summary, *([_table(used)] if used else ()), *([_others(others)] if others else ())]
+        [
+            f"### {title}",
+            summary,
+            *([_table(used)] if used else ()),
+            *([_others(others)] if others else ()),
+        ]
     )
 
 
