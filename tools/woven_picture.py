@@ -71,7 +71,10 @@ def draw(graph: str) -> str:
     Args:
         graph: the text of a woven forward graph.
     """
-    column, begun, gathers, boxes = 0, {}, [], []
+    column = 0
+    begun: dict[str, tuple[int, list[str]]] = {}
+    gathers: list[tuple[int, int, list[str]]] = []
+    boxes: list[tuple[int, str]] = []
     for name, operator, operands in re.findall(r"^%(\w+).*? = ([\w.]+)\((.*)\)", graph, re.M):
         short = operator.removeprefix("aten.").removeprefix("torchloom.").split(".")[0]
         if short == "gather_start":
