@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from docs_pages.tables import table
-from torchloom.engine.deepspeed_names import REFUSED
 
 _WORKS = """
 amp_enabled backward bfloat16_enabled coalesce_grad_reduction communication_data_type compile destroy device
@@ -34,21 +33,17 @@ DIFFERS: Mapping[str, str] = {
 
 
 def render_engine() -> str:
-    """Return the table.
+    """Return the table of names that work or differ; the error for any other says why.
 
     Example:
         >>> "| `loss_scale` | differs |" in render_engine()
         True
     """
-    refused: dict[str, list[str]] = {}
-    for name, why in REFUSED.items():
-        refused.setdefault(why, []).append(name)
     rows = [
         (_names(WORKS), "works", "Called, or read, as there"),
         *((_names([name]), "differs", how[:1].upper() + how[1:]) for name, how in DIFFERS.items()),
-        *((_names(names), "refused", why[:1].upper() + why[1:]) for why, names in refused.items()),
     ]
-    return table(("DeepSpeedEngine", "torchloom", "how, or why not"), rows)
+    return table(("DeepSpeedEngine", "torchloom", "how"), rows)
 
 
 def _names(names: list[str] | tuple[str, ...]) -> str:

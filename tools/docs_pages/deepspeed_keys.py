@@ -260,12 +260,19 @@ def all_rows() -> list[Row]:
 
 
 def _group(title: str, rows: list[Row]) -> str:
+    """Return a table with one line for keys that have the same outcome, without those that work."""
     keys = [row.key for row in rows]
-    shown = [
-        (_shown(row, keys.count(row.key) > 1), row.outcome, row.why[:1].upper() + row.why[1:])
-        for row in rows
+    alike: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.outcome == "works":
+            continue
+        shown = _shown(row, keys.count(row.key) > 1)
+        alike.setdefault((row.outcome, row.why), []).append(shown)
+    lines = [
+        (", ".join(shown), outcome, why[:1].upper() + why[1:])
+        for (outcome, why), shown in alike.items()
     ]
-    return f"### {title}\n\n{table(('key', 'torchloom', 'how, or what to do'), shown)}"
+    return f"### {title}\n\n{table(('key', 'torchloom', 'how, or what to do'), lines)}"
 
 
 def _shown(row: Row, with_value: bool) -> str:
@@ -313,8 +320,8 @@ def _outcome(key: str, value: object, around: Mapping[str, object]) -> tuple[str
 
 
 def _refusal(error: Problem) -> str:
-    asked = error.what.removeprefix("asks for ").removesuffix(", which this release does not have")
-    return f"{asked}: {error.fix}"
+    is_missing = error.what.endswith(", which this release does not have")
+    return error.fix if is_missing else f"{error.what.removeprefix('asks for ')}: {error.fix}"
 
 
 def _said(checked: Checked, key: str) -> str:

@@ -133,13 +133,17 @@ def render_calls() -> str:
         True
     """
     return "\n\n".join(
-        f"### {title}\n\n"
-        + table(
-            ("theirs", "torchloom", "how"),
-            [(f"`{row.theirs}`", row.outcome, _capital(row.how)) for row in rows],
-        )
+        f"### {title}\n\n{table(('theirs', 'torchloom', 'how'), _alike(rows))}"
         for title, rows in TABLES.items()
     )
+
+
+def _alike(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """Return one line for calls that have the same counterpart."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        groups.setdefault((row.outcome, row.how), []).append(f"`{row.theirs}`")
+    return [(", ".join(names), outcome, _capital(how)) for (outcome, how), names in groups.items()]
 
 
 def _capital(text: str) -> str:

@@ -11,7 +11,6 @@ from docs_pages import (
     deepspeed_engine,
     deepspeed_keys,
     fsdp,
-    glossary,
     metrics,
     passes,
     private_names,
@@ -39,7 +38,6 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "support_torch_compile": lambda: arguments(torchloom.support_torch_compile, skip=("cls",))
     },
     "cli.md": {"the commands": commands.commands},
-    "planning.md": {"docstrings": glossary.render_glossary},
     "migrating/deepspeed.md": {
         "the keys of DeepSpeed": deepspeed_keys.render_keys,
         "the names of DeepSpeedEngine": deepspeed_engine.render_engine,

@@ -55,7 +55,6 @@ def _section(module: str, passes: list[GraphPass]) -> Iterator[str]:
 
 
 def _facts(each: GraphPass, *, alone: bool) -> str:
-    stages = [str(stage) for stage, names in PRESETS.items() if each.name in names]
     facts = [f"Stage: {each.stage}."]
     for label, names in (
         ("Provides", each.provides),
@@ -64,7 +63,6 @@ def _facts(each: GraphPass, *, alone: bool) -> str:
     ):
         if names:
             facts.append(f"{label}: {', '.join(f'`{name}`' for name in sorted(names))}.")
-    facts.append(f"In the presets of stages {', '.join(stages)}." if stages else "In no preset.")
     keys = keys_of(CompileSection).values()
     facts += [f"`compile.{key.name}` adds it." for key in keys if key.adds == each.name]
     text = " ".join(facts)

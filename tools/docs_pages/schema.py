@@ -8,6 +8,7 @@ from torchloom.config.optimizer import DEEPSPEED_ONLY, TABLES
 from torchloom.config.scheduler import SCHEDULES
 from torchloom.config.schema import ConfigSchema
 
+_OUTCOMES = "migrating/deepspeed.md#configuration"
 _DISPLAY = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 
 
@@ -21,7 +22,7 @@ def render_reference() -> str:
     places: dict[type[Section], list[str]] = {}
     _find_sections(ConfigSchema, "", places)
     sections = [_section_table(of, paths) for of, paths in places.items()]
-    return "\n\n".join((*sections, _optimizers(), _schedules(), _others()))
+    return "\n\n".join((*sections, _optimizers(), _schedules()))
 
 
 def _find_sections(of: type[Section], path: str, places: dict[type[Section], list[str]]) -> None:
@@ -33,28 +34,31 @@ def _find_sections(of: type[Section], path: str, places: dict[type[Section], lis
 
 
 def _section_table(of: type[Section], paths: list[str]) -> str:
-    keys = [key for key in keys_of(of).values() if of is not ConfigSchema or not _is_other(key)]
+    keys = keys_of(of).values()
     title = ", ".join(f"`{path}`" for path in paths if path) or "Top level"
     summary = (of.__doc__ or "").strip().splitlines()[0]
-    return f"### {title}\n\n{summary}\n\n{_table(keys)}"
-
-
-def _others() -> str:
-    keys = [key for key in keys_of(ConfigSchema).values() if _is_other(key)]
-    return f"### Other DeepSpeed keys at the top level\n\n{_table(keys)}"
-
-
-def _is_other(key: Key) -> bool:
-    return key.treatment != "used"
+    used = [key for key in keys if key.treatment == "used"]
+    others = [key for key in keys if key.treatment != "used"]
+    return "\n\n".join(
+        [
+            f"### {title}",
+            summary,
+            *([_table(used)] if used else ()),
+            *([_others(others)] if others else ()),
+        ]
+    )
 
 
 def _table(keys: list[Key]) -> str:
-    lines = ["| key | default | treatment | meaning |", "|---|---|---|---|"]
-    lines += [
-        f"| {_names(key)} | {_default(key)} | {key.treatment} | {_cell(_meaning(key))} |"
-        for key in keys
-    ]
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    lines += [f"| {_names(key)} | {_default(key)} | {_cell(key.doc)} |" for key in keys]
     return "\n".join(lines)
+
+
+def _others(keys: list[Key]) -> str:
+    """Return the keys that change nothing or are refused, in a sentence."""
+    names = ", ".join(f"`{name}`" for key in keys for name in (key.name, *key.aliases, *key.old))
+    return f"[Without effect, or refused]({_OUTCOMES}): {names}."
 
 
 def _names(key: Key) -> str:
@@ -67,12 +71,6 @@ def _default(key: Key) -> str:
     if key.section is not None or key.free_form or key.default in (None, "", ()):
         return ""
     return f"`{show(key.default)}`"
-
-
-def _meaning(key: Key) -> str:
-    if key.treatment == "hint" and not key.instead:
-        return f"{key.doc}; capped, and reported as asked / used"
-    return f"{key.doc}; {key.instead}" if key.instead else key.doc
 
 
 def _optimizers() -> str:

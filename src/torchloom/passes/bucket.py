@@ -3,10 +3,8 @@
     before   [a] = gather_start([x]) .. wait_([a])    [b] = gather_start([y]) .. wait_([b])
     after    [a, b] = gather_start([x, y]) .. wait_([a, b])
 
-A bucket of gathers stands where its first member stood, a bucket of reductions where its last did:
-results are never late and inputs never missing. A bucket closes when it reaches its size limit, or a
-smaller one of the plan, which bounds the memory that merging costs, or holds MOST_MEMBERS. Needs: transfers.
-Changes no values.
+Gathers merge at their first member, reductions at their last. A bucket closes at its size limit, at a smaller
+one of the plan, or at MOST_MEMBERS. Changes no values.
 """
 
 from __future__ import annotations

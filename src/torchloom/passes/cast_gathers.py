@@ -3,11 +3,8 @@
     before   w = gather(p, f32)   c = cast(w, bf16)   d = cast(t(w), bf16)      4 bytes per element travel
     after    w = gather(p, bf16)  (c is w)            (d is t(w))               each rank casts its shard: 2
 
-`torch.autocast` makes such graphs: they gather weights in the dtype in which these are kept, and cast them
-where a product reads them. The pass leaves a weight alone if anything reads it uncast, in forward or in
-backward (a norm, an embedding that is tied to the head), if it leaves the graph, or if it is cast to two
-dtypes. It does not change the reduction of gradients: the joint graph already holds the derivative of the
-cast. Needs nothing. Changes no values, as each element is cast alone.
+`torch.autocast` makes such graphs. A weight that anything reads uncast (a norm, a tied embedding), that leaves
+the graph or is cast to two dtypes stays as it is. Changes no values.
 """
 
 from __future__ import annotations

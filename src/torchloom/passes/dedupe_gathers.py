@@ -3,8 +3,8 @@
     before   w1 = gather(p)   w2 = gather(p)      reduce(g1) + reduce(g2)
     after    w1 = gather(p)   (w2 is w1)          reduce(g1 + g2)
 
-Gathers tied parameters, and parameters of a module that is used repeatedly, once. Gradients are summed
-locally, then reduced once. Needs nothing. Changes the order in which gradients are added.
+Tied parameters and those of a module used repeatedly are gathered once; their gradients are summed locally, then
+reduced once. Changes the order in which gradients are added.
 """
 
 from __future__ import annotations

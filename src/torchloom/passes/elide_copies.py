@@ -3,8 +3,7 @@
     before   w = replicate(p)     a copy in eager code, so that the operator has no alias
     after    w = p                or a cast, where the compute dtype differs
 
-The gradient's `sync` is already in the joint graph, so nothing else changes. Needs nothing. Changes
-no values.
+Changes no values.
 """
 
 from __future__ import annotations

@@ -3,12 +3,9 @@
     before   backward(x, ...)   ... last use of x ..................... return
     after    backward(x, ...)   ... last use of x, free_([x]) ......... return
 
-If a compiled function takes its arguments one by one, its caller holds them until it returns, so
-everything that forward saved stays in memory through all of backward. `free_activation` marks, on the
-joint graph, the saved values that may be freed: those that share no memory with an input or a result of
-the model, which other code may read. `free_saved` frees them in the backward graph, from `min_bytes`
-on; it does nothing where the backend frees its arguments itself (Inductor and torchloom's own
-runner). A backward pass that keeps its graph (`retain_graph`) frees nothing. Changes no values.
+For backends that hold their arguments until they return; Inductor and torchloom's own runner do not.
+`free_activation` marks the saved values that share no memory with an input or a result of the model, and
+`free_saved` frees those of at least `min_bytes`, except under `retain_graph`. Changes no values.
 """
 
 from __future__ import annotations

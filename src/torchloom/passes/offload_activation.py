@@ -4,13 +4,10 @@
     after    x ... last forward use, h = offload(x) ....... y = reload(h), backward use of y
 
 The pass moves the activations that the plan names; without a plan, all of at least `min_bytes` that the
-partitioner would keep. The graph saves the host copy, and the device copy is freed after its last use in
-forward. Backward recomputes from the reloaded y instead of x, so that x need not stay. For a view the pass
-moves the whole base, because a kept view keeps its base.
+partitioner would keep; of a view, the whole base. Backward recomputes from the reloaded y.
 
-It does not move values that are not floating point, graph inputs and outputs and their views (the loss,
-parameters), tensors with symbolic shapes, and inputs of a recomputed random operator, whose random
-numbers are paired with those of forward by name. Needs nothing. Changes no values.
+Values other than floating point, graph inputs and outputs and their views, symbolic shapes, and inputs of a
+recomputed random operator stay. Changes no values.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     before   step(all parameters)
     after    load states 0, load states 1, step 0, store 0, load states 2, step 1, ...
 
-The optimizer step is not part of a captured graph, so this pass changes no graph: while it is among the
-passes that run, the engine streams the states (`torchloom.engine.stream`). So a schedule can begin or end
-the streaming at a step. Needs nothing. Changes no values.
+Changes no graph: while it is among the passes that run, the engine streams the states, so a schedule can
+begin or end that at a step. Changes no values.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
     before   w = gather(shard)
     after    s = reload(shard), w = gather(s)
 
-Applies to the parameters that `params` names; the engine keeps their shards on the host. If
-backward gathers again, it also reloads again, so the shard on the device is freed after each gather.
-Needs: zero. Changes no values.
+The shard on the device is freed after each gather; backward reloads again. Changes no values.
 """
 
 from __future__ import annotations

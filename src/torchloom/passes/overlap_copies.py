@@ -3,11 +3,8 @@
     before   use x, start x, wait x, ...      start y, wait y, use y
     after    use x, start x, ..., wait x      start y, ..., wait y, use y
 
-A copy to the host starts right after the last use of its tensor, and the pass moves its wait down. A copy
-to the device starts ahead of its use, with its wait right before the use. At most `slots` copies per
-direction are under way, and together they hold at most `max_bytes` of device memory (a single one may be
-larger). With two slots one copy runs while the next is issued (double
-buffering). Needs: transfers. Changes no values.
+At most `slots` copies per direction are under way, and together they hold at most `max_bytes` of device
+memory (a single one may be larger). Changes no values.
 """
 
 from __future__ import annotations

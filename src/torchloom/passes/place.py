@@ -5,9 +5,7 @@
              wait_([f], [shard])               wait_([s], [grad])          wait_([h], [x])
              w = view(slice(f))
 
-Start and wait stand together; `bucket`, `prefetch` and `overlap_copies` move them. Reloads of
-inputs stand at the head of the graph, so that gathers of what they reload can still be merged.
-Needs traced operators after the forward/backward split. Changes no values.
+Start and wait stand together; `bucket`, `prefetch` and `overlap_copies` move them. Changes no values.
 """
 
 from __future__ import annotations

@@ -3,12 +3,9 @@
     before   start a, wait a, use a, start b, wait b, use b
     after    start a, start b, wait a, use a, wait b, use b
 
-The pass starts a gather before the first use of an earlier weight, as early as `max_bytes` (the plan's, or
-else its own) allows for the weights that are started and those of that use. It moves a reduction's wait down to
-its first reader, or to the point where the gradients in flight would exceed half of that bound: those in the
-making are the other half. If ranks share
-memory and there is no memory budget, it moves waits further, as long as the graph's peak does not rise, so
-that ranks wait less for each other. Needs: transfers. Changes no values.
+A gather starts as early as `max_bytes` (the plan's, or else its own) allows. A reduction's wait moves to its
+first reader, or to where gradients in flight would exceed half of that bound. Where ranks share memory and
+there is no budget, waits move further as long as the peak does not rise. Changes no values.
 """
 
 from __future__ import annotations

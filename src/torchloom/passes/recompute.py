@@ -4,9 +4,8 @@
     after    x  # MUST_RECOMPUTE        for every value that the plan drops
              y  # MUST_SAVE             for every other one that backward reads
 
-Views get the tag of the tensor that they view: making them again costs nothing. Needs a plan (`ctx.choices`); without
-one the partitioner's own rule stands. Changes no values: only operators that give the same value
-twice are ever computed twice (Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv
+Needs a plan (`ctx.choices`); without one the partitioner's own rule stands. Changes no values: only operators
+that give the same value twice are ever computed twice (Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv
 1604.06174).
 """
 

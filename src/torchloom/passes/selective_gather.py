@@ -4,8 +4,8 @@
     after    f = resident(shard)                           gathered once per optimizer step
 
 Which parameters are resident is the plan's choice, or that of a custom pass (`nz3.set_persistent`).
-A weight that leaves the graph, or that an operator may overwrite, is gathered as before. Needs:
-transfers. Changes no values.
+A weight that leaves the graph, or that an operator may overwrite, is gathered as before. Changes
+no values.
 """
 
 from __future__ import annotations

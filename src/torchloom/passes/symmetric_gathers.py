@@ -6,9 +6,7 @@
              w = view(slice(f))
              symmetric_done_([f])                  at the end: now the weights may change
 
-The pass keeps a gather whose weight leaves the graph or goes to an operator that may write it, because a
-view of the live weights may do neither. Needs traced gathers after the forward/backward split, and weights
-that the engine has put into shared memory. Changes no values.
+A weight that leaves the graph or may be written is gathered as before. Changes no values.
 """
 
 from __future__ import annotations

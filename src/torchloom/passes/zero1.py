@@ -3,7 +3,7 @@
     before   sync(grad, own_slice=False)     an all-reduce
     after    sync(grad, own_slice=True)      half its traffic: a reduce-scatter in place
 
-Weights stay whole. Needs nothing. The slices keep their values.
+Weights stay whole. The slices keep their values.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     before   gather                 the partitioner decides
     after    gather  # MUST_SAVE    one gather a micro-step, the weight lives until its gradient
 
-The derivatives of the gathers reduce gradients to shards. Resident weights are tagged as recomputed, as
-reading them again costs nothing. Needs nothing. Changes no values.
+Resident weights are tagged as recomputed. Changes no values.
 """
 
 from __future__ import annotations

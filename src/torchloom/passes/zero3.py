@@ -3,8 +3,7 @@
     before   gather                      the partitioner would keep the gathered weight
     after    gather  # MUST_RECOMPUTE    backward gathers again; between the two only shards live
 
-The pass also tags views and casts of a weight; otherwise the partitioner would keep one of those. Needs
-nothing. Changes no values.
+Views and casts of a weight are tagged, too. Changes no values.
 """
 
 from __future__ import annotations
