@@ -13,7 +13,7 @@ from torchloom import envs
 from torchloom.cli import make_app
 from torchloom.cli.train import to_argv
 from torchloom.errors import CheckpointError, ConfigError, DataError, TorchloomError
-from torchloom.recipes.train import TrainOptions, outdir
+from torchloom.recipes.train import TrainOptions, preflight
 
 NOT_LAUNCHED = {
     "RANK": None,
@@ -125,23 +125,23 @@ def test_a_launched_process_names_its_rank(tmp_path):
 def test_out_is_fresh_refused_or_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda form: "now")
-    first = outdir.choose_out(TrainOptions())
+    first = preflight.choose_out(TrainOptions())
     assert str(first) == "runs/llama-tiny-now"
     with pytest.raises(CheckpointError, match="no run under 'runs'"):
-        outdir.choose_out(TrainOptions(resume=True))
-    outdir.make_out(first)
-    assert str(outdir.choose_out(TrainOptions())) == "runs/llama-tiny-now-2"
-    checkpoints = outdir.checkpoint_dir(first)
+        preflight.choose_out(TrainOptions(resume=True))
+    preflight.make_out(first)
+    assert str(preflight.choose_out(TrainOptions())) == "runs/llama-tiny-now-2"
+    checkpoints = preflight.checkpoint_dir(first)
     checkpoints.mkdir(parents=True)
     (checkpoints / ".torchloom.lock").touch()  # a run that ended before its first checkpoint
     with pytest.raises(CheckpointError, match="no run under 'runs'"):
-        outdir.choose_out(TrainOptions(resume=True))
+        preflight.choose_out(TrainOptions(resume=True))
     (checkpoints / "global_step1").mkdir()
     (checkpoints / "global_step1" / "manifest.json").touch()
-    assert outdir.choose_out(TrainOptions(resume=True)) == first
-    assert outdir.choose_out(TrainOptions(resume=True, out=str(first))) == first
+    assert preflight.choose_out(TrainOptions(resume=True)) == first
+    assert preflight.choose_out(TrainOptions(resume=True, out=str(first))) == first
     with pytest.raises(ConfigError, match="already holds a run"):
-        outdir.choose_out(TrainOptions(out=str(first)))
+        preflight.choose_out(TrainOptions(out=str(first)))
 
 
 def test_too_little_text_names_the_option(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, TextIO, cast
 
 import typer
@@ -133,10 +133,10 @@ def _become_worker(options: TrainOptions) -> None:
 
 def _start_workers(options: TrainOptions) -> int:
     """Check the options in this process, so that an error is printed once; then start the workers."""
-    from torchloom.recipes.train.preflight import check_options, settle_out
+    from torchloom.recipes.train.preflight import check_options, choose_out, make_out
 
     check_options(options, options.nproc)
-    settled = settle_out(options)
+    settled = replace(options, out=str(make_out(choose_out(options))))
     from torchloom.cli.launch.launcher import launch  # imports torch
 
     return launch(["train", *to_argv(settled)], options.nproc)

@@ -1,4 +1,4 @@
-"""The text to train on, split into a training part and a held-out part.
+"""The text to train on, split into a training part and a held-out part, and cut into samples.
 
 The default is the source code of the running Python's standard library, which every machine has.
 `--data` names a file or a folder instead; it may hold any bytes.
@@ -15,8 +15,12 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchloom.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # the checks before a run open without torch
 
 MAX_STDLIB_BYTES = 16 << 20
 MAX_DATA_BYTES = 1 << 30
@@ -136,3 +140,39 @@ def _blocks(documents: list[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
     for name, content in documents:
         for start in range(0, len(content), size):
             yield f"{name}@{start}", content[start : start + size]
+
+
+def windows(tokens: Tensor, seq_len: int) -> Tensor:
+    """Return a view of `tokens` as rows of `seq_len` + 1; neighbours share one token.
+
+    Raises:
+        DataError: there are not enough tokens for a single row.
+    """
+    if len(tokens) <= seq_len:
+        raise DataError(
+            f"the text has {len(tokens)} tokens, fewer than one sample of {seq_len} and its label: "
+            "give more text or a smaller --seq-len"
+        )
+    return tokens.unfold(0, seq_len + 1, seq_len)
+
+
+def heldout_batches(
+    rows: Tensor, *, micro_batch: int, rank: int, world_size: int, max_samples: int = 64
+) -> list[Tensor]:
+    """Return this rank's evaluation batches: rows spread evenly over the held-out text.
+
+    Every rank gets the same number of batches of the same shape, because evaluation uses collectives. A
+    text with fewer rows than that is repeated.
+
+    Args:
+        rows: the held-out text, by `windows`.
+        micro_batch: rows per batch.
+        rank: this process among `world_size`.
+        world_size: number of ranks.
+        max_samples: the most rows of all ranks together, if one batch per rank does not exceed it.
+    """
+    per_round = micro_batch * world_size
+    total = max(1, min(len(rows), max_samples) // per_round) * per_round
+    picks = [i * len(rows) // total for i in range(total)]
+    starts = range(rank * micro_batch, total, per_round)
+    return [rows[picks[start : start + micro_batch]].long() for start in starts]

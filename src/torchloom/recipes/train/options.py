@@ -1,8 +1,10 @@
-"""The options of a training run."""
+"""The options of a training run, and the config of a run without `--config`."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 PRESET_NAMES = ("llama-tiny", "llama-34m")
 """The built-in models; `--model` also accepts a folder."""
@@ -48,3 +50,30 @@ class TrainOptions:
     """Also write TensorBoard events to `out/tensorboard`."""
     report: bool = False
     """Also watch the compile and the first steps, and leave `report.html` in `out`."""
+
+
+def default_config(options: TrainOptions) -> dict[str, Any]:
+    """Return ZeRO-3 with AdamW in fp32; 10 % of the steps warm up, then the rate follows a cosine.
+
+    The learning rate suits the small presets; use a config for a large model.
+    """
+    return {
+        "train_micro_batch_size_per_gpu": options.micro_batch or 4,
+        # With the usual threshold of 100 000 elements, a small model would not be sharded at all.
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 10_000},
+        "gradient_clipping": 1.0,
+        "steps_per_print": math.inf,  # the command shows its own progress
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+        },
+        "scheduler": {
+            "type": "WarmupCosineLR",
+            "params": {
+                "total_num_steps": options.steps,
+                "warmup_num_steps": max(1, options.steps // 10),
+                "warmup_min_ratio": 0.0,
+                "cos_min_ratio": 0.1,
+            },
+        },
+    }

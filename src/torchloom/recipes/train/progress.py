@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -19,36 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from torchloom.recipes.train.metrics import EvalRow, Sink, StepRow
-
-
-def make_progress(
-    console: Console,
-    *,
-    steps: int,
-    done: int,
-    log_every: int,
-    compiles: bool,
-    unit: str,
-    phase: Callable[[], str] = str,
-) -> Sink:
-    """Return the display that fits the console.
-
-    Args:
-        console: where to show it.
-        steps: steps of the whole run.
-        done: steps done before this process began.
-        log_every: steps between two plain lines.
-        compiles: whether the first step also compiles; it is announced as such.
-        unit: what a token is, for the unit of the loss.
-        phase: says what a compile is busy with and since when, "" while nothing is compiled.
-    """
-    first = "compiling" if compiles else "first step"
-    if console.is_terminal:
-        return BarDisplay(console, steps=steps, done=done, first=first, unit=unit, phase=phase)
-    return LineDisplay(
-        console, steps=steps, log_every=log_every, first=first, unit=unit, phase=phase
-    )
+from torchloom.recipes.train.metrics import Log, Row
 
 
 class _PhaseColumn(ProgressColumn):
@@ -65,114 +36,105 @@ class _PhaseColumn(ProgressColumn):
         return Text(self._phase(), style="dim")
 
 
-@final
-class BarDisplay:
-    """A live bar with the last step's numbers; evaluations stay above it as lines."""
+@contextmanager
+def bar(
+    console: Console, *, steps: int, done: int, first: str, unit: str, phase: Callable[[], str]
+) -> Iterator[Log]:
+    """Show a live bar with the last step's numbers; evaluations stay above it as lines.
 
-    def __init__(
-        self,
-        console: Console,
-        *,
-        steps: int,
-        done: int,
-        first: str,
-        unit: str,
-        phase: Callable[[], str] = str,
-    ) -> None:
-        self._console = console
-        self._first = first
-        self._unit = unit
-        self._progress = Progress(
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            _PhaseColumn(phase),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._task = self._progress.add_task("", total=steps, completed=done, numbers="evaluating")
-        self._progress.start()
+    Args:
+        console: the terminal.
+        steps: steps of the whole run.
+        done: steps done before this process began.
+        first: what the first step does, such as "compiling".
+        unit: what a token is, for the unit of the loss.
+        phase: says what a compile is busy with and since when, "" while nothing is compiled.
+    """
+    progress = Progress(
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        _PhaseColumn(phase),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    task = progress.add_task("", total=steps, completed=done, numbers="evaluating")
 
-    def log(self, row: StepRow | EvalRow) -> None:
-        """Show a row."""
-        if isinstance(row, EvalRow):
-            self._console.print(eval_text(row, self._unit))
-            if self._first:
-                self._progress.update(self._task, numbers=self._first)
+    def log(row: Row) -> None:
+        if row["kind"] == "step":
+            progress.update(task, completed=row["step"], numbers=step_text(row))
         else:
-            self._first = ""
-            self._progress.update(self._task, completed=row.step, numbers=step_text(row))
+            console.print(eval_text(row, unit))
+            if row["step"] == done:
+                progress.update(task, numbers=first)
 
-    def close(self) -> None:
-        """Stop drawing; the bar stays as it is."""
-        self._progress.stop()
-
-
-@final
-class LineDisplay:
-    """One line for the first step and for every `log_every`-th one after it; of a long compile also what it does."""
-
-    def __init__(
-        self,
-        console: Console,
-        *,
-        steps: int,
-        log_every: int,
-        first: str,
-        unit: str,
-        phase: Callable[[], str] = str,
-        phase_every_s: float = 15.0,
-    ) -> None:
-        self._console = console
-        self._steps = steps
-        self._log_every = log_every
-        self._first = first
-        self._unit = unit
-        self._started = time.perf_counter()
-        self._phase, self._phase_every_s = phase, phase_every_s
-        self._is_over = threading.Event()
-        threading.Thread(target=self._tell_phases, daemon=True).start()
-
-    def log(self, row: StepRow | EvalRow) -> None:
-        """Print a row if its turn has come."""
-        if isinstance(row, EvalRow):
-            self._print(eval_text(row, self._unit))
-            if self._first:
-                self._print(f"{self._first} ...")
-        elif self._first or row.step % self._log_every == 0 or row.step == self._steps:
-            elapsed_s = time.perf_counter() - self._started
-            self._print(f"step {row.step}/{self._steps}  {step_text(row)}  ({elapsed_s:.0f} s)")
-        if isinstance(row, StepRow):
-            self._first = ""
-            self._is_over.set()
-
-    def close(self) -> None:
-        """Stop telling what a compile does."""
-        self._is_over.set()
-
-    def _tell_phases(self) -> None:
-        while not self._is_over.wait(self._phase_every_s):
-            if text := self._phase():
-                self._print(f"compiling: {text}")
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False)
-        self._console.file.flush()
+    with progress:
+        yield log
 
 
-def step_text(row: StepRow) -> str:
+@contextmanager
+def lines(
+    console: Console,
+    *,
+    steps: int,
+    done: int,
+    log_every: int,
+    first: str,
+    unit: str,
+    phase: Callable[[], str],
+    phase_every_s: float = 15.0,
+) -> Iterator[Log]:
+    """Print one line for the first step and every `log_every`-th one; of a long compile also what it does.
+
+    Args:
+        console: where to print.
+        steps: steps of the whole run.
+        done: steps done before this process began.
+        log_every: steps between two lines.
+        first: what the first step does, such as "compiling".
+        unit: what a token is, for the unit of the loss.
+        phase: says what a compile is busy with and since when, "" while nothing is compiled.
+        phase_every_s: seconds between two lines of a long compile.
+    """
+    started, is_over = time.perf_counter(), threading.Event()
+
+    def say(line: str) -> None:
+        console.print(line, soft_wrap=True, highlight=False)
+        console.file.flush()
+
+    def tell_phases() -> None:
+        while not is_over.wait(phase_every_s):
+            if text := phase():
+                say(f"compiling: {text}")
+
+    def log(row: Row) -> None:
+        step = row["step"]
+        if row["kind"] == "step":
+            is_over.set()
+            if step in (done + 1, steps) or step % log_every == 0:
+                elapsed_s = time.perf_counter() - started
+                say(f"step {step}/{steps}  {step_text(row)}  ({elapsed_s:.0f} s)")
+        else:
+            say(eval_text(row, unit))
+            if step == done:
+                say(f"{first} ...")
+
+    threading.Thread(target=tell_phases, daemon=True).start()
+    try:
+        yield log
+    finally:
+        is_over.set()
+
+
+def step_text(row: Row) -> str:
     """Return a step's numbers as one short line."""
-    parts = [
-        f"loss {row.loss:.3f}",
-        f"{row.tokens_per_s:,.0f} tokens/s",
-        f"{row.step_time_s * 1000:.0f} ms/step",
-        f"{row.memory_gib:.2f} GiB",
-    ]
-    if row.mfu is not None:
-        parts.append(f"MFU {row.mfu:.1%}")
-    return "  ".join(parts)
+    mfu = "" if row["mfu"] is None else f"  MFU {row['mfu']:.1%}"
+    return (
+        f"loss {row['loss']:.3f}  {row['tokens_per_s']:,.0f} tokens/s  "
+        f"{row['step_time_s'] * 1000:.0f} ms/step  {row['memory_gib']:.2f} GiB{mfu}"
+    )
 
 
-def eval_text(row: EvalRow, unit: str) -> str:
+def eval_text(row: Row, unit: str) -> str:
     """Return an evaluation as one short line."""
-    return f"step {row.step}: held-out loss {row.heldout_loss:.3f} nats/{unit}"
+    return f"step {row['step']}: held-out loss {row['heldout_loss']:.3f} nats/{unit}"
