@@ -71,7 +71,7 @@ SHOWN = {
     "done": 0,
     "first": "compiling",
     "unit": "byte",
-    "phase": lambda: "planning graph0 (3 s)",
+    "phase": str,
 }
 
 
@@ -124,7 +124,7 @@ def test_charts_are_written(rows, tmp_path):
 
 def test_plain_lines_come_for_the_first_and_every_nth_step():
     def draw(console):
-        with progress.lines(console, log_every=2, **{**SHOWN, "phase": str}) as log:
+        with progress.shown(console, log_every=2, **SHOWN) as log:
             log(eval_row(0, 5.5))
             for step in range(1, 6):
                 log(step_row(step, mfu=0.5))
@@ -144,8 +144,8 @@ def test_a_long_compile_says_what_it_does():
         return "lowering a layer graph0 (21 s)"
 
     def draw(console):
-        shown = {**SHOWN, "phase": phase}
-        with progress.lines(console, log_every=1, phase_every_s=0.01, **shown) as log:
+        options = {**SHOWN, "phase": phase}
+        with progress.shown(console, log_every=1, phase_every_s=0.01, **options) as log:
             assert told.wait(10)
             told.clear()
             assert told.wait(10)  # the first line is out
@@ -157,9 +157,18 @@ def test_a_long_compile_says_what_it_does():
 
 
 def test_a_terminal_gets_a_bar_which_shows_what_a_compile_does():
+    told = threading.Event()
+
+    def phase():
+        told.set()
+        return "planning graph0 (3 s)"
+
     def draw(console):
-        with progress.bar(console, **SHOWN) as log:
+        with progress.shown(console, log_every=2, **{**SHOWN, "phase": phase}) as log:
             log(eval_row(0, 4.5))
+            assert told.wait(10)
+            told.clear()
+            assert told.wait(10)  # the first text is out
             log(step_row(2))
 
     text = show(draw, force_terminal=True)

@@ -68,7 +68,6 @@ def run_worker(options: TrainOptions, *, rank: int, output: TextIO) -> None:
         corpus = load_corpus(options.data, seq_len=options.seq_len)
     with failing_in("while building the model", rank=rank):
         task = build_task(options)
-        num_params = task.num_params  # sharding leaves each rank its part
         train, heldout = (
             windows(task.encode(text), options.seq_len) for text in (corpus.train, corpus.heldout)
         )
@@ -82,14 +81,14 @@ def run_worker(options: TrainOptions, *, rank: int, output: TextIO) -> None:
             if options.resume:
                 loop.resume()
         with ExitStack() as sinks:
-            logs = _open_logs(sinks, options, out, engine, task.unit, console)
+            logs = _open_logs(sinks, options, out, engine, task, console)
             if options.compile:
                 engine.compile()
             if engine.rank == 0:
-                _announce(console, corpus, task, num_params, engine, out)
+                _announce(console, corpus, task, engine, out)
             outcome = loop.run(logs)
         with failing_in("while writing the summary", rank=rank):
-            _report(options, out, engine, task, num_params, outcome, console)
+            _report(options, out, engine, task, outcome, console)
     finally:
         engine.destroy()
     if dist.is_initialized():
@@ -304,7 +303,7 @@ def _open_logs(
     options: TrainOptions,
     out: Path,
     engine: torchloom.Engine,
-    unit: str,
+    task: Task,
     console: Console,
 ) -> list[Log]:
     """Open what rows go to; only rank 0 writes more than its part of --report."""
@@ -316,17 +315,16 @@ def _open_logs(
         sinks.append(json_lines(out / "metrics.jsonl", done=done))
         if options.tensorboard:
             sinks.append(tensorboard(out / "tensorboard"))
-        shown = {
-            "steps": options.steps,
-            "done": done,
-            "first": "compiling" if options.compile else "first step",
-            "unit": unit,
-            "phase": lambda: phase.text() if (phase := engine.compile_report().phase) else "",
-        }
-        if console.is_terminal:
-            sinks.append(progress.bar(console, **shown))
-        else:
-            sinks.append(progress.lines(console, log_every=options.log_every, **shown))
+        shown = progress.shown(
+            console,
+            steps=options.steps,
+            done=done,
+            log_every=options.log_every,
+            first="compiling" if options.compile else "first step",
+            unit=task.unit,
+            phase=lambda: phase.text() if (phase := engine.compile_report().phase) else "",
+        )
+        sinks.append(shown)
     return [stack.enter_context(sink) for sink in sinks]
 
 
@@ -334,7 +332,6 @@ def _announce(
     console: Console,
     corpus: Corpus,
     task: Task,
-    num_params: int,
     engine: torchloom.Engine,
     out: Path,
 ) -> None:
@@ -342,7 +339,7 @@ def _announce(
     write_whole(out / "config.json", config + "\n")
     console.print(str(corpus), soft_wrap=True, highlight=False)
     console.print(
-        f"{task.name}: {num_params / 1e6:.2f} M parameters, "
+        f"{task.name}: {task.num_params / 1e6:.2f} M parameters, "
         f"ZeRO-{engine.config.zero.stage}, {engine.world_size} ranks, output in {out}",
         soft_wrap=True,
         highlight=False,
@@ -354,7 +351,6 @@ def _report(
     out: Path,
     engine: torchloom.Engine,
     task: Task,
-    num_params: int,
     outcome: Outcome,
     console: Console,
 ) -> None:
@@ -369,7 +365,7 @@ def _report(
     figures = summary.summarize(
         rows,
         model=task.name,
-        num_params=num_params,
+        num_params=task.num_params,
         unit=task.unit,
         world_size=engine.world_size,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper(),

@@ -8,72 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from torchloom.recipes.train.metrics import Log, Row
 
 
-class _PhaseColumn(ProgressColumn):
-    """What a compile is busy with: drawn anew by the bar's own thread while the compiler works."""
-
-    max_refresh = 0.5
-
-    def __init__(self, phase: Callable[[], str]) -> None:
-        super().__init__()
-        self._phase = phase
-
-    def render(self, task: Task) -> Text:
-        """Return the text of the column."""
-        return Text(self._phase(), style="dim")
-
-
 @contextmanager
-def bar(
-    console: Console, *, steps: int, done: int, first: str, unit: str, phase: Callable[[], str]
-) -> Iterator[Log]:
-    """Show a live bar with the last step's numbers; evaluations stay above it as lines.
-
-    Args:
-        console: the terminal.
-        steps: steps of the whole run.
-        done: steps done before this process began.
-        first: what the first step does, such as "compiling".
-        unit: what a token is, for the unit of the loss.
-        phase: says what a compile is busy with and since when, "" while nothing is compiled.
-    """
-    progress = Progress(
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        _PhaseColumn(phase),
-        TimeRemainingColumn(),
-        console=console,
-    )
-    task = progress.add_task("", total=steps, completed=done, numbers="evaluating")
-
-    def log(row: Row) -> None:
-        if row["kind"] == "step":
-            progress.update(task, completed=row["step"], numbers=step_text(row))
-        else:
-            console.print(eval_text(row, unit))
-            if row["step"] == done:
-                progress.update(task, numbers=first)
-
-    with progress:
-        yield log
-
-
-@contextmanager
-def lines(
+def shown(
     console: Console,
     *,
     steps: int,
@@ -84,10 +25,10 @@ def lines(
     phase: Callable[[], str],
     phase_every_s: float = 15.0,
 ) -> Iterator[Log]:
-    """Print one line for the first step and every `log_every`-th one; of a long compile also what it does.
+    """Show a live bar with the last step's numbers, and evaluations above it; elsewhere than in a terminal lines.
 
     Args:
-        console: where to print.
+        console: where to show it.
         steps: steps of the whole run.
         done: steps done before this process began.
         log_every: steps between two lines.
@@ -96,32 +37,44 @@ def lines(
         phase: says what a compile is busy with and since when, "" while nothing is compiled.
         phase_every_s: seconds between two lines of a long compile.
     """
+    is_bar = console.is_terminal
     started, is_over = time.perf_counter(), threading.Event()
+    numbers = TextColumn("{task.fields[numbers]}", markup=False)
+    columns = BarColumn(bar_width=24), MofNCompleteColumn(), numbers, TimeRemainingColumn()
+    bar = Progress(*columns, console=console, disable=not is_bar)
+    task = bar.add_task("", total=steps, completed=done, numbers="evaluating")
 
     def say(line: str) -> None:
         console.print(line, soft_wrap=True, highlight=False)
         console.file.flush()
 
     def tell_phases() -> None:
-        while not is_over.wait(phase_every_s):
-            if text := phase():
+        while not is_over.wait(0.5 if is_bar else phase_every_s):
+            if not (text := phase()):
+                continue
+            if is_bar:
+                bar.update(task, numbers=text)
+            else:
                 say(f"compiling: {text}")
 
     def log(row: Row) -> None:
         step = row["step"]
         if row["kind"] == "step":
-            is_over.set()
-            if step in (done + 1, steps) or step % log_every == 0:
+            bar.update(task, completed=step, numbers=step_text(row))
+            if not is_bar and (step in (done + 1, steps) or step % log_every == 0):
                 elapsed_s = time.perf_counter() - started
                 say(f"step {step}/{steps}  {step_text(row)}  ({elapsed_s:.0f} s)")
-        else:
-            say(eval_text(row, unit))
-            if step == done:
+            return
+        say(eval_text(row, unit))
+        if step == done:
+            bar.update(task, numbers=first)
+            if not is_bar:
                 say(f"{first} ...")
 
     threading.Thread(target=tell_phases, daemon=True).start()
     try:
-        yield log
+        with bar:
+            yield log
     finally:
         is_over.set()
 

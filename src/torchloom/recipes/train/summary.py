@@ -98,31 +98,40 @@ def write_charts(out: Path, rows: Sequence[Row], summary: Mapping[str, Any]) -> 
     steps, evals = _of_kind(rows, "step"), _of_kind(rows, "eval")
     if not steps:
         return {}
-    note = (
-        "{model}, {num_params:,} parameters, ZeRO-{zero_stage}, {world_size} ranks on {device}"
-    ).format(**summary)
+    size = f"{summary['num_params'] / 1e6:.1f} M parameters"
+    note = "{model}, {size}, ZeRO-{zero_stage}, {world_size} ranks on {device}".format(
+        size=size, **summary
+    )
 
     def series(label: str, key: str, scale: float = 1, of: Sequence[Row] = steps) -> Series:
         values = [row[key] * scale for row in of]
         return Series(label, [row["step"] for row in of], values, has_markers=of is evals)
 
-    def draw(name: str, title: str, y_label: str, *drawn: Series, log_y: bool = False) -> None:
+    unit = summary["unit"]
+    charts = {
+        "loss": (
+            ("Loss", f"nats per {unit}"),
+            series("training loss", "loss"),
+            series("held-out loss", "heldout_loss", of=evals),
+        ),
+        "step_time": (
+            ("Step time (a first step that compiles is slow)", "milliseconds, logarithmic"),
+            series("step time", "step_time_s", 1000),
+        ),
+        "throughput": (("Throughput", f"{unit}s per second"), series("all ranks", "tokens_per_s")),
+        "memory": (
+            ("Memory of rank 0", "GiB"),
+            series("in use", "memory_gib"),
+            series("peak so far", "peak_memory_gib"),
+        ),
+    }
+    files = {}
+    for name, ((title, y_label), *drawn) in charts.items():
+        log_y, x_label = name == "step_time", "optimizer step"
         svg = line_chart(
-            drawn, title=title, x_label="optimizer step", y_label=y_label, note=note, log_y=log_y
+            drawn, title=title, x_label=x_label, y_label=y_label, note=note, log_y=log_y
         )
         files[name] = write_whole(out / f"{name}.svg", svg)
-
-    files: dict[str, Path] = {}
-    unit = summary["unit"]
-    heldout = series("held-out loss", "heldout_loss", of=evals)
-    draw("loss", "Loss", f"nats per {unit}", series("training loss", "loss"), heldout)
-    title = "Step time (a first step that compiles is slow)"
-    times = series("step time", "step_time_s", 1000)
-    draw("step_time", title, "milliseconds, logarithmic", times, log_y=True)
-    throughput = series("all ranks", "tokens_per_s")
-    draw("throughput", "Throughput", f"{unit}s per second", throughput)
-    memory = series("in use", "memory_gib"), series("peak so far", "peak_memory_gib")
-    draw("memory", "Memory of rank 0", "GiB", *memory)
     return files
 
 

@@ -30,7 +30,7 @@ def encode_bytes(text: bytes) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Task:
     """A model with all that the loop must know about it."""
 
@@ -43,10 +43,9 @@ class Task:
     unit: Literal["byte", "token"] = "byte"
     """What one token of `encode` is."""
 
-    @property
-    def num_params(self) -> int:
-        """Return the number of parameters; of a sharded module, of this rank's shards."""
-        return sum(p.numel() for p in self.module.parameters())
+    def __post_init__(self) -> None:
+        # Sharding leaves each rank its part.
+        self.num_params = sum(p.numel() for p in self.module.parameters())
 
 
 def build_task(options: TrainOptions) -> Task:
