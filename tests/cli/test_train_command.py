@@ -51,7 +51,7 @@ def test_help_is_quick_and_does_not_import_torch():
 def test_every_option_reaches_the_worker_unchanged(text, tmp_path, monkeypatch):
     launched = []
     monkeypatch.setattr(
-        "torchloom.cli.launch.launcher.launch", lambda argv, nproc: launched.append(argv) or 0
+        "torchloom.cli.launcher.launch", lambda argv, nproc: launched.append(argv) or 0
     )
     argv = ["--data", text, "--out", tmp_path / "out", "--steps", "7", "--no-compile", "--seed", "5",
             "--seq-len", "32", "--micro-batch", "2", "--eval-every", "3", "--log-every", "4",
@@ -96,7 +96,7 @@ def test_a_missing_extra_is_named(monkeypatch, text, tmp_path):
 
 def test_a_failing_worker_says_why_on_every_rank_and_fails_the_run(tmp_path):
     code = (
-        "from torchloom.cli.launch.launcher import launch; import sys;"
+        "from torchloom.cli.launcher import launch; import sys;"
         f"sys.exit(launch(['train', '--data', {str(tmp_path / 'no')!r}], 2))"
     )
     environment = {**envs.child_environment({}), "OMP_NUM_THREADS": "1"}

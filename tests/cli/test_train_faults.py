@@ -13,7 +13,7 @@ import torch
 
 from recipes.test_train_loop import Rows, make_loop
 from torchloom import cli, envs
-from torchloom.cli.launch.terminal import LastingOutput
+from torchloom.cli.terminal import LastingOutput
 from torchloom.errors import ConfigError, EngineError, NoMemoryError, PlanError
 from torchloom.recipes.train import interrupts
 from torchloom.recipes.train.interrupts import StopRequest, failing_in, full_memory

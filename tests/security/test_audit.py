@@ -67,7 +67,7 @@ KNOWN = {
     ("cli/load.py", "spec_from_file_location"): USERS,
     ("cli/serve.py", "subprocess.run"): COMMAND,
     ("recipes/train/task.py", "from_pretrained"): "data alone: no remote code, weights_only",
-    ("cli/launch/parent.py", "CDLL"): "the C library that is loaded already",
+    ("cli/parent.py", "CDLL"): "the C library that is loaded already",
     ("recipes/train/preflight.py", "find_spec"): LOOKED_UP,
     ("recipes/train/loop.py", "broadcast_object_list"): RANKS,
     ("compiler/backend_fn.py", "import_module"): USERS,

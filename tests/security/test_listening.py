@@ -15,7 +15,7 @@ import pytest
 from support.ports import free_port
 from torchloom import envs
 from torchloom.cli.exposure import listening, told_listening
-from torchloom.cli.interpreter import interpreter
+from torchloom.cli.load import interpreter
 from torchloom.engine.loopback import is_loopback, serve_store
 from torchloom.errors import ConfigError
 

@@ -33,9 +33,8 @@ from torchloom import envs
 from torchloom._torch.inductor import bisect_status_file, inductor_cache_dir
 from torchloom._torch.resolve import absent, is_expected
 from torchloom.backends.describe import cpp_compiler
-from torchloom.cli.exposure import exposed
-from torchloom.cli.finding import CheckFinding
-from torchloom.cli.interpreter import interpreter
+from torchloom.cli.exposure import CheckFinding, exposed
+from torchloom.cli.load import interpreter
 from torchloom.compiler.support import why_unsupported
 from torchloom.errors import ConfigError
 

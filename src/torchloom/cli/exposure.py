@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from torchloom import envs
 from torchloom._torch.inductor import inductor_cache_dir
-from torchloom.cli.finding import CheckFinding
 from torchloom.engine.loopback import is_loopback
 from torchloom.errors import ArtifactError
 from torchloom.files import why_not_own, why_replaceable
@@ -23,6 +23,15 @@ from torchloom.serve.store.signing_key import SigningKey
 _MOST_FILES = 100_000
 _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
+
+
+class CheckFinding(NamedTuple):
+    """One line of the report."""
+
+    state: Literal["ok", "note", "FAIL"]
+    about: str
+    what: str
+    cure: str = ""
 
 
 def exposed(
