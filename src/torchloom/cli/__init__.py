@@ -70,11 +70,11 @@ def _tell(asked: str | None, error: Exception) -> None:
     if with_traceback:
         traceback.print_exception(error)
     if own is not None:
-        print(f"{rank}{type(own).__name__}: {printable(str(own))}", file=sys.stderr, flush=True)
+        words = f"{type(own).__name__}: {own}"
     else:
-        more = f"Set {envs.TRACEBACK}=1 to see the whole traceback."
-        words = failures.told(f"torchloom {asked}", error, more=more)
-        print(f"{rank}{printable(words)}", file=sys.stderr, flush=True)
+        advice = f"Set {envs.TRACEBACK}=1 to see the whole traceback."
+        words = failures.told(f"torchloom {asked}", error, advice)
+    print(f"{rank}{printable(words)}", file=sys.stderr, flush=True)
     if launch is not None and launch.world_size > 1:
         time.sleep(_LAST_WORDS_S)
 

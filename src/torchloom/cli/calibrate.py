@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from torchloom import envs
 from torchloom.cli.parent import begin_worker
+from torchloom.cli.terminal import print_table
 from torchloom.errors import PlanError
 
 if TYPE_CHECKING:
@@ -134,16 +133,11 @@ def _print(table: CostTable, where: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(table_to_json(table, machine_facts()).rstrip())
         return
-    console = Console(highlight=False)
-    rates = Table(box=None, show_header=False, pad_edge=False)
-    for about, what in _rows(table):
-        rates.add_row(about, what)
-    console.print(rates)
+    print_table(_rows(table))
     if table.collectives:
-        console.print(_collectives(table))
-    console.print(f"{len(table.ops)} operators and products measured one by one")
-    kept = "not kept: --quick is for trying the command" if where is None else str(where)
-    console.print(kept, soft_wrap=True)
+        _print_collectives(table)
+    typer.echo(f"{len(table.ops)} operators and products measured one by one")
+    typer.echo("not kept: --quick is for trying the command" if where is None else str(where))
 
 
 def _rows(table: CostTable) -> Iterator[tuple[str, str]]:
@@ -162,14 +156,14 @@ def _rows(table: CostTable) -> Iterator[tuple[str, str]]:
         yield name, f"{value:,.4g}"
 
 
-def _collectives(table: CostTable) -> Table:
-    """Return microseconds by size, one column for each kind and number of ranks."""
+def _print_collectives(table: CostTable) -> None:
+    """Print microseconds by size, one column for each kind and number of ranks."""
     kinds = sorted(table.collectives)
     # Line breaks in the header keep the columns narrow.
     headers = [kind.replace("_", "_\n", 1).replace("/", "\nranks: ") for kind in kinds]
-    shown = Table("bytes", *headers, title="collectives, us", box=None, pad_edge=False)
     sizes = sorted({size for points in table.collectives.values() for size, _ in points})
+    rows = []
     for size in sizes:
         found = [dict(table.collectives[kind]).get(size) for kind in kinds]
-        shown.add_row(f"{size:,}", *("-" if us is None else f"{us:,.0f}" for us in found))
-    return shown
+        rows.append((f"{size:,}", *("-" if us is None else f"{us:,.0f}" for us in found)))
+    print_table(rows, "bytes", *headers, title="collectives, us")

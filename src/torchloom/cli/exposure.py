@@ -33,6 +33,13 @@ class CheckFinding(NamedTuple):
     what: str
     cure: str = ""
 
+    @classmethod
+    def of(cls, about: str, good: str, why_not: str | None, cure: str) -> CheckFinding:
+        """Return a line about something that works, or the reason why it does not."""
+        if why_not is None:
+            return cls("ok", about, good)
+        return cls("FAIL", about, why_not, cure)
+
 
 def exposed(
     folders: Iterable[Path], run: Callable[[str, float], str | None]
@@ -143,14 +150,12 @@ def _ports(run: Callable[[str, float], str | None]) -> Iterator[CheckFinding]:
         "ensure_process_group()\n"
         "told_listening()\n"
     )
-    reason = run(code, 60)
-    yield (
-        CheckFinding("ok", "ports", "a run on one host listens on loopback alone")
-        if reason is None
-        else CheckFinding(
-            "note", "ports", reason, "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-        )
+    good, cure = (
+        "a run on one host listens on loopback alone",
+        "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
     )
+    found = CheckFinding.of("ports", good, run(code, 60), cure)
+    yield found if found.state == "ok" else found._replace(state="note")
     host = envs.get_str("MASTER_ADDR", "")
     where = f"MASTER_ADDR is {host}: its" if host and not is_loopback(host) else "with several, the"
     yield CheckFinding(

@@ -238,7 +238,6 @@ class LocalRendezvous(RendezvousHandler):
     def __init__(self) -> None:
         self._store = serve_store()
         self._id = uuid.uuid4().hex
-        self._is_closed = False
 
     def get_backend(self) -> str:
         """Return the name of this kind of rendezvous."""
@@ -255,12 +254,11 @@ class LocalRendezvous(RendezvousHandler):
         return RendezvousInfo(dist.PrefixStore("agent", self._store), 0, 1, where)
 
     def is_closed(self) -> bool:
-        """Return whether there will be no further round."""
-        return self._is_closed
+        """Return whether there will be no further round: the agent asks for one."""
+        return False
 
     def set_closed(self) -> None:
-        """Allow no further round."""
-        self._is_closed = True
+        """Do nothing: the agent asks for one round alone."""
 
     def num_nodes_waiting(self) -> int:
         """Return how many hosts want to join: none."""

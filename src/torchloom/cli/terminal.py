@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 _GONE = (errno.EIO, errno.EPIPE, errno.EBADF, errno.ENXIO)
@@ -94,6 +94,28 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+def print_table(
+    rows: Iterable[Sequence[Any]], *headers: str, title: str = "", width: int | None = None
+) -> None:
+    """Print rows as columns, without markup in what they say.
+
+    Args:
+        rows: texts, or texts with a style; a row may be shorter than others.
+        headers: names of the columns, where they have names.
+        title: stands above.
+        width: of the output; None: that of the terminal.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        *headers, title=title or None, box=None, show_header=bool(headers), pad_edge=False
+    )
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False, width=width).print(table)
 
 
 def drop_unread() -> None:
