@@ -79,7 +79,7 @@ def test_saves_on_the_way(tmp_path) -> None:
     save, engine.save_checkpoint = engine.save_checkpoint, lambda *args, **kwargs: (
         steps.append(engine.global_steps) or save(*args, **kwargs)
     )  # fmt: skip
-    loop.run([])
+    loop.run()
     assert steps == [5, 10, 12]
 
 
@@ -89,16 +89,16 @@ def test_without_steps_one_checkpoint_is_saved_anew_by_the_clock(tmp_path) -> No
     save, engine.save_checkpoint = engine.save_checkpoint, lambda folder, tag, **kwargs: (
         tags.append(tag) or save(folder, tag, **kwargs)
     )  # fmt: skip
-    loop.run([])
+    loop.run()
     assert tags == ["on_the_way", "on_the_way", None]
     loop, engine = make_loop(tmp_path, steps=3, save_minutes=60)
-    loop.run([])
+    loop.run()
     assert len(engine.saved) == 1
 
 
 def test_the_last_step_is_saved_once(tmp_path) -> None:
     loop, engine = make_loop(tmp_path, steps=10, save_every=5)
-    loop.run([])
+    loop.run()
     assert len(engine.saved) == 2
 
 
@@ -107,11 +107,11 @@ def test_hangup_saves_after_the_step_and_goes_on(tmp_path) -> None:
         if row.step == 4:
             os.kill(os.getpid(), signal.SIGHUP)
 
-    loop, engine = make_loop(tmp_path, steps=8)
+    loop, engine = make_loop(tmp_path, Rows(on_step).log, steps=8)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup themselves
     try:
-        outcome = loop.run([Rows(on_step).log])
-        assert outcome.step == 8
+        outcome = loop.run()
+        assert outcome.steps == 8
         assert outcome.stopped_by is None
         assert len(engine.saved) == 2
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
@@ -140,7 +140,7 @@ def test_full_memory_in_a_step_and_in_a_save(tmp_path) -> None:
 
     engine.backward = full
     with pytest.raises(NoMemoryError, match="in the step after step 1: use a smaller"):
-        loop.run([])
+        loop.run()
 
     def no_room(*args, **kwargs):
         raise MemoryError
@@ -148,7 +148,7 @@ def test_full_memory_in_a_step_and_in_a_save(tmp_path) -> None:
     loop, engine = make_loop(tmp_path, steps=3)
     engine.save_checkpoint = no_room
     with pytest.raises(NoMemoryError, match="in the step after step 3"):
-        loop.run([])
+        loop.run()
 
 
 def test_a_rank_lost_in_an_evaluation_is_told_too(tmp_path) -> None:
@@ -157,7 +157,7 @@ def test_a_rank_lost_in_an_evaluation_is_told_too(tmp_path) -> None:
 
     loop, _ = make_loop(tmp_path, steps=3, loss=lost)
     with pytest.raises(EngineError, match="another rank was lost"):
-        loop.run([])
+        loop.run()
 
 
 def test_output_that_nobody_reads_is_dropped() -> None:

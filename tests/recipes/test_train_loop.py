@@ -105,7 +105,7 @@ class Rows(list):
             self.on_step(self[-1])
 
 
-def make_loop(tmp_path, *, steps=12, engine=None, loss=None, **options):
+def make_loop(tmp_path, *logs, steps=12, engine=None, loss=None, **options):
     torch.manual_seed(0)
     module = Bigram()
     accumulation_steps = options.pop("accumulation_steps", 1)
@@ -116,7 +116,9 @@ def make_loop(tmp_path, *, steps=12, engine=None, loss=None, **options):
         loss=loss or (lambda engine, batch: engine(batch[:, :-1], labels=batch[:, 1:])),
     )
     options = TrainOptions(steps=steps, **{"eval_every": 5, "save_minutes": 0, **options})
-    return Loop(engine, task, options, windows(TOKENS, 8), tmp_path / "ckpt"), engine
+    loop = Loop(engine, task, options, windows(TOKENS, 8), tmp_path)
+    loop.logs += logs
+    return loop, engine
 
 
 def steps_of(rows):
@@ -129,10 +131,10 @@ def evals_of(rows):
 
 def test_it_learns_records_and_saves(tmp_path):
     rows = Rows()
-    loop, engine = make_loop(tmp_path, accumulation_steps=2)
-    outcome = loop.run([rows.log])
-    assert (outcome.step, outcome.stopped_by) == (12, None)
-    assert outcome.checkpoint.endswith("ckpt/global_step12")
+    loop, engine = make_loop(tmp_path, rows.log, accumulation_steps=2)
+    outcome = loop.run()
+    assert (outcome.steps, outcome.stopped_by) == (12, None)
+    assert outcome.checkpoint.endswith("checkpoints/global_step12")
     assert [row.step for row in steps_of(rows)] == list(range(1, 13))
     assert [row.step for row in evals_of(rows)] == [0, 5, 10, 12]
     assert evals_of(rows)[-1].heldout_loss < evals_of(rows)[0].heldout_loss - 0.3
@@ -144,7 +146,7 @@ def test_it_learns_records_and_saves(tmp_path):
     assert 0 < last.memory_gib <= last.peak_memory_gib
     assert 0 <= last.data_time_s <= last.step_time_s
     ((folder, state),) = engine.saved
-    assert (folder, state["tokens"]) == (str(tmp_path / "ckpt"), 768)
+    assert (folder, state["tokens"]) == (str(tmp_path / "checkpoints"), 768)
     assert state["loader"]["samples"] == 12 * 2 * 4
 
 
@@ -152,9 +154,9 @@ def test_it_learns_records_and_saves(tmp_path):
 def test_a_signal_saves_and_stops_after_the_step(tmp_path, number):
     before = signal.getsignal(number)
     rows = Rows(lambda row: row.step == 3 and os.kill(os.getpid(), number))
-    loop, engine = make_loop(tmp_path)
-    outcome = loop.run([rows.log])
-    assert (outcome.step, outcome.stopped_by) == (4, signal.Signals(number).name)
+    loop, engine = make_loop(tmp_path, rows.log)
+    outcome = loop.run()
+    assert (outcome.steps, outcome.stopped_by) == (4, signal.Signals(number).name)
     assert len(engine.saved) == 1
     assert signal.getsignal(number) is before
 
@@ -168,7 +170,7 @@ def test_a_signal_that_breaks_a_step_is_named(tmp_path):
 
     engine.backward = broken
     with pytest.raises(EngineError, match="SIGINT broke off the step after step 0"):
-        loop.run([])
+        loop.run()
 
 
 def test_a_lost_rank_is_told_in_one_line(tmp_path):
@@ -179,19 +181,19 @@ def test_a_lost_rank_is_told_in_one_line(tmp_path):
 
     engine.backward = lost
     with pytest.raises(EngineError, match="another rank was lost in the step after step 0"):
-        loop.run([])
+        loop.run()
 
 
 def test_a_run_in_two_parts_equals_one(tmp_path):
     whole, first, second = Rows(), Rows(), Rows()
-    make_loop(tmp_path, steps=80)[0].run([whole.log])  # more than an epoch
-    loop, engine = make_loop(tmp_path, steps=7)
-    loop.run([first.log])
+    make_loop(tmp_path, whole.log, steps=80)[0].run()  # more than an epoch
+    loop, engine = make_loop(tmp_path, first.log, steps=7)
+    loop.run()
     fresh = FakeEngine(engine.module)
     fresh._optimizer, fresh.saved, fresh.global_steps = engine._optimizer, engine.saved, 7
-    loop, _ = make_loop(tmp_path, steps=80, engine=fresh)
+    loop, _ = make_loop(tmp_path, second.log, steps=80, engine=fresh)
     loop.resume()
-    loop.run([second.log])
+    loop.run()
     numbers = [(row.step, row.loss, row.tokens) for row in steps_of(first) + steps_of(second)]
     assert numbers == [(row.step, row.loss, row.tokens) for row in steps_of(whole)]
 
@@ -201,7 +203,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
     with torch.no_grad():
         engine.module.table.weight.fill_(float("nan"))
     with pytest.raises(EngineError, match="loss is nan at step 1"):
-        loop.run([])
+        loop.run()
 
 
 def test_text_for_less_than_one_batch_is_refused(tmp_path):

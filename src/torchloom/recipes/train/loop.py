@@ -17,7 +17,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -31,7 +31,7 @@ import torchloom
 from torchloom.errors import ConfigError, DataError, EngineError, TorchloomError
 from torchloom.files import read_json_lines, write_whole
 from torchloom.recipes.train import progress, summary
-from torchloom.recipes.train.corpus import Corpus, heldout_batches, load_corpus, windows
+from torchloom.recipes.train.corpus import heldout_batches, load_corpus, windows
 from torchloom.recipes.train.interrupts import StopRequest, failing_in
 from torchloom.recipes.train.metrics import Log, json_lines, memory_gib, tensorboard, watched
 from torchloom.recipes.train.options import TrainOptions, default_config
@@ -46,19 +46,10 @@ _ON_THE_WAY = "on_the_way"
 class Outcome(NamedTuple):
     """How the run ended."""
 
-    step: int
+    steps: int
     checkpoint: str
     stopped_by: str | None
     """The signal that ended it early."""
-
-
-class _Asked(NamedTuple):
-    """What signals requested on any rank, or rank 0's clock."""
-
-    stop: bool
-    save: bool
-    is_late: bool
-    """The last save was `save_minutes` ago."""
 
 
 def run_worker(options: TrainOptions, *, rank: int, output: TextIO) -> None:
@@ -75,20 +66,20 @@ def run_worker(options: TrainOptions, *, rank: int, output: TextIO) -> None:
         config = options.config or default_config(options)
         engine, *_ = torchloom.initialize(model=task.module, config=config, training_data=train)
     try:
-        with failing_in("while preparing the run", rank=rank):
-            out = _agree_on_out(options, engine.rank)
-            loop = Loop(engine, task, options, heldout, checkpoint_dir(out))
-            if options.resume:
-                loop.resume()
         with ExitStack() as sinks:
-            logs = _open_logs(sinks, options, out, engine, task, console)
-            if options.compile:
-                engine.compile()
-            if engine.rank == 0:
-                _announce(console, corpus, task, engine, out)
-            outcome = loop.run(logs)
+            with failing_in("while preparing the run", rank=rank):
+                out = _agree_on_out(options, engine.rank)
+                loop = Loop(engine, task, options, heldout, out)
+                if options.resume:
+                    loop.resume()
+                loop.open_logs(sinks, console)
+                if options.compile:
+                    engine.compile()
+                if engine.rank == 0:
+                    loop.announce(str(corpus), console)
+            outcome = loop.run()
         with failing_in("while writing the summary", rank=rank):
-            _report(options, out, engine, task, outcome, console)
+            loop.report(outcome, console)
     finally:
         engine.destroy()
     if dist.is_initialized():
@@ -103,7 +94,7 @@ class Loop:
         task: the model's loss.
         options: how long to run, and when to evaluate and save.
         heldout: rows of held-out tokens.
-        checkpoints: the folder of checkpoints.
+        out: the run's folder.
     """
 
     def __init__(
@@ -112,10 +103,9 @@ class Loop:
         task: Task,
         options: TrainOptions,
         heldout: Tensor,
-        checkpoints: Path,
+        out: Path,
     ) -> None:
-        self._engine, self._task, self._options = engine, task, options
-        self._checkpoints = checkpoints
+        self._engine, self._task, self._options, self._out = engine, task, options, out
         self._micro_batch = engine.config.batch.micro_batch_size
         self._loader = engine.training_dataloader
         self._loader.sampler.seed = options.seed
@@ -130,7 +120,8 @@ class Loop:
             rank=engine.rank,
             world_size=engine.world_size,
         )
-        self._logs: Sequence[Log] = ()
+        self.logs: list[Log] = []
+        """Where rows go."""
         self._tokens = 0
         self._saved_at = time.monotonic()
 
@@ -142,26 +133,23 @@ class Loop:
             ConfigError: its run has done all steps.
         """
         engine, steps = self._engine, self._options.steps
-        path, client_state = engine.load_checkpoint(str(self._checkpoints))
+        path, client_state = engine.load_checkpoint(str(checkpoint_dir(self._out)))
         self._tokens = client_state["tokens"]
         if engine.global_steps >= steps:
             raise ConfigError(
-                f"the run in {str(self._checkpoints.parent)!r} has already done {engine.global_steps} of {steps} "
+                f"the run in {str(self._out)!r} has already done {engine.global_steps} of {steps} "
                 "steps: ask for more with --steps"
             )
         _LOGGER.info("resumed from %s after step %d", path, engine.global_steps)
 
-    def run(self, logs: Sequence[Log]) -> Outcome:
+    def run(self) -> Outcome:
         """Train until the last step or until a signal requests a stop; save in both cases.
-
-        Args:
-            logs: where rows go.
 
         Raises:
             EngineError: the loss is not finite, a signal interrupted a step, or a rank was lost.
             NoMemoryError: host or device memory ran out.
         """
-        engine, options, self._logs = self._engine, self._options, logs
+        engine, options = self._engine, self._options
         batches, stop = self._batches(), False
 
         def where() -> str:
@@ -192,8 +180,8 @@ class Loop:
                 if len(batch) == self._micro_batch:  # another shape would be compiled anew
                     yield batch.long()
 
-    def _step(self, batches: Iterator[Tensor], request: StopRequest) -> _Asked:
-        """Run one optimizer step and record it; return what signals requested on any rank."""
+    def _step(self, batches: Iterator[Tensor], request: StopRequest) -> tuple[bool, bool, bool]:
+        """Run one optimizer step and record it; return whether to stop, to save, and to save by the clock."""
         engine = self._engine
         # A seed per step and rank makes dropout the same after a resume, with no state to save.
         torch.manual_seed(((self._options.seed << 32) + engine.global_steps) * 65_537 + engine.rank)
@@ -210,7 +198,7 @@ class Loop:
             engine.step()
             loss_sum += loss.detach()
             num_tokens += batch[:, 1:].numel() * engine.world_size
-        mean_loss, asked = self._agree(loss_sum / num_micro_steps, request)
+        mean_loss, *asked = self._agree(loss_sum / num_micro_steps, request)
         step_time_s = time.perf_counter() - started
         comm, norm = engine.comm_stats(), engine.get_global_grad_norm()
         self._tokens += num_tokens
@@ -233,26 +221,24 @@ class Loop:
             collectives=comm.num_collectives - comm_before.num_collectives,
             collective_bytes=comm.num_bytes - comm_before.num_bytes,
         )
-        return asked
+        stop, save, is_late = (share > 0 for share in asked)
+        return stop or engine.should_stop, save, is_late
 
-    def _agree(self, loss: Tensor, request: StopRequest) -> tuple[float, _Asked]:
-        """Return the mean loss over ranks, and what signals requested on any of them."""
+    def _agree(self, loss: Tensor, request: StopRequest) -> list[float]:
+        """Return the mean loss over ranks, and the share of ranks asked to stop, asked to save, and late to save."""
         engine, options = self._engine, self._options
         by_clock_s = 0 if options.save_every or engine.rank else 60 * options.save_minutes
         is_late = 0 < by_clock_s <= time.monotonic() - self._saved_at
         own = request.signal_name is not None, request.take_save(), is_late
         mine = torch.tensor([float(loss), *own], device=loss.device)
-        mean_loss, *asked = torchloom.all_reduce(
-            mine, name="loss, and who was asked to stop or save"
-        ).tolist()
+        means = torchloom.all_reduce(mine, name="loss, and who was asked to stop or save").tolist()
         # The engine's policy (`non_finite`) handles steps that it skipped for this reason.
-        if not math.isfinite(mean_loss) and engine.was_step_applied():
+        if not math.isfinite(means[0]) and engine.was_step_applied():
             raise EngineError(
-                f"the loss is {mean_loss} at step {engine.global_steps}: training cannot go "
+                f"the loss is {means[0]} at step {engine.global_steps}: training cannot go "
                 "on; lower the learning rate, or resume from an earlier checkpoint"
             )
-        stop, save, late = (share > 0 for share in asked)
-        return mean_loss, _Asked(stop or engine.should_stop, save, late)
+        return means
 
     def _evaluate(self) -> None:
         """Record the mean loss over the held-out batches of all ranks."""
@@ -270,7 +256,7 @@ class Loop:
     def _save(self, tag: str | None = None) -> str:
         """Write a checkpoint from which `--resume` continues with the same samples and losses."""
         path = self._engine.save_checkpoint(
-            str(self._checkpoints),
+            str(checkpoint_dir(self._out)),
             tag,
             client_state={"tokens": self._tokens},
             keep_last=self._options.keep_last,
@@ -279,8 +265,73 @@ class Loop:
         return str(path)
 
     def _record(self, kind: str, **numbers: Any) -> None:
-        for log in self._logs:
+        for log in self.logs:
             log({"kind": kind, "step": self._engine.global_steps, **numbers})
+
+    def open_logs(self, stack: ExitStack, console: Console) -> None:
+        """Open what rows go to; only rank 0 writes more than its part of --report."""
+        engine, options, out = self._engine, self._options, self._out
+        done, rank = engine.global_steps, engine.rank
+        sinks = []
+        if options.report:
+            sinks.append(watched(out, rank=rank, world_size=engine.world_size, done=done))
+        if rank == 0:
+            sinks.append(json_lines(out / "metrics.jsonl", done=done))
+            if options.tensorboard:
+                sinks.append(tensorboard(out / "tensorboard"))
+            shown = progress.shown(
+                console,
+                steps=options.steps,
+                done=done,
+                log_every=options.log_every,
+                first="compiling" if options.compile else "first step",
+                unit=self._task.unit,
+                phase=lambda: phase.text() if (phase := engine.compile_report().phase) else "",
+            )
+            sinks.append(shown)
+        self.logs = [stack.enter_context(sink) for sink in sinks]
+
+    def announce(self, corpus: str, console: Console) -> None:
+        """Write `config.json` and print what is trained on what."""
+        engine, task = self._engine, self._task
+        config = json.dumps(engine.config.to_dict(), indent=2, default=str)
+        write_whole(self._out / "config.json", config + "\n")
+        model = (
+            f"{task.name}: {task.num_params / 1e6:.2f} M parameters, ZeRO-{engine.config.zero.stage}, "
+            f"{engine.world_size} ranks, output in {self._out}"
+        )
+        console.print(f"{corpus}\n{model}", soft_wrap=True, highlight=False)
+
+    def report(self, outcome: Outcome, console: Console) -> None:
+        """Write and print the results of the run, on rank 0."""
+        engine, task, out, device = self._engine, self._task, self._out, self._engine.device
+        own_peak_gib = torch.tensor(memory_gib(device)[1], device=device)
+        peak_gib = torchloom.all_reduce(own_peak_gib, "max", name="peak memory")
+        if engine.rank != 0:
+            return
+        files = {"metrics": out / "metrics.jsonl"}
+        rows, compiled = read_json_lines(files["metrics"]), engine.compile_report()
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+        figures = summary.summarize(
+            rows,
+            model=task.name,
+            num_params=task.num_params,
+            unit=task.unit,
+            world_size=engine.world_size,
+            device=name,
+            zero_stage=engine.config.zero.stage,
+            peak_memory_gib=float(peak_gib),
+            compile_time_s=compiled.duration_s,
+            num_graphs=len(compiled.graphs),
+            num_fallbacks=len(compiled.fallbacks),
+            **outcome._asdict(),
+        )
+        write_whole(out / "summary.json", json.dumps(figures, indent=2) + "\n")
+        files |= summary.write_charts(out, rows, figures)
+        if self._options.report:  # by now each rank has written its record
+            record = torchloom.records.load_record(out / "record.json")
+            files["report"] = torchloom.report.write_page(record, out / "report.html", run=out)
+        summary.print_summary(console, figures, {**files, "checkpoint": outcome.checkpoint})
 
 
 def _agree_on_out(options: TrainOptions, rank: int) -> Path:
@@ -296,91 +347,3 @@ def _agree_on_out(options: TrainOptions, rank: int) -> Path:
     if isinstance(chosen[0], TorchloomError):
         raise chosen[0]
     return chosen[0]
-
-
-def _open_logs(
-    stack: ExitStack,
-    options: TrainOptions,
-    out: Path,
-    engine: torchloom.Engine,
-    task: Task,
-    console: Console,
-) -> list[Log]:
-    """Open what rows go to; only rank 0 writes more than its part of --report."""
-    done, rank = engine.global_steps, engine.rank
-    sinks = []
-    if options.report:
-        sinks.append(watched(out, rank=rank, world_size=engine.world_size, done=done))
-    if rank == 0:
-        sinks.append(json_lines(out / "metrics.jsonl", done=done))
-        if options.tensorboard:
-            sinks.append(tensorboard(out / "tensorboard"))
-        shown = progress.shown(
-            console,
-            steps=options.steps,
-            done=done,
-            log_every=options.log_every,
-            first="compiling" if options.compile else "first step",
-            unit=task.unit,
-            phase=lambda: phase.text() if (phase := engine.compile_report().phase) else "",
-        )
-        sinks.append(shown)
-    return [stack.enter_context(sink) for sink in sinks]
-
-
-def _announce(
-    console: Console,
-    corpus: Corpus,
-    task: Task,
-    engine: torchloom.Engine,
-    out: Path,
-) -> None:
-    config = json.dumps(engine.config.to_dict(), indent=2, default=str)
-    write_whole(out / "config.json", config + "\n")
-    console.print(str(corpus), soft_wrap=True, highlight=False)
-    console.print(
-        f"{task.name}: {task.num_params / 1e6:.2f} M parameters, "
-        f"ZeRO-{engine.config.zero.stage}, {engine.world_size} ranks, output in {out}",
-        soft_wrap=True,
-        highlight=False,
-    )
-
-
-def _report(
-    options: TrainOptions,
-    out: Path,
-    engine: torchloom.Engine,
-    task: Task,
-    outcome: Outcome,
-    console: Console,
-) -> None:
-    """Write and print the results of the run, on rank 0."""
-    device = engine.device
-    own_peak_gib = torch.tensor(memory_gib(device)[1], device=device)
-    peak_gib = torchloom.all_reduce(own_peak_gib, "max", name="peak memory")
-    if engine.rank != 0:
-        return
-    files = {"metrics": out / "metrics.jsonl"}
-    rows, compiled = read_json_lines(files["metrics"]), engine.compile_report()
-    figures = summary.summarize(
-        rows,
-        model=task.name,
-        num_params=task.num_params,
-        unit=task.unit,
-        world_size=engine.world_size,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper(),
-        zero_stage=engine.config.zero.stage,
-        steps=outcome.step,
-        peak_memory_gib=float(peak_gib),
-        compile_time_s=compiled.duration_s,
-        num_graphs=len(compiled.graphs),
-        num_fallbacks=len(compiled.fallbacks),
-        stopped_by=outcome.stopped_by,
-        checkpoint=outcome.checkpoint,
-    )
-    write_whole(out / "summary.json", json.dumps(figures, indent=2) + "\n")
-    files |= summary.write_charts(out, rows, figures)
-    if options.report:  # by now each rank has written its record
-        record = torchloom.records.load_record(out / "record.json")
-        files["report"] = torchloom.report.write_page(record, out / "report.html", run=out)
-    summary.print_summary(console, figures, {**files, "checkpoint": outcome.checkpoint})
