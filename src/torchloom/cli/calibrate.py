@@ -14,17 +14,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from torchloom import envs
+from torchloom.cli.collectives import join_ranks, measure_collectives
 from torchloom.cli.parent import begin_worker
 from torchloom.cli.terminal import print_table
+from torchloom.costs import (
+    CostTable,
+    calibrate_device,
+    find_device,
+    load_table,
+    machine_facts,
+    save_table,
+    shared_table,
+    table_path,
+)
+from torchloom.costs.store import table_to_json
 from torchloom.errors import PlanError
-
-if TYPE_CHECKING:
-    from torchloom.costs import CostTable
 
 _STOPPING = "stopping"
 
@@ -62,7 +71,6 @@ def calibrate(
         _measure(device, out, as_json, quick)
     else:
         from torchloom.cli.launcher import launch  # imports torch's elastic agent
-        from torchloom.costs import find_device
 
         find_device(device)  # a bad name gives one error here, not one per rank
         flags = [*(["--json"] if as_json else []), *(["--quick"] if quick else [])]
@@ -72,8 +80,6 @@ def calibrate(
 
 
 def _show(device: str, path: Path | None, as_json: bool) -> None:
-    from torchloom.costs import find_device, load_table, table_path
-
     where = path or table_path(find_device(device))
     if not where.exists():
         raise PlanError(f"nothing was measured yet ({where} is not there): run torchloom calibrate")
@@ -81,15 +87,6 @@ def _show(device: str, path: Path | None, as_json: bool) -> None:
 
 
 def _measure(device_name: str, path: Path | None, as_json: bool, quick: bool) -> None:
-    from torchloom.cli.collectives import join_ranks, measure_collectives
-    from torchloom.costs import (
-        calibrate_device,
-        find_device,
-        load_table,
-        save_table,
-        shared_table,
-    )
-
     device = find_device(device_name)
     launch = envs.launch()
     started = time.perf_counter()
@@ -127,9 +124,6 @@ def _print(table: CostTable, where: Path | None, as_json: bool) -> None:
         where: its file; None if it was not saved.
         as_json: print JSON instead.
     """
-    from torchloom.costs import machine_facts
-    from torchloom.costs.store import table_to_json
-
     if as_json:
         typer.echo(table_to_json(table, machine_facts()).rstrip())
         return

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
@@ -103,7 +102,7 @@ def _values(options: list[str]) -> dict[str, object]:
 
 def _record(checked: Checked, *, ok: bool) -> object:
     effective = None if checked.config is None else checked.config.to_dict()
-    return _finite(
+    record = json.dumps(
         {
             "config": checked.name,
             "ok": ok,
@@ -112,21 +111,10 @@ def _record(checked: Checked, *, ok: bool) -> object:
             "notes": [dataclasses.asdict(note) for note in checked.notes],
             "filled_by_caller": list(checked.open),
             "errors": [dataclasses.asdict(error) for error in checked.errors],
-        }
+        },
+        default=lambda value: dict(value) if isinstance(value, Mapping) else str(value),
     )
-
-
-def _finite(value: object) -> object:
-    """Write infinity as a string, since strict JSON has no word for it."""
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "Infinity" if value > 0 else str(value)
-    if isinstance(value, str | int | float | bool | None):
-        return value
-    return str(value)
+    return json.loads(record, parse_constant=str)  # strict JSON has no word for infinity
 
 
 def _print_values(checked: Checked, config: Config, *, is_whole: bool) -> None:
