@@ -21,8 +21,6 @@ from torchloom.files import why_not_own, why_replaceable
 from torchloom.serve.store.signing_key import SigningKey
 
 _MOST_FILES = 100_000
-_LISTENS = "0A"
-"""The state of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
 
 
 class CheckFinding(NamedTuple):
@@ -65,29 +63,19 @@ def exposed(
     )
 
 
-def listening(pid: int | str = "self") -> list[tuple[str, int]]:
-    """Return the addresses and ports on which a process listens; none if there is no /proc."""
-    known: dict[str, tuple[str, int]] = {}
-    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        try:
-            rows = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            _, local, _, state, *_, inode = row.split()[:10]
-            if state == _LISTENS:
-                known[f"socket:[{inode}]"] = _address(family, local)
-    found = []
-    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
-        with suppress(OSError):  # closed meanwhile
-            found.append(known.get(str(descriptor.readlink())))
-    return sorted({each for each in found if each is not None})
-
-
-def _address(family: socket.AddressFamily, text: str) -> tuple[str, int]:
-    host, _, port = text.partition(":")
-    words = [bytes.fromhex(host)[at : at + 4][::-1] for at in range(0, len(host) // 2, 4)]
-    return socket.inet_ntop(family, b"".join(words)), int(port, 16)
+def listening() -> list[tuple[str, int]]:
+    """Return the addresses and ports on which this process listens; none if there is no /proc."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # no socket, or closed meanwhile
+            each = socket.socket(fileno=int(descriptor.name))
+            try:
+                is_inet = each.family in (socket.AF_INET, socket.AF_INET6)
+                if is_inet and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.add(each.getsockname()[:2])
+            finally:
+                each.detach()  # it stays open
+    return sorted(found)
 
 
 def _folder(about: str, folder: Path) -> CheckFinding:
