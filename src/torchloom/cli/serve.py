@@ -283,7 +283,6 @@ def _entry(name: str, entry: Mapping[str, Any]) -> str:
         box = ", ".join(_range(*ends) for ends in variant["box"])
         lines.append(
             f"    program for {box or 'all calls'}: {len(variant['stitching']['steps'])} graphs, "
-            f"{len(variant['pieces'])} of them different{_forms(variant['pieces'])}, "
-            f"{len(variant['facts'])} facts"
+            f"{len(variant['pieces'])} of them different{_forms(variant['pieces'])}"
         )
     return "\n".join(lines)
