@@ -18,7 +18,7 @@ from pathlib import Path
 
 from selenium import webdriver
 
-from torchloom.cli.report import find_record
+from torchloom.cli.records import find_record
 from torchloom.records import load_record
 from torchloom.report.page import write_page
 

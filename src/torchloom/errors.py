@@ -190,13 +190,15 @@ def unwrapped() -> Iterator[None]:
         raise own from None
 
 
-def own_error(error: BaseException | None) -> TorchloomError | None:
-    """Return the torchloom error that another error wraps, or None."""
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it wraps, the outermost first."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, TorchloomError):
-            return error
+        yield error
         seen.add(id(error))
-        inner = getattr(error, "inner_exception", None)
-        error = inner or error.__cause__ or error.__context__
-    return None
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+
+
+def own_error(error: BaseException | None) -> TorchloomError | None:
+    """Return the torchloom error that another error wraps, or None."""
+    return next((each for each in causes(error) if isinstance(each, TorchloomError)), None)

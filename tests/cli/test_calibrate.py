@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from torchloom.cli.calibrate import calibrate
-from torchloom.cli.calibrate.collectives import measure_collectives
+from torchloom.cli.collectives import measure_collectives
 from torchloom.costs import (
     NETWORKS,
     CostTable,

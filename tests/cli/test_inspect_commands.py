@@ -8,10 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 import torchloom
-from torchloom.cli.check_record import check_record
-from torchloom.cli.diff import diff
 from torchloom.cli.explain import explain
-from torchloom.cli.report import report
+from torchloom.cli.records import check_record, diff, report
 from torchloom.errors import InspectError, RecordError
 from torchloom.records import load_record
 

@@ -11,8 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 import torchloom
-from torchloom.cli.check_record import check_record
-from torchloom.cli.diff import diff
+from torchloom.cli.records import check_record, diff
 from torchloom.errors import ExpectationError
 
 X = torch.ones(2)

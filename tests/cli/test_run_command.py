@@ -76,7 +76,7 @@ def test_the_exit_code_is_that_of_the_script(tmp_path):
 def test_ranks_and_arguments(tmp_path, monkeypatch, gpus, asked, ranks):
     calls = []
     monkeypatch.setattr(
-        "torchloom.cli.launch.launcher.launch",
+        "torchloom.cli.launcher.launch",
         lambda argv, nproc, *_, **__: calls.append((argv, nproc)) or 0,
     )
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)

@@ -13,7 +13,7 @@ from torchloom import envs
 from torchloom.cli import make_app
 from torchloom.cli.train import to_argv
 from torchloom.errors import CheckpointError, ConfigError, DataError, TorchloomError
-from torchloom.recipes.train import TrainOptions, outdir
+from torchloom.recipes.train import TrainOptions, preflight
 
 NOT_LAUNCHED = {
     "RANK": None,
@@ -51,7 +51,7 @@ def test_help_is_quick_and_does_not_import_torch():
 def test_every_option_reaches_the_worker_unchanged(text, tmp_path, monkeypatch):
     launched = []
     monkeypatch.setattr(
-        "torchloom.cli.launch.launcher.launch", lambda argv, nproc: launched.append(argv) or 0
+        "torchloom.cli.launcher.launch", lambda argv, nproc: launched.append(argv) or 0
     )
     argv = ["--data", text, "--out", tmp_path / "out", "--steps", "7", "--no-compile", "--seed", "5",
             "--seq-len", "32", "--micro-batch", "2", "--eval-every", "3", "--log-every", "4",
@@ -96,7 +96,7 @@ def test_a_missing_extra_is_named(monkeypatch, text, tmp_path):
 
 def test_a_failing_worker_says_why_on_every_rank_and_fails_the_run(tmp_path):
     code = (
-        "from torchloom.cli.launch.launcher import launch; import sys;"
+        "from torchloom.cli.launcher import launch; import sys;"
         f"sys.exit(launch(['train', '--data', {str(tmp_path / 'no')!r}], 2))"
     )
     environment = {**envs.child_environment({}), "OMP_NUM_THREADS": "1"}
@@ -125,23 +125,23 @@ def test_a_launched_process_names_its_rank(tmp_path):
 def test_out_is_fresh_refused_or_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda form: "now")
-    first = outdir.choose_out(TrainOptions())
+    first = preflight.choose_out(TrainOptions())
     assert str(first) == "runs/llama-tiny-now"
     with pytest.raises(CheckpointError, match="no run under 'runs'"):
-        outdir.choose_out(TrainOptions(resume=True))
-    outdir.make_out(first)
-    assert str(outdir.choose_out(TrainOptions())) == "runs/llama-tiny-now-2"
-    checkpoints = outdir.checkpoint_dir(first)
+        preflight.choose_out(TrainOptions(resume=True))
+    preflight.make_out(first)
+    assert str(preflight.choose_out(TrainOptions())) == "runs/llama-tiny-now-2"
+    checkpoints = preflight.checkpoint_dir(first)
     checkpoints.mkdir(parents=True)
     (checkpoints / ".torchloom.lock").touch()  # a run that ended before its first checkpoint
     with pytest.raises(CheckpointError, match="no run under 'runs'"):
-        outdir.choose_out(TrainOptions(resume=True))
+        preflight.choose_out(TrainOptions(resume=True))
     (checkpoints / "global_step1").mkdir()
     (checkpoints / "global_step1" / "manifest.json").touch()
-    assert outdir.choose_out(TrainOptions(resume=True)) == first
-    assert outdir.choose_out(TrainOptions(resume=True, out=str(first))) == first
+    assert preflight.choose_out(TrainOptions(resume=True)) == first
+    assert preflight.choose_out(TrainOptions(resume=True, out=str(first))) == first
     with pytest.raises(ConfigError, match="already holds a run"):
-        outdir.choose_out(TrainOptions(out=str(first)))
+        preflight.choose_out(TrainOptions(out=str(first)))
 
 
 def test_too_little_text_names_the_option(tmp_path):

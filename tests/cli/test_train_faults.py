@@ -13,11 +13,10 @@ import torch
 
 from recipes.test_train_loop import Rows, make_loop
 from torchloom import cli, envs
-from torchloom.cli.launch.terminal import LastingOutput
+from torchloom.cli.terminal import LastingOutput
 from torchloom.errors import ConfigError, EngineError, NoMemoryError, PlanError
-from torchloom.recipes.train import failing
-from torchloom.recipes.train.failing import failing_in, full_memory
-from torchloom.recipes.train.stop import StopRequest
+from torchloom.recipes.train import interrupts
+from torchloom.recipes.train.interrupts import StopRequest, failing_in, full_memory
 
 FULL = [
     (MemoryError(), "host"),
@@ -85,14 +84,14 @@ def test_saves_on_the_way(tmp_path) -> None:
 
 
 def test_without_steps_one_checkpoint_is_saved_anew_by_the_clock(tmp_path) -> None:
-    loop, engine = make_loop(tmp_path, steps=3, save_after_s=1e-9)
+    loop, engine = make_loop(tmp_path, steps=3, save_minutes=1e-9)
     tags = []
     save, engine.save_checkpoint = engine.save_checkpoint, lambda folder, tag, **kwargs: (
         tags.append(tag) or save(folder, tag, **kwargs)
     )  # fmt: skip
     loop.run()
     assert tags == ["on_the_way", "on_the_way", None]
-    loop, engine = make_loop(tmp_path, steps=3, save_after_s=3600)
+    loop, engine = make_loop(tmp_path, steps=3, save_minutes=60)
     loop.run()
     assert len(engine.saved) == 1
 
@@ -108,11 +107,11 @@ def test_hangup_saves_after_the_step_and_goes_on(tmp_path) -> None:
         if row.step == 4:
             os.kill(os.getpid(), signal.SIGHUP)
 
-    loop, engine = make_loop(tmp_path, steps=8, sinks=[Rows(on_step)])
+    loop, engine = make_loop(tmp_path, Rows(on_step).log, steps=8)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup themselves
     try:
         outcome = loop.run()
-        assert outcome.step == 8
+        assert outcome.steps == 8
         assert outcome.stopped_by is None
         assert len(engine.saved) == 2
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
@@ -148,17 +147,15 @@ def test_full_memory_in_a_step_and_in_a_save(tmp_path) -> None:
 
     loop, engine = make_loop(tmp_path, steps=3)
     engine.save_checkpoint = no_room
-    with pytest.raises(NoMemoryError, match="while saving after step 3"):
+    with pytest.raises(NoMemoryError, match="in the step after step 3"):
         loop.run()
 
 
 def test_a_rank_lost_in_an_evaluation_is_told_too(tmp_path) -> None:
-    loop, _ = make_loop(tmp_path, steps=3)
-
     def lost(*args):
         raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4242")
 
-    loop._task = type(loop._task)(**{**vars(loop._task), "loss": lost})
+    loop, _ = make_loop(tmp_path, steps=3, loss=lost)
     with pytest.raises(EngineError, match="another rank was lost"):
         loop.run()
 
@@ -207,7 +204,7 @@ def test_phases_name_files_that_exist() -> None:
     """Phases are known by paths: when files move, these must move with them."""
     source = Path(cli.__file__).parents[1]
     files = [str(path.as_posix()) for path in source.rglob("*.py")]
-    for _, places in failing._PHASES:
+    for _, places in interrupts._PHASES:
         for place in places:
             if place.startswith("/torchloom/"):
                 assert any(place in file for file in files), place

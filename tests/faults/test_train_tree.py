@@ -133,11 +133,15 @@ def test_stopped_before_anything_is_saved(grow) -> None:
         tree.assert_gone()
 
 
-def test_full_memory_is_told_with_rank_and_phase(grow) -> None:
+def test_full_memory_is_told_with_rank_and_phase(grow, tmp_path) -> None:
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
 
-    tree = grow("--steps", 3, "--micro-batch", 50_000, "--seq-len", 512, limits=limit)
+    text = tmp_path / "long.txt"
+    with text.open("wb") as file:
+        file.truncate(60 << 20)
+    sizes = ("--micro-batch", 50_000, "--seq-len", 512)
+    tree = grow("--steps", 3, *sizes, "--data", text, limits=limit)
     assert tree.end(60) == 1, tree.text
     assert "] NoMemoryError: rank " in tree.text
     assert "ran out of host memory" in tree.text

@@ -1,22 +1,12 @@
-"""Text and the order of samples: deterministic, disjoint, resumable on another number of ranks."""
+"""Text and its samples: deterministic and disjoint. The order of samples is the engine's loader's."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from torchloom.errors import CheckpointError, DataError
-from torchloom.recipes.train.corpus import load_corpus
-from torchloom.recipes.train.stream import SampleStream, heldout_batches, windows
-
-
-def stream(*, length=1001, **options):
-    defaults = {"seq_len": 10, "micro_batch": 2, "seed": 3}
-    return SampleStream(torch.arange(length), **{**defaults, **options})
-
-
-def take(source, num_batches):
-    return torch.cat([next(source) for _ in range(num_batches)])
+from torchloom.errors import DataError
+from torchloom.recipes.train.corpus import heldout_batches, load_corpus, windows
 
 
 def test_the_default_text_is_the_same_each_time_and_large_enough():
@@ -75,39 +65,10 @@ def test_windows_share_one_token_and_cover_the_text():
         windows(torch.arange(10), 10)
 
 
-def test_an_epoch_visits_each_window_once_in_another_order_each_time():
-    source = stream(micro_batch=10)
-    epochs = [take(source, 10)[:, 0].tolist() for _ in range(2)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(0, 1000, 10))
-    assert epochs[0] != epochs[1]
-    assert take(stream(micro_batch=10, seed=4), 10)[:, 0].tolist() != epochs[0]
-
-
-def test_ranks_share_one_global_sequence():
-    alone = take(stream(micro_batch=4), 3)
-    both = [take(stream(rank=rank, world_size=2), 3) for rank in (0, 1)]
-    merged = torch.cat([both[r][2 * i : 2 * i + 2] for i in range(3) for r in (0, 1)])
-    assert torch.equal(alone, merged)
-
-
-def test_a_resumed_stream_continues_on_another_number_of_ranks():
-    whole = take(stream(micro_batch=4), 8)
-    first = stream(rank=1, world_size=2)
-    take(first, 5)
-    second = stream(micro_batch=4)
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(take(second, 3), whole[20:])
-
-
-@pytest.mark.parametrize("changes", [{"seed": 4}, {"length": 2001}, {"seq_len": 9}])
-def test_a_state_of_other_samples_is_refused(changes):
-    with pytest.raises(CheckpointError, match="resume with the same"):
-        stream(**changes).load_state_dict(stream().state_dict())
-
-
 def test_heldout_batches_are_disjoint_and_equally_many_on_all_ranks():
-    options = {"seq_len": 10, "micro_batch": 2, "world_size": 3, "max_samples": 20}
-    ranks = [heldout_batches(torch.arange(1001), rank=r, **options) for r in range(3)]
+    options = {"micro_batch": 2, "world_size": 3, "max_samples": 20}
+    rows = windows(torch.arange(1001), 10)
+    ranks = [heldout_batches(rows, rank=r, **options) for r in range(3)]
     assert [len(batches) for batches in ranks] == [3, 3, 3]
     starts = torch.cat([batch for batches in ranks for batch in batches])[:, 0].tolist()
     assert len(set(starts)) == 18
@@ -115,5 +76,5 @@ def test_heldout_batches_are_disjoint_and_equally_many_on_all_ranks():
 
 
 def test_a_tiny_heldout_text_is_gone_through_again():
-    batches = heldout_batches(torch.arange(25), seq_len=10, micro_batch=4, rank=1, world_size=2)
+    batches = heldout_batches(windows(torch.arange(25), 10), micro_batch=4, rank=1, world_size=2)
     assert [batch.shape for batch in batches] == [(4, 11)]

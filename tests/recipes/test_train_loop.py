@@ -10,13 +10,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchloom.errors import EngineError
+from torchloom.engine.loader import make_loader
+from torchloom.engine.work import Work
+from torchloom.errors import DataError, EngineError
 from torchloom.files import read_json_lines
-from torchloom.recipes.train.loop import Loop, LoopPlan
-from torchloom.recipes.train.metrics import EvalRow, JsonlSink, StepRow
+from torchloom.recipes.train.corpus import windows
+from torchloom.recipes.train.loop import Loop
+from torchloom.recipes.train.metrics import json_lines
 from torchloom.recipes.train.options import TrainOptions
-from torchloom.recipes.train.stream import SampleStream, heldout_batches
 from torchloom.recipes.train.task import Task
+
+TOKENS = torch.arange(2000) * 7 % 16
 
 
 class FakeEngine:
@@ -28,6 +32,10 @@ class FakeEngine:
 
     def __init__(self, module, accumulation_steps=1, lr=0.05):
         self.module = module
+        batch = SimpleNamespace(micro_batch_size=4, accumulation_steps=accumulation_steps)
+        self.config = SimpleNamespace(batch=batch, seed=None, dataloader_drop_last=False)
+        self.work = Work(flops_per_token=1e6, peak_tflops=100.0)
+        self.training_dataloader = make_loader(windows(TOKENS, 8), self.config, self, None)
         self.global_steps = 0
         self.saved = []
         self._accumulation_steps = accumulation_steps
@@ -66,8 +74,14 @@ class FakeEngine:
         return True
 
     def save_checkpoint(self, save_dir, tag=None, /, *, client_state, keep_last=None):
-        self.saved.append((save_dir, json.loads(json.dumps(client_state))))
+        state = {**client_state, "loader": self.training_dataloader.state_dict()}
+        self.saved.append((save_dir, json.loads(json.dumps(state))))
         return f"{save_dir}/{tag or f'global_step{self.global_steps}'}"
+
+    def load_checkpoint(self, save_dir):
+        state = self.saved[-1][1]
+        self.training_dataloader.load_state_dict(state["loader"])
+        return save_dir, state
 
 
 class Bigram(torch.nn.Module):
@@ -86,54 +100,41 @@ class Rows(list):
         self.on_step = on_step
 
     def log(self, row):
-        self.append(row)
-        if isinstance(row, StepRow):
-            self.on_step(row)
-
-    def close(self):
-        pass
+        self.append(SimpleNamespace(**row))
+        if row["kind"] == "step":
+            self.on_step(self[-1])
 
 
-def make_loop(tmp_path, *, steps=12, engine=None, sinks=(), **plan):
+def make_loop(tmp_path, *logs, steps=12, engine=None, loss=None, **options):
     torch.manual_seed(0)
     module = Bigram()
-    tokens = torch.arange(2000) * 7 % 16
+    accumulation_steps = options.pop("accumulation_steps", 1)
+    engine = engine or FakeEngine(module, accumulation_steps)
     task = Task(
         name="bigram",
         module=module,
-        loss=lambda engine, batch: engine(batch[:, :-1], labels=batch[:, 1:]),
-        encode=None,
-        unit="token",
-        num_params=256,
-        flops_per_token=1e6,
+        loss=loss or (lambda engine, batch: engine(batch[:, :-1], labels=batch[:, 1:])),
     )
-    options = {"eval_every": 5, "accumulation_steps": 1, **plan}
-    engine = engine or FakeEngine(module, options["accumulation_steps"])
-    loop = Loop(
-        engine,
-        task,
-        stream=SampleStream(tokens, seq_len=8, micro_batch=4),
-        heldout=heldout_batches(tokens, seq_len=8, micro_batch=4),
-        plan=LoopPlan(steps=steps, checkpoint_dir=tmp_path / "ckpt", **options),
-        sinks=sinks,
-    )
+    options = TrainOptions(steps=steps, **{"eval_every": 5, "save_minutes": 0, **options})
+    loop = Loop(engine, task, options, windows(TOKENS, 8), tmp_path)
+    loop.logs += logs
     return loop, engine
 
 
 def steps_of(rows):
-    return [row for row in rows if isinstance(row, StepRow)]
+    return [row for row in rows if row.kind == "step"]
 
 
 def evals_of(rows):
-    return [row for row in rows if isinstance(row, EvalRow)]
+    return [row for row in rows if row.kind == "eval"]
 
 
 def test_it_learns_records_and_saves(tmp_path):
     rows = Rows()
-    loop, engine = make_loop(tmp_path, sinks=[rows], accumulation_steps=2, peak_tflops=100.0)
+    loop, engine = make_loop(tmp_path, rows.log, accumulation_steps=2)
     outcome = loop.run()
-    assert (outcome.step, outcome.stopped_by) == (12, None)
-    assert outcome.checkpoint.endswith("ckpt/global_step12")
+    assert (outcome.steps, outcome.stopped_by) == (12, None)
+    assert outcome.checkpoint.endswith("checkpoints/global_step12")
     assert [row.step for row in steps_of(rows)] == list(range(1, 13))
     assert [row.step for row in evals_of(rows)] == [0, 5, 10, 12]
     assert evals_of(rows)[-1].heldout_loss < evals_of(rows)[0].heldout_loss - 0.3
@@ -144,19 +145,18 @@ def test_it_learns_records_and_saves(tmp_path):
     assert last.mfu == pytest.approx(last.tflops_per_s / 100.0)
     assert 0 < last.memory_gib <= last.peak_memory_gib
     assert 0 <= last.data_time_s <= last.step_time_s
-    assert engine.saved == [
-        (str(tmp_path / "ckpt"), {"stream": {**engine.saved[0][1]["stream"]}, "tokens": 768})
-    ]
-    assert engine.saved[0][1]["stream"]["position"] == 12 * 2 * 4
+    ((folder, state),) = engine.saved
+    assert (folder, state["tokens"]) == (str(tmp_path / "checkpoints"), 768)
+    assert state["loader"]["samples"] == 12 * 2 * 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_stops_after_the_step(tmp_path, number):
     before = signal.getsignal(number)
     rows = Rows(lambda row: row.step == 3 and os.kill(os.getpid(), number))
-    loop, engine = make_loop(tmp_path, sinks=[rows])
+    loop, engine = make_loop(tmp_path, rows.log)
     outcome = loop.run()
-    assert (outcome.step, outcome.stopped_by) == (4, signal.Signals(number).name)
+    assert (outcome.steps, outcome.stopped_by) == (4, signal.Signals(number).name)
     assert len(engine.saved) == 1
     assert signal.getsignal(number) is before
 
@@ -186,11 +186,13 @@ def test_a_lost_rank_is_told_in_one_line(tmp_path):
 
 def test_a_run_in_two_parts_equals_one(tmp_path):
     whole, first, second = Rows(), Rows(), Rows()
-    make_loop(tmp_path, sinks=[whole])[0].run()
-    loop, engine = make_loop(tmp_path, steps=7, sinks=[first])
+    make_loop(tmp_path, whole.log, steps=80)[0].run()  # more than an epoch
+    loop, engine = make_loop(tmp_path, first.log, steps=7)
     loop.run()
-    loop, _ = make_loop(tmp_path, sinks=[second], engine=engine)
-    loop.restore(engine.saved[-1][1])
+    fresh = FakeEngine(engine.module)
+    fresh._optimizer, fresh.saved, fresh.global_steps = engine._optimizer, engine.saved, 7
+    loop, _ = make_loop(tmp_path, second.log, steps=80, engine=fresh)
+    loop.resume()
     loop.run()
     numbers = [(row.step, row.loss, row.tokens) for row in steps_of(first) + steps_of(second)]
     assert numbers == [(row.step, row.loss, row.tokens) for row in steps_of(whole)]
@@ -204,23 +206,30 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
         loop.run()
 
 
+def test_text_for_less_than_one_batch_is_refused(tmp_path):
+    module = Bigram()
+    engine = FakeEngine(module)
+    engine.config.batch.micro_batch_size = 300
+    with pytest.raises(DataError, match="249 samples of 256 tokens, fewer than one batch of 300"):
+        make_loop(tmp_path, engine=engine)
+
+
 def test_a_resumed_file_keeps_earlier_rows_and_drops_later_ones(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    sink = JsonlSink(path)
-    for step in (1, 2, 3):
-        sink.log(EvalRow(step=step, heldout_loss=1.0))
-    sink.close()
+    with json_lines(path) as log:
+        for step in (1, 2, 3):
+            log({"kind": "eval", "step": step, "heldout_loss": 1.0})
     with path.open("a") as file:
         file.write('{"kind": "ev')
-    resumed = JsonlSink(path, after_step=2)
-    resumed.log(EvalRow(step=3, heldout_loss=0.5))
-    resumed.close()
+    with json_lines(path, done=2) as log:
+        log({"kind": "eval", "step": 3, "heldout_loss": 0.5})
     assert [(r["step"], r["heldout_loss"]) for r in read_json_lines(path)] == [
         (1, 1),
         (2, 1),
         (3, 0.5),
     ]
-    JsonlSink(path).close()
+    with json_lines(path):
+        pass
     assert read_json_lines(path) == []
 
 

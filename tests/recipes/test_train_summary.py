@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
 import threading
 
 import pytest
 from rich.console import Console
 
 from torchloom.files import read_json_lines
-from torchloom.recipes.train.metrics import (
-    TENSORBOARD_TAGS,
-    EvalRow,
-    JsonlSink,
-    StepRow,
-    TensorBoardSink,
-)
-from torchloom.recipes.train.progress import BarDisplay, LineDisplay, make_progress
-from torchloom.recipes.train.summary import print_summary, summarize, write_charts, write_summary
+from torchloom.recipes.train import progress
+from torchloom.recipes.train.metrics import TENSORBOARD_TAGS, json_lines, tensorboard
+from torchloom.recipes.train.summary import print_summary, summarize, write_charts
 
 
 def step_row(step, **changes):
@@ -37,17 +30,20 @@ def step_row(step, **changes):
         "collectives": 12,
         "collective_bytes": 3 << 20,
     }
-    return StepRow(step=step, **{**values, **changes})
+    return {"kind": "step", "step": step, **values, **changes}
+
+
+def eval_row(step, loss):
+    return {"kind": "eval", "step": step, "heldout_loss": loss}
 
 
 @pytest.fixture
 def rows(tmp_path):
-    sink = JsonlSink(tmp_path / "metrics.jsonl")
-    sink.log(EvalRow(step=0, heldout_loss=5.5))
-    for step in range(1, 6):
-        sink.log(step_row(step))
-    sink.log(EvalRow(step=5, heldout_loss=2.25))
-    sink.close()
+    with json_lines(tmp_path / "metrics.jsonl") as log:
+        log(eval_row(0, 5.5))
+        for step in range(1, 6):
+            log(step_row(step))
+        log(eval_row(5, 2.25))
     return read_json_lines(tmp_path / "metrics.jsonl")
 
 
@@ -70,6 +66,15 @@ def make_summary(rows, **changes):
     return summarize(rows, **{**facts, **changes})
 
 
+SHOWN = {
+    "steps": 5,
+    "done": 0,
+    "first": "compiling",
+    "unit": "byte",
+    "phase": str,
+}
+
+
 def show(draw, **options):
     file = io.StringIO()
     draw(Console(file=file, width=100, **options))
@@ -78,8 +83,8 @@ def show(draw, **options):
 
 def test_the_summary_takes_medians_and_the_table_shows_them(rows, tmp_path):
     summary = make_summary(rows)
-    assert (summary.step_time_median_s, summary.tokens) == (0.5, 500)
-    assert (summary.collectives_per_step, summary.collective_mib_per_step) == (12, 3.0)
+    assert (summary["step_time_median_s"], summary["tokens"]) == (0.5, 500)
+    assert (summary["collectives_per_step"], summary["collective_mib_per_step"]) == (12, 3.0)
     text = show(lambda c: print_summary(c, summary, {"loss": tmp_path / "loss.svg"}))
     for part in (
         "5.500 -> 2.250 nats/byte",
@@ -92,8 +97,7 @@ def test_the_summary_takes_medians_and_the_table_shows_them(rows, tmp_path):
         assert part in text
     assert "n/a (no known peak)" in text
     assert str(tmp_path / "loss.svg") in text.replace("\n", "")
-    write_summary(tmp_path / "summary.json", summary)
-    assert json.loads((tmp_path / "summary.json").read_text())["heldout_loss_last"] == 2.25
+    assert summary["heldout_loss_last"] == 2.25
 
 
 def test_a_stopped_run_says_so_and_when_it_was_last_evaluated(rows):
@@ -107,11 +111,11 @@ def test_a_run_stopped_before_its_first_step_has_a_summary_too(tmp_path):
     summary = make_summary([], steps=0, num_graphs=0)
     text = show(lambda c: print_summary(c, summary, {}))
     assert "n/a" in text and "nothing, ran eagerly" in text
-    assert write_charts(tmp_path, [], summary) == []
+    assert write_charts(tmp_path, [], summary) == {}
 
 
 def test_charts_are_written(rows, tmp_path):
-    loss, step_time, throughput, memory = write_charts(tmp_path, rows, make_summary(rows))
+    loss, step_time, throughput, memory = write_charts(tmp_path, rows, make_summary(rows)).values()
     assert "nats per byte" in loss.read_text() and "held-out loss" in loss.read_text()
     assert "milliseconds" in step_time.read_text() and "2 ranks on CPU" in step_time.read_text()
     assert "bytes per second" in throughput.read_text()
@@ -120,12 +124,10 @@ def test_charts_are_written(rows, tmp_path):
 
 def test_plain_lines_come_for_the_first_and_every_nth_step():
     def draw(console):
-        sink = make_progress(console, steps=5, done=0, log_every=2, compiles=True, unit="byte")
-        assert isinstance(sink, LineDisplay)
-        sink.log(EvalRow(step=0, heldout_loss=5.5))
-        for step in range(1, 6):
-            sink.log(step_row(step, mfu=0.5))
-        sink.close()
+        with progress.shown(console, log_every=2, **SHOWN) as log:
+            log(eval_row(0, 5.5))
+            for step in range(1, 6):
+                log(step_row(step, mfu=0.5))
 
     lines = show(draw).splitlines()
     assert lines[0] == "step 0: held-out loss 5.500 nats/byte"
@@ -142,64 +144,45 @@ def test_a_long_compile_says_what_it_does():
         return "lowering a layer graph0 (21 s)"
 
     def draw(console):
-        sink = LineDisplay(
-            console,
-            steps=2,
-            log_every=1,
-            first="compiling",
-            unit="byte",
-            phase=phase,
-            phase_every_s=0.01,
-        )
-        assert told.wait(10)
-        told.clear()
-        assert told.wait(10)  # the first line is out
-        sink.log(step_row(1))
-        sink.close()
+        options = {**SHOWN, "phase": phase}
+        with progress.shown(console, log_every=1, phase_every_s=0.01, **options) as log:
+            assert told.wait(10)
+            told.clear()
+            assert told.wait(10)  # the first line is out
+            log(step_row(1))
 
     lines = show(draw).splitlines()
     assert lines[0] == "compiling: lowering a layer graph0 (21 s)"
-    assert any(line.startswith("step 1/2") for line in lines)
+    assert any(line.startswith("step 1/5") for line in lines)
 
 
-def test_a_bar_shows_what_a_compile_does():
+def test_a_terminal_gets_a_bar_which_shows_what_a_compile_does():
+    told = threading.Event()
+
+    def phase():
+        told.set()
+        return "planning graph0 (3 s)"
+
     def draw(console):
-        sink = make_progress(
-            console,
-            steps=5,
-            done=0,
-            log_every=2,
-            compiles=True,
-            unit="byte",
-            phase=lambda: "planning graph0 (3 s)",
-        )
-        assert isinstance(sink, BarDisplay)
-        sink.log(EvalRow(step=0, heldout_loss=4.5))
-        sink.close()
-
-    assert "planning graph0 (3 s)" in show(draw, force_terminal=True)
-
-
-def test_a_terminal_gets_a_bar():
-    def draw(console):
-        sink = make_progress(console, steps=5, done=1, log_every=2, compiles=False, unit="byte")
-        assert isinstance(sink, BarDisplay)
-        sink.log(EvalRow(step=1, heldout_loss=4.5))
-        sink.log(step_row(2))
-        sink.close()
+        with progress.shown(console, log_every=2, **{**SHOWN, "phase": phase}) as log:
+            log(eval_row(0, 4.5))
+            assert told.wait(10)
+            told.clear()
+            assert told.wait(10)  # the first text is out
+            log(step_row(2))
 
     text = show(draw, force_terminal=True)
     assert "2/5" in text and "loss 2.500" in text and "held-out loss" in text
+    assert "planning graph0 (3 s)" in text
 
 
 def test_tensorboard_gets_every_number(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    sink = TensorBoardSink(tmp_path)
-    sink.log(step_row(1, mfu=0.5))
-    sink.log(EvalRow(step=1, heldout_loss=5.0))
-    sink.close()
+    with tensorboard(tmp_path) as log:
+        log(step_row(1, mfu=0.5))
+        log(eval_row(1, 5.0))
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert set(events.Tags()["scalars"]) == set(TENSORBOARD_TAGS.values())

@@ -13,7 +13,7 @@ from report.conftest import Page
 from report.test_page_headline import run_folder, steps_session
 from report.test_page_overview import rows
 from report.test_page_records import HOSTILE, hostile_session, run_session, small_session
-from torchloom.cli.diff import diff
+from torchloom.cli.records import diff
 from torchloom.records import Break, Entry, EventRow, Function, Recompile, Session, save_record
 from torchloom.report.page import ComparedRun, render_comparison, write_page
 

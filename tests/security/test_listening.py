@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from support.ports import free_port
 from torchloom import envs
 from torchloom.cli.exposure import listening, told_listening
-from torchloom.cli.interpreter import interpreter
+from torchloom.cli.load import interpreter
 from torchloom.engine.loopback import is_loopback, serve_store
 from torchloom.errors import ConfigError
 
@@ -34,6 +35,31 @@ def descendants(pid: int) -> list[int]:
         children = Path(f"/proc/{each}/task/{each}/children")
         found += map(int, children.read_text().split()) if children.exists() else ()
     return found
+
+
+def listening_of(pid: int) -> list[tuple[str, int]]:
+    """Return the addresses and ports on which another process listens."""
+    known: dict[str, tuple[str, int]] = {}
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        try:
+            rows = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            _, local, _, state, *_, inode = row.split()[:10]
+            if state == "0A":
+                known[f"socket:[{inode}]"] = _address(family, local)
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):  # closed meanwhile
+            found.append(known.get(str(descriptor.readlink())))
+    return sorted({each for each in found if each is not None})
+
+
+def _address(family: socket.AddressFamily, text: str) -> tuple[str, int]:
+    host, _, port = text.partition(":")
+    words = [bytes.fromhex(host)[at : at + 4][::-1] for at in range(0, len(host) // 2, 4)]
+    return socket.inet_ntop(family, b"".join(words)), int(port, 16)
 
 
 def wide(addresses: list[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -156,7 +182,7 @@ def test_a_run_of_the_command_train(tmp_path):
         while "step 2/" not in log.read_text() and time.monotonic() < deadline:
             assert run.poll() is None, log.read_text()
             time.sleep(0.1)
-        found = {pid: listening(pid) for pid in descendants(run.pid)}
+        found = {pid: listening_of(pid) for pid in descendants(run.pid)}
         assert sum(map(bool, found.values())) >= 3  # the launcher's store, gloo of two ranks
         assert {pid: wide(each) for pid, each in found.items() if wide(each)} == {}
     finally:

@@ -15,9 +15,8 @@ from torchloom.engine.monitors import _append
 from torchloom.errors import TorchloomError
 from torchloom.files import open_to_append, write_whole
 from torchloom.pipeline.manager import PassManager
-from torchloom.recipes.train.metrics import JsonlSink
-from torchloom.recipes.train.outdir import make_out
-from torchloom.recipes.train.summary import Summary, write_summary
+from torchloom.recipes.train.metrics import json_lines
+from torchloom.recipes.train.preflight import make_out
 
 WEIGHT = weight_files.Weight("w", (2, 3), torch.float32)
 
@@ -27,18 +26,14 @@ def parts(weight):
 
 
 def write_sink(path: Path) -> None:
-    JsonlSink(path).close()
+    with json_lines(path):
+        pass
 
 
 def dump_graph(path: Path) -> None:
     manager = object.__new__(PassManager)
     manager.dump_dir = path.parent
     manager._dump(fx.symbolic_trace(lambda x: x + 1), "g", 0, "pass")
-
-
-def summary(path: Path) -> None:
-    facts = dict.fromkeys(Summary.__dataclass_fields__)
-    write_summary(path, Summary(**facts))
 
 
 WRITERS = {
@@ -58,7 +53,6 @@ WRITERS = {
     "a dump of a graph": ("g.00.pass.txt", dump_graph),
     "a tracker's csv": ("a.csv", lambda path: _append(path, "Train/a", 1, 2.0)),
     "metrics": ("metrics.jsonl", write_sink),
-    "a summary": ("summary.json", summary),
     "the probe of a run's folder": (".writable", lambda path: make_out(path.parent)),
     "the lock of checkpoints": (
         lock.NAME,

@@ -30,9 +30,9 @@ _COMMANDS = {
     "run": ("torchloom.cli.run", "Run a script of your own in several ranks on this host."),
     "backends": ("torchloom.cli.backends", "Show the backends that torch.compile can use here."),
     "explain": ("torchloom.cli.explain", "Run a script and show what torch.compile did."),
-    "report": ("torchloom.cli.report", "Write the HTML report of a record or a run."),
-    "diff": ("torchloom.cli.diff", "Show what changed between two records."),
-    "check-record": ("torchloom.cli.check_record", "Check a record against limits, for CI."),
+    "report": ("torchloom.cli.records", "Write the HTML report of a record or a run."),
+    "diff": ("torchloom.cli.records", "Show what changed between two records."),
+    "check-record": ("torchloom.cli.records", "Check a record against limits, for CI."),
     "plan": ("torchloom.cli.plan", "Show a memory plan, or compare two."),
     "serve": ("torchloom.cli.serve", "Compile models for serving, and inspect stores."),
     "checkpoint": ("torchloom.cli.checkpoint", "Verify, list, show and export checkpoints."),
@@ -70,11 +70,11 @@ def _tell(asked: str | None, error: Exception) -> None:
     if with_traceback:
         traceback.print_exception(error)
     if own is not None:
-        print(f"{rank}{type(own).__name__}: {printable(str(own))}", file=sys.stderr, flush=True)
+        words = f"{type(own).__name__}: {own}"
     else:
-        more = f"Set {envs.TRACEBACK}=1 to see the whole traceback."
-        words = failures.told(f"torchloom {asked}", error, more=more)
-        print(f"{rank}{printable(words)}", file=sys.stderr, flush=True)
+        advice = f"Set {envs.TRACEBACK}=1 to see the whole traceback."
+        words = failures.told(f"torchloom {asked}", error, advice)
+    print(f"{rank}{printable(words)}", file=sys.stderr, flush=True)
     if launch is not None and launch.world_size > 1:
         time.sleep(_LAST_WORDS_S)
 

@@ -7,10 +7,9 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from torchloom.backends import BackendInfo, describe_backends
+from torchloom.cli.terminal import print_table
 
 _HIDDEN_TAGS = {"debug", "experimental"}
 
@@ -26,17 +25,14 @@ def backends(
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return
-    table = Table("backend", "from", "tags", "works here", box=None, pad_edge=False)
+    lines = []
     for row in rows:
         tags = "not loaded" if row.tags is None else ", ".join(row.tags)
-        table.add_row(row.name, str(row.origin), tags, row.why_not or "yes")
-        for loser in row.hidden:
-            table.add_row("", f"hides {loser}", "", "")
-    console = Console(highlight=False)
-    console.print(table)
-    num_left_out = len(describe_backends()) - len(rows)
-    if num_left_out:
-        console.print(f"{num_left_out} more for debugging and experiments: --all shows them")
+        lines.append((row.name, str(row.origin), tags, row.why_not or "yes"))
+        lines += [("", f"hides {loser}") for loser in row.hidden]
+    print_table(lines, "backend", "from", "tags", "works here")
+    if num_left_out := len(describe_backends()) - len(rows):
+        typer.echo(f"{num_left_out} more for debugging and experiments: --all shows them")
 
 
 def _is_hidden(row: BackendInfo) -> bool:

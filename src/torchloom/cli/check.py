@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from torchloom.config import Checked, Problem, check_config, thaw
+from torchloom.cli.terminal import print_table
+from torchloom.config import Checked, Config, Problem, check_config, load_config, thaw
 from torchloom.config.kinds import show
 from torchloom.errors import ConfigError
 
@@ -59,13 +58,18 @@ def check(
     try:
         checked = check_config(config, world_size=world_size, auto=_values(auto or []))
     except ConfigError as error:
-        _tell_unreadable(config, error, as_json)
-        raise typer.Exit(1) from None
+        if not as_json:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from None
+        problem = Problem(path="", what=str(error), fix="")
+        checked = Checked(name=config, config=None, errors=(problem,), notes=(), hints=())
     wrong = _wrong(checked, strict)
     if as_json:
         typer.echo(json.dumps(_record(checked, ok=not wrong), indent=2, allow_nan=False))
     else:
-        _print(checked, wrong, Console(highlight=False), is_whole=is_whole)
+        if checked.config is not None:
+            _print_values(checked, checked.config, is_whole=is_whole)
+        _print_findings(checked, wrong)
     if wrong:
         raise typer.Exit(1)
 
@@ -96,18 +100,9 @@ def _values(options: list[str]) -> dict[str, object]:
     return found
 
 
-def _tell_unreadable(config: str, error: ConfigError, as_json: bool) -> None:
-    if not as_json:
-        typer.echo(f"error: {error}", err=True)
-        return
-    problem = Problem(path="", what=str(error), fix="")
-    unread = Checked(name=config, config=None, errors=(problem,), notes=(), hints=())
-    typer.echo(json.dumps(_record(unread, ok=False), indent=2))
-
-
 def _record(checked: Checked, *, ok: bool) -> object:
     effective = None if checked.config is None else checked.config.to_dict()
-    return _finite(
+    record = json.dumps(
         {
             "config": checked.name,
             "ok": ok,
@@ -116,53 +111,34 @@ def _record(checked: Checked, *, ok: bool) -> object:
             "notes": [dataclasses.asdict(note) for note in checked.notes],
             "filled_by_caller": list(checked.open),
             "errors": [dataclasses.asdict(error) for error in checked.errors],
-        }
+        },
+        default=lambda value: dict(value) if isinstance(value, Mapping) else str(value),
     )
+    return json.loads(record, parse_constant=str)  # strict JSON has no word for infinity
 
 
-def _finite(value: object) -> object:
-    """Write infinity as a string, since strict JSON has no word for it."""
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "Infinity" if value > 0 else str(value)
-    if isinstance(value, str | int | float | bool | None):
-        return value
-    return str(value)
+def _print_values(checked: Checked, config: Config, *, is_whole: bool) -> None:
+    rows = dict(_rows(config.to_dict(), ""))
+    rows |= {key: "filled in by the caller" for key in checked.open if key in rows}
+    usual = {} if is_whole else dict(_rows(load_config({}, world_size=1).to_dict(), ""))
+    changed = [(key, value) for key, value in rows.items() if usual.get(key) != value]
+    print_table(changed, "key", "value", title=f"effective values of {checked.name}")
+    if left_out := len(rows) - len(changed):
+        _print_line("defaults", "dim", f"{left_out} more values: --all shows them")
 
 
-def _print(checked: Checked, wrong: str, console: Console, *, is_whole: bool) -> None:
-    if checked.config is not None:
-        table = Table("key", "value", title=f"effective values of {checked.name}", box=None)
-        rows = dict(_rows(checked.config.to_dict(), ""))
-        usual = None if is_whole else check_config({}, world_size=1).config
-        defaults = {} if usual is None else dict(_rows(usual.to_dict(), ""))
-        for key, value in rows.items():
-            if key in checked.open:
-                table.add_row(Text(key), Text("filled in by the caller"))
-            elif defaults.get(key) != value:
-                table.add_row(Text(key), Text(value))
-        console.print(table)
-        if table.row_count < len(rows):
-            _line(
-                console,
-                "defaults",
-                "dim",
-                f"{len(rows) - table.row_count} more values: --all shows them",
-            )
+def _print_findings(checked: Checked, wrong: str) -> None:
     for hint in checked.hints:
-        _line(console, "hint", "cyan", str(hint))
+        _print_line("hint", "cyan", str(hint))
     for note in checked.notes:
-        style = "yellow" if note.level == "warning" else "dim"
-        label = "warning" if note.level == "warning" else "note"
-        _line(console, label, style, str(note))
+        is_warning = note.level == "warning"
+        style = "yellow" if is_warning else "dim"
+        _print_line("warning" if is_warning else "note", style, str(note))
     for path in checked.open:
-        _line(console, "filled in", "yellow", f'{path}: "auto", filled in by the caller')
+        _print_line("filled in", "yellow", f'{path}: "auto", filled in by the caller')
     for error in checked.errors:
-        _line(console, "error", "bold red", str(error))
-    _line(console, *_verdict(checked, wrong))
+        _print_line("error", "bold red", str(error))
+    _print_line(*_verdict(checked, wrong))
 
 
 def _verdict(checked: Checked, wrong: str) -> tuple[str, str, str]:
@@ -174,8 +150,9 @@ def _verdict(checked: Checked, wrong: str) -> tuple[str, str, str]:
     return "ok", "green", f"{checked.name} can be used"
 
 
-def _line(console: Console, label: str, style: str, message: str) -> None:
-    console.print(Text.assemble((label, style), " ", message), soft_wrap=True)
+def _print_line(label: str, style: str, message: str) -> None:
+    line = Text.assemble((label, style), " ", message)
+    Console(highlight=False).print(line, soft_wrap=True)
 
 
 def _rows(values: object, path: str) -> Iterator[tuple[str, str]]:

@@ -14,17 +14,17 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from torchloom.cli.failures import writing
 from torchloom.engine.checkpoints.choose import Candidate, candidate, candidates
+from torchloom.cli.terminal import print_table
 from torchloom.engine.checkpoints.contents import Contents, read_contents
 from torchloom.engine.checkpoints.deepspeed import import_deepspeed
 from torchloom.engine.checkpoints.folder import check_tag, closed, find, is_checkpoint
 from torchloom.engine.checkpoints.manifest import check_files, check_names, check_sizes
 from torchloom.engine.checkpoints.weight_files import export as export_weights
 from torchloom.errors import CheckpointError, ConfigError
+from torchloom.plan.text import show_bytes
 
 checkpoint = typer.Typer(
     no_args_is_help=True, help="Verify, list, show, export and import checkpoints."
@@ -35,6 +35,7 @@ Tag = Annotated[str | None, typer.Option(help="Name of a checkpoint in the folde
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _GB = 1e9
+_WIDTH = 200
 
 
 @checkpoint.command()
@@ -53,7 +54,7 @@ def verify(folder: Folder, tag: Tag = None) -> None:
         elif each.manifest is not None:
             size = each.manifest.num_bytes
             print(
-                f"{each.tag}: ok, {len(each.manifest.files)} files, {_size(size)} in {seconds:.2f} s, "
+                f"{each.tag}: ok, {len(each.manifest.files)} files, {show_bytes(size)} in {seconds:.2f} s, "
                 f"{size / seconds / _GB:.2f} GB/s"
             )
     if bad:
@@ -63,19 +64,18 @@ def verify(folder: Folder, tag: Tag = None) -> None:
 @checkpoint.command("list")
 def list_(folder: Folder) -> None:
     """List the checkpoints of a folder, newest first, and check names and sizes of their files."""
-    table = Table("tag", "step", "saved", "ranks", "size", "state", box=None, pad_edge=False)
-    for each in _all(folder):
-        manifest = each.manifest
-        if manifest is None:
-            table.add_row(each.tag, "", "", "", "", each.why_not)
-            continue
-        wrong = check_sizes(each.path, manifest)
-        state = wrong[0] if wrong else "complete" if manifest.is_latest else "complete, not latest"
-        saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at))
-        step = str(manifest.facts.get("step", ""))
-        size = _size(manifest.num_bytes)
-        table.add_row(each.tag, step, saved, str(manifest.world_size), size, state)
-    Console(highlight=False, width=200, markup=False).print(table)
+    columns = ("tag", "step", "saved", "ranks", "size", "state")
+    print_table(map(_row, _all(folder)), *columns, width=_WIDTH)
+
+
+def _row(each: Candidate) -> tuple[str, ...]:
+    manifest = each.manifest
+    if manifest is None:
+        return each.tag, "", "", "", "", each.why_not
+    wrong = check_sizes(each.path, manifest)
+    state = wrong[0] if wrong else "complete" if manifest.is_latest else "complete, not latest"
+    step, size = str(manifest.facts.get("step", "")), show_bytes(manifest.num_bytes)
+    return each.tag, step, _time(manifest.saved_at), str(manifest.world_size), size, state
 
 
 @checkpoint.command()
@@ -83,10 +83,8 @@ def show(folder: Folder, tag: Tag = None) -> None:
     """Show the contents of a checkpoint; without --tag, of the newest one."""
     chosen = next(iter(_chosen(folder, tag)))
     contents = read_contents(chosen.path)
-    table = Table("what", "value", box=None, pad_edge=False)
-    for name, value in _facts(chosen, contents):
-        table.add_row(name, str(value))
-    Console(highlight=False, width=200, markup=False).print(table)
+    rows = ((name, str(value)) for name, value in _facts(chosen, contents))
+    print_table(rows, "what", "value", width=_WIDTH)
 
 
 @checkpoint.command()
@@ -118,7 +116,7 @@ def export(
     contents = read_contents(chosen.path)
     with writing(to):
         for path in export_weights(contents, to, _DTYPES.get(dtype), int(shard_gb * _GB), config):
-            print(f"{path}  {_size(path.stat().st_size)}")
+            print(f"{path}  {show_bytes(path.stat().st_size)}")
     left_out = [name for name in contents.params if f"model/{name}" not in contents.payload]
     if left_out:
         print(f"left out, as when it was saved: {', '.join(left_out)}")
@@ -193,9 +191,9 @@ def _facts(chosen: Candidate, contents: Contents) -> Iterator[tuple[str, object]
     yield "path", contents.path
     yield "format", contents.facts["format"]
     if chosen.manifest is not None:
-        yield "saved", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(chosen.manifest.saved_at))
+        yield "saved", _time(chosen.manifest.saved_at)
         yield "by torchloom", chosen.manifest.facts.get("torchloom")
-        yield "size", _size(chosen.manifest.num_bytes)
+        yield "size", show_bytes(chosen.manifest.num_bytes)
     yield "step", facts.get("global_steps")
     yield "samples", facts.get("global_samples")
     yield "ranks", contents.world_size
@@ -216,9 +214,5 @@ def _shortened(value: object) -> str:
     return text if len(text) <= 400 else f"{text[:400]}..."
 
 
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.2f} GB"
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

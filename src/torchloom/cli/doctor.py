@@ -17,15 +17,13 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import typer
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import torchloom
@@ -33,9 +31,9 @@ from torchloom import envs
 from torchloom._torch.inductor import bisect_status_file, inductor_cache_dir
 from torchloom._torch.resolve import absent, is_expected
 from torchloom.backends.describe import cpp_compiler
-from torchloom.cli.exposure import exposed
-from torchloom.cli.finding import CheckFinding
-from torchloom.cli.interpreter import interpreter
+from torchloom.cli.exposure import CheckFinding, exposed
+from torchloom.cli.load import interpreter
+from torchloom.cli.terminal import print_table
 from torchloom.compiler.support import why_unsupported
 from torchloom.errors import ConfigError
 
@@ -51,8 +49,7 @@ _SWITCHES = {
     "TORCH_COMPILE_OVERRIDE_BACKENDS": "some graphs go to other backends than asked",
     "TORCH_TRACE": "every compile writes a trace to disk",
 }
-_MIN_CACHE_BYTES = 1 << 30
-_MIN_SHARED_BYTES = 1 << 30
+_MIN_FREE_BYTES = 1 << 30
 
 
 def doctor(
@@ -88,25 +85,20 @@ def doctor(
 
 
 def _print(findings: list[CheckFinding]) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
     styles = {"ok": "green", "note": "yellow", "FAIL": "bold red"}
+    rows: list[tuple[Any, ...]] = []
     for each in findings:
-        table.add_row(Text(each.state, styles[each.state]), each.about, Text(each.what))
-        if each.cure:
-            table.add_row("", "", Text(f"-> {each.cure}"))
-    Console(highlight=False).print(table)
+        rows.append((Text(each.state, styles[each.state]), each.about, each.what))
+        rows += [("", "", f"-> {each.cure}")] if each.cure else []
+    print_table(rows)
 
 
 def _versions() -> Iterator[CheckFinding]:
     yield CheckFinding("ok", "torchloom", torchloom.__version__)
     yield CheckFinding("ok", "Python", f"{platform.python_version()} on {platform.platform()}")
     yield _torch_version(torch.__version__)
-    reason = why_unsupported()
-    yield (
-        CheckFinding("ok", "torch.compile", "supported here")
-        if reason is None
-        else CheckFinding("FAIL", "torch.compile", reason, "use a Python that this torch supports")
-    )
+    cure = "use a Python that this torch supports"
+    yield CheckFinding.of("torch.compile", "supported here", why_unsupported(), cure)
 
 
 def _torch_version(found: str) -> CheckFinding:
@@ -172,14 +164,8 @@ def _caches() -> Iterator[CheckFinding]:
             "FAIL", "compile cache", f"{folder}: {error}", "set TORCHINDUCTOR_CACHE_DIR to a folder"
         )
         return
-    free = shutil.disk_usage(folder).free
-    what = f"{folder}, {free / 2**30:.1f} GiB free"
-    if free < _MIN_CACHE_BYTES:
-        yield CheckFinding(
-            "note", "compile cache", what, "free space, or set TORCHINDUCTOR_CACHE_DIR"
-        )
-    else:
-        yield CheckFinding("ok", "compile cache", what)
+    cure = "free space, or set TORCHINDUCTOR_CACHE_DIR"
+    yield _space("compile cache", f"{folder}, ", folder, cure)
     left_over = bisect_status_file()
     if left_over is not None:
         yield CheckFinding(
@@ -203,18 +189,11 @@ def _process_groups() -> Iterator[CheckFinding]:
             "FAIL", "torch.distributed", "not in this torch", "install a usual torch"
         )
         return
-    reason = _gloo_fails()
-    if reason is None:
-        yield CheckFinding("ok", "gloo", "a process group could be made and used")
-    else:
-        yield CheckFinding(
-            "FAIL", "gloo", reason, "check that this host may connect to itself (127.0.0.1)"
-        )
+    cure = "check that this host may connect to itself (127.0.0.1)"
+    yield CheckFinding.of("gloo", "a process group could be made and used", _gloo_fails(), cure)
     if torch.cuda.is_available():
-        there = dist.is_nccl_available()
-        yield CheckFinding(
-            "ok" if there else "FAIL", "NCCL", "built in" if there else "not in this torch"
-        )
+        lacks = None if dist.is_nccl_available() else "not in this torch"
+        yield CheckFinding.of("NCCL", "built in", lacks, "")
     try:
         launch = envs.launch()
     except ConfigError as error:
@@ -224,14 +203,17 @@ def _process_groups() -> Iterator[CheckFinding]:
             yield CheckFinding("ok", "launcher", f"rank {launch.rank} of {launch.world_size}")
     shared = Path("/dev/shm")
     if shared.is_dir():
-        free = shutil.disk_usage(shared).free
-        what = f"{free / 2**30:.1f} GiB free"
-        if free < _MIN_SHARED_BYTES:
-            yield CheckFinding(
-                "note", "/dev/shm", what, "give the container more: docker run --shm-size=8g"
-            )
-        else:
-            yield CheckFinding("ok", "/dev/shm", what)
+        cure = "give the container more: docker run --shm-size=8g"
+        yield _space("/dev/shm", "", shared, cure)
+
+
+def _space(about: str, where: str, folder: Path, cure: str) -> CheckFinding:
+    """Return a line on the free space of a folder, with a note if it is less than is usually needed."""
+    free = shutil.disk_usage(folder).free
+    what = f"{where}{free / 2**30:.1f} GiB free"
+    if free < _MIN_FREE_BYTES:
+        return CheckFinding("note", about, what, cure)
+    return CheckFinding("ok", about, what)
 
 
 def _gloo_fails() -> str | None:
@@ -263,12 +245,9 @@ def _probe() -> Iterator[CheckFinding]:
         "torch.compile(lambda x: (x.sin() * 2).relu().sum())(x).backward()\n"
         "assert x.grad is not None\n"
     )
+    good = "compiled and ran a function, forward and backward"
     reason = _run(code, timeout_s=300)
-    yield (
-        CheckFinding("ok", "Inductor", "compiled and ran a function, forward and backward")
-        if reason is None
-        else CheckFinding("FAIL", "Inductor", reason, "see the C++ compiler above")
-    )
+    yield CheckFinding.of("Inductor", good, reason, "see the C++ compiler above")
 
 
 def _run(code: str, timeout_s: float) -> str | None:

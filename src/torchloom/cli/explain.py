@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from torchloom.cli.failures import told, whole, writing
+from torchloom.cli.failures import told, writing
 from torchloom.cli.load import load_file, run_script
 from torchloom.errors import InspectError
 from torchloom.inspect import Watch
@@ -42,10 +43,10 @@ def explain(
     file = Path(path)
     if not file.is_file():
         raise InspectError(f"there is no file {path!r}: write FILE.py or FILE.py:function")
-    seen = _call(file, name) if name else _run(file, arguments or [])
+    seen = _call(file, name) if name else _watched(lambda: run_script(file, arguments or []))
     typer.echo(summary(seen.session))
     if seen.error is not None:
-        seen.session.orphans.append(whole(seen.error))
+        seen.session.orphans.append("".join(traceback.format_exception(seen.error)))
     if record is not None:
         with writing(record):
             typer.echo(f"record  {save_record(seen.session, record)}")
@@ -55,7 +56,10 @@ def explain(
         with writing(report):
             typer.echo(f"report  {write_page(seen.session, report)}")
     if seen.error is not None:
-        raise InspectError(told(target, seen.error, kept_in=record or report)) from None
+        advice = "Add --record FILE to keep the whole traceback."
+        if kept_in := record or report:
+            advice = f"The whole traceback is in {kept_in}."
+        raise InspectError(told(target, seen.error, advice)) from None
     if seen.exit_code:
         if seen.exit_code != _INTERRUPTED:
             typer.echo(f"the script ended with exit code {seen.exit_code}", err=True)
@@ -83,10 +87,6 @@ class _Seen(NamedTuple):
 
 def _names_function(target: str) -> bool:
     return target.rpartition(":")[2].isidentifier() and ".py:" in target
-
-
-def _run(file: Path, arguments: list[str]) -> _Seen:
-    return _watched(lambda: run_script(file, arguments))
 
 
 def _watched(call: Callable[[], object]) -> _Seen:

@@ -11,18 +11,32 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from torchloom import envs
 from torchloom._torch.inductor import inductor_cache_dir
-from torchloom.cli.finding import CheckFinding
 from torchloom.engine.loopback import is_loopback
 from torchloom.errors import ArtifactError
 from torchloom.files import why_not_own, why_replaceable
 from torchloom.serve.store.signing_key import SigningKey
 
 _MOST_FILES = 100_000
-_LISTENS = "0A"
-"""The state of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
+
+
+class CheckFinding(NamedTuple):
+    """One line of the report."""
+
+    state: Literal["ok", "note", "FAIL"]
+    about: str
+    what: str
+    cure: str = ""
+
+    @classmethod
+    def of(cls, about: str, good: str, why_not: str | None, cure: str) -> CheckFinding:
+        """Return a line about something that works, or the reason why it does not."""
+        if why_not is None:
+            return cls("ok", about, good)
+        return cls("FAIL", about, why_not, cure)
 
 
 def exposed(
@@ -49,29 +63,19 @@ def exposed(
     )
 
 
-def listening(pid: int | str = "self") -> list[tuple[str, int]]:
-    """Return the addresses and ports on which a process listens; none if there is no /proc."""
-    known: dict[str, tuple[str, int]] = {}
-    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        try:
-            rows = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            _, local, _, state, *_, inode = row.split()[:10]
-            if state == _LISTENS:
-                known[f"socket:[{inode}]"] = _address(family, local)
-    found = []
-    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
-        with suppress(OSError):  # closed meanwhile
-            found.append(known.get(str(descriptor.readlink())))
-    return sorted({each for each in found if each is not None})
-
-
-def _address(family: socket.AddressFamily, text: str) -> tuple[str, int]:
-    host, _, port = text.partition(":")
-    words = [bytes.fromhex(host)[at : at + 4][::-1] for at in range(0, len(host) // 2, 4)]
-    return socket.inet_ntop(family, b"".join(words)), int(port, 16)
+def listening() -> list[tuple[str, int]]:
+    """Return the addresses and ports on which this process listens; none if there is no /proc."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # no socket, or closed meanwhile
+            each = socket.socket(fileno=int(descriptor.name))
+            try:
+                is_inet = each.family in (socket.AF_INET, socket.AF_INET6)
+                if is_inet and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.add(each.getsockname()[:2])
+            finally:
+                each.detach()  # it stays open
+    return sorted(found)
 
 
 def _folder(about: str, folder: Path) -> CheckFinding:
@@ -134,14 +138,12 @@ def _ports(run: Callable[[str, float], str | None]) -> Iterator[CheckFinding]:
         "ensure_process_group()\n"
         "told_listening()\n"
     )
-    reason = run(code, 60)
-    yield (
-        CheckFinding("ok", "ports", "a run on one host listens on loopback alone")
-        if reason is None
-        else CheckFinding(
-            "note", "ports", reason, "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-        )
+    good, cure = (
+        "a run on one host listens on loopback alone",
+        "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
     )
+    found = CheckFinding.of("ports", good, run(code, 60), cure)
+    yield found if found.state == "ok" else found._replace(state="note")
     host = envs.get_str("MASTER_ADDR", "")
     where = f"MASTER_ADDR is {host}: its" if host and not is_loopback(host) else "with several, the"
     yield CheckFinding(

@@ -13,16 +13,13 @@ _MAX_FRAMES = 6
 _MAX_LINES = 12
 
 
-def told(
-    what: str, error: BaseException, *, kept_in: Path | None = None, more: str | None = None
-) -> str:
+def told(what: str, error: BaseException, advice: str) -> str:
     """Return a message: what a user's code raised, and the lines of that code in the traceback.
 
     Args:
         what: the script or function that was run.
         error: what it raised.
-        kept_in: the file that holds the whole traceback, if there is one.
-        more: how to see more, where there is no file.
+        advice: where the whole traceback is, or how to see it.
     """
     lines = str(error).strip().splitlines()
     if len(lines) > _MAX_LINES:
@@ -30,16 +27,7 @@ def told(
     name = type(error).__name__
     head = f"{what} raised {name}" + (f": {lines[0]}" if lines else "")
     where = [f"  {place}" for place in _places(error)]
-    if kept_in is None:
-        advice = more or "Add --record FILE to keep the whole traceback."
-    else:
-        advice = f"The whole traceback is in {kept_in}."
     return "\n".join([head, *(f"  {line}" for line in lines[1:]), *where, advice])
-
-
-def whole(error: BaseException) -> str:
-    """Return the whole traceback as text, for a record."""
-    return "".join(traceback.format_exception(error))
 
 
 @contextmanager

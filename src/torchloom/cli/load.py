@@ -1,4 +1,4 @@
-"""Import a user's Python file as a module, or run it as a script."""
+"""Running Python: a user's file as a module or as a script, and a child that imports from the same folders."""
 
 from __future__ import annotations
 
@@ -41,3 +41,16 @@ def run_script(file: Path, arguments: Sequence[str]) -> None:
     finally:
         sys.argv = before
         sys.path.pop(0)
+
+
+def interpreter() -> list[str]:
+    """Return the command of a Python like this one.
+
+    `python -c` and `python -m` import from the current folder first. If this process does not, as the
+    script `torchloom` does not, its children must not either: others may be able to write to that
+    folder, such as /tmp. Python 3.10 has no option for that.
+    """
+    imports_from_here = not {"", str(Path.cwd())}.isdisjoint(sys.path)
+    if imports_from_here or sys.version_info < (3, 11):
+        return [sys.executable]
+    return [sys.executable, "-P"]

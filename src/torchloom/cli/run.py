@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from torchloom import envs
-from torchloom.cli.launch.parent import begin_worker
 from torchloom.cli.load import run_script
+from torchloom.cli.parent import begin_worker
 from torchloom.errors import ConfigError
 from torchloom.last_words import show_last_words
 
@@ -47,7 +47,7 @@ def run(
     if envs.is_launched():
         _become_rank(script, arguments or [])
         return
-    from torchloom.cli.launch.launcher import launch  # imports torch
+    from torchloom.cli.launcher import launch  # imports torch
 
     argv = ["run", str(script), *(arguments or [])]
     raise typer.Exit(launch(argv, nproc or _num_devices(), _STOPPING, on_hangup=None))
@@ -73,7 +73,7 @@ def _become_rank(script: Path, arguments: list[str]) -> None:
 
 def _tell(error: Exception) -> None:
     """Show an error as Python shows one that nobody caught, unless another rank has failed before."""
-    from torchloom.cli.launch.rendezvous import is_first_to_fail  # imports torch
+    from torchloom.cli.launcher import is_first_to_fail  # imports torch
 
     is_shown = is_first_to_fail(envs.launch().rank) or envs.is_on(envs.TRACEBACK)
     show_last_words()  # torch's own hook may be around it by now

@@ -19,8 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from torchloom import envs
-from torchloom.cli.interpreter import interpreter
-from torchloom.cli.load import load_file
+from torchloom.cli.load import interpreter, load_file
 from torchloom.cli.terminal import doing, printable
 from torchloom.errors import ServeError
 from torchloom.serve import Contract, Program, Store, build, counter
@@ -52,11 +51,10 @@ def build_command(
     shapes: Annotated[str, typer.Option(help="prove, split, unbacked or bucket.")] = "",
 ) -> None:
     """Compile a model for its contract and store the program; one that fits is kept."""
-    given = _given(model)
-    options = _options(given, shapes)
+    given = _given(model, shapes)
     started = time.perf_counter()
     with doing(f"proving and compiling for {given.contract}"):
-        program = _built(given, store=store, **options)
+        program = _built(given, store=store)
     seconds = time.perf_counter() - started
     typer.echo(f"{program.origin} in {seconds:.1f} s as {program.key} in {store}")
     typer.echo(_shown(program))
@@ -71,12 +69,9 @@ def check(
     shapes: Annotated[str, typer.Option(help="prove, split or unbacked.")] = "",
 ) -> None:
     """Prove that a model is one program for its contract, without compiling it."""
-    given = _given(model)
-    options = _options(given, shapes)
-    options["backend"] = "eager"
-    options.setdefault("shapes", "prove")
+    given = _given(model, shapes)
     with doing(f"proving for {given.contract}"):
-        program = _built(given, **options)
+        program = _built(given, backend="eager", shapes=given.options.get("shapes", "prove"))
     typer.echo(_shown(program))
 
 
@@ -188,7 +183,7 @@ def start_once(model: str, store: str, began: float, imported: float) -> dict[st
 
     given = _given(model)
     made = time.perf_counter()
-    program = _built(given, store=store, **given.options)
+    program = _built(given, store=store)
     ready = time.perf_counter()
     args = given.contract.example()
     with torch.inference_mode(given.contract.grad == "inference"), torch.no_grad():
@@ -223,15 +218,8 @@ def _start(model: str, store: Path, cache: Path) -> dict[str, float]:
     return {**found, "compiler calls": len(calls.read_text()) if calls.exists() else 0}
 
 
-def _options(given: Given, shapes: str) -> dict[str, Any]:
-    """Return options of `build`, with what was said on the command line."""
-    options = dict(given.options)
-    if shapes:
-        options["shapes"] = shapes
-    return options
-
-
-def _given(model: str) -> Given:
+def _given(model: str, shapes: str = "") -> Given:
+    """Call the user's function; `shapes` of the command line comes before what that returned."""
     path, _, name = model.rpartition(":")
     if not path:
         raise ServeError(f"{model!r} names no function: write FILE.py:function")
@@ -248,12 +236,12 @@ def _given(model: str) -> Given:
     unknown = sorted(given.options.keys() - known)
     if unknown:
         raise ServeError(f"{model} returned the option {unknown[0]!r}, which `build` does not take")
-    return given
+    return given._replace(options={**given.options, "shapes": shapes}) if shapes else given
 
 
 def _built(given: Given, **options: Any) -> Program:
     """Build a program, and refuse where compiling is turned off: nothing would be proven or stored."""
-    program = build(given.model, given.contract, **options)
+    program = build(given.model, given.contract, **{**given.options, **options})
     if program.why_eager:
         raise ServeError(
             f"nothing is compiled under {program.why_eager}: unset it for this command"

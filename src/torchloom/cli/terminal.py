@@ -6,10 +6,10 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO
 
-GONE = (errno.EIO, errno.EPIPE, errno.EBADF, errno.ENXIO)
+_GONE = (errno.EIO, errno.EPIPE, errno.EBADF, errno.ENXIO)
 """Error numbers of writes to a closed terminal or pipe."""
 
 
@@ -50,6 +50,74 @@ def doing(what: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def unread() -> Iterator[None]:
+    """Let writes inside a `with` block end without an error where the reader is gone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+
+
+class LastingOutput:
+    """A stream that discards output once its reader is gone, instead of raising.
+
+    A closed terminal, or `| head` that has exited, must not end a run.
+
+    Args:
+        stream: where text goes while there is a reader.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or discard."""
+        with unread():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or discard."""
+        with unread():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def has_terminal() -> bool:
+    """Return whether this process has a controlling terminal, wherever its output goes."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def print_table(
+    rows: Iterable[Sequence[Any]], *headers: str, title: str = "", width: int | None = None
+) -> None:
+    """Print rows as columns, without markup in what they say.
+
+    Args:
+        rows: texts, or texts with a style; a row may be shorter than others.
+        headers: names of the columns, where they have names.
+        title: stands above.
+        width: of the output; None: that of the terminal.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        *headers, title=title or None, box=None, show_header=bool(headers), pad_edge=False
+    )
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False, width=width).print(table)
+
+
 def drop_unread() -> None:
     """Discard output that nobody can read any more.
 
@@ -68,5 +136,5 @@ def _is_gone(stream: TextIO) -> bool:
     try:
         stream.flush()
     except OSError as error:
-        return error.errno in GONE
+        return error.errno in _GONE
     return False

@@ -3,121 +3,48 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
-from typing import Annotated, TextIO, cast
+from dataclasses import Field, fields, replace
+from inspect import Parameter, Signature
+from typing import Annotated, Any, TextIO, cast, get_type_hints
 
 import typer
 
 from torchloom import envs, log
-from torchloom.cli.launch.parent import begin_worker
-from torchloom.cli.launch.terminal import LastingOutput
+from torchloom.cli.parent import begin_worker
+from torchloom.cli.terminal import LastingOutput
 from torchloom.recipes.train import TrainOptions, run
 
-_DEFAULT = TrainOptions()
 
-
-def train(  # noqa: PLR0913 - one parameter per option of the command
-    model: Annotated[
-        str, typer.Option(help="llama-tiny, llama-34m, or a local Hugging Face folder.")
-    ] = _DEFAULT.model,
-    config: Annotated[
-        str | None,
-        typer.Option(help="JSON file in DeepSpeed's format.", show_default="ZeRO-3, AdamW"),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="File or folder to train on; any bytes are accepted.",
-            show_default="Python's standard library",
-        ),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(help="Folder for metrics, charts and checkpoints.", show_default="runs/..."),
-    ] = None,
-    nproc: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Workers to start on this host; not used under torchrun or Slurm."
-        ),
-    ] = _DEFAULT.nproc,
-    steps: Annotated[
-        int, typer.Option(min=1, help="Optimizer steps of the whole run.")
-    ] = _DEFAULT.steps,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")
-    ] = False,
-    compile_: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Weave and compile the step.")
-    ] = True,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**20, help="Seed of weights, order of samples and dropout.")
-    ] = _DEFAULT.seed,
-    seq_len: Annotated[int, typer.Option(min=2, help="Tokens per sample.")] = _DEFAULT.seq_len,
-    micro_batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Samples per rank and micro-step.", show_default="4"),
-    ] = None,
-    eval_every: Annotated[
-        int, typer.Option(min=1, help="Steps between evaluations on held-out text.")
-    ] = _DEFAULT.eval_every,
-    save_every: Annotated[
-        int | None,
-        typer.Option(min=1, help="Steps between checkpoints.", show_default="at the end"),
-    ] = None,
-    save_minutes: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Minutes until the checkpoint on the way is saved anew, without --save-every.",
-        ),
-    ] = _DEFAULT.save_minutes,
-    keep_last: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of newest checkpoints to keep.", show_default="all"),
-    ] = None,
-    log_every: Annotated[
-        int, typer.Option(min=1, help="Steps between printed lines if there is no terminal.")
-    ] = _DEFAULT.log_every,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
-    ] = False,
-    report: Annotated[
-        bool,
-        typer.Option(
-            "--report", help="Write report.html: graphs, guards and a timeline of the first steps."
-        ),
-    ] = False,
-) -> None:
+def train(**values: Any) -> None:
     """Train a decoder on text, with workers on this host or as one worker of torchrun or Slurm.
 
     Ctrl-C saves a checkpoint and exits with 0; --resume continues from it. SIGHUP saves and continues;
     if the terminal was closed, it saves and stops.
     """
-    options = TrainOptions(
-        model=model,
-        config=config,
-        data=data,
-        out=out,
-        nproc=nproc,
-        steps=steps,
-        resume=resume,
-        compile=compile_,
-        seed=seed,
-        seq_len=seq_len,
-        micro_batch=micro_batch,
-        eval_every=eval_every,
-        save_every=save_every,
-        save_minutes=save_minutes,
-        keep_last=keep_last,
-        log_every=log_every,
-        report=report,
-        tensorboard=tensorboard,
-    )
+    options = TrainOptions(**values)
     if envs.is_launched():
         _become_worker(options)
     else:
         raise typer.Exit(_start_workers(options))
+
+
+def _parameter(field: Field[Any], kind: Any) -> Parameter:
+    """Return the option of the command line that stands for a field of `TrainOptions`."""
+    flag = _flag(field)
+    switch = f"{flag}/--no-{flag[2:]}" if field.default is True else flag
+    given = [switch] if kind is bool else []
+    hint = Annotated[kind, typer.Option(*given, **field.metadata)]
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
+
+
+def _flag(field: Field[Any]) -> str:
+    return "--" + field.name.replace("_", "-")
+
+
+_HINTS = get_type_hints(TrainOptions)
+_PARAMETERS = [_parameter(field, _HINTS[field.name]) for field in fields(TrainOptions)]
+train.__signature__ = Signature(_PARAMETERS)  # type: ignore[attr-defined]  # typer reads it
+train.__annotations__ = {each.name: each.annotation for each in _PARAMETERS}
 
 
 def _become_worker(options: TrainOptions) -> None:
@@ -133,11 +60,11 @@ def _become_worker(options: TrainOptions) -> None:
 
 def _start_workers(options: TrainOptions) -> int:
     """Check the options in this process, so that an error is printed once; then start the workers."""
-    from torchloom.recipes.train.preflight import check_options, settle_out
+    from torchloom.recipes.train.preflight import check_options, choose_out, make_out
 
     check_options(options, options.nproc)
-    settled = settle_out(options)
-    from torchloom.cli.launch.launcher import launch  # imports torch
+    settled = replace(options, out=str(make_out(choose_out(options))))
+    from torchloom.cli.launcher import launch  # imports torch
 
     return launch(["train", *to_argv(settled)], options.nproc)
 
@@ -146,12 +73,9 @@ def to_argv(options: TrainOptions) -> list[str]:
     """Return the command line that parses to `options`, for a worker process."""
     argv = []
     for field in fields(options):
-        value = getattr(options, field.name)
-        flag = "--" + field.name.replace("_", "-")
-        if value == field.default:
-            continue
-        if isinstance(value, bool):
+        value, flag = getattr(options, field.name), _flag(field)
+        if isinstance(value, bool) and value != field.default:
             argv.append(flag if value else f"--no-{flag[2:]}")
-        else:
+        elif value != field.default:
             argv += [flag, str(value)]
     return argv

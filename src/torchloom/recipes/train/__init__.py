@@ -3,16 +3,13 @@
 `run` is what each rank calls. The command `torchloom train` turns its options into `TrainOptions` and
 starts the ranks; your own script, started by torchrun or Slurm, may call `run` as well.
 
-options    what a run is asked for
-preflight  checks before any process starts
-worker     what each rank runs: builds model, data and engine, calls the loop, reports
-loop       the steps themselves; takes the engine as an argument
-model hf task   the built-in decoder, Hugging Face folders, and the loss of either
-corpus stream   text with a held-out split; the deterministic order of samples
-defaults outdir   the config of a run without --config; the run's folder
-stop       what signals ask of a rank
-failing    full memory and lost ranks as one sentence
-metrics flops progress summary watching   what is recorded and shown
+options     what a run is asked for
+preflight   checks before any process starts; the run's folder
+loop        the run on each rank: model, engine, steps, evaluation, checkpoints
+corpus      text with a held-out part, cut into samples
+model task  the built-in decoder; the loss of a model, and Hugging Face folders
+interrupts  signals, full memory and lost ranks
+metrics progress summary   what is recorded and shown
 """
 
 from __future__ import annotations
@@ -39,6 +36,6 @@ def run(options: TrainOptions, *, rank: int = 0, output: TextIO | None = None) -
     Example:
         >>> run(TrainOptions(steps=20, out="runs/first"))  # doctest: +SKIP
     """
-    from torchloom.recipes.train.worker import run_worker  # imports torch
+    from torchloom.recipes.train.loop import run_worker  # imports torch
 
     run_worker(options, rank=rank, output=sys.stdout if output is None else output)

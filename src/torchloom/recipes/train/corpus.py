@@ -1,29 +1,29 @@
-"""The text to train on, split into a training part and a held-out part.
+"""The text to train on, split into a training part and a held-out part, and cut into samples.
 
 The default is the source code of the running Python's standard library, which every machine has.
 `--data` names a file or a folder instead; it may hold any bytes.
 
-A digest of names and positions decides what is held out: one sixteenth of the files, or of blocks of
-64 KiB if there are fewer than 32 files. The split is the same on every rank, in every run and for
-every seed.
+A digest of names and positions decides what is held out: one sixteenth of the blocks, which hold at most 64 KiB
+and never parts of two files. The split is the same on every rank, in every run and for every seed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchloom.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # the checks before a run open without torch
 
 MAX_STDLIB_BYTES = 16 << 20
 MAX_DATA_BYTES = 1 << 30
 _BLOCK_BYTES = 64 << 10
-_MIN_FILES = 32
 _HELD_OUT_PART = 16
-_CACHES = frozenset({"__pycache__"})
 # Tests are repetitive; character tables and generated help texts are neither prose nor code.
 _STDLIB_EXCLUDED = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
@@ -57,12 +57,12 @@ def load_corpus(path: str | None, *, seq_len: int) -> Corpus:
         DataError: the path is missing, unreadable, empty or too small.
     """
     if path is None:
-        root = Path(sysconfig.get_paths()["stdlib"])
-        name, files = "Python standard library", _list_stdlib(root)
+        name, root = "Python standard library", Path(sysconfig.get_paths()["stdlib"])
+        files = [p for p in _inside(root, "*.py") if not _STDLIB_EXCLUDED & set(p.parts)]
         limit_bytes = MAX_STDLIB_BYTES
     else:
-        root = Path(path).expanduser()
-        name, files, limit_bytes = str(path), _list_files(root), MAX_DATA_BYTES
+        name, root, limit_bytes = path, Path(path).expanduser(), MAX_DATA_BYTES
+        files = _list_files(root)
     documents = _read(root, files, limit_bytes)
     train, heldout = _split(documents)
     shortest = min(len(train), len(heldout))
@@ -75,39 +75,36 @@ def load_corpus(path: str | None, *, seq_len: int) -> Corpus:
     return Corpus(name=name, train=train, heldout=heldout, num_files=len(documents))
 
 
-def _list_stdlib(root: Path) -> list[Path]:
-    skipped = _STDLIB_EXCLUDED | _CACHES
-    return [p for p in sorted(root.rglob("*.py")) if not skipped & set(p.relative_to(root).parts)]
-
-
 def _list_files(root: Path) -> list[Path]:
+    """Return a file, or those of a folder, relative to it."""
     if root.is_file():
-        return [root]
+        return [Path()]
     if not root.exists():
         raise DataError(f"data path {str(root)!r} does not exist: --data takes a file or a folder")
     if not root.is_dir():
         raise DataError(f"data path {str(root)!r} is neither a file nor a folder")
-    files = [p for p in sorted(root.rglob("*")) if p.is_file() and not _is_hidden(p, root)]
+    files = [p for p in _inside(root, "*") if not any(part.startswith(".") for part in p.parts)]
     if not files:
         raise DataError(f"data folder {str(root)!r} holds no file (hidden ones are not read)")
     return files
 
 
-def _is_hidden(path: Path, root: Path) -> bool:
-    parts = path.relative_to(root).parts
-    return any(part.startswith(".") or part in _CACHES for part in parts)
+def _inside(root: Path, pattern: str) -> list[Path]:
+    found = [p.relative_to(root) for p in sorted(root.rglob(pattern)) if p.is_file()]
+    return [p for p in found if "__pycache__" not in p.parts]
 
 
 def _read(root: Path, files: list[Path], limit_bytes: int) -> list[tuple[str, bytes]]:
     """Read whole files in order until `limit_bytes` are reached."""
     documents, total = [], 0
-    for path in files:
+    for name in files:
+        path = root / name
         try:
             with path.open("rb") as file:
                 content = file.read(limit_bytes - total)
         except OSError as err:
             raise DataError(f"data file {str(path)!r} cannot be read: {err.strerror}") from None
-        documents.append((str(path.relative_to(root)), content))
+        documents.append((str(name), content))
         total += len(content)
         if total >= limit_bytes:
             break
@@ -118,21 +115,53 @@ def _read(root: Path, files: list[Path], limit_bytes: int) -> list[tuple[str, by
 
 def _split(documents: list[tuple[str, bytes]]) -> tuple[bytes, bytes]:
     """Return the training and the held-out part, each in reading order."""
-    pieces = documents if len(documents) >= _MIN_FILES else list(_blocks(documents))
-    by_digest = sorted(
-        range(len(pieces)), key=lambda i: hashlib.sha256(pieces[i][0].encode()).digest()
-    )
-    heldout = set(by_digest[: max(1, len(pieces) // _HELD_OUT_PART)])
-    return (
-        b"".join(content for i, (_, content) in enumerate(pieces) if i not in heldout),
-        b"".join(content for i, (_, content) in enumerate(pieces) if i in heldout),
-    )
-
-
-def _blocks(documents: list[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """Cut documents into blocks, small enough that one sixteenth of them can be held out."""
     total = sum(len(content) for _, content in documents)
-    size = max(1, min(_BLOCK_BYTES, total // _HELD_OUT_PART))
-    for name, content in documents:
-        for start in range(0, len(content), size):
-            yield f"{name}@{start}", content[start : start + size]
+    size = max(1, min(_BLOCK_BYTES, total // _HELD_OUT_PART))  # small enough to hold one out
+    blocks = {
+        f"{name}@{start}": content[start : start + size]
+        for name, content in documents
+        for start in range(0, len(content), size)
+    }
+    by_digest = sorted(blocks, key=lambda name: hashlib.sha256(name.encode()).digest())
+    heldout = by_digest[: max(1, len(blocks) // _HELD_OUT_PART)]
+    train = blocks.keys() - heldout
+    return (
+        b"".join(content for name, content in blocks.items() if name in train),
+        b"".join(content for name, content in blocks.items() if name not in train),
+    )
+
+
+def windows(tokens: Tensor, seq_len: int) -> Tensor:
+    """Return a view of `tokens` as rows of `seq_len` + 1; neighbours share one token.
+
+    Raises:
+        DataError: there are not enough tokens for a single row.
+    """
+    if len(tokens) <= seq_len:
+        raise DataError(
+            f"the text has {len(tokens)} tokens, fewer than one sample of {seq_len} and its label: "
+            "give more text or a smaller --seq-len"
+        )
+    return tokens.unfold(0, seq_len + 1, seq_len)
+
+
+def heldout_batches(
+    rows: Tensor, *, micro_batch: int, rank: int, world_size: int, max_samples: int = 64
+) -> list[Tensor]:
+    """Return this rank's evaluation batches: rows spread evenly over the held-out text.
+
+    Every rank gets the same number of batches of the same shape, because evaluation uses collectives. A
+    text with fewer rows than that is repeated.
+
+    Args:
+        rows: the held-out text, by `windows`.
+        micro_batch: rows per batch.
+        rank: this process among `world_size`.
+        world_size: number of ranks.
+        max_samples: the most rows of all ranks together, if one batch per rank does not exceed it.
+    """
+    per_round = micro_batch * world_size
+    total = max(1, min(len(rows), max_samples) // per_round) * per_round
+    picks = [i * len(rows) // total for i in range(total)]
+    starts = range(rank * micro_batch, total, per_round)
+    return [rows[picks[start : start + micro_batch]].long() for start in starts]

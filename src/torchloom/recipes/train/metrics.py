@@ -1,6 +1,6 @@
-"""The metrics of a run, and the files that hold them.
+"""The rows of a run, and the files that hold them.
 
-`metrics.jsonl` holds one JSON object per line, written by rank 0. Lines of kind `step`:
+`metrics.jsonl` holds one JSON object per line, written by rank 0. Rows of kind `step`:
 
     step                      optimizer steps done, counted from 1
     loss                      mean over ranks and micro-steps, nats per byte (or token)
@@ -8,12 +8,12 @@
     tokens                    tokens seen since the run began, all ranks together
     step_time_s, data_time_s  wall clock of the step, and its part spent waiting for data
     tokens_per_s              all ranks together
-    tflops_per_s              per rank, useful work only (see `flops`)
+    tflops_per_s              per rank, useful work only, by `engine.work.flops_per_token`
     mfu                       tflops_per_s / dense bf16 peak; null where no peak is known
     memory_gib, peak_memory_gib   of rank 0: device memory in use, or resident memory on CPU
     collectives, collective_bytes   issued by rank 0 in this step
 
-Lines of kind `eval` hold `step` and `heldout_loss`. A value that is not known is null.
+Rows of kind `eval` hold `step` and `heldout_loss`. A value that is not known is null.
 TensorBoard gets the same numbers under the names of `TENSORBOARD_TAGS`.
 """
 
@@ -22,14 +22,21 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 
+import torchloom
+from torchloom.events import CollectiveRan, Recorder, StepEnded
 from torchloom.files import open_to_append, read_json_lines, write_whole
+from torchloom.records import EventRow, Session, save_record
+
+Row = dict[str, Any]
+Log = Callable[[Row], object]
+"""Takes a row to where it is kept or shown."""
 
 TENSORBOARD_TAGS = {
     "loss": "loss_metrics/global_avg_loss",
@@ -46,114 +53,77 @@ TENSORBOARD_TAGS = {
     "collectives": "comm/collectives",
     "collective_bytes": "comm/bytes",
 }
+_NUM_WATCHED = 8
+"""Number of steps that --report watches: enough for a timeline; the record stays a few MB."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRow:
-    """The metrics of one optimizer step; names and units as in the module's table."""
-
-    kind: Literal["step"] = "step"
-    step: int
-    loss: float
-    lr: float
-    grad_norm: float | None
-    tokens: int
-    step_time_s: float
-    data_time_s: float
-    tokens_per_s: float
-    tflops_per_s: float
-    mfu: float | None
-    memory_gib: float
-    peak_memory_gib: float
-    collectives: int
-    collective_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvalRow:
-    """The held-out loss after `step` steps."""
-
-    kind: Literal["eval"] = "eval"
-    step: int
-    heldout_loss: float
-
-
-class Sink(Protocol):
-    """A destination of rows."""
-
-    def log(self, row: StepRow | EvalRow) -> None:
-        """Take one row."""
-        ...
-
-    def close(self) -> None:
-        """Flush and close."""
-        ...
-
-
-class JsonlSink:
+@contextmanager
+def json_lines(path: Path, *, done: int = 0) -> Iterator[Log]:
     """Append rows to a file, each line flushed, so that a killed run keeps what it wrote.
 
     Args:
         path: the file.
-        after_step: keep only rows up to this step; a resumed run writes the later ones anew.
+        done: keep the rows up to this step; a resumed run writes the later ones anew.
     """
-
-    def __init__(self, path: Path, *, after_step: int = 0) -> None:
-        kept = (
-            [row for row in read_json_lines(path) if row["step"] <= after_step]
-            if after_step
-            else []
-        )
-        write_whole(path, "".join(f"{json.dumps(row)}\n" for row in kept))
-        self._file = open_to_append(path)
-
-    def log(self, row: StepRow | EvalRow) -> None:
-        """Write one line."""
-        self._write(asdict(row))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+    kept = [row for row in read_json_lines(path) if row["step"] <= done] if done else []
+    write_whole(path, "".join(f"{json.dumps(row)}\n" for row in kept))
+    with open_to_append(path) as file:
+        yield lambda row: print(json.dumps(row), file=file, flush=True)
 
 
-class TensorBoardSink:
-    """Write rows as TensorBoard scalars; needs the package tensorboard."""
+@contextmanager
+def tensorboard(folder: Path) -> Iterator[Log]:
+    """Write the known numbers of rows as TensorBoard scalars; needs the package tensorboard."""
+    from torch.utils.tensorboard import SummaryWriter  # an optional package
 
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # an optional package
+    with SummaryWriter(str(folder)) as writer:
 
-        self._writer = SummaryWriter(str(folder))
+        def log(row: Row) -> None:
+            for key, tag in TENSORBOARD_TAGS.items():
+                if row.get(key) is not None:
+                    writer.add_scalar(tag, row[key], row["step"])
 
-    def log(self, row: StepRow | EvalRow) -> None:
-        """Write each known number of a row."""
-        for key, value in asdict(row).items():
-            if key in TENSORBOARD_TAGS and value is not None:
-                self._writer.add_scalar(TENSORBOARD_TAGS[key], value, row.step)
+        yield log
 
-    def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
+
+@contextmanager
+def watched(out: Path, *, rank: int, world_size: int, done: int) -> Iterator[Log]:
+    """Watch some steps; at the end rank 0 writes `record.json` and `report.html`, other ranks `record-rankN.json`.
+
+    Args:
+        out: the run's folder.
+        rank: this rank; others than rank 0 record steps and collectives alone.
+        world_size: number of ranks.
+        done: steps done before this start.
+    """
+    with ExitStack() as until_seen:
+        watch = until_seen.enter_context(torchloom.watch() if rank == 0 else Recorder())
+        try:
+            yield lambda row: until_seen.close() if row["step"] >= done + _NUM_WATCHED else None
+        finally:
+            until_seen.close()
+            if isinstance(watch, Recorder):
+                rows = [e for e in watch.events if isinstance(e, (StepEnded, CollectiveRan))]
+                session = Session(rank=rank, world_size=world_size)
+                session.events = [
+                    EventRow(kind=type(e).__name__, at_s=e.at_s, data=e.to_dict()) for e in rows
+                ]
+                save_record(session, out / f"record-rank{rank}.json")
+            else:
+                watch.to_json(out / "record.json")
+                torchloom.report.write_page(watch.record, out / "report.html", run=out)
 
 
 def memory_gib(device: torch.device) -> tuple[float, float]:
     """Return memory in use and its peak so far: of the device, or of this process on CPU."""
     if device.type == "cuda":
         in_use = torch.cuda.memory_allocated(device)
-        peak = torch.cuda.max_memory_allocated(device)
-    else:
-        in_use, peak = _resident_bytes()
-    return in_use / 2**30, peak / 2**30
-
-
-def _resident_bytes() -> tuple[int, int]:
+        return in_use / 2**30, torch.cuda.max_memory_allocated(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    in_use = peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     statm = Path("/proc/self/statm")
-    if not statm.is_file():
-        return peak, peak
-    in_use = int(statm.read_text().split()[1]) * resource.getpagesize()
-    return in_use, max(in_use, peak)  # the kernel updates the two at different times
+    if statm.is_file():
+        in_use = int(statm.read_text().split()[1]) * resource.getpagesize()
+    return in_use / 2**30, max(
+        in_use, peak
+    ) / 2**30  # the kernel updates the two at different times

@@ -9,13 +9,13 @@ It traces as one graph: no data-dependent branch, no attribute written in forwar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from torchloom.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,16 +36,6 @@ class LlamaConfig:
     rope_base: float = 10_000.0
     norm_eps: float = 1e-5
 
-    def __post_init__(self) -> None:
-        if self.dim % self.num_heads or (self.dim // self.num_heads) % 2:
-            raise ConfigError(
-                f"dim={self.dim} over num_heads={self.num_heads} must give an even head size"
-            )
-        if self.num_heads % self.kv_heads:
-            raise ConfigError(
-                f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.kv_heads}"
-            )
-
     @property
     def kv_heads(self) -> int:
         """Return the number of key and value heads."""
@@ -57,26 +47,25 @@ class LlamaConfig:
         return self.dim // self.num_heads
 
 
-def llama_tiny(max_seq_len: int = 256) -> LlamaConfig:
-    """Return the default model: 1.9 M parameters over bytes, for two processor cores."""
-    return LlamaConfig(
+PRESETS: dict[str, Callable[[int], LlamaConfig]] = {
+    # 1.9 M parameters over bytes, for two processor cores
+    "llama-tiny": lambda max_seq_len: LlamaConfig(
         vocab_size=256, dim=192, num_layers=4, num_heads=6, hidden_dim=512, max_seq_len=max_seq_len
-    )
-
-
-def llama_34m(max_seq_len: int = 256) -> LlamaConfig:
-    """Return the benchmark model: 34.09 M parameters, vocabulary of 8192."""
-    return LlamaConfig(
+    ),
+    # The model of benchmarks: 34.09 M parameters, a vocabulary of 8192
+    "llama-34m": lambda max_seq_len: LlamaConfig(
         vocab_size=8192,
         dim=512,
         num_layers=8,
         num_heads=8,
         hidden_dim=1408,
         max_seq_len=max_seq_len,
-    )
+    ),
+}
+"""The built-in models, by the longest sequence."""
 
 
-PRESETS = {"llama-tiny": llama_tiny, "llama-34m": llama_34m}
+_linear = partial(nn.Linear, bias=False)
 
 
 class Attention(nn.Module):
@@ -87,10 +76,10 @@ class Attention(nn.Module):
         kv_dim = config.kv_heads * config.head_dim
         self.head_dim = config.head_dim
         self.is_grouped = config.kv_heads != config.num_heads
-        self.wq = nn.Linear(config.dim, config.dim, bias=False)
-        self.wk = nn.Linear(config.dim, kv_dim, bias=False)
-        self.wv = nn.Linear(config.dim, kv_dim, bias=False)
-        self.wo = nn.Linear(config.dim, config.dim, bias=False)
+        self.wq = _linear(config.dim, config.dim)
+        self.wk = _linear(config.dim, kv_dim)
+        self.wv = _linear(config.dim, kv_dim)
+        self.wo = _linear(config.dim, config.dim)
 
     def forward(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
         """Mix each position with those before it.
@@ -119,9 +108,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.w1 = nn.Linear(config.dim, config.hidden_dim, bias=False)
-        self.w2 = nn.Linear(config.hidden_dim, config.dim, bias=False)
-        self.w3 = nn.Linear(config.dim, config.hidden_dim, bias=False)
+        self.w1 = _linear(config.dim, config.hidden_dim)
+        self.w2 = _linear(config.hidden_dim, config.dim)
+        self.w3 = _linear(config.dim, config.hidden_dim)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Transform each position by itself."""
@@ -154,7 +143,7 @@ class Llama(nn.Module):
     """A decoder over token ids.
 
     Example:
-        >>> model = Llama(llama_tiny())
+        >>> model = Llama(PRESETS["llama-tiny"](256))
         >>> model(torch.zeros(2, 16, dtype=torch.long)).shape
         torch.Size([2, 16, 256])
     """
@@ -165,7 +154,7 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.head = _linear(config.dim, config.vocab_size)
         cos_TK, sin_TK = rope_tables(config)
         self.register_buffer("cos_TK", cos_TK, persistent=False)
         self.register_buffer("sin_TK", sin_TK, persistent=False)

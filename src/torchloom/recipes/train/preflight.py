@@ -1,16 +1,26 @@
-"""Checks without torch and without a process group: bad options fail before any process starts."""
+"""Checks without torch and without a process group, so that bad options fail before any process starts.
+
+The folder of a run:
+
+    OUT/config.json  metrics.jsonl  summary.json  tensorboard/  checkpoints/
+    loss.svg  step_time.svg  throughput.svg  memory.svg
+    with --report: record.json  record-rank1.json ...  report.html
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
+import itertools
+import time
 from pathlib import Path
 
 from torchloom.config import check_config
-from torchloom.errors import ConfigError
+from torchloom.errors import CheckpointError, ConfigError
+from torchloom.files import write_whole
 from torchloom.recipes.train.corpus import load_corpus
 from torchloom.recipes.train.options import PRESET_NAMES, TrainOptions
-from torchloom.recipes.train.outdir import choose_out, make_out
+
+RUNS = Path("runs")
 
 
 def check_options(options: TrainOptions, world_size: int) -> None:
@@ -31,16 +41,60 @@ def check_options(options: TrainOptions, world_size: int) -> None:
     load_corpus(options.data, seq_len=options.seq_len)
 
 
-def settle_out(options: TrainOptions) -> TrainOptions:
-    """Choose and create the run's folder, and return options that name it for all workers.
+def checkpoint_dir(out: Path) -> Path:
+    """Return where the checkpoints of a run are."""
+    return out / "checkpoints"
+
+
+def choose_out(options: TrainOptions) -> Path:
+    """Return the run's folder: the one asked for, the newest to resume, or a fresh name.
 
     Raises:
-        ConfigError: the folder is taken or cannot be written.
+        ConfigError: the folder holds a run already.
         CheckpointError: there is nothing to resume.
     """
-    out = choose_out(options)
-    make_out(out)
-    return replace(options, out=str(out))
+    if options.out is not None:
+        out = Path(options.out).expanduser()
+        if options.resume and not _has_checkpoint(out):
+            raise CheckpointError(
+                f"{str(out)!r} holds no checkpoint to resume: "
+                "correct --out, or start afresh without --resume"
+            )
+        if not options.resume and _has_checkpoint(out):
+            raise ConfigError(
+                f"{str(out)!r} already holds a run: add --resume to continue it, or name another --out"
+            )
+        return out
+    if options.resume:
+        found = [path for path in RUNS.glob("*") if _has_checkpoint(path)]
+        if not found:
+            raise CheckpointError(
+                f"no run under {str(RUNS)!r} has a checkpoint to resume: name its folder with --out"
+            )
+        return max(found, key=lambda path: checkpoint_dir(path).stat().st_mtime)
+    wanted = RUNS / f"{Path(options.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([wanted], others) if not path.exists())
+
+
+def make_out(out: Path) -> Path:
+    """Create the folder, and return it.
+
+    Raises:
+        ConfigError: it cannot be created or written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / ".writable", "").unlink()
+    except OSError as err:
+        raise ConfigError(
+            f"cannot write to {str(out)!r} ({err.strerror}: {err.filename2 or err.filename}): name another --out"
+        ) from None
+    return out
+
+
+def _has_checkpoint(out: Path) -> bool:
+    return any(checkpoint_dir(out).glob("*/manifest.json"))
 
 
 def _check_model(name: str) -> None:

@@ -1,8 +1,13 @@
-"""The model and its loss: the built-in decoder or a Hugging Face folder."""
+"""The model and its loss: the built-in decoder, or a local folder in Hugging Face format.
+
+Weight files of a folder are loaded if there are any; with `config.json` alone the weights are random. The folder's
+tokenizer is used if there is one, else the tokens are bytes. Nothing is downloaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,12 +15,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torchloom.recipes.train.flops import flops_per_token
+from torchloom.errors import ConfigError
 from torchloom.recipes.train.model import PRESETS, Llama
 from torchloom.recipes.train.options import TrainOptions
 
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_DATA_ALONE = {"local_files_only": True, "trust_remote_code": False}
+"""Only data is read from the folder; Python files in it are not run."""
 
-@dataclass(frozen=True, kw_only=True)
+
+def encode_bytes(text: bytes) -> Tensor:
+    """Return the bytes themselves as token ids."""
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+@dataclass(kw_only=True)
 class Task:
     """A model with all that the loop must know about it."""
 
@@ -23,12 +38,14 @@ class Task:
     module: nn.Module
     loss: Callable[[Callable[..., Any], Tensor], Tensor]
     """Takes the engine and a batch of (samples, `seq_len` + 1) tokens."""
-    encode: Callable[[bytes], Tensor]
+    encode: Callable[[bytes], Tensor] = encode_bytes
     """Turns text into a vector of token ids."""
-    unit: Literal["byte", "token"]
+    unit: Literal["byte", "token"] = "byte"
     """What one token of `encode` is."""
-    num_params: int
-    flops_per_token: float
+
+    def __post_init__(self) -> None:
+        # Sharding leaves each rank its part.
+        self.num_params = sum(p.numel() for p in self.module.parameters())
 
 
 def build_task(options: TrainOptions) -> Task:
@@ -38,56 +55,66 @@ def build_task(options: TrainOptions) -> Task:
         ConfigError: the folder holds no model that can be used.
     """
     torch.manual_seed(options.seed)
-    if options.model in PRESETS:
-        return _built_in(options)
-    from torchloom.recipes.train.hf import load_folder  # needs an optional package
-
-    folder = load_folder(options.model, seq_len=options.seq_len)
-    return Task(
-        name=Path(options.model).resolve().name,
-        module=folder.module,
-        loss=_hf_loss,
-        encode=folder.encode or encode_bytes,
-        unit="token" if folder.encode else "byte",
-        num_params=sum(p.numel() for p in folder.module.parameters()),
-        flops_per_token=flops_per_token(
-            num_matmul_params=_count_matmul_params(folder.module, is_tied=folder.is_tied),
-            num_layers=folder.num_layers,
-            width=folder.width,
-            seq_len=options.seq_len,
-        ),
-    )
+    if options.model not in PRESETS:
+        return _of_folder(options.model, options.seq_len)
+    module = Llama(PRESETS[options.model](options.seq_len))
+    return Task(name=options.model, module=module, loss=_next_token_loss)
 
 
-def encode_bytes(text: bytes) -> Tensor:
-    """Return the bytes themselves as token ids."""
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+def _of_folder(path: str, seq_len: int) -> Task:
+    import transformers  # an optional package; `preflight` has seen that it is there
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    folder = Path(path).expanduser()
+    with _explained(path, "config.json"):
+        config = transformers.AutoConfig.from_pretrained(folder, **_DATA_ALONE)
+        text_config = config.get_text_config()
+        vocab_size = text_config.vocab_size
+    longest = getattr(text_config, "max_position_embeddings", None)  # some models have no limit
+    if longest is not None and seq_len > longest:
+        raise ConfigError(
+            f"model folder {path!r} takes at most {longest} tokens: use --seq-len {longest} or less"
+        )
+    with _explained(path, "the tokenizer"):
+        encode, num_ids = _tokenizer(transformers, folder)
+    if num_ids > vocab_size:
+        raise ConfigError(
+            f"model folder {path!r}: a vocabulary of {vocab_size} is too small for the "
+            f"{num_ids} ids of {'its tokenizer' if encode else 'bytes'}: raise vocab_size"
+        )
+    with _explained(path, "the model"):
+        module = _build(transformers, folder, config)
+    unit = "token" if encode else "byte"
+    name, encode = folder.resolve().name, encode or encode_bytes
+    return Task(name=name, module=module, loss=_hf_loss, encode=encode, unit=unit)
 
 
-def _built_in(options: TrainOptions) -> Task:
-    config = PRESETS[options.model](options.seq_len)
-    module = Llama(config)
-    return Task(
-        name=options.model,
-        module=module,
-        loss=_next_token_loss,
-        encode=encode_bytes,
-        unit="byte",
-        num_params=sum(p.numel() for p in module.parameters()),
-        flops_per_token=flops_per_token(
-            num_matmul_params=_count_matmul_params(module, is_tied=config.tie_embeddings),
-            num_layers=config.num_layers,
-            width=config.dim,
-            seq_len=options.seq_len,
-        ),
-    )
+def _build(transformers: Any, folder: Path, config: Any) -> nn.Module:
+    auto = transformers.AutoModelForCausalLM
+    config.use_cache = False
+    if any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
+        module = auto.from_pretrained(
+            folder, config=config, dtype=torch.float32, weights_only=True, **_DATA_ALONE
+        )
+    else:
+        module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    return module.train()
 
 
-def _count_matmul_params(module: nn.Module, *, is_tied: bool) -> int:
-    """Count parameters less lookups; `parameters()` yields a tied embedding once."""
-    lookups = (m for m in module.modules() if isinstance(m, nn.Embedding))
-    num_lookup_params = 0 if is_tied else sum(m.weight.numel() for m in lookups)
-    return sum(p.numel() for p in module.parameters()) - num_lookup_params
+def _tokenizer(transformers: Any, folder: Path) -> tuple[Callable[[bytes], Tensor] | None, int]:
+    """Return the encoder, or `None` for bytes, and how many ids it may yield."""
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        return None, 256
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_DATA_ALONE)
+
+    def encode(text: bytes) -> Tensor:
+        # Line by line in one batch: fast tokenizers use all cores, and no line is too long.
+        lines = text.decode("utf-8", errors="replace").splitlines(keepends=True)
+        ids = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]
+        return torch.tensor([token for line in ids for token in line], dtype=torch.int32)
+
+    return encode, len(tokenizer)
 
 
 def _next_token_loss(engine: Callable[..., Any], tokens: Tensor) -> Tensor:
@@ -98,3 +125,13 @@ def _hf_loss(engine: Callable[..., Any], tokens: Tensor) -> Tensor:
     """Hugging Face models shift the labels themselves."""
     inputs = tokens[:, :-1]
     return engine(input_ids=inputs, labels=inputs).loss
+
+
+@contextmanager
+def _explained(path: str, part: str) -> Iterator[None]:
+    """Turn what transformers raises about a bad folder into one line."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, AttributeError) as err:
+        reason = (str(err).splitlines() or [type(err).__name__])[0]
+        raise ConfigError(f"model folder {path!r}: {part} cannot be used: {reason}") from err

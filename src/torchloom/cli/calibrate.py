@@ -12,13 +12,27 @@ run on the machine.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from torchloom import envs
-from torchloom.cli.launch.parent import begin_worker
+from torchloom.cli.collectives import join_ranks, measure_collectives
+from torchloom.cli.parent import begin_worker
+from torchloom.cli.terminal import print_table
+from torchloom.costs import (
+    CostTable,
+    calibrate_device,
+    find_device,
+    load_table,
+    machine_facts,
+    save_table,
+    shared_table,
+    table_path,
+)
+from torchloom.costs.store import table_to_json
 from torchloom.errors import PlanError
 
 _STOPPING = "stopping"
@@ -56,8 +70,7 @@ def calibrate(
             begin_worker()
         _measure(device, out, as_json, quick)
     else:
-        from torchloom.cli.launch.launcher import launch  # imports torch's elastic agent
-        from torchloom.costs import find_device
+        from torchloom.cli.launcher import launch  # imports torch's elastic agent
 
         find_device(device)  # a bad name gives one error here, not one per rank
         flags = [*(["--json"] if as_json else []), *(["--quick"] if quick else [])]
@@ -67,26 +80,13 @@ def calibrate(
 
 
 def _show(device: str, path: Path | None, as_json: bool) -> None:
-    from torchloom.cli.calibrate.table import print_table
-    from torchloom.costs import find_device, load_table, table_path
-
     where = path or table_path(find_device(device))
     if not where.exists():
         raise PlanError(f"nothing was measured yet ({where} is not there): run torchloom calibrate")
-    print_table(load_table(path=where), where, as_json)
+    _print(load_table(path=where), where, as_json)
 
 
 def _measure(device_name: str, path: Path | None, as_json: bool, quick: bool) -> None:
-    from torchloom.cli.calibrate.collectives import join_ranks, measure_collectives
-    from torchloom.cli.calibrate.table import print_table
-    from torchloom.costs import (
-        calibrate_device,
-        find_device,
-        load_table,
-        save_table,
-        shared_table,
-    )
-
     device = find_device(device_name)
     launch = envs.launch()
     started = time.perf_counter()
@@ -105,7 +105,7 @@ def _measure(device_name: str, path: Path | None, as_json: bool, quick: bool) ->
                 where = save_table(table, device, path)
             except OSError as error:
                 raise PlanError(f"the cost table cannot be written: {error}") from error
-        print_table(table, where, as_json)
+        _print(table, where, as_json)
 
 
 def _check_writable(path: Path | None) -> None:
@@ -114,3 +114,50 @@ def _check_writable(path: Path | None) -> None:
         raise PlanError(f"--out {path} is a folder: name a file, e.g. {path / 'costs.json'}")
     if path is not None and not path.parent.is_dir():
         raise PlanError(f"--out {path}: the folder {path.parent} does not exist: make it first")
+
+
+def _print(table: CostTable, where: Path | None, as_json: bool) -> None:
+    """Print a table and the path of its file.
+
+    Args:
+        table: the measured figures.
+        where: its file; None if it was not saved.
+        as_json: print JSON instead.
+    """
+    if as_json:
+        typer.echo(table_to_json(table, machine_facts()).rstrip())
+        return
+    print_table(_rows(table))
+    if table.collectives:
+        _print_collectives(table)
+    typer.echo(f"{len(table.ops)} operators and products measured one by one")
+    typer.echo("not kept: --quick is for trying the command" if where is None else str(where))
+
+
+def _rows(table: CostTable) -> Iterator[tuple[str, str]]:
+    row = table.device
+    yield "device", row.name
+    for dtype, rate in sorted(row.gemm_flops.items()):
+        yield f"products, {dtype}", f"{rate / 1e9:,.0f} GFLOP/s"
+    yield "attention", f"{100 * row.attention_fraction:.0f} % of the rate of products"
+    yield "memory", f"{row.memory_bytes_per_s / 1e9:,.1f} GB/s read and written"
+    yield "launch", f"{row.launch_us:.1f} us"
+    yield "fused AdamW", f"{row.adamw_params_per_s / 1e9:.2f} G parameters/s"
+    yield "host to device", f"{row.h2d_bytes_per_s / 1e9:.1f} GB/s"
+    both = ", both at once at full rate" if row.full_duplex else ""
+    yield "device to host", f"{row.d2h_bytes_per_s / 1e9:.1f} GB/s{both}"
+    for name, value in sorted(table.figures.items()):
+        yield name, f"{value:,.4g}"
+
+
+def _print_collectives(table: CostTable) -> None:
+    """Print microseconds by size, one column for each kind and number of ranks."""
+    kinds = sorted(table.collectives)
+    # Line breaks in the header keep the columns narrow.
+    headers = [kind.replace("_", "_\n", 1).replace("/", "\nranks: ") for kind in kinds]
+    sizes = sorted({size for points in table.collectives.values() for size, _ in points})
+    rows = []
+    for size in sizes:
+        found = [dict(table.collectives[kind]).get(size) for kind in kinds]
+        rows.append((f"{size:,}", *("-" if us is None else f"{us:,.0f}" for us in found)))
+    print_table(rows, "bytes", *headers, title="collectives, us")

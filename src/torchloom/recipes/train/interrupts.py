@@ -1,20 +1,27 @@
-"""Full memory and lost ranks, reported in one sentence: which rank, in which phase, and what to do.
+"""What ends a run early: signals, full memory and lost ranks; the last two become one sentence.
 
-Both reach Python as errors of many types. They are recognised by type and text, and the phase by the
-files that the traceback went through.
+    SIGINT SIGTERM   save and stop; a second one ends the process at once
+    SIGHUP           save and continue; ignored if it was ignored before (nohup)
+
+Full memory and lost ranks reach Python as errors of many types. They are recognised by type and text, and the
+phase of a run by the files that the traceback went through.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import final
 
 import torch
 import torch.distributed as dist
 
-from torchloom.errors import EngineError, NoMemoryError, own_error
+from torchloom.errors import EngineError, NoMemoryError, PeerLostError, causes, own_error
 
 # Gloo raises RuntimeError for this; it has no type of its own.
 _PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer")
@@ -36,30 +43,72 @@ _PHASES = (
 """Phases, and parts of paths in their tracebacks; the first match counts."""
 
 
+@final
+class StopRequest:
+    """Listen for SIGINT, SIGTERM and SIGHUP inside a `with` block; the loop asks at the end of each step."""
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        """The signal that asked this process to stop."""
+        self._wants_save = False
+        self._before: dict[int, object] = {}
+
+    def take_save(self) -> bool:
+        """Return whether this process was asked to save since the last call."""
+        wants, self._wants_save = self._wants_save, False
+        return wants
+
+    def __enter__(self) -> StopRequest:
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if sig != signal.SIGHUP or signal.getsignal(sig) is not signal.SIG_IGN:
+                self._before[sig] = signal.signal(sig, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for sig, handler in self._before.items():
+            signal.signal(sig, handler)  # pyrefly: ignore[bad-argument-type]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._wants_save = True
+        elif self.signal_name is not None:
+            os._exit(128 + number)
+        else:
+            self.signal_name = signal.Signals(number).name
+
+
 @contextmanager
-def failing_in(where: str | Callable[[], str], *, rank: int) -> Iterator[None]:
-    """Report in one sentence that memory ran out, or that another rank ended.
+def failing_in(
+    where: str | Callable[[], str], *, rank: int, request: StopRequest | None = None
+) -> Iterator[None]:
+    """Report in one sentence that memory ran out, that another rank ended, or that a signal broke off the step.
 
     Args:
         where: what this rank does in the `with` block, such as "in step 3"; a function where that
             is known only once it fails.
         rank: this rank, for the message.
+        request: the signals that this rank listens for.
 
     Raises:
         NoMemoryError: host or device memory ran out.
-        EngineError: another rank is gone.
+        EngineError: another rank is gone, or a signal broke off what this one did.
     """
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
-        if own_error(error) is not None:
-            raise
+        own = own_error(error)
+        is_lost = isinstance(own, PeerLostError) or (own is None and is_lost_peer(error))
         doing = where if isinstance(where, str) else where()
-        memory = full_memory(error)
+        memory = None if own else full_memory(error)
         if memory is not None:
             words = _no_memory(memory, _phase_of(error) or doing, rank)
             raise NoMemoryError(words) from error
-        if is_lost_peer(error):
+        if request and request.signal_name and (is_lost or own is None):
+            raise EngineError(
+                f"{request.signal_name} broke off {doing.removeprefix('in ')}, which is therefore "
+                f"not saved ({type(error).__name__}): resume from the last checkpoint, if there is one"
+            ) from error
+        if is_lost and own is None:
             raise EngineError(f"another rank was lost {doing}: its own message says why") from error
         raise
 
@@ -71,7 +120,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 def full_memory(error: BaseException) -> str | None:
     """Return "host" or "device" where an error, or one that it wraps, means that this is full."""
-    for each in _chain(error):
+    for each in causes(error):
         text = str(each)
         if isinstance(each, torch.OutOfMemoryError) or _has(text, _NO_DEVICE_MEMORY):
             return "device"
@@ -97,23 +146,13 @@ def _no_memory(memory: str, doing: str, rank: int) -> str:
 def _phase_of(error: BaseException) -> str | None:
     files = [
         frame.filename.replace("\\", "/")
-        for each in _chain(error)
+        for each in causes(error)
         for frame in traceback.extract_tb(each.__traceback__)
     ]
     for phase, places in _PHASES:
         if any(_has(file, places) for file in files):
             return phase
     return None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it wraps, as `errors.own_error` goes through them."""
-    seen: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
-        yield each
-        each = getattr(each, "inner_exception", None) or each.__cause__ or each.__context__
 
 
 def _has(text: str, parts: tuple[str, ...]) -> bool:

@@ -18,23 +18,30 @@ import logging
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 
 from torchloom import envs
-from torchloom.cli.interpreter import interpreter
-from torchloom.cli.launch.parent import held_back
-from torchloom.cli.launch.rendezvous import LocalRendezvous
-from torchloom.cli.launch.terminal import has_terminal, say
-from torchloom.engine.loopback import ADDRESS, stay_local
+from torchloom.cli.load import interpreter
+from torchloom.cli.parent import held_back
+from torchloom.cli.terminal import has_terminal, unread
+from torchloom.engine.loopback import ADDRESS, serve_store, stay_local
 
+_FAILED = "torchloom/first to fail"
 SAVING = "saving after this step; once more to quit at once"
 SAVING_ON = "saving after this step, then going on"
 
@@ -79,7 +86,7 @@ def launch(
         return 0
     if relay.received is not None:
         lost = "" if on_hangup is None else " with nothing saved since the last checkpoint"
-        say(f"stopped by {relay.received.name}{lost}")
+        _say(f"stopped by {relay.received.name}{lost}")
         return exit_code(relay.received)
     return _tell_failure(result, rendezvous.first_to_fail(), worker_argv[0])
 
@@ -149,7 +156,7 @@ class _Relay:
             if self.received is None:
                 self._on_signal(number, frame)
             return
-        say(f"\nSIGHUP: {self._on_hangup_words}")
+        _say(f"\nSIGHUP: {self._on_hangup_words}")
         _signal_all(self._agent.pids, signal.SIGHUP)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -162,11 +169,16 @@ class _Relay:
         if not pids:
             raise KeyboardInterrupt
         if first:
-            say(f"\n{signal.Signals(number).name}: {self._on_signal_words}")
+            _say(f"\n{signal.Signals(number).name}: {self._on_signal_words}")
             # On SIGHUP workers save and continue, but the terminal is closed: they shall stop.
             _signal_all(pids, signal.SIGTERM if number == signal.SIGHUP else number)
         else:
             _signal_all(pids, signal.SIGKILL)
+
+
+def _say(line: str) -> None:
+    with unread():
+        print(line, flush=True)
 
 
 def _signal_all(pids: Sequence[int], sig: int) -> None:
@@ -202,3 +214,65 @@ def _order(rank: int, failure: ProcessFailure, told: int | None) -> tuple[int, b
     """Sort causes before consequences: ranks that lost a peer, and ranks that the agent ended."""
     kind = 1 if failure.exitcode > 0 else 2 if failure.exitcode == -signal.SIGTERM else 0
     return kind, rank != told, failure.timestamp
+
+
+def is_first_to_fail(rank: int) -> bool:
+    """Note in the launcher's store that this rank fails, unless another has.
+
+    Args:
+        rank: of this process.
+
+    Returns:
+        Whether no other rank has failed before; also where no launcher serves a store.
+    """
+    place = envs.meeting(default_port=29500) if envs.launcher_has_store() else None
+    if place is None:
+        return True
+    store = dist.TCPStore(place.host, place.port, is_master=False)
+    return int(store.compare_set(f"{_FAILED} {place.attempt}", "", str(rank))) == rank
+
+
+class LocalRendezvous(RendezvousHandler):
+    """Replaces torch's own handlers, whose stores listen on all interfaces."""
+
+    def __init__(self) -> None:
+        self._store = serve_store()
+        self._id = uuid.uuid4().hex
+
+    def get_backend(self) -> str:
+        """Return the name of this kind of rendezvous."""
+        return "loopback"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether workers use this store too: yes."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return the store and its address."""
+        where = RendezvousStoreInfo(ADDRESS, self._store.port)
+        return RendezvousInfo(dist.PrefixStore("agent", self._store), 0, 1, where)
+
+    def is_closed(self) -> bool:
+        """Return whether there will be no further round: the agent asks for one."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing: the agent asks for one round alone."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return how many hosts want to join: none."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Return an id that is unique to this run."""
+        return self._id
+
+    def first_to_fail(self) -> int | None:
+        """Return the rank that said so first, if any did."""
+        key = f"{_FAILED} 0"  # there are no restarts
+        return int(self._store.get(key)) if self._store.check([key]) else None
+
+    def shutdown(self) -> bool:
+        """Do nothing: the store ends with this process."""
+        return True
