@@ -34,6 +34,7 @@ BY_SIZE = {
     "range": lambda x: x * 5 if 30 < x.shape[0] <= 37 else x,
     "cached function": lambda x: x * factor(x.shape[0]),
     "numel": lambda x: x * 5 if x.numel() == 16 * 23 else x,
+    "another constant": lambda x: x.clamp(max=1e6) if x.shape[0] < 12 else x.clamp(max=1e7),
     "number without a branch": lambda x: x * (1 + (x.shape[0] % 12) // 11),
     "number made a tensor": lambda x: x + torch.full((16,), (x.shape[0] % 12) // 11),
 }

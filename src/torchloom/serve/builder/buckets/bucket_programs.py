@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from torchloom.errors import ContractError, ProofError, ServeError
+from torchloom.pieces.symbols import with_numbers
 from torchloom.serve.builder.buckets.axes import axes_of, uncut_in
 from torchloom.serve.builder.buckets.padding import check_padding
 from torchloom.serve.builder.compare.compare import result_at
@@ -104,7 +107,7 @@ def _sizes_apart(
     apart = [part for part in parts if traced.hints not in part]
     is_one = len(parts) <= _MOST_PARTS and (not failed or len(parts) > 1)
     if not is_one or any(
-        _operators_in(target, contract, part, without) != _operators(traced) for part in apart
+        not _is_same_in(target, contract, part, without, traced) for part in apart
     ):
         raise ProofError(why_not_proven(target, box, failed))
     return [size for part in apart for each in part.dims for size in (each.min, each.max)]
@@ -120,24 +123,38 @@ def _failing(traced: Traced, box: Box) -> list[ProofVerdict]:
     ]
 
 
-def _operators_in(
-    target: Target, contract: Contract, part: Box, without: frozenset[str]
-) -> list[str] | None:
-    """Return the operators for a part of a bucket; None if it is not one graph for all of its sizes."""
+def _is_same_in(
+    target: Target, contract: Contract, part: Box, without: frozenset[str], other: Traced
+) -> bool:
+    """Say whether the graph of a part of a bucket is that of its largest size."""
     try:
         made = trace(target, contract, part, without=without)
     except ServeError:
-        return None
-    return None if _failing(made, part) else _operators(made)
+        return False
+    (dim,) = part.dims
+    return not _failing(made, part) and all(
+        _steps(made, size) == _steps(other, size) for size in (dim.min, dim.max)
+    )
 
 
-def _operators(traced: Traced) -> list[str]:
-    """Return the operators of a graph in order, those that only compute sizes aside."""
-    return [
-        str(node.target)
-        for module in traced.graph.graph_module.modules()
-        if isinstance(module, fx.GraphModule)
-        for node in module.graph.nodes
-        if node.op.startswith("call")
-        and not isinstance(node.meta.get("example_value"), (int, torch.SymInt, torch.Size))
-    ]
+def _steps(traced: Traced, size: int) -> list[str]:
+    """Return what a graph does for one size, as texts."""
+    sizes = {traced.hints[dim.name]: size for dim in traced.box.varying}
+    shown: dict[fx.Node, Any] = {}
+    found: list[str] = []
+    modules = traced.graph.graph_module.modules()
+    for node in (
+        n for each in modules if isinstance(each, fx.GraphModule) for n in each.graph.nodes
+    ):
+        value = node.meta.get("example_value")
+        if isinstance(value, (int, torch.SymInt, torch.Size)):
+            several = list(value) if isinstance(value, torch.Size) else [value]
+            numbers = tuple(with_numbers(several, traced.graph.env, sizes)[1])
+            shown[node] = numbers if isinstance(value, torch.Size) else numbers[0]
+        elif node.op.startswith("call"):
+            shown[node] = f"%{len(found)}"
+            given = map_arg((node.args, node.kwargs), lambda each: shown.get(each, each))
+            found.append(f"{node.target} {given}")
+        else:
+            shown[node] = str(node.target)
+    return found

@@ -41,11 +41,19 @@ def _random(spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
     return torch.randint(0, max(spec.below, 1), shape, generator=draw).to(like.device, like.dtype)
 
 
-_ZEROS = partial(_all, 0)
+def _copies(spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
+    """Return copies of the first row, as far as there is one: what compares or counts rows sees them."""
+    place = next((dim for dim, size in enumerate(shape) if size != like.shape[dim]), None)
+    if place is None or not like.shape[place]:
+        return _random(spec, shape, like) if place is not None else like.clone()
+    return like.narrow(place, 0, 1).expand(shape)
+
+
 _FILLINGS: Mapping[str, Filling] = {
-    "zeros, as in calls": _ZEROS,
+    "zeros, as in calls": partial(_all, 0),
     "NaN": partial(_all, torch.nan),
     "random values": _random,
+    "copies of a row": _copies,
     "infinity": partial(_all, torch.inf),
     "large values": partial(_all, 1e4),
     "large negative values": partial(_all, -1e4),
