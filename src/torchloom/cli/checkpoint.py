@@ -16,8 +16,8 @@ import torch
 import typer
 
 from torchloom.cli.failures import writing
-from torchloom.engine.checkpoints.choose import Candidate, candidate, candidates
 from torchloom.cli.terminal import print_table
+from torchloom.engine.checkpoints.choose import Candidate, candidate, candidates
 from torchloom.engine.checkpoints.contents import Contents, read_contents
 from torchloom.engine.checkpoints.deepspeed import import_deepspeed
 from torchloom.engine.checkpoints.folder import check_tag, closed, find, is_checkpoint

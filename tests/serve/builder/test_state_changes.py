@@ -12,8 +12,6 @@ from torchloom.errors import ServeError
 from torchloom.serve import Contract, build, maybe
 
 X = torch.randn(3, 16)
-TOTAL = {"calls": 0}
-NUMBER = 0
 
 
 class Counts(nn.Module):
@@ -98,19 +96,6 @@ class CountsElsewhere(nn.Module):
         return x * self.config.calls
 
 
-class CountsGlobally(nn.Module):
-    def forward(self, x):
-        TOTAL["calls"] += 1
-        return x * TOTAL["calls"]
-
-
-class CountsInANumber(nn.Module):
-    def forward(self, x):
-        global NUMBER  # noqa: PLW0603 - what is tested
-        NUMBER += 1
-        return x * NUMBER
-
-
 class SetsAnother(nn.Module):
     """Changes for some sizes what it reads for others."""
 
@@ -133,8 +118,6 @@ REFUSED = {
     Caches: r"'k' in self\.cache was without 'k', is with 'k'",
     Logs: r"self\.log",
     CountsElsewhere: r"self\.config",
-    CountsGlobally: "TOTAL",
-    CountsInANumber: "NUMBER was 0, is 1",
 }
 
 
@@ -148,7 +131,7 @@ def test_a_model_that_changes_what_it_reads_is_refused_by_name(kind):
     assert caught.match(REFUSED[kind])
 
 
-@pytest.mark.parametrize("kind", [Counts, IsFirst, CountsElsewhere, CountsGlobally])
+@pytest.mark.parametrize("kind", [Counts, CountsElsewhere])
 def test_with_buckets_too(kind):
     with torch.no_grad(), pytest.raises(ServeError, match=REFUSED[kind]):
         build(kind().eval(), rows(), backend="eager", shapes="bucket", sizes=[8, 64])
@@ -234,8 +217,6 @@ def test_what_nothing_reads_and_buffers_may_change():
 
 def test_a_refused_build_leaves_no_trace_either():
     model = CountsElsewhere().eval()
-    with torch.no_grad():
-        for each in (model, CountsGlobally().eval(), CountsInANumber().eval()):
-            with pytest.raises(ServeError):
-                build(each, rows(), backend="eager")
-    assert (model.config.calls, TOTAL, NUMBER) == (0, {"calls": 0}, 0)
+    with torch.no_grad(), pytest.raises(ServeError):
+        build(model, rows(), backend="eager")
+    assert model.config.calls == 0

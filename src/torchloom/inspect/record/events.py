@@ -76,14 +76,15 @@ def note_memory(session: Session, collected: Sequence[events.Event]) -> None:
 
 
 def _plan(event: events.GraphPlanned) -> GraphPlan:
+    plan: Mapping[str, Any] = event.plan
     facts = {
-        **event.plan,
+        **plan,
         "graph": event.graph,
         "planning_s": event.planning_s,
         "num_tries": event.num_tries,
-        "decisions": list(event.plan["decisions"]),
-        "resident": dict(event.plan["resident"]),
-        "pieces": dict(event.plan["pieces"]),
+        "decisions": list(plan["decisions"]),
+        "resident": dict(plan["resident"]),
+        "pieces": dict(plan["pieces"]),
     }
     return from_plain(GraphPlan, facts)
 

@@ -21,7 +21,7 @@ from torchloom.serve.call.program import OutOfRange, Program
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import exact_boxes, first_boxes
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.model.snapshot import copies_shared, generators_kept
+from torchloom.serve.model.snapshot import generators_kept
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.folder import Store
 from torchloom.serve.store.misses import Compare, fit_of, why_miss
@@ -221,7 +221,7 @@ def _built(
 
     started = time.perf_counter()
     builder = Builder(target, contract, options, Lowerer(options.backend, options.patches, store))
-    with modes_kept(), generators_kept(), copies_shared():
+    with modes_kept(), generators_kept():
         variants = _variants(builder, contract, options)
         builder.check_calls(variants)
     seconds = time.perf_counter() - started

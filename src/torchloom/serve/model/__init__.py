@@ -7,9 +7,8 @@
                          `environment`, `operators`, `shared_memory`
     code                 the code that was traced; `code_reader` digests it, by `functions` and `bytecode`
 
-What a call may change is put back while a program is built: `reachable` walks from the model to all that holds values
-(`holders`), `snapshot` keeps what is there and restores it. While the model lives, `call.read_values` notices
-what was set, and `hooks` what else changed.
+What a call may change is put back while a program is built (`snapshot`). While the model lives, `call.read_values`
+notices what was set, and `hooks` what else changed.
 """
 
 from __future__ import annotations

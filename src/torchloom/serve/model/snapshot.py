@@ -1,59 +1,56 @@
-"""A snapshot of all that a forward pass may change, to put it back: building runs the model and must leave no trace.
+"""A snapshot of what a forward pass may change, to put it back: building runs the model and must leave no trace.
 
-What is put back: tensors (parameters, buffers and others), containers, and attributes of objects, classes and modules,
-as far as `model.reachable` finds them. They stay the same objects. The states of torch's, Python's and NumPy's random
-generators are kept apart, by `generators_kept`.
+Put back are tensors, the attributes of modules and objects, and containers in these, four levels deep. What forward
+writes to globals and closures is an error. The states of torch's, Python's and NumPy's random generators are kept
+apart, by `generators_kept`.
 """
 
 from __future__ import annotations
 
+import collections
+import dis
+import functools
 import random
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchloom.errors import ServeError
-from torchloom.serve.model.holders import ABSENT, Content, differs, is_same
-from torchloom.serve.model.reachable import reached_from
 from torchloom.serve.model.target import Target
 
-_MOST_BYTES = 2**28
+_MOST_BYTES = 2**26
 """Parameters in all that are copied before a run. Of more of them torch's own counter says whether they were written."""
-_COPIES: ContextVar[dict[int, tuple[Tensor, Tensor]] | None] = ContextVar("copies", default=None)
-"""Parameters with their copies, for as long as one program is built: runs leave them as they were."""
+_DEPTH = 4
+"""Levels of attributes and containers, from a module on, that are put back."""
+_PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device)
+_CONTAINERS = (dict, list, set, collections.deque)
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+
+ABSENT: Any = object()
+"""Stands for what is not there."""
+
+Content = list[tuple[Any, Any]]
 
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Give torch's, Python's and NumPy's generators back the state that they had."""
-    cpu, python = torch.get_rng_state(), random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    numpy = sys.modules.get("numpy")
+    python, numpy = random.getstate(), sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
-        torch.set_rng_state(cpu)
         random.setstate(python)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
         if numpy is not None:
             numpy.random.set_state(of_numpy)
-
-
-@contextmanager
-def copies_shared() -> Iterator[None]:
-    """Copy each parameter once, however many states there are."""
-    token = _COPIES.set({})
-    try:
-        yield
-    finally:
-        _COPIES.reset(token)
 
 
 class ModelSnapshot:
@@ -64,120 +61,194 @@ class ModelSnapshot:
     """
 
     def __init__(self, target: Target) -> None:
-        found = reached_from([("", target.owner), (target.name, target.function)])
-        self._held = [(holder, holder.read()) for holder in found.holders]
-        parameters = [each for each in found.tensors.values() if isinstance(each, nn.Parameter)]
-        is_small = sum(each.numel() * each.itemsize for each in parameters) <= _MOST_BYTES
-        self._tensors: list[tuple[str, Tensor, Tensor, Tensor]] = []
+        self._seen: dict[int, Any] = {}
+        self._held: list[tuple[str, Any, Content]] = []
+        """Attributes and containers: name, what holds them, what was in it."""
+        self._watched: list[tuple[str, Callable[[], Content], Content]] = []
+        """What forward may not write: globals, closures, large weights; name, how it is read, what was there."""
+        self._copied: list[tuple[str, Tensor, Tensor, Tensor]] = []
         """Each: name, the tensor, a view of it that keeps sizes and memory, a copy."""
-        self._counted: list[tuple[str, Tensor, int]] = []
-        """Parameters of which there is no copy, and how often they had been written."""
-        for name, tensor in found.tensors.items():
-            if isinstance(tensor, nn.Parameter) and not is_small:
-                with suppress(RuntimeError):  # inference tensors have no counter
-                    self._counted.append((name, tensor, tensor._version))
-            elif (made := _copied(tensor)) is not None:
-                self._tensors.append((name, tensor, tensor.detach(), made))
+        self._bytes_left = _MOST_BYTES
+        self._add("", target.owner, _DEPTH)
+        self._watch_names(target.function)
+        kinds = {type(target.owner), *map(type, target.module.modules() if target.module else ())}
+        for base in {base for kind in kinds for base in kind.__mro__}:
+            for each in vars(base).values():
+                self._watch_names(each)
 
     def written(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the tensors that are not what they were, by name: what they were, and copies of what they are."""
         return {
             name: (before, tensor.detach().clone())
-            for name, tensor, view, before in self._tensors
+            for name, tensor, view, before in self._copied
             if not _is_same(tensor, view, before)
         }
 
     def put(self) -> dict[str, tuple[Any, Any]]:
         """Return what attributes and containers hold that they did not hold before, by name.
 
-        Each is what was there (`ABSENT` where nothing was), and a copy of what is there.
+        Each is what was there (`ABSENT` where nothing was), and what is there.
         """
         found: dict[str, tuple[Any, Any]] = {}
-        for holder, before in self._held:
-            now = holder.read()
-            if not differs(before, now):
-                continue
-            if holder.has_order:
-                found |= _news(holder.path, before, now)
-            else:
-                found[holder.path] = ({each for _, each in before}, {each for _, each in now})
+        for path, holder, before in self._held:
+            known = dict(before)
+            for key, value in _content(holder):
+                was = known.get(key, ABSENT)
+                if _differs([(key, was)], [(key, value)]):
+                    found[_joined(path, key)] = (was, value)
         return found
 
     def restore(self) -> None:
         """Put everything back.
 
         Raises:
-            ServeError: something was written that there is no copy of.
+            ServeError: something was written that cannot be put back.
         """
-        for holder, content in self._held:
-            if differs(content, holder.read()):
-                holder.write(content)
+        for _, holder, content in self._held:
+            if _differs(content, _content(holder)):
+                _write(holder, content)
         with torch.no_grad():
-            for _, tensor, view, before in self._tensors:
+            for _, tensor, view, before in self._copied:
                 if not _is_same(tensor, view, before):
                     if _place_of(tensor) != _place_of(view):
                         tensor.data = view
                     view.copy_(before)
-        for name, tensor, count in self._counted:
-            if tensor._version != count:
-                raise ServeError(
-                    f"forward writes to {name}, and building runs forward: weights of more than "
-                    f"{_MOST_BYTES >> 20} MiB are not copied before, so it holds other values now. Load it again, and "
-                    "keep what forward writes to in a buffer"
+        written = [name for name, read, content in self._watched if _differs(content, read())]
+        if written:
+            raise ServeError(
+                f"forward writes to {written[0]}, and building runs forward, but puts back only buffers, weights of "
+                f"{_MOST_BYTES >> 20} MiB and attributes of the model: keep it in one of these, or call the model once "
+                "before if its first call alone writes it"
+            )
+
+    def _add(self, path: str, value: Any, left: int) -> None:
+        """Keep a value, and what is in it for some levels more."""
+        self._watch_names(value)
+        if isinstance(value, _PLAIN) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        holder = _holder(value)
+        if isinstance(value, Tensor):
+            self._add_tensor(path, value)
+        elif isinstance(value, tuple):
+            for key, each in enumerate(value):
+                self._add(_joined(path, key), each, left)
+        elif holder is not None and left:
+            self._held.append((path, holder, _content(holder)))
+            for key, each in _content(holder):
+                inner = path if key in _OF_MODULES else _joined(path, key)
+                self._add(
+                    inner, each, _DEPTH if isinstance(each, nn.Module) else left - (inner != path)
                 )
 
+    def _add_tensor(self, path: str, tensor: Tensor, *, is_watched: bool = False) -> None:
+        num_bytes = isinstance(tensor, nn.Parameter) * tensor.nbytes
+        # Inference tensors have no counter; quantized and sparse ones cannot all be copied and compared.
+        with suppress(RuntimeError, NotImplementedError, TypeError):
+            if is_watched or num_bytes > self._bytes_left:
+                self._note(path, lambda: [("", tensor._version)])
+            elif tensor.layout == torch.strided and not tensor.is_meta:
+                view, made = tensor.detach(), tensor.detach().clone()
+                _is_same(tensor, view, made)
+                self._copied.append((path, tensor, view, made))
+                self._bytes_left -= num_bytes
 
-def _news(path: str, before: Content, now: Content) -> dict[str, tuple[Any, Any]]:
-    known = {repr(key): value for key, value in before}
-    found = {}
-    for key, value in now:
-        was = known.get(repr(key), ABSENT)
-        if not is_same(was, value):
-            found[f"{path}.{key}" if path else str(key)] = (was, _kept(value))
-    return found
+    def _note(self, name: str, read: Callable[[], Content]) -> None:
+        self._watched.append((name, read, read()))
+
+    def _watch_names(self, function: Any, steps: int = 2) -> None:
+        """Watch the globals and closures of a function, and of functions that it names."""
+        if not isinstance(function, types.FunctionType) or id(function) in self._seen or not steps:
+            return
+        self._seen[id(function)] = function
+        self._watch_names(vars(function).get("__wrapped__"), steps)
+        scope, code = function.__globals__, function.__code__
+        if _is_known(scope.get("__name__", "")):
+            return
+        for name in _globals_in(code):
+            self._watch(f"global {name}", partial(scope.get, name, ABSENT), steps)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self._watch(f"closure's {name}", partial(getattr, cell, "cell_contents", None), steps)
+
+    def _watch(self, name: str, read: Callable[[], Any], steps: int) -> None:
+        """Watch a name and what it stands for; modules and objects are kept as the model's own."""
+        value = read()
+        self._note(name, lambda: [("", read())])
+        if isinstance(value, types.FunctionType):
+            self._watch_names(value, steps - 1)
+        elif isinstance(value, Tensor) and id(value) not in self._seen:
+            self._add_tensor(name, value, is_watched=True)
+        elif isinstance(value, _CONTAINERS):
+            self._note(name, partial(_content, value))
+        else:
+            self._add(name, value, _DEPTH)
 
 
-def _kept(value: Any) -> Any:
-    """Return a copy that stays what it is when its tensors and containers are put back."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) is dict:
-        return {key: _kept(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_kept, value))
-    return value
+def _is_known(module: str) -> bool:
+    """Say whether a module comes with torch or Python, or is this library's."""
+    root = module.partition(".")[0]
+    return root in ("torch", "torchloom", "numpy") or root in sys.stdlib_module_names
 
 
-def _copied(tensor: Tensor) -> Tensor | None:
-    """Return a copy; None of what cannot be copied and compared as a whole."""
-    shared = _COPIES.get()
-    if shared is not None and (found := shared.get(id(tensor))):
-        return found[1]
-    if tensor.layout != torch.strided or tensor.is_meta:
-        return None
-    try:
-        made = tensor.detach().clone()
-        torch.equal(made, tensor.detach())
-    except (
-        RuntimeError,
-        NotImplementedError,
-        TypeError,
-    ):  # quantized ones, and classes of one's own
-        return None
-    if shared is not None and isinstance(tensor, nn.Parameter):
-        shared[id(tensor)] = (tensor, made)
-    return made
+@functools.cache
+def _globals_in(code: types.CodeType) -> tuple[str, ...]:
+    """Return the globals that code reads or sets."""
+    inner = (
+        name
+        for each in code.co_consts
+        if isinstance(each, types.CodeType)
+        for name in _globals_in(each)
+    )
+    own = (each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL"))
+    return tuple(dict.fromkeys([*own, *inner]))
+
+
+def _holder(value: Any) -> Any:
+    """Return the container that holds what is in a value: itself, or its attributes; None if there is none."""
+    if isinstance(value, _CONTAINERS):
+        return value
+    if isinstance(value, (nn.Module, types.SimpleNamespace)):
+        return vars(value)
+    is_own = not _is_known(type(value).__module__) and not isinstance(
+        value, (type, types.ModuleType)
+    )
+    return getattr(value, "__dict__", None) if is_own else None
+
+
+def _content(holder: Any) -> Content:
+    return list(dict.items(holder) if isinstance(holder, dict) else enumerate(holder))
+
+
+def _write(holder: Any, content: Content) -> None:
+    """Put back what a container held; what is the same in a dict stays where it is: other threads may look."""
+    if isinstance(holder, dict):
+        for key in [key for key in holder if key not in dict(content)]:
+            del holder[key]
+        holder.update(content)
+    else:
+        holder.clear()
+        put = holder.update if isinstance(holder, set) else holder.extend
+        put([each for _, each in content])
+
+
+def _differs(one: Content, other: Content) -> bool:
+    """Say whether contents are other objects; asking tensors for equality would be another thing."""
+    return len(one) != len(other) or not all(
+        a[0] == b[0]
+        and (a[1] is b[1] or (type(a[1]) is type(b[1]) and type(a[1]) in _PLAIN and a[1] == b[1]))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _joined(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def _is_same(tensor: Tensor, view: Tensor, before: Tensor) -> bool:
     if _place_of(tensor) != _place_of(view):
         return False
-    if torch.equal(view, before):
-        return True
     # NaN is not equal to itself.
-    return before.is_floating_point() and bool(
-        ((view == before) | (view.isnan() & before.isnan())).all()
-    )
+    return bool(((view == before) | ((view != view) & (before != before))).all())
 
 
 def _place_of(tensor: Tensor) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
-"""Programs of fixed sizes that serve smaller calls, padded: proven not to let padding reach a result.
+"""Programs of fixed sizes that serve smaller calls, padded.
 
-`bucket_programs` makes one for each bucket. `one_graph` proves that the model is the same graph for all sizes that it
-serves; `axes` finds what of a result is to be cut; `padding` tries the program with all kinds of padding; `rows` tries
-each operator: `row_reductions` by sizes, `row_trials` by values, both on a `row_graph`.
+`bucket_programs` builds one for each bucket, and proves that the model is one graph for all sizes that it serves;
+`axes` finds what of a result is to be cut; `padding` compares the padded program with the model, hostile values in the
+padding. These are trials: see "A bucket" in docs/serving.md for what they do not see.
 """
 
 from __future__ import annotations

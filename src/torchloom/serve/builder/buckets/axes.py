@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import ProofError
-from torchloom.serve.builder.compare.differences import parts_of
+from torchloom.serve.builder.compare.differences import is_array, parts_of
 from torchloom.serve.call.padded import Axes, map_tensors
-from torchloom.serve.model.reachable import is_array
 
 
 def axes_of(small: Any, large: Any, sizes: tuple[int, int], name: str) -> Axes:

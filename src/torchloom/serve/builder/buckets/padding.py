@@ -1,41 +1,37 @@
-"""Try whether the content of the padding reaches a result, and find the operator that lets it.
+"""Compare padded programs with the model, run eagerly on the unpadded arguments, whatever is in the padding.
 
-A padded program is compared with the model for each bucket at its ends and between them, with random values and with
-ones that hide others (all negative, all positive, all equal), while the padding holds the zeros that calls use, or NaN,
-random values, extremes. A model passes if none of this changes a result beyond rounding.
+The padding holds the zeros that calls use, NaN, infinity, random values, extremes. Real rows are random, all negative,
+all large, all the same: what asks something of all rows answers alike for each of these, and another thing for the
+padding. A model passes if none of this changes a result beyond rounding.
 """
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from torchloom.errors import ProofError, ServeError
-from torchloom.serve.builder.buckets.rows import mixing_node
-from torchloom.serve.builder.compare.compare import LEFT, call_by_name, copied_args, differences_at
-from torchloom.serve.builder.trace import Traced, trace
+from torchloom.serve.builder.compare.compare import LEFT, differences_at
 from torchloom.serve.call.padded import Filling, Padded
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
+from torchloom.serve.contract.dims import Dim
 from torchloom.serve.contract.specs import TensorSpec
-from torchloom.serve.model.snapshot import ModelSnapshot
 from torchloom.serve.model.target import Target, gradient_mode_of
 
 Values = Callable[[TensorSpec, Tensor], Tensor]
+_MOST_SIZES = 16
+"""Sizes of a bucket that are all tried; of more, the ends, powers of two, and primes."""
 
 
-def _zeros(spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
-    return like.new_zeros(shape)
-
-
-def _not_numbers(spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
+def _all(number: float, spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
+    """Return one number everywhere; of integers, the least or the greatest that is allowed."""
     if like.dtype.is_floating_point or like.dtype.is_complex:
-        return like.new_full(shape, torch.nan)
-    return like.new_full(shape, max(spec.below - 1, 0))
+        return like.new_full(shape, number)
+    return like.new_full(shape, 0 if number <= 0 else max(spec.below - 1, 0))
 
 
 def _random(spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
@@ -45,38 +41,38 @@ def _random(spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
     return torch.randint(0, max(spec.below, 1), shape, generator=draw).to(like.device, like.dtype)
 
 
-def _large(spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
-    return like.new_full(shape, 1e4 if like.dtype.is_floating_point else max(spec.below - 1, 0))
-
-
-def _small(spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
-    return like.new_full(shape, -1e4 if like.dtype.is_floating_point else 0)
+def _copies(spec: TensorSpec, shape: list[int], like: Tensor) -> Tensor:
+    """Return copies of the first row, as far as there is one: what compares or counts rows sees them."""
+    place = next((dim for dim, size in enumerate(shape) if size != like.shape[dim]), None)
+    if place is None or not like.shape[place]:
+        return _random(spec, shape, like) if place is not None else like.clone()
+    return like.narrow(place, 0, 1).expand(shape)
 
 
 _FILLINGS: Mapping[str, Filling] = {
-    "zeros, as in calls": _zeros,
+    "zeros, as in calls": partial(_all, 0),
+    "NaN": partial(_all, torch.nan),
     "random values": _random,
-    "NaN": _not_numbers,
-    "large values": _large,
-    "large negative values": _small,
+    "copies of a row": _copies,
+    "infinity": partial(_all, torch.inf),
+    "large values": partial(_all, 1e4),
+    "large negative values": partial(_all, -1e4),
 }
 
 
-def _negative(spec: TensorSpec, made: Tensor) -> Tensor:
-    return -made.abs() - 1 if made.dtype.is_floating_point else torch.zeros_like(made)
-
-
-def _positive(spec: TensorSpec, made: Tensor) -> Tensor:
+def _large(sign: int, spec: TensorSpec, made: Tensor) -> Tensor:
     if made.dtype.is_floating_point:
-        return made.abs() + 1
-    return torch.full_like(made, max(spec.below - 1, 0))
+        return sign * (10 + 10 * made.abs())
+    return _all(sign, spec, [*made.shape], made)
 
 
-def _equal(spec: TensorSpec, made: Tensor) -> Tensor:
-    return torch.full_like(made, 1)
+def _alike(spec: TensorSpec, made: Tensor) -> Tensor:
+    """Return rows that are all the same, of values that are far apart."""
+    first = made[:1] if made.dim() else made
+    return (first * (30 if made.dtype.is_floating_point else 1)).expand_as(made).contiguous()
 
 
-_VALUES: tuple[Values | None, ...] = (None, _negative, _positive, _equal)
+_VALUES: tuple[Values | None, ...] = (None, partial(_large, -1), partial(_large, 1), _alike)
 
 
 def check_padding(
@@ -85,7 +81,7 @@ def check_padding(
     padded: Padded,
     box: Box,
     without: frozenset[str],
-    also: Sequence[int] = (),
+    also: Iterable[int] = (),
 ) -> None:
     """Refuse a padded program whose results depend on what is in the padding.
 
@@ -98,7 +94,7 @@ def check_padding(
         also: further sizes to try.
 
     Raises:
-        ProofError: they do; names the operator, where one can be found.
+        ProofError: they do; names size, padding and result.
     """
     for sizes, values, (name, filling) in _trials(box, padded.size, also):
         padded.filling = filling
@@ -113,137 +109,38 @@ def check_padding(
             padded.filling = None
         if found is None:
             continue
-        if found.path.startswith(LEFT):
-            raise ProofError(
-                f"{target.name} cannot be padded to {padded.size}: {found} at {sizes}. What forward leaves in attributes "
-                "and containers is not cut: return it, or use shapes='split'"
-            )
-        culprit = _culprit(target, contract, padded, sizes, without)
-        raise ProofError(
-            f"{target.name} cannot be padded to {padded.size}: at {sizes}, with {name} in the padding, {found}. "
-            f"{culprit or 'Rows see one another, or padding is read'}: use shapes='split'"
+        shown = ", ".join(f"{dim} {size}" for dim, size in sizes.items())
+        hint = (
+            "what forward leaves in attributes and containers is not cut, so return it"
+            if found.path.startswith(LEFT)
+            else "let no row depend on another, or on how many there are"
         )
-
-
-def check_rows(
-    target: Target, contract: Contract, box: Box, traced: Traced, without: frozenset[str]
-) -> None:
-    """Refuse a padded program one of whose operators lets rows see one another.
-
-    Args:
-        target: the model.
-        contract: what arguments look like.
-        box: the sizes that the program serves.
-        traced: a trace that stands for all of them.
-        without: paths of optional tensors that are None.
-
-    Raises:
-        ProofError: one does; names it.
-    """
-    (dim,) = box.varying
-    size = dim.max
-
-    def run(graph: Callable[..., Any]) -> Any:
-        args = copied_args(target, contract.example({dim.name: size}, without=without))
-        first = () if target.owner is None else (target.owner,)
-        before = ModelSnapshot(target)
-        try:
-            return call_by_name(traced.graph.shell.around(graph, target.call), target, first, args)
-        finally:
-            before.restore()
-
-    with gradient_mode_of(contract):
-        found = mixing_node(traced, dim.sizes, run)
-    if found is not None:
         raise ProofError(
-            f"{target.name} cannot be padded to {size}: {_sentence(*found)}: use shapes='split'"
+            f"{target.name} cannot be padded to {padded.size}, because at {shown}, with {name} in the padding, {found}: "
+            f"{hint}, or use shapes='split'"
         )
 
 
 def _trials(
-    box: Box, size: int, also: Sequence[int]
+    box: Box, size: int, also: Iterable[int]
 ) -> Iterator[tuple[dict[str, int], Values | None, tuple[str, Filling]]]:
+    """Yield sizes, kinds of real rows, and paddings: each of them at the ends, and the first ones at other sizes."""
     (dim,) = box.dims
+    ends = {*dim.sizes[:1], dim.sizes[len(dim.sizes) // 2], *dim.sizes[-2:-1], *also}
+    fillings = list(_FILLINGS.items())
+    for number in sorted({*ends, *_chosen(dim)} - {size}):
+        for values in _VALUES if number in ends else _VALUES[:1]:
+            is_thorough = number in ends and values is None
+            for filling in fillings if is_thorough else fillings[:2]:
+                yield {dim.name: number}, values, filling
+
+
+def _chosen(dim: Dim) -> Iterable[int]:
+    """Return the sizes of a bucket that are tried: all if they are few."""
     sizes = dim.sizes
-    ends = dict.fromkeys([*sizes[:2], sizes[len(sizes) // 2], *sizes[-2:-1], *also])
-    for number in ends:
-        if number == size:
-            continue
-        for values in _VALUES:
-            for each in _FILLINGS.items():
-                if values is None or each[1] in (_zeros, _random):
-                    yield {dim.name: number}, values, each
-
-
-def _culprit(
-    target: Target,
-    contract: Contract,
-    padded: Padded,
-    sizes: Mapping[str, int],
-    without: frozenset[str],
-) -> str:
-    """Return the first operator whose results differ in more places than padding has, as a sentence."""
-    (dim,) = (dim for dim in contract.dims.values() if dim.min < dim.max)
-    whole = Box.of(contract.dims.values()).cut(dim.name, [padded.size, padded.size + 1])
-    exact = next(box for box in whole if padded.size in (d.min for d in box.dims))
-    try:
-        traced = trace(target, contract, exact, without=without)
-        rows: list[list[tuple[fx.Node, Tensor]]] = []
-        for filling in (_zeros, _random):
-            recorder = _Recorder(traced.graph.graph_module)
-            run = traced.graph.shell.around(recorder.run_all, target.call)
-            copy = Padded(run, target, contract, dim, padded.size, padded.axes)
-            copy.filling = filling
-            first = () if target.owner is None else (target.owner,)
-            with gradient_mode_of(contract):
-                copy(*first, **contract.example(sizes, without=without))
-            rows.append(recorder.seen)
-        return _first_other(rows, 1 - sizes[dim.name] / padded.size)
-    except Exception:  # noqa: BLE001 - the model may raise anything; the message does without the name
-        return ""
-
-
-def _first_other(rows: list[list[tuple[fx.Node, Tensor]]], share: float) -> str:
-    """Return the first operator with results that differ in more than a share of places, as a sentence."""
-    for (node, one), (_, other) in zip(*rows, strict=False):
-        if one.shape != other.shape:
-            return _sentence(node)
-        same = (
-            (one == other) | (one.isnan() & other.isnan())
-            if one.is_floating_point()
-            else one == other
-        )
-        if one.numel() and float((~same).sum()) > share * one.numel() + 1e-6:
-            return _sentence(node)
-    return ""
-
-
-def _sentence(node: fx.Node, what: str = "lets rows see one another, and so padding") -> str:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    lines = [each for each in (node.meta.get("stack_trace") or "").splitlines() if "File " in each]
-    where = ""
-    if lines:
-        path, number = lines[-1].split('"')[1], lines[-1].split("line ")[1].split(",")[0]
-        text = linecache.getline(path, int(number)).strip()
-        where = f" ({text})" if text else ""
-    return f"{name}{where} {what}"
-
-
-class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps what each operator returned."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.seen: list[tuple[fx.Node, Tensor]] = []
-
-    def run_all(self, *args: Any) -> Any:
-        return self.run(*args)
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one node."""
-        found = super().run_node(n)
-        each: Any = found
-        if n.op.startswith("call"):
-            parts = each if isinstance(each, (list, tuple)) else [each]
-            self.seen += [(n, part.detach().clone()) for part in parts if isinstance(part, Tensor)]
-        return found
+    if len(sizes) <= _MOST_SIZES:
+        return sizes
+    special = [
+        n for n in sizes if n & (n - 1) == 0 or all(n % d for d in range(2, int(n**0.5) + 1))
+    ]
+    return special[:: -(-len(special) // _MOST_SIZES)]

@@ -11,7 +11,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from torchloom.serve.call.eager import eager
 from torchloom.serve.call.entry import Run
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.specs import TensorSpec
-from torchloom.serve.model.holders import ABSENT
-from torchloom.serve.model.snapshot import ModelSnapshot
+from torchloom.serve.model.snapshot import ABSENT, ModelSnapshot
 from torchloom.serve.model.target import Target
 
 LEFT = "what is left in"
@@ -73,31 +71,15 @@ def differences_at(
     before = ModelSnapshot(target)
     first = () if target.owner is None else (target.owner,)
 
-    def compared() -> Difference | None:
-        wanted = _ran_model(target, args, before, sizes)
-        try:
-            found = _ran(run, target, first, args, before)
-        except (TorchloomError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 - operators may raise anything
-            kind = type(wanted.result).__name__
-            return Difference("result", f"a {kind}, compiled {_first_line(error)}")
-        return difference_of(wanted, found)
-
-    return _confirmed(compared)
-
-
-def _confirmed(compared: Callable[[], Difference | None]) -> Difference | None:
-    """Compare; where what is left behind differs, compare once more, and return what differs then.
-
-    What a model holds may be written by another thread between two runs, as `tqdm.monitor`, which any module that
-    imports tqdm reaches, is written every ten seconds. Each run starts from the same snapshot, so what a program writes
-    it writes again.
-    """
-    found = compared()
-    if found is not None and found.path.startswith(LEFT):
-        return compared()
-    return found
+    wanted = _ran_model(target, args, before, sizes)
+    try:
+        found = _ran(run, target, first, args, before)
+    except (TorchloomError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - operators may raise anything
+        kind = type(wanted.result).__name__
+        return Difference("result", f"a {kind}, compiled {_first_line(error)}")
+    return difference_of(wanted, found)
 
 
 def difference_of(wanted: Ran, found: Ran) -> Difference | None:
@@ -158,9 +140,7 @@ def is_random(
     """
     args = contract.example(sizes, without=without)
     before = ModelSnapshot(target)
-    pair = (args, args)
-    compared = partial(_difference_of_models, target, pair, before, sizes, seeds=(0, 1))
-    return _confirmed(compared) is not None
+    return _difference_of_models(target, (args, args), before, sizes, (0, 1)) is not None
 
 
 def check_order(
@@ -185,7 +165,7 @@ def check_order(
     before = ModelSnapshot(target)
     for order in (names[::-1], [*names[1:], names[0]]):
         others = {**{n: args[n] for n in args if n in own}, **{n: args[n] for n in order}}
-        if _confirmed(partial(_difference_of_models, target, (args, others), before, sizes)):
+        if _difference_of_models(target, (args, others), before, sizes):
             raise ServeError(
                 f"{target.name} goes by the order of {', '.join(names)} in its **{target.rest}, which programs do not "
                 "see: name them in its signature, or take one dict, whose order is asked"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import enum
 import functools
+import sys
+import types
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import ServeError
-from torchloom.serve.model.reachable import attributes_of, is_array
 from torchloom.serve.model.spelling import NotExactError, exact
 
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -95,7 +97,7 @@ _VALUES = (int, float, str, bool, type(None))
 
 def parts_of(value: Any) -> dict[str, Any] | None:
     """Return what a value holds, by the steps that lead there; None if it does not hold things by name or place."""
-    attributes = {f".{name}": each for name, each in attributes_of(value).items()}
+    attributes = {f".{name}": each for name, each in _attributes_of(value).items()}
     if isinstance(value, Mapping):
         return {f"[{key!r}]": each for key, each in value.items()} | attributes
     if isinstance(value, functools.partial):
@@ -152,3 +154,23 @@ def _tensors(wanted: Tensor, found: Tensor) -> str:
     error = (a - b).abs().max().double()
     allowed = _TOLERANCE.get(wanted.dtype, 1e-1) * max(float(largest), 1e-6)
     return "" if float(error) <= allowed else f"values up to {largest:.4g} differ by {error:.4g}"
+
+
+def is_array(value: Any) -> bool:
+    """Say whether a value is an array of NumPy's that holds numbers."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """Return what an object holds under names of its own; nothing of functions, classes and modules."""
+    if isinstance(value, (type, enum.Enum, types.FunctionType, types.ModuleType)):
+        return {}
+    slots = {
+        name
+        for base in type(value).__mro__
+        for name, each in vars(base).items()
+        if isinstance(each, types.MemberDescriptorType) and not name.startswith("__")
+    }
+    own = getattr(value, "__dict__", {})
+    return {**own, **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
