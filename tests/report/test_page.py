@@ -117,10 +117,9 @@ def test_no_script_writes_markup():
 def test_scripts_and_styles_can_be_read():
     assets = Path(sys.modules[render_page.__module__].__file__ or "").parent / "assets"
     own = [*assets.glob("*.js"), *assets.glob("*.css")]
-    assert len(own) > 20
     for path in own:
         lines = path.read_text("utf-8").splitlines()
-        assert max(map(len, lines)) <= 110, path.name
+        assert max(map(len, lines)) <= (100 if path.suffix == ".js" else 110), path.name
         assert len(lines) <= (260 if path.suffix == ".js" else 600), path.name
 
 
@@ -168,7 +167,7 @@ def test_a_page_is_written_whole(tmp_path: Path):
 
 def test_licences_of_the_libraries_stand_in_the_page():
     page = render_page(Session())
-    for name in ("uplot-1.6.32", "dagre-3.1.3"):
+    for name in ("htm-preact-3.1.1", "uplot-1.6.32", "dagre-3.1.3", "jsdiff-5.2.0"):
         assert name in page
     assert page.count("Permission is hereby granted, free of charge") >= 2
 
