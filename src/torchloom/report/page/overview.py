@@ -97,7 +97,12 @@ def _cards(index: Index, steps: MeasuredSteps) -> Node:
 
 def _programs(session: Session) -> Node:
     """Programs for ranges of sizes: for which, of how many graphs, and on what they rely."""
-    found = told(session, "ProgramReady", "seconds", "num_graphs")
+    lists = ("boxes", "num_calls", "verdicts")
+    found = [
+        p
+        for p in told(session, "ProgramReady", "seconds", "num_graphs")
+        if all(isinstance(p.get(name), (list, tuple)) for name in lists)
+    ]
     return section("Programs for ranges of sizes", *map(_program, found)) if found else None
 
 
@@ -105,7 +110,7 @@ def _program(p: dict[str, Any]) -> Node:
     boxes, verdicts = list(p["boxes"]), list(p["verdicts"])
     graphs = count(p["num_graphs"], "different graph")
     lead = (
-        f"{p['origin']} in {seconds(p['seconds'])}: {count(len(boxes), 'program')} of {graphs}; "
+        f"{p.get('origin')} in {seconds(p['seconds'])}: {count(len(boxes), 'program')} of {graphs}; "
         "no call compiles anything. "
     )
     rows = [[str(box), str(num)] for box, num in zip(boxes, p["num_calls"], strict=False)]
@@ -118,12 +123,12 @@ def _program(p: dict[str, Any]) -> Node:
         assumed = ["details", ["summary", title], el("ul", *items, rest)]
     return [
         "div.program",
-        ["h3", str(p["model"])],
+        ["h3", str(p.get("model"))],
         ["p.told", lead],
         pairs(
             [
-                ("contract", ["code.wrap", str(p["contract"])]),
-                ("name in the store", ["code.wrap", str(p["key"])] if p["key"] else None),
+                ("contract", ["code.wrap", str(p.get("contract"))]),
+                ("name in the store", ["code.wrap", str(p["key"])] if p.get("key") else None),
             ]
         ),
         table(["sizes", "#graphs run in a call"], rows),

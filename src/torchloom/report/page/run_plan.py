@@ -14,6 +14,7 @@ from torchloom.report.page.elements import (
     size,
     table,
 )  # fmt: skip
+from torchloom.report.page.figures import number
 from torchloom.report.page.run_memory import newest
 from torchloom.report.page.steps import told
 
@@ -157,11 +158,13 @@ def _compared(session: Session) -> str:
     if not found:
         return ""
     last = found[-1]
-    times, predicted = "", last.get("predicted_seconds")
-    if last.get("measured_seconds") is not None:
+    predicted, measured = (
+        number(last.get(f"{name}_seconds")) for name in ("predicted", "measured")
+    )
+    times = ""
+    if measured is not None:
         guess = "no one time" if predicted is None else seconds(predicted)
-        took = seconds(last["measured_seconds"])
-        times = f"; forward and backward took {took}, where {guess} was predicted"
+        times = f"; forward and backward took {seconds(measured)}, where {guess} was predicted"
     return (
         f"Measured after step {last['step']}: a peak of {size(last['measured_peak_bytes'])}, where "
         f"{size(last['predicted_peak_bytes'])} was predicted for everything{times}."

@@ -19,6 +19,7 @@ from torchloom.report.page.elements import (
     stacked,
     table,
 )  # fmt: skip
+from torchloom.report.page.figures import number
 from torchloom.report.page.index import Index
 from torchloom.report.page.steps import MeasuredSteps, carried, gap, moved_layer, params_of, told
 
@@ -170,4 +171,4 @@ def own_phases(index: Index) -> Node:
 
 
 def _sum(rows: Sequence[dict[str, Any]], name: str) -> float:
-    return sum(row.get(name) or 0.0 for row in rows)
+    return sum(number(row.get(name)) or 0.0 for row in rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,8 @@ class MeasuredSteps:
         )
 
     def _holds(self, at: float) -> bool:
-        return any(step.start <= at <= step.end for step in self.steps)
+        i = bisect_right(self.steps, at, key=lambda step: step.start) - 1
+        return i >= 0 and at <= self.steps[i].end
 
     def parts(self) -> dict[str, float]:
         """Return mean seconds per step of each part; they add up to the step."""
@@ -142,7 +144,10 @@ def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
 
 
 def _overlap(stretches: Sequence[Stretch], start: float, end: float) -> float:
-    return sum(max(0.0, min(b, end) - max(a, start)) for a, b in stretches)
+    """Return the time that a stretch shares with others, which are in order and apart."""
+    first = bisect_right(stretches, start, key=lambda each: each[1])
+    last = bisect_right(stretches, end, key=lambda each: each[0])
+    return sum(min(b, end) - max(a, start) for a, b in stretches[first:last])
 
 
 def gap(steps: Sequence[Step]) -> float | None:

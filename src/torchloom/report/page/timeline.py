@@ -8,6 +8,7 @@ from zlib import crc32
 
 from torchloom.report.page.elements import count, seconds, size
 from torchloom.report.page.events import move_text, what_moves
+from torchloom.report.page.figures import number
 from torchloom.report.page.index import EntryItem, Index, Lane, nested
 from torchloom.report.page.steps import (
     MeasuredSteps,
@@ -95,9 +96,9 @@ def _own_work(index: Index) -> list[Bar]:
     """Passes, and what measures operators, tell when they ended and how long they took."""
     found = []
     for row in index.session.events:
-        d, long = row.data, row.data.get("duration_s")
+        d, long = row.data, number(row.data.get("duration_s"))
         if row.kind == "PassRan" and long:
-            edits = d.get("num_edits") or 0
+            edits = int(number(d.get("num_edits")) or 0)
             title = (
                 f"pass {d.get('name')} on {d.get('graph')}: {seconds(long)}, {count(edits, 'edit')}"
             )
