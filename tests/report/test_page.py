@@ -181,13 +181,19 @@ def test_a_trace_is_valid_and_knows_its_tracks(tmp_path: Path):
     assert all(row["dur"] >= 0 and row["ts"] > 0 for row in slices)
     names = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     assert set(names.values()) == {
-        "compile 0/0 f", "training step", "collectives 1", "collectives 2",
+        "compile 0/0 f", "phases", "gather", "reduce",
     }  # fmt: skip
     assert {row["tid"] for row in slices} == set(names)
 
 
 def test_collectives_that_overlap_lie_on_tracks_of_their_own():
-    rows = [r for r in to_trace(run_session())["traceEvents"] if r.get("cat") == "collective"]
+    session = run_session()
+    for row in session.events:
+        row.data["op"] = "gather"
+    slices = [row for row in to_trace(session)["traceEvents"] if row.get("cat") == "gather"]
+    rows = [row for row in slices if row["name"] != "wait"]
+    assert len(rows) == 12
+    assert len({row["tid"] for row in rows}) == 2
     for one in rows:
         for other in rows:
             if one is not other and one["tid"] == other["tid"]:

@@ -28,14 +28,16 @@ Bar = dict[str, Any]
 
 def timeline(index: Index, run: MeasuredSteps) -> dict[str, Any]:
     """Return the lanes and bars of a record, its steps, and which of them come after the last compile."""
-    phases, moves = run.all_phases, run.all_moves
-    lanes = ["phases"] if phases else []
-    bars = _phases(phases)
-    depth = 1 if phases or moves else _COMPILE_DEPTH
-    _add(lanes, bars, [bar for item in index.entries for bar in _compile(item, depth)], "compile")
-    _add(lanes, bars, _own_work(index), "torchloom")
-    for op in sorted({str(d.get("op")) for d in moves}):
-        _add(lanes, bars, _placed(op, [d for d in moves if str(d.get("op")) == op]), op)
+    groups = list(run_bars(index, run, _MOST_MOVE_LANES).items())
+    is_run = bool(run.all_phases or run.all_moves)
+    depth = 1 if is_run else _COMPILE_DEPTH
+    compiles = [bar for item in index.entries for bar in _compile(item, depth)]
+    groups.insert(1 if run.all_phases else 0, ("compile", compiles))
+    lanes: list[str] = []
+    bars: list[Bar] = []
+    for name, own in groups:
+        bars += [bar | {"lane": bar["lane"] + len(lanes)} for bar in own]
+        lanes += [name, *[""] * max(bar["lane"] for bar in own)] if own else []
     return {
         "lanes": lanes,
         "bars": bars,
@@ -49,11 +51,19 @@ def compile_bars(item: EntryItem) -> list[Bar]:
     return [_span(span, span.name, "") for span in nested(item.entry)]
 
 
-def _add(lanes: list[str], bars: list[Bar], own: Sequence[Bar], name: str) -> None:
-    """Add bars on new lanes below the others, the first of them with a name."""
-    if own:
-        bars += [bar | {"lane": bar["lane"] + len(lanes)} for bar in own]
-        lanes += [name, *[""] * max(bar["lane"] for bar in own)]
+def run_bars(index: Index, run: MeasuredSteps, most_lanes: int) -> dict[str, list[Bar]]:
+    """Return what a run consists of beside its compiles, by sort; lanes count from 0 in each.
+
+    Args:
+        index: of the record.
+        run: its steps.
+        most_lanes: of one sort of collectives; of more at once, the rest lie on the last.
+    """
+    moves = run.all_moves
+    found = {"phases": _phases(run.all_phases), "torchloom": _own_work(index)}
+    for op in sorted({d["op"] for d in moves}):
+        found[op] = _placed(op, [d for d in moves if d["op"] == op], most_lanes)
+    return {name: own for name, own in found.items() if own}
 
 
 def _bar(lane: int, start: float, end: float, name: str, color: str, title: str) -> Bar:
@@ -63,17 +73,12 @@ def _bar(lane: int, start: float, end: float, name: str, color: str, title: str)
 def _phases(phases: Sequence[Any]) -> list[Bar]:
     found, ordered = [], in_order(phases)
     for i, d in enumerate(ordered):
-        step, phase, start, end = (
-            d["step"] + 1,
-            d["phase"],
-            d["start_s"],
-            d["start_s"] + d["duration_s"],
-        )
+        step, phase, start = d["step"] + 1, d["phase"], d["start_s"]
         is_eval = is_evaluation(ordered, i)
         name = "evaluate" if is_eval else f"{phase} {step}"
         what = "forward without backward" if is_eval else phase
         title = f"step {step}, {what}: {seconds(d['duration_s'])}"
-        found.append(_bar(0, start, end, name, _PHASES.get(phase, "c5"), title))
+        found.append(_bar(0, start, start + d["duration_s"], name, _PHASES.get(phase, "c5"), title))
     return found
 
 
@@ -111,13 +116,13 @@ def _own_work(index: Index) -> list[Bar]:
     return found
 
 
-def _placed(op: str, moves: Sequence[Any]) -> list[Bar]:
+def _placed(op: str, moves: Sequence[Any], most_lanes: int) -> list[Bar]:
     """Return collectives of a sort; those that overlap lie on lanes below each other."""
     free: list[float] = []
     found = []
     for d in in_order(moves):
         lane = next((i for i, end in enumerate(free) if end <= d["start_s"]), len(free))
-        lane = min(lane, _MOST_MOVE_LANES - 1)
+        lane = min(lane, most_lanes - 1)
         if lane == len(free):
             free.append(0.0)
         free[lane] = max(d["end_s"], free[lane])
