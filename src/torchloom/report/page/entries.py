@@ -24,6 +24,8 @@ from torchloom.report.page.elements import (
 from torchloom.report.page.index import EntryItem, Index
 from torchloom.report.page.timeline import compile_bars
 
+_MAX_GUARD = 500
+"""Letters of a condition that are shown."""
 _GLOBAL_STATE = frozenset(
     {"GLOBAL_STATE", "TORCH_FUNCTION_MODE_STACK", "DEFAULT_DEVICE", "DETERMINISTIC_ALGORITHMS",
      "GRAD_MODE"}
@@ -50,7 +52,7 @@ def _guards(index: Index, entry: Entry) -> Node:
     time = entry.guard_check_us
     rows: list[list[Node]] = [
         [
-            ["", ["div", prose(g.english or g.text)], ["code.sub.wrap", g.text]],
+            ["div", ["div", prose(g.english or g.text)], ["code.sub.wrap", _cut(g.text)]],
             ["code", g.kind],
             ["code.wrap", index.short(g.user_line or "")],
             ["span.tag.bad", str(g.num_fails)] if g.num_fails else "0",
@@ -61,6 +63,10 @@ def _guards(index: Index, entry: Entry) -> Node:
     columns = ["condition", "kind", "user line", "#calls rejected"]
     told = f"{count(len(rows), 'guard')}{checked}"
     return ["", ["p.told", told], table(columns, rows, "guards")]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_GUARD else f"{text[:_MAX_GUARD]} ..."
 
 
 def _guard_rank(guard: Guard) -> int:
