@@ -20,7 +20,9 @@ async function readRecord() {
 function restore(value, texts) {
   if (value === null || typeof value !== "object") return value;
   if (typeof value.$text === "number") return texts[value.$text];
-  for (const key of Object.keys(value)) value[key] = restore(value[key], texts);
+  for (const key in value) {
+    if (typeof value[key] === "object") value[key] = restore(value[key], texts);
+  }
   return value;
 }
 
